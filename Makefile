@@ -1,8 +1,10 @@
 # One list of commands, used by people and CI alike. Every target sets up what it needs.
-.PHONY: setup demo test cases exhaustive unit lint types protos imports wheel-test sweep bench bench-smoke simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz fresh-cases e2e-docker digests docs clean help
+.PHONY: setup demo test cases exhaustive unit coverage lint types protos imports wheel wheel-test sweep bench bench-smoke simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz fresh-cases e2e-docker digests docs clean help
 
 PYTHON ?= python3
 VENV := .venv
+# One more than the two cores: tests of processes wait for most of their time.
+WORKERS ?= 3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
@@ -13,6 +15,8 @@ help:
 	@echo "make exhaustive   the tests that make test leaves out: whole products, long runs, more of real processes (docs/testing.md)"
 	@echo "make sweep   plans of ten clusters, four models and three bounds against all their alternatives (about an hour)"
 	@echo "make unit    the fast tests only: no real processes, no runs compared with the reference (a minute or two)"
+	@echo "make coverage   the tests of make test with what they cover, processes included: build/coverage/html (a quarter of an hour)"
+	@echo "make wheel   dist/hetpipe-VERSION-py3-none-any.whl from this source"
 	@echo "make wheel-test   the wheel, installed into a clean environment, does without the source (some minutes, most of them pip's)"
 	@echo "make bench   the speed figures, side by side in one run"
 	@echo "make bench-smoke   each benchmark, small: whether it still works (some minutes)"
@@ -40,6 +44,9 @@ setup: $(STAMP)
 	@PYTHON=$(BIN)/python scripts/ensure-redis
 	@$(SAY_ACTIVATE)
 
+# Another torch than the locked one, as pip writes it: make test TORCH=2.9.1, or TORCH=">=2.9,<3" for the newest.
+TORCH ?=
+
 # Bytes are those of the lock, whatever pip's configuration names: a constraint file would only be in the way.
 PIP := PIP_CONSTRAINT=/dev/null $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
@@ -49,7 +56,11 @@ $(STAMP): pyproject.toml requirements.lock requirements-torch.lock
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing the package, examples and development tools into $(VENV) (a few minutes the first time)"
 	@$(PIP) --require-hashes --only-binary=:all: --requirement requirements.lock
+ifeq ($(TORCH),)
 	@$(PIP) --only-binary=:all: --requirement requirements-torch.lock
+else
+	@$(PIP) --only-binary=:all: --upgrade "torch$(if $(filter-out =% >% <% ~%,$(TORCH)),==)$(TORCH)"
+endif
 	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $(STAMP)
 
@@ -62,16 +73,23 @@ test: setup lint imports protos
 	@$(MAKE) --no-print-directory --jobs 2 types cases
 
 cases: $(STAMP)
-	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not exhaustive and not sweep"
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not exhaustive and not sweep"
 
 exhaustive: setup
-	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m exhaustive tests
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m exhaustive tests
 
 sweep: setup
-	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m sweep tests/decide/planner
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m sweep tests/decide/planner
 
 unit: setup
-	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not matrix and not processes and not exhaustive and not sweep"
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not matrix and not processes and not exhaustive and not sweep"
+
+coverage: setup
+	@rm -rf build/coverage && mkdir -p build/coverage
+	@$(BIN)/coverage run -m pytest --numprocesses 2 --dist worksteal -m "not exhaustive and not sweep" --timeout 600
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage html --quiet
+	@$(BIN)/coverage report
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
@@ -85,6 +103,11 @@ imports: $(STAMP)
 
 protos: $(STAMP)
 	@PYTHON=$(BIN)/python scripts/protos --check
+
+wheel: $(STAMP)
+	@rm -rf build/lib build/bdist.* dist
+	@$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist
 
 wheel-test: $(STAMP)
 	@$(BIN)/python -m tests.supply.wheel
@@ -124,10 +147,10 @@ bench-recovery: setup
 	@$(BIN)/python -m tests.chaos.costs
 
 fresh-cases: setup
-	@$(BIN)/python -m pytest --hypothesis-profile=fresh --numprocesses 2 --dist worksteal -m "not processes and not sweep" tests
+	@$(BIN)/python -m pytest --hypothesis-profile=fresh --numprocesses $(WORKERS) --dist worksteal -m "not processes and not sweep" tests
 
 fuzz: $(STAMP)
-	@nice $(BIN)/python -m pytest tests/fuzz --hypothesis-profile=fuzz --timeout=1200 --numprocesses 2 --dist worksteal
+	@nice $(BIN)/python -m pytest tests/fuzz --hypothesis-profile=fuzz --timeout=1200 --numprocesses $(WORKERS) --dist worksteal
 
 e2e-docker:
 	@PYTHON=$(PYTHON) scripts/e2e-docker

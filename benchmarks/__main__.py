@@ -95,8 +95,10 @@ def _planner() -> Mapping[str, Any]:
 
 def _prediction() -> Mapping[str, Any]:
     ratios = {}
+    exchange = prediction.exchange_seconds()
+    _say("a round trip to the shards, besides its bytes' time on links", {"milliseconds": round(1000 * exchange, 1)})
     for case in prediction.CASES:
-        figures = prediction.figures(prediction.measure(case))
+        figures = prediction.figures(prediction.measure(case, exchange))
         _say(f"predicted and measured, {case.name}", figures)
         ratios[case.name] = {"predicted / measured": figures["predicted / measured"]}
     return ratios

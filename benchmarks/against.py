@@ -34,7 +34,7 @@ PARTS: Mapping[str, str] = {
         "import statistics\n"
         "from benchmarks import wire\n"
         "found = wire.measure(1, 1)\n"
-        "figures = {name: statistics.median(found[name]) for name in ('whole push', 'pull')}"
+        "figures = {name: statistics.median(found[name]) for name in ('push: whole', 'pull')}"
     ),
     "planner": (
         "from benchmarks import planner\n"

@@ -29,10 +29,10 @@ from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.link.catalogue import Footing, call, open_door
 from hetpipe.link.cut import Cut
 from hetpipe.link.policy import Frame, FrameKind, Link, LinkLimits
-from hetpipe.rpc.tls import Tls
 from hetpipe.values.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.values.policies import LinkKind
 from hetpipe.values.requests import Requester
+from hetpipe.wire.tls import Tls
 
 ROOT = Path(__file__).resolve().parents[1]
 

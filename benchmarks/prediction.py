@@ -2,24 +2,29 @@
 
 What is compared is the steady state, by the simulator's own definition: of each virtual worker from the end of its
 middle wave to the end of its last but one. Emulated links do not contend, so the simulator is told the same.
+
+Here the processes of all nodes share two cores, so carrying a wave to the shards and back costs more than its bytes on
+links: tens of milliseconds of software, and with D = 0 these decide which of two rhythms a pipeline falls into. They
+are measured as a link would be, in a short run of its own, and told to the simulator (`exchange_seconds`).
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, TypeVar
 
 from benchmarks import unequal
 from benchmarks.protocol import train
 from benchmarks.sizes import sized
-from hetpipe.decide.planner.costs import Costs
+from hetpipe.decide.planner.costs import TICKS_PER_MS, Costs
 from hetpipe.decide.simulator.documents import simulated_plan
 from hetpipe.decide.simulator.options import SimulationOptions
-from hetpipe.decide.simulator.result import SimulationResult
+from hetpipe.decide.simulator.result import ActivityKind, SimulationResult
 from hetpipe.decide.simulator.simulate import simulate
 from hetpipe.values.cluster import Cluster
 from hetpipe.values.document import Document, read_document
@@ -29,7 +34,11 @@ from hetpipe.values.profile import Profile
 
 DocumentT = TypeVar("DocumentT", bound=Document)
 
+_TICKS_PER_SECOND = 1000 * TICKS_PER_MS
+
 NUM_WAVES = sized(24, 8)
+#: Of the run that measures what an exchange takes besides its bytes' time on links.
+NUM_CALIBRATION_WAVES = sized(10, 4)
 MINIBATCHES_PER_WAVE = 4
 
 
@@ -41,6 +50,7 @@ class Case:
     staleness: int
     straggler: str | None = None
     """A device that takes twice as long as its profile says."""
+    num_waves: int = NUM_WAVES
 
     @property
     def name(self) -> str:
@@ -60,7 +70,7 @@ class Case:
             "loss": "torch.nn.functional:mse_loss",
             "data": {"train": "benchmarks.unequal:data"},
             "batch_size": unequal.BATCH_SIZE,
-            "minibatches": NUM_WAVES * MINIBATCHES_PER_WAVE,
+            "minibatches": self.num_waves * MINIBATCHES_PER_WAVE,
             "optimizer": {"name": "SGD", "lr": 0.001},
             "workers": {"stages": "auto", "allocation": self.allocation},
             "sync": {"kind": "wsp", "D": self.staleness, "minibatches_per_wave": MINIBATCHES_PER_WAVE},
@@ -92,11 +102,60 @@ class Found:
     measured_waiting: float
 
 
-def measure(case: Case) -> Found:
-    """Train for real, and simulate the plan that the coordinator made."""
+#: What took part in an exchange: whether it was a push, its wave or clock, and its start and end in seconds.
+_Transfer = tuple[bool, int, float, float]
+
+
+def exchange_seconds() -> float:
+    """How much longer than on links alone a round trip to the shards takes on this machine.
+
+    From the start of the last push of a wave to the end of its last pull: the median over the clocks of a short run
+    with D = 0, where everybody pulls at once, less what the simulator says of the same plan.
+    """
+    case = Case("NP", 0, num_waves=NUM_CALIBRATION_WAVES)
+    run_dir, _, _ = train(case.job())
+    simulated = _simulated(read_document(PlanDocument, run_dir / "forecast.json"), case, 0.0)
+    trace = json.loads((run_dir / "trace.json").read_text())["traceEvents"]
+    measured = median(_round_trips(_traced(trace)))
+    return max(0.0, measured - median(_round_trips(_transfers(simulated))))
+
+
+def _traced(trace: Iterable[Mapping[str, Any]]) -> Iterator[_Transfer]:
+    for event in trace:
+        if event["ph"] == "X" and event["name"] in {"push", "pull"}:
+            is_push, start = event["name"] == "push", event["ts"] / 1e6
+            yield is_push, event["args"]["wave" if is_push else "clock"], start, start + event["dur"] / 1e6
+
+
+def _transfers(simulated: SimulationResult) -> Iterator[_Transfer]:
+    for done in simulated.activities:
+        if done.kind in {ActivityKind.PUSH, ActivityKind.PULL}:
+            is_push = done.kind is ActivityKind.PUSH
+            yield is_push, done.number, done.start_ticks / _TICKS_PER_SECOND, done.end_ticks / _TICKS_PER_SECOND
+
+
+def _round_trips(transfers: Iterable[_Transfer]) -> list[float]:
+    """Of each clock, seconds from the start of the last push of its wave to the end of the last pull."""
+    pushed: dict[int, float] = {}
+    pulled: dict[int, float] = {}
+    for is_push, number, start, end in transfers:
+        if is_push:
+            pushed[number + 1] = max(start, pushed.get(number + 1, start))
+        else:
+            pulled[number] = max(end, pulled.get(number, end))
+    return [pulled[clock] - pushed[clock] for clock in sorted(pushed.keys() & pulled.keys())]
+
+
+def measure(case: Case, exchange: float) -> Found:
+    """Train for real, and simulate the plan that the coordinator made.
+
+    Args:
+        case: what is trained.
+        exchange: `exchange_seconds` of this machine.
+    """
     run_dir, _, _ = train(case.job())
     document = read_document(PlanDocument, run_dir / "forecast.json")
-    simulated = _simulated(document, case)
+    simulated = _simulated(document, case, exchange)
     workers = range(len(document.virtual_workers))
     trace = json.loads((run_dir / "trace.json").read_text())["traceEvents"]
     rates = [_rate(run_dir / "history" / f"vw-{vw}-stage-0.jsonl") for vw in workers]
@@ -108,16 +167,17 @@ def measure(case: Case) -> Found:
     )
 
 
-def _simulated(document: PlanDocument, case: Case) -> SimulationResult:
+def _simulated(document: PlanDocument, case: Case, exchange: float) -> SimulationResult:
     costs = Costs(_document(Profile, unequal.profile()), _document(Cluster, unequal.cluster()))
     options = SimulationOptions(
         staleness=case.staleness,
-        minibatches=NUM_WAVES * MINIBATCHES_PER_WAVE,
+        minibatches=case.num_waves * MINIBATCHES_PER_WAVE,
         stragglers={DeviceId(device): factor for device, factor in case.stragglers.items()},
         staggered=True,
         contention=False,
+        exchange_seconds=exchange,
     )
-    return simulate(simulated_plan(document, costs), costs, options)
+    return simulate(simulated_plan(document, costs), costs, options, with_activities=True)
 
 
 def _document(kind: type[DocumentT], values: dict[str, Any]) -> DocumentT:
@@ -157,7 +217,9 @@ def figures(found: Found) -> dict[str, Any]:
 
 if __name__ == "__main__":
     wanted = sys.argv[1:]
+    longer = exchange_seconds()
+    sys.stdout.write(f"a round trip takes {1000 * longer:.0f} ms longer here than on links alone\n")
     for one in CASES:
         if not wanted or one.name in wanted:
-            sys.stdout.write(json.dumps({one.name: figures(measure(one))}) + "\n")
+            sys.stdout.write(json.dumps({one.name: figures(measure(one, longer))}) + "\n")
             sys.stdout.flush()

@@ -24,16 +24,13 @@ from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.decide.sync.segment import first_progress
 from hetpipe.errors import HetpipeError
 from hetpipe.observe.history import NullHistory
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import GrpcClock, GrpcShard, ShardControl
-from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.runs.service import Service, ServiceSpec
 from hetpipe.server.runtime import announce_ready
 from hetpipe.server.shard.chunks import Chunks, RunMap
-from hetpipe.server.shard.job_state import StateOptions
+from hetpipe.server.shard.job_storage import StateOptions
 from hetpipe.server.shard.main import CALL_THREADS
 from hetpipe.server.shard.server import ShardServer
-from hetpipe.server.shard.write_ahead_log import LogLimits, WriteAheadLog
+from hetpipe.storage.wal import LogOptions, WriteAheadLog
 from hetpipe.values.addresses import split_address
 from hetpipe.values.ids import (
     Clock,
@@ -52,6 +49,19 @@ from hetpipe.values.shard_config import ShardConfig
 from hetpipe.values.sync import DataSpec, Membership, SyncSpec
 from hetpipe.weights.allocator import settle_memory
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
+from hetpipe.wire.calls import (
+    CONFIGURE,
+    JOIN,
+    PULL,
+    PUSH,
+    REPORT_INITIALIZED,
+    REPORT_STAGED,
+    JoinRequest,
+    ReportInitializedRequest,
+    ReportStagedRequest,
+)
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import connect_shard
 
 TOTAL_BYTES = sized(256, 8) * 1024 * 1024
 #: Waves in the log when the shard is killed: as many as make the next snapshot fall due.
@@ -91,7 +101,7 @@ def serve(state: str, port: int) -> None:
     shards = ShardServer(lambda _: NullHistory(), state=StateOptions(root=Path(state)))
     shards.recover()
     server = Server(ServerConfig(port=port, num_threads=CALL_THREADS))
-    add_shard_service(server, shards)
+    shards.add_to(server)
     announce_ready("parameter_server", server.start())
     threading.Event().wait()
 
@@ -113,17 +123,17 @@ class Bench:
 
     def train(self) -> None:
         """First weights and some waves."""
-        control, shard = ShardControl(self._shard_address), GrpcShard(self._shard_address, ShardIndex(0))
-        control.configure(_config(self._shard_address, self._folder))
-        clock = GrpcClock(self._shard_address, job_id=JobId("bench"), term=Term(1))
-        clock.join(_REQUESTER)
-        shard.push(PushHeader(_REQUESTER, None, _HEADERS), Chunks(self._buffer, self._runs))
-        clock.initialized(_REQUESTER)
+        control, shard = connect_shard(self._shard_address), connect_shard(self._shard_address, ShardIndex(0))
+        control.invoke(CONFIGURE, _config(self._shard_address, self._folder))
+        clock = connect_shard(self._shard_address, ShardIndex(0))
+        clock.invoke(JOIN, JoinRequest(_REQUESTER))
+        shard.upload(PUSH, PushHeader(_REQUESTER, None, _HEADERS), Chunks(self._buffer, self._runs))
+        clock.invoke(REPORT_INITIALIZED, ReportInitializedRequest(_REQUESTER))
         self._wait_for(0)
         self._buffer.views["weights"].fill_(1e-3)
         for wave in range(NUM_WAVES):
-            shard.push(PushHeader(_REQUESTER, Wave(wave), _HEADERS), Chunks(self._buffer, self._runs))
-            clock.staged(_REQUESTER, Wave(wave), ((wave,),), segment=Clock(0))
+            shard.upload(PUSH, PushHeader(_REQUESTER, Wave(wave), _HEADERS), Chunks(self._buffer, self._runs))
+            clock.invoke(REPORT_STAGED, ReportStagedRequest(_REQUESTER, Wave(wave), ((wave,),), Clock(0)))
             self._wait_for(wave + 1)
         for connection in (control, shard, clock):
             connection.close()
@@ -155,9 +165,9 @@ class Bench:
         """Until a pull of `clock` is answered."""
         deadline = SYSTEM_CLOCK.monotonic() + _READY_SECONDS
         while True:
-            shard = GrpcShard(self._shard_address, ShardIndex(0))
+            shard = connect_shard(self._shard_address, ShardIndex(0))
             try:
-                next(iter(shard.pull(PullHeader(_REQUESTER, Clock(clock), _HEADERS[:1]))))
+                next(iter(shard.download(PULL, PullHeader(_REQUESTER, Clock(clock), _HEADERS[:1]))))
             except HetpipeError:
                 if SYSTEM_CLOCK.monotonic() > deadline:
                     raise
@@ -171,14 +181,14 @@ class Bench:
 def log_seconds_per_gigabyte(rounds: int, *, fsync: bool) -> list[float]:
     """What it takes to check and keep a push, without its way to the shard; behind it the log is shortened."""
     folder = Path(tempfile.mkdtemp(prefix="log-"))
-    log = WriteAheadLog(folder, identity=b"bench", limits=LogLimits(max_bytes=1 << 40, fsync=fsync))
+    log = WriteAheadLog(folder, identity=b"bench", options=LogOptions(max_bytes=1 << 40, fsync=fsync))
     payload = memoryview(bytearray(os.urandom(1 << 20) * (TOTAL_BYTES >> 20)))
     seconds = []
     for _ in range(rounds + 1):
         began = SYSTEM_CLOCK.monotonic()
         log.sync(log.append(b"", [payload]))
         seconds.append((SYSTEM_CLOCK.monotonic() - began) * 1e9 / TOTAL_BYTES)
-        log.forget(log.rotate())
+        log.truncate_before(log.rotate())
     log.close()
     shutil.rmtree(folder, ignore_errors=True)
     return seconds[1:]

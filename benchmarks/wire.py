@@ -25,11 +25,6 @@ from benchmarks.sizes import sized
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.decide.sync.segment import first_progress
 from hetpipe.observe.history import NullHistory
-from hetpipe.rpc.channel import open_channel
-from hetpipe.rpc.method import as_is, service_handler
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import GrpcClock, GrpcShard, ShardControl
-from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.server.shard.chunks import ChunkReceiver, RunMap, chunks
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.ids import (
@@ -49,6 +44,22 @@ from hetpipe.values.shard_config import ShardConfig
 from hetpipe.values.sync import DataSpec, Membership, SyncSpec
 from hetpipe.weights.allocator import keep_freed_memory
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
+from hetpipe.wire.calls import (
+    CONFIGURE,
+    FOLLOW_LOG,
+    JOIN,
+    PULL,
+    PUSH,
+    REPORT_INITIALIZED,
+    REPORT_STAGED,
+    FollowLogRequest,
+    JoinRequest,
+    ReportInitializedRequest,
+    ReportStagedRequest,
+)
+from hetpipe.wire.channel import as_is, open_channel
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import connect_shard
 
 TOTAL_BYTES = sized(256, 8) * 1024 * 1024
 DISCARD = "benchmarks.Discard"
@@ -63,13 +74,15 @@ def serve_shard(pipe: Connection) -> None:
     torch.set_num_threads(2)
     server = Server(ServerConfig(num_threads=32))
     shards = ShardServer(lambda _config: NullHistory())
-    add_shard_service(server, shards)
+    shards.add_to(server)
+    server.on_stop(shards.stop)
 
     def discard(messages: Iterator[bytes], _: grpc.ServicerContext) -> bytes:
         return str(sum(len(message) for message in messages)).encode()
 
-    server.add(DISCARD, service_handler(DISCARD, {"Push": grpc.stream_unary_rpc_method_handler(discard)}))
-    server.on_stop(shards.stop)
+    server.add(
+        DISCARD, grpc.method_handlers_generic_handler(DISCARD, {"Push": grpc.stream_unary_rpc_method_handler(discard)})
+    )
     pipe.send(server.start())
     pipe.recv()
     server.stop()
@@ -136,7 +149,7 @@ class Bench:
             connection.sendall(lane_bytes.to_bytes(8, "little"))
         self._configure(address)
         self._lanes = [self._lane(index, lane_bytes) for index in range(num_streams)]
-        self._shards = [GrpcShard(address, ShardIndex(0)) for _ in range(num_streams)]
+        self._shards = [connect_shard(address, ShardIndex(0)) for _ in range(num_streams)]
         channels = [open_channel(address) for _ in range(num_streams)]
         self._discards = [channel.stream_unary(f"/{DISCARD}/Push", as_is, as_is) for channel in channels]
         self._wave = 0
@@ -150,7 +163,8 @@ class Bench:
             for i in range(self._streams)
         )
         data = DataSpec(_PLENTY, 1, 0, 1, None)
-        ShardControl(address).configure(
+        connect_shard(address).invoke(
+            CONFIGURE,
             ShardConfig(
                 job_id=JobId("bench"),
                 term=Term(1),
@@ -165,9 +179,9 @@ class Bench:
                 checkpoint_keep=1,
                 run_dir=tempfile.mkdtemp(),
                 progress=first_progress(data),
-            )
+            ),
         )
-        self._clock = GrpcClock(address, job_id=JobId("bench"), term=Term(1))
+        self._clock = connect_shard(address, ShardIndex(0))
 
     def _lane(self, index: int, lane_bytes: int) -> Lane:
         elements = lane_bytes // 4
@@ -179,17 +193,17 @@ class Bench:
 
     def _start(self) -> None:
         for shard, lane in zip(self._shards, self._lanes, strict=True):
-            shard.push(PushHeader(lane.requester, None, lane.headers), chunks(lane.buffer, lane.runs))
-            self._clock.join(lane.requester, "")
-            self._clock.initialized(lane.requester)
+            shard.upload(PUSH, PushHeader(lane.requester, None, lane.headers), chunks(lane.buffer, lane.runs))
+            self._clock.invoke(JOIN, JoinRequest(lane.requester, ""))
+            self._clock.invoke(REPORT_INITIALIZED, ReportInitializedRequest(lane.requester))
         self._wait_for(0)
 
     def _wait_for(self, clock: int) -> None:
         """Until `clock` is published; by following the log, as stages do."""
         from hetpipe.decide.sync.records import PublishRecord
 
-        for records in self._clock.follow(0):
-            if any(isinstance(record, PublishRecord) and record.clock >= clock for record in records):
+        for found in self._clock.stream(FOLLOW_LOG, FollowLogRequest(JobId("bench"), Term(1), 0)):
+            if any(isinstance(record, PublishRecord) and record.clock >= clock for record in found.records):
                 return
 
     def close(self) -> None:
@@ -243,12 +257,12 @@ class Bench:
         def work(index: int) -> None:
             lane = self._lanes[index]
             header = PushHeader(lane.requester, Wave(self._wave), lane.headers)
-            self._shards[index].push(header, chunks(lane.buffer, lane.runs))
+            self._shards[index].upload(PUSH, header, chunks(lane.buffer, lane.runs))
 
         staged = self._side_by_side(work)
         for lane in self._lanes:
-            blocks = ((self._wave,),) if lane.requester.stage == 0 else None
-            self._clock.staged(lane.requester, Wave(self._wave), blocks, segment=Clock(0))
+            blocks = ((self._wave,),) if lane.requester.stage == 0 else ()
+            self._clock.invoke(REPORT_STAGED, ReportStagedRequest(lane.requester, Wave(self._wave), blocks, Clock(0)))
         self._wave += 1
         self._wait_for(self._wave)
         whole = SYSTEM_CLOCK.monotonic() - started
@@ -260,7 +274,9 @@ class Bench:
         def work(index: int) -> None:
             lane = self._lanes[index]
             receiver = ChunkReceiver(lane.buffer, lane.runs)
-            for chunk in self._shards[index].pull(PullHeader(lane.requester, Clock(self._wave), lane.headers)):
+            for chunk in self._shards[index].download(
+                PULL, PullHeader(lane.requester, Clock(self._wave), lane.headers)
+            ):
                 receiver.write(chunk)
             receiver.finish()
 

@@ -13,13 +13,14 @@ from typing import Self
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import MemberReplaced, UnknownJob, UserError
-from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.rpc.tls import Tls, tls_from_environment
 from hetpipe.server.member_session import Hooks, MemberSession
 from hetpipe.values.ids import Clock as WaveClock
 from hetpipe.values.ids import JobId, VirtualWorkerIndex
 from hetpipe.values.members import Lease, Member, MemberId, MemberInfo, MemberRole
 from hetpipe.values.run import ClockSnapshot
+from hetpipe.wire.calls import GET_CLOCKS, LIST_MEMBERS, GetClocksRequest, ListMembersRequest
+from hetpipe.wire.coordinator_client import CoordinatorClient
+from hetpipe.wire.tls import Tls, tls_from_environment
 
 __all__ = ["Client", "CoordinatorClient", "RegisteredWorker", "new_request_id"]
 
@@ -149,7 +150,7 @@ class Client:
 
     def members(self) -> tuple[Member, ...]:
         """The live members in order of registration."""
-        return self._calls.members()
+        return self._calls.invoke(LIST_MEMBERS, ListMembersRequest()).members
 
     def clocks(self, job_id: str | None = None) -> ClockSnapshot:
         """All clocks of a job.
@@ -157,7 +158,7 @@ class Client:
         Raises:
             UnknownJob: there is no such job, or it has not told any clocks yet.
         """
-        clocks = self._calls.clocks(_job(job_id))
+        clocks = self._calls.invoke(GET_CLOCKS, GetClocksRequest(_job(job_id))).clocks
         if clocks is None:
             raise UnknownJob(f"job {job_id or '(the newest)'} has no clocks yet; watch_clocks waits for them")
         return clocks

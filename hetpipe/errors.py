@@ -2,7 +2,7 @@
 
 The four branches say whose fault it is: the user's input (`UserError`), a peer that broke the protocol
 (`ProtocolViolation`), the network or a process that went away (`Unavailable`), or a run that ended badly
-(`JobFailed`). The class name is the wire name: `rpc.status` maps each class to one gRPC status and back.
+(`JobFailed`). The class name is the wire name: `wire.status` maps each class to one gRPC status and back.
 """
 
 from __future__ import annotations

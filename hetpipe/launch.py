@@ -1,40 +1,51 @@
-"""`python -m hetpipe.launch MODULE ARGUMENT…`: runs a module as a program that tells its phases from the beginning on.
+"""`python -m hetpipe.launch PROGRAM ARGUMENT…`: runs a program that tells its phases from the beginning on.
 
-The lines go to the descriptor of `--report-fd`, if that is among the arguments, else to standard output.
+The lines go to the descriptor of `--report-fd`, if that is among the arguments, else to standard output. A fork server
+(`hetpipe.forking.fork_server`) runs the same programs, in processes that it has forked.
 """
 
 from __future__ import annotations
 
-import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 
 from hetpipe.phases import begin_phases
 
 _REPORT_FD = "--report-fd"
 
-#: What can be run.
-PROGRAMS = frozenset(
-    {
-        "hetpipe",
-        "hetpipe.server.agent.inspect_process",
-        "hetpipe.server.agent.link_process",
-        "hetpipe.server.agent.stage_process",
-    }
-)
+#: What can be run: name → `module:function`, which reads `sys.argv` and does not return before the program's end.
+PROGRAMS: Mapping[str, str] = {
+    "hetpipe": "hetpipe.cli.main:main",
+    "hetpipe.server.agent.inspect_process": "hetpipe.server.agent.inspect_process:program",
+    "hetpipe.server.agent.link_process": "hetpipe.server.agent.link_process:program",
+    "hetpipe.server.agent.stage_process": "hetpipe.server.agent.stage_process:program",
+}
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the module that `arguments` begin with."""
-    module, *rest = arguments
-    if module not in PROGRAMS:
-        sys.exit(f"{module} is no program of hetpipe; name one of these: {', '.join(sorted(PROGRAMS))}")
-    descriptor = int(rest[rest.index(_REPORT_FD) + 1]) if _REPORT_FD in rest else sys.stdout.fileno()
-    begin_phases(descriptor, "importing torch and hetpipe")
-    import hetpipe.rpc  # noqa: F401 - first, for what it says to gRPC's own library
+    """Run the program that `arguments` begin with."""
+    program, *rest = arguments
+    if program not in PROGRAMS:
+        sys.exit(f"{program} is no program of hetpipe; name one of these: {', '.join(sorted(PROGRAMS))}")
+    run(program, rest, PROGRAMS)
 
-    sys.argv = [module, *rest]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+def run(program: str, arguments: Sequence[str], programs: Mapping[str, str]) -> None:
+    """Run a program of `programs` in this process, telling its phases."""
+    descriptor = int(arguments[arguments.index(_REPORT_FD) + 1]) if _REPORT_FD in arguments else sys.stdout.fileno()
+    begin_phases(descriptor, "importing torch and hetpipe")
+    import hetpipe.wire  # noqa: F401 - first, for what it says to gRPC's own library
+
+    sys.argv = [program, *arguments]
+    entry(programs[program])()
+
+
+def entry(name: str) -> Callable[[], object]:
+    """The function that a value of `PROGRAMS` names; imports its module."""
+    module, _, function = name.partition(":")
+    found: Callable[[], object] = getattr(import_module(module), function)
+    return found
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import gc
 import logging
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -29,6 +30,20 @@ def pytest_configure() -> None:
     """Processes that tests start hear Ctrl-C also where a shell runs the tests in the background, which ignores it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+#: Which tests begin first: those that wait for processes, and then those that compute for long, so that no worker is
+#: alone with one of them at the end.
+_FIRST = ("processes", "matrix")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files with long tests first; within a file, and among files of a kind, the order stays."""
+    kinds: dict[Path, int] = {}
+    for item in items:
+        kind = next((number for number, mark in enumerate(_FIRST) if item.get_closest_marker(mark)), len(_FIRST))
+        kinds[item.path] = min(kind, kinds.get(item.path, len(_FIRST)))
+    items.sort(key=lambda item: kinds[item.path])
 
 
 def pytest_collection_finish() -> None:

@@ -297,12 +297,12 @@ def test_a_stage_inherits_them_from_its_agent(
 
 #: Which roles run a module; the first prefix that fits counts.
 ROLES_OF: Mapping[str, tuple[str, ...]] = {
-    "hetpipe/rpc/shard_client.py": ("stage",),
+    "hetpipe/server/shard/failing.py": ("stage",),
     "hetpipe/pipeline/clock_use.py": ("stage",),
     "hetpipe/server/member_session.py": ("parameter_server", "agent"),
     "hetpipe/server/coordinator/": ("coordinator",),
     "hetpipe/server/shard/": ("parameter_server",),
-    "hetpipe/rpc/": ("parameter_server",),
+    "hetpipe/wire/": ("parameter_server",),
     "hetpipe/durable.py": ("parameter_server",),
     "hetpipe/checkpoint/": ("parameter_server",),
 }

@@ -89,8 +89,8 @@ ALLOWED: Mapping[tuple[str, str], str] = {
     (
         "hetpipe/cli/app.py",
         "importlib.import_module",
-    ): "imports the module of the command that is called, from its table",
-    ("hetpipe/launch.py", "runpy"): "runs its own programs, from a fixed list",
+    ): "imports the modules of commands, from its own table",
+    ("hetpipe/launch.py", "importlib.import_module"): "runs its own programs, from a fixed list",
     ("benchmarks", "multiprocessing"): "each benchmark talks to children it has just started, over pipes of its own",
 }
 

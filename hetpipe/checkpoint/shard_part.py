@@ -74,7 +74,7 @@ class CheckpointedShard(Protocol[W]):
 
 
 class ReportPart(Protocol):
-    """Tells the clock shard of a shard's part; see `ClockTransport.report_shard_checkpoint`."""
+    """Tells the clock shard of a shard's part (`wire.calls.ReportShardCheckpointRequest`)."""
 
     def __call__(self, shard: ShardIndex, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = "") -> bool:
         """Returns whether all parts are there."""

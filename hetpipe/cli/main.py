@@ -6,12 +6,17 @@ import os
 import sys
 from collections.abc import Sequence
 
+from hetpipe.forking.environment import SERVICE_ENVIRONMENT
+from hetpipe.forking.fork_server import own_fork_server
 from hetpipe.server import SERVICES, serve
 
 
 def main() -> None:
     """Run the command line; never returns."""
-    import hetpipe.rpc  # noqa: F401 - first, for what it says to gRPC's own library
+    if starts_services(sys.argv[1:]):
+        # What takes longest is begun first: it imports torch while this process reads the job.
+        own_fork_server({**os.environ, **SERVICE_ENVIRONMENT}).begin()
+    import hetpipe.wire  # noqa: F401 - first, for what it says to gRPC's own library
 
     status = _run(sys.argv[1:])
     try:
@@ -20,6 +25,16 @@ def main() -> None:
         # The interpreter would try to flush again at its end, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)
+
+
+def starts_services(arguments: Sequence[str]) -> bool:
+    """Whether a command runs a job on this machine alone, as far as a glance at its arguments tells.
+
+    >>> starts_services(["train", "job.yaml"]), starts_services(["train", "job.yaml", "--coordinator", "node-1:7000"])
+    (True, False)
+    """
+    elsewhere = ("--coordinator", "--help", "-h")
+    return bool(arguments) and arguments[0] in {"train", "demo"} and not any(a.startswith(elsewhere) for a in arguments)
 
 
 def _run(arguments: Sequence[str]) -> int:

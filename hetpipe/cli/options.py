@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hetpipe.rpc.tls import TLS_VARIABLE
+from hetpipe.wire.tls import TLS_VARIABLE
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")]
 TlsFolder = Annotated[

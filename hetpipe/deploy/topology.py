@@ -11,7 +11,7 @@ nothing on disk either.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import PurePosixPath
@@ -19,6 +19,7 @@ from pathlib import PurePosixPath
 from hetpipe.certs.files import process_folder
 from hetpipe.deploy.groups import AgentGroup
 from hetpipe.errors import UserError
+from hetpipe.forking.environment import SERVICE_ENVIRONMENT
 from hetpipe.server.agent.environment import passed_on
 from hetpipe.values import identity
 from hetpipe.values.identity import NamedPeer
@@ -232,11 +233,6 @@ def submission_of(wishes: Wishes, deployment: Deployment, job: str) -> Container
         peer=OPERATOR if wishes.tls else None,
     )
 
-
-#: What every service's environment has, in a container or not: one thread for linear algebra, so that processes share
-#: the CPUs evenly; and no current folder on the module search path, so that a user's `random.py` does not stand in for
-#: Python's.
-SERVICE_ENVIRONMENT: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
 
 #: In containers, besides: nothing is written beside code, which is read-only, or into a home that is not there.
 _ENVIRONMENT = (

@@ -180,7 +180,7 @@ def _no_unknown_speeds(workers: WorkersSection, cluster: ClusterSection) -> Iter
     if cluster.devices and workers.stages == "auto":
         yield Problem(
             ("cluster",),
-            "slows devices down, which no plan knows of; say how many `workers.stages` there are, or use "
+            "slows devices down, which no plan takes into account; give `workers.stages`, or use "
             "`emulate: true` with a `file`",
         )
 

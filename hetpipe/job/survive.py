@@ -72,7 +72,7 @@ Duration = Annotated[timedelta, BeforeValidator(duration_of), PlainSerializer(du
 
 
 #: A stage says nothing for five seconds while a parameter server is away (`server.shard.patient`), and for up to seven
-#: while one is frozen in the middle of a call, until keepalive notices (`rpc.channel`).
+#: while one is frozen in the middle of a call, until keepalive notices (`wire.channel`).
 _LEAST_STALL = "7s"
 
 

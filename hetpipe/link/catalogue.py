@@ -9,8 +9,8 @@ from hetpipe.link.cut import Cut, Door
 from hetpipe.link.gloo import GlooDoor, call_gloo
 from hetpipe.link.grpc_link import GrpcDoor, call_grpc
 from hetpipe.link.policy import Link
-from hetpipe.rpc.tls import Tls
 from hetpipe.values.policies import LinkKind
+from hetpipe.wire.tls import Tls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Links between processes over one gRPC stream per cut, with TLS where the network is not to be trusted.
 
-The earlier stage serves, the later one connects (`hetpipe.rpc.link_server`, `hetpipe.rpc.link_client`). Both say who
+The earlier stage serves, the later one connects (`hetpipe.wire.link_server`, `hetpipe.wire.link_client`). Both say who
 they are and how many frames they have room for; then frames flow both ways as far as there is credit for them, so that
 neither side ever stops reading. A neighbour that loses power shows as `LinkClosed` within the time of a keepalive, one
 whose process dies at once.
@@ -24,12 +24,12 @@ from hetpipe.link.policy import Frame, Link, LinkLimits
 from hetpipe.link.send_queue import SendQueue
 from hetpipe.link.stream import Assembler, Credit, credit_message, messages_of
 from hetpipe.link.wire import CloseHeader, Outgoing, encode, encode_close
-from hetpipe.rpc.link_client import connect_link
-from hetpipe.rpc.link_server import LinkServer
-from hetpipe.rpc.link_stream import LinkStream
-from hetpipe.rpc.tls import Tls
 from hetpipe.values.requests import LinkHello
 from hetpipe.values.run import LinkTime
+from hetpipe.wire.link_client import connect_link
+from hetpipe.wire.link_server import LinkServer
+from hetpipe.wire.link_stream import LinkStream
+from hetpipe.wire.tls import Tls
 
 
 class GrpcSender:

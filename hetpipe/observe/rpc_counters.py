@@ -1,4 +1,4 @@
-"""What became of the calls of this process's gRPC servers, counted where every call passes: `rpc.server`.
+"""What became of the calls of this process's gRPC servers, counted where every call passes: `wire.server`.
 
 One `RPC_COUNTERS` per process, like the log: a process has one role, whatever servers it runs. Counting takes about a
 microsecond, on calls that take hundreds.

@@ -22,11 +22,11 @@ from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
 from hetpipe.profiler.machine import versions
 from hetpipe.profiler.profiling import devices_here
 from hetpipe.profiler.sampling import Sampling
-from hetpipe.rpc.tls import Tls
 from hetpipe.values.commands import end_key
 from hetpipe.values.ids import JobId
 from hetpipe.values.link_measurement import CopyMeasurement, LinkMeasurement, TransferSpeed
 from hetpipe.values.requests import Requester
+from hetpipe.wire.tls import Tls
 
 #: Seconds for one round trip, given the bytes there and the bytes back.
 RoundTrip = Callable[[int, int], float]

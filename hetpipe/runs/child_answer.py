@@ -11,6 +11,7 @@ from typing import Any
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import DeadlineExceeded, JobFailed
+from hetpipe.forking.process import Starter, spawn
 from hetpipe.phases import PHASE
 from hetpipe.runs.outcome import error_of
 from hetpipe.server.agent.child import Child, ChildSpec, Listener
@@ -26,7 +27,7 @@ _LEAVING_SECONDS = 1.0
 class ReportingChild:
     """The messages of a process that reports."""
 
-    def __init__(self, spec: ChildSpec, title: str) -> None:
+    def __init__(self, spec: ChildSpec, title: str, *, starter: Starter = spawn) -> None:
         """Start the process.
 
         Raises:
@@ -37,7 +38,7 @@ class ReportingChild:
         self._messages: queue.SimpleQueue[dict[str, Any] | str] = queue.SimpleQueue()
         listener = Listener(on_line=lambda line: self._messages.put(json.loads(line)), on_exit=self._on_exit)
         try:
-            self._child = Child(spec, listener)
+            self._child = Child(spec, listener, starter=starter)
         except OSError as error:
             raise JobFailed(f"{title} could not be started: {error}") from error
 
@@ -71,17 +72,18 @@ class ReportingChild:
 
 
 @contextmanager
-def reporting_child(spec: ChildSpec, title: str) -> Iterator[ReportingChild]:
+def reporting_child(spec: ChildSpec, title: str, *, starter: Starter = spawn) -> Iterator[ReportingChild]:
     """A process that carries out an order; it ends with the block.
 
     Args:
         spec: what to start.
         title: of the process, for error messages: `the process that measures the model`.
+        starter: starts it.
 
     Raises:
         JobFailed: it could not be started.
     """
-    child = ReportingChild(spec, title)
+    child = ReportingChild(spec, title, starter=starter)
     try:
         yield child
     finally:
@@ -94,6 +96,7 @@ def ask_child(
     on_message: Callable[[dict[str, Any]], None],
     *,
     patience_seconds: float | None = None,
+    starter: Starter = spawn,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Any:
     """Start a process and wait for what it answers (`hetpipe.server.agent.child_main.answer_once`).
@@ -103,6 +106,7 @@ def ask_child(
         title: of the process, for error messages: `the process that measures the model`.
         on_message: receives every message before the answer; called in this thread.
         patience_seconds: how long the process may be silent; None: any time.
+        starter: starts it.
         clock: measures that.
 
     Returns:
@@ -114,7 +118,7 @@ def ask_child(
         DeadlineExceeded: it was silent for too long.
     """
     phase, heard = "", clock.monotonic()
-    with reporting_child(spec, title) as child:
+    with reporting_child(spec, title, starter=starter) as child:
         while True:
             message = child.next_message(timeout_seconds=_POLL_SECONDS)
             if message is None:

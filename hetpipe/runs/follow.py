@@ -25,6 +25,7 @@ from hetpipe.runs.supervisor import ServiceRestart
 from hetpipe.values.conditions import Condition, consequence
 from hetpipe.values.events import JobEnded, JobEvent, JobState, StateChanged, StopMode, Submission
 from hetpipe.values.ids import JobId
+from hetpipe.wire.calls import STOP_JOB, SUBMIT_JOB, StopJobRequest, SubmitJobRequest
 
 #: Longest wait for the next message, which is how late a deadline may be noticed.
 _POLL_SECONDS = 0.25
@@ -138,7 +139,7 @@ class RunningJob:
         Raises:
             HetpipeError: it did not.
         """
-        self._job_id = self._client.submit_job(self._submission)
+        self._job_id = self._client.invoke(SUBMIT_JOB, SubmitJobRequest(self._submission)).job_id
         return self._job_id
 
     def know(self, job_id: JobId) -> None:
@@ -191,7 +192,8 @@ class RunningJob:
         if self._has_begun and self._is_to_stop:
             return
         try:
-            self._client.submit_job(replace(self._submission, has_begun=self._has_begun))
+            submission = replace(self._submission, has_begun=self._has_begun)
+            self._client.invoke(SUBMIT_JOB, SubmitJobRequest(submission))
         except Unavailable as error:
             self._mending.broke(error)
 
@@ -202,7 +204,7 @@ class RunningJob:
         has_told = False
         while True:
             try:
-                self._client.stop_job(self._job_id, mode=mode)
+                self._client.invoke(STOP_JOB, StopJobRequest(mode, self._job_id))
             except HetpipeError as error:
                 if not has_told:
                     self._inbox.put(StopRefused(error))
@@ -377,5 +379,6 @@ def _ending_of(ended: JobEnded, *, by_whom: str) -> Ending:
     if ended.state is JobState.FAILED:
         sentences = ended.problems or (ended.sentence or "the run failed without a reason; its logs may tell",)
         return Ending(state=ended.state, error=ended.error, sentences=sentences, conditions=ended.conditions)
-    sentences = () if ended.state is JobState.FINISHED else (f"the run was stopped{by_whom} before its end",)
+    why = f": {ended.sentence}" if ended.sentence else ""
+    sentences = () if ended.state is JobState.FINISHED else (f"the run was stopped{by_whom} before its end{why}",)
     return Ending(state=ended.state, sentences=sentences, result=ended.result, conditions=ended.conditions)

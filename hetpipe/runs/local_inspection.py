@@ -11,14 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hetpipe.deploy.topology import SERVICE_ENVIRONMENT
+from hetpipe.forking.environment import SERVICE_ENVIRONMENT, SINGLE_THREADED
 from hetpipe.job.file import Job
 from hetpipe.phases import PHASE
 from hetpipe.profiler.cache import cache_folder
 from hetpipe.runs.child_answer import ask_child
 from hetpipe.runs.shell import Shell
 from hetpipe.server.agent.child import ChildSpec
-from hetpipe.server.agent.children import SINGLE_THREADED
 from hetpipe.server.agent.environment import child_environment
 from hetpipe.server.agent.inspection_order import InspectionAnswer, InspectionOrder
 from hetpipe.values import wire
@@ -66,7 +65,12 @@ def inspect_locally(
 
     patience_seconds = job.patience.inspection.total_seconds()
     found = ask_child(
-        spec, "the inspection of the model", on_message, patience_seconds=patience_seconds, clock=shell.clock
+        spec,
+        "the inspection of the model",
+        on_message,
+        patience_seconds=patience_seconds,
+        starter=shell.fork_server.start,
+        clock=shell.clock,
     )
     answer: InspectionAnswer = wire.revive(InspectionAnswer, found)
     assert answer.model is not None, "it was asked for"

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from hetpipe.clock import Clock
 from hetpipe.errors import NobodyLeads, Unavailable, UnknownJob
-from hetpipe.rpc.coordinator_client import SILENT_SECONDS
 from hetpipe.values.events import JobStatus
+from hetpipe.wire.coordinator_client import SILENT_SECONDS
 
 #: How long a broken connection is mended before the coordinator counts as lost, and the pause between two attempts.
 MEND_SECONDS = 600.0

@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import DeadlineExceeded, JobFailed
+from hetpipe.forking.process import Launch, Starter, pipe, spawn
 from hetpipe.phases import PHASE
 from hetpipe.values.commands import exit_sentence, last_words
 
@@ -39,6 +40,8 @@ class ServiceSpec:
     command: Sequence[str]
     logs: Path
     """The folder for its log (`KEY.log`) and its bare output (`KEY.out`)."""
+    starts_processes: bool = False
+    """It starts processes of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class Service:
         *,
         environment: Mapping[str, str],
         on_death: Callable[[ServiceDeath], None],
+        starter: Starter = spawn,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Start the process.
@@ -82,6 +86,7 @@ class Service:
             spec: what to start.
             environment: the whole environment of the process.
             on_death: called once, from a thread, when it ends unasked.
+            starter: starts it.
             clock: measures its silence.
 
         Raises:
@@ -101,17 +106,23 @@ class Service:
         self._heard = clock.monotonic()
         command = [*spec.command, "--log", str(spec.logs / f"{spec.key}.log"), "--exit-with-parent"]
         try:
-            with self._output.open("ab") as output:
+            with ExitStack() as its_ends, ExitStack() as our_ends:
+                output = its_ends.enter_context(self._output.open("ab"))
                 #: Where the output of this process begins: another one may have had the file before.
                 self._output_start = output.tell()
-                self._process = subprocess.Popen(  # noqa: S603 - our own program
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=output,
-                    start_new_session=True,
-                    env=dict(environment),
+                stdin, self._stdin = pipe(its_ends, our_ends)
+                self._stdout, stdout = pipe(our_ends, its_ends)
+                self._process = starter(
+                    Launch(
+                        command=command,
+                        environment=environment,
+                        stdin=stdin,
+                        stdout=stdout,
+                        stderr=output.fileno(),
+                        starts_processes=spec.starts_processes,
+                    )
                 )
+                our_ends.pop_all()
         except OSError as error:
             raise JobFailed(f"{spec.title} could not be started: {error}") from error
         for target, name in ((self._read, "ready"), (self._wait, "wait")):
@@ -175,11 +186,10 @@ class Service:
     def kill(self) -> None:
         """Send SIGKILL; nothing happens when it is gone."""
         self._asked_to_end = True
-        self._process.kill()
+        self._process.send_signal(signal.SIGKILL)
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
+        with os.fdopen(self._stdout, "rb") as lines:
             for line in lines:
                 self._heard = self._clock.monotonic()
                 self._phase = _phase_in(line) or self._phase
@@ -191,8 +201,7 @@ class Service:
 
     def _wait(self) -> None:
         self._process.wait()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        os.close(self._stdin)
         death = self._death()
         if not death.last_words and not self._output_start:
             self._output.unlink(missing_ok=True)
@@ -202,7 +211,9 @@ class Service:
             self._on_death(death)
 
     def _death(self) -> ServiceDeath:
-        return ServiceDeath(self.spec.title, self.pid, self._process.returncode, self._last_words())
+        exit_code = self._process.exit_code
+        assert exit_code is not None, "only what has ended is dead"
+        return ServiceDeath(self.spec.title, self.pid, exit_code, self._last_words())
 
     def _last_words(self) -> str:
         try:

@@ -10,58 +10,31 @@ from typing import Protocol, TextIO
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.deploy.docker_port import DockerPort
-from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.rpc.tls import TLS_VARIABLE, Tls
+from hetpipe.forking.environment import SERVICE_ENVIRONMENT
+from hetpipe.forking.fork_server import ForkServer, own_fork_server
 from hetpipe.runs.supervisor import Programs
 from hetpipe.server.agent.children import Programs as ChildPrograms
-from hetpipe.values.events import JobState, JobStatus, NumberedEvent, StopMode, Submission, WorkerStatus
-from hetpipe.values.ids import JobId, VirtualWorkerIndex
-from hetpipe.values.link_measurement import LinksProgress
-from hetpipe.values.members import Member
+from hetpipe.values.events import NumberedEvent
+from hetpipe.values.ids import JobId
 from hetpipe.values.run import ClockSnapshot
+from hetpipe.wire.call import ReplyT, RequestT, Unary
+from hetpipe.wire.coordinator_client import CoordinatorClient
+from hetpipe.wire.tls import TLS_VARIABLE, Tls
 
 
 class CoordinatorPort(Protocol):
-    """The calls of `CoordinatorClient` that commands make; contracts and errors are described there."""
+    """What commands need of a `CoordinatorClient`; contracts and errors are described there, and in `wire.calls`."""
 
-    def submit_job(self, submission: Submission) -> JobId:
-        """Hand a job in."""
-        ...
-
-    def stop_job(self, job_id: JobId | None = None, *, mode: StopMode) -> JobState:
-        """Ask a job to stop."""
-        ...
-
-    def drain_worker(self, vw: VirtualWorkerIndex, job_id: JobId | None = None) -> WorkerStatus:
-        """Ask a virtual worker to leave."""
-        ...
-
-    def add_worker(self, vw: VirtualWorkerIndex | None = None, job_id: JobId | None = None) -> tuple[WorkerStatus, ...]:
-        """Ask virtual workers back."""
-        ...
-
-    def status(self, job_id: JobId | None = None) -> JobStatus:
-        """A job's status."""
+    def invoke(self, call: Unary[RequestT, ReplyT], request: RequestT) -> ReplyT:
+        """Make a call."""
         ...
 
     def watch_job(self, job_id: JobId | None = None, *, after: int = 0) -> Iterator[NumberedEvent]:
-        """Its events, to the last."""
-        ...
-
-    def measure_links(self, request_id: str, *, fresh: bool = False) -> LinksProgress:
-        """Have links measured, or tell how far that is."""
-        ...
-
-    def members(self) -> tuple[Member, ...]:
-        """The live members."""
-        ...
-
-    def clocks(self, job_id: JobId | None = None) -> ClockSnapshot | None:
-        """Its clocks."""
+        """The events of a job, to the last."""
         ...
 
     def watch_clocks(self, job_id: JobId | None = None) -> Iterator[ClockSnapshot]:
-        """Its clocks, after every change."""
+        """The clocks of a job, after every change."""
         ...
 
     def close(self) -> None:
@@ -71,6 +44,10 @@ class CoordinatorPort(Protocol):
 
 def _environment() -> Mapping[str, str]:
     return dict(os.environ)
+
+
+def _fork_server() -> ForkServer:
+    return own_fork_server({**os.environ, **SERVICE_ENVIRONMENT})
 
 
 def _open_docker(environment: Mapping[str, str]) -> DockerPort:
@@ -102,6 +79,8 @@ class Shell:
     """The coordinator at `HOST:PORT`."""
     programs: Programs = field(default_factory=Programs)
     """What the services of a local run are."""
+    fork_server: ForkServer = field(default_factory=_fork_server)
+    """Starts the processes of a local run."""
     inspection: Sequence[str] = ChildPrograms().inspection
     """What inspects the job of a local run; `--report-fd N` is added."""
     open_docker: Callable[[Mapping[str, str]], DockerPort] = _open_docker

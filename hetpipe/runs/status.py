@@ -35,6 +35,7 @@ from hetpipe.values.plan import ProofReport
 from hetpipe.values.rewinds import run_folders
 from hetpipe.values.utilisation import ModelSpeed
 from hetpipe.values.wire import plain, revive
+from hetpipe.wire.calls import GET_STATUS, GetStatusRequest
 
 #: States of a run beyond those of its job.
 STARTING, ENDING, DIED, UNKNOWN, NO_JOB = "starting", "ending", "died", "unknown", "no job"
@@ -243,7 +244,7 @@ def pointing_at_status(folder: RunFolder, shell: Shell) -> Iterator[None]:
 def _ask(address: str, job_id: JobId | None, shell: Shell) -> JobStatus:
     client = shell.connect(address)
     try:
-        return client.status(job_id)
+        return client.invoke(GET_STATUS, GetStatusRequest(job_id))
     finally:
         client.close()
 

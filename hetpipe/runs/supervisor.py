@@ -20,8 +20,9 @@ from types import TracebackType
 from typing import Self
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
-from hetpipe.deploy.topology import SERVICE_ENVIRONMENT
 from hetpipe.errors import JobFailed
+from hetpipe.forking.environment import SERVICE_ENVIRONMENT
+from hetpipe.forking.process import Starter, spawn
 from hetpipe.observe.log import get_logger
 from hetpipe.phases import LAUNCH
 from hetpipe.runs.restarts import RULES, GiveUp, RestartRules, decide
@@ -122,6 +123,7 @@ class Supervisor:
         environment: Mapping[str, str],
         on_death: Callable[[ServiceDeath], None],
         on_restart: Callable[[ServiceRestart], None],
+        starter: Starter = spawn,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Prepare; nothing is started.
@@ -131,12 +133,14 @@ class Supervisor:
             environment: the services', before the additions of `SERVICE_ENVIRONMENT`.
             on_death: hears of a service that has ended unasked and is not started again.
             on_restart: hears of one that was.
+            starter: starts their processes.
             clock: says when.
         """
         self._services = services
         self._environment = {**environment, **SERVICE_ENVIRONMENT}
         self._on_death = on_death
         self._on_restart = on_restart
+        self._starter = starter
         self._clock = clock
         #: Guards what follows; notified when a service is due, and at the end.
         self._changed = threading.Condition(threading.RLock())
@@ -232,7 +236,13 @@ class Supervisor:
     # -- starting ----------------------------------------------------------------------------------------------------
 
     def _start(self, rank: _Rank, key: str, title: str, command: Sequence[str]) -> Service:
-        spec = ServiceSpec(key=key, title=title, command=command, logs=self._services.logs)
+        spec = ServiceSpec(
+            key=key,
+            title=title,
+            command=command,
+            logs=self._services.logs,
+            starts_processes=rank is _Rank.AGENT,
+        )
         with self._changed:
             service = self._service(spec)
             self._kept[key] = _Kept(rank, spec, service)
@@ -240,7 +250,7 @@ class Supervisor:
 
     def _service(self, spec: ServiceSpec) -> Service:
         on_death = partial(self._died, spec.key)
-        return Service(spec, environment=self._environment, on_death=on_death, clock=self._clock)
+        return Service(spec, environment=self._environment, on_death=on_death, starter=self._starter, clock=self._clock)
 
     def _start_again(self, kept: _Kept) -> None:
         """Start a service again, where others look for it. The lock is held."""

@@ -256,6 +256,7 @@ class Training:
             environment=self._shell.environment,
             on_death=self._inbox.put,
             on_restart=self._restarted,
+            starter=self._shell.fork_server.start,
             clock=self._shell.clock,
         ) as supervisor:
             address = supervisor.start()

@@ -10,13 +10,14 @@ from hetpipe import failpoints
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import Busy, HetpipeError, MemberReplaced, StaleTerm, Unavailable, UnknownMember
 from hetpipe.observe.log import get_logger
-from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.rpc.fencing import FenceGuard
 from hetpipe.values.conditions import Condition
 from hetpipe.values.ids import JobId
 from hetpipe.values.leases import heartbeat_seconds
 from hetpipe.values.members import Lease, MemberInfo, Registration
 from hetpipe.values.run import ClockSnapshot
+from hetpipe.wire.calls import HEARTBEAT, LEAVE, REGISTER, HeartbeatRequest, LeaveRequest, RegisterRequest
+from hetpipe.wire.coordinator_client import CoordinatorClient
+from hetpipe.wire.fencing import FenceGuard
 
 _log = get_logger(__name__)
 
@@ -166,21 +167,24 @@ class MemberSession:
         """Stop the heartbeats and leave. A coordinator that is away does not matter."""
         self.abandon()
         try:
-            self._client.leave(self._info.id, self.lease.registration)
+            self._client.invoke(LEAVE, LeaveRequest(self._info.id, self.lease.registration))
         except HetpipeError as error:
             _log.info("could_not_leave", member=self._info.id, reason=str(error))
 
     def beat(self) -> None:
         """One heartbeat. Never raises for what the coordinator or the network does."""
         try:
-            renewal = self._client.heartbeat(
-                self._info.id,
-                self.lease.registration,
-                clocks=self._hooks.clocks(),
-                jobs=self._hooks.jobs(),
-                last_command=self._hooks.last_command(),
-                lost=self._hooks.lost(),
-                conditions=self._hooks.conditions(),
+            renewal = self._client.invoke(
+                HEARTBEAT,
+                HeartbeatRequest(
+                    self._info.id,
+                    self.lease.registration,
+                    clocks=dict(self._hooks.clocks()),
+                    jobs=tuple(self._hooks.jobs()),
+                    last_command=self._hooks.last_command(),
+                    lost=dict(self._hooks.lost()),
+                    conditions=dict(self._hooks.conditions()),
+                ),
             )
         except MemberReplaced as error:
             _log.error("member_replaced", member=self._info.id, reason=str(error))
@@ -228,7 +232,7 @@ class MemberSession:
 
     def _register(self) -> Lease:
         info = replace(self._hooks.newest_info(self._info), highest_fence=self._fences.highest)
-        lease = self._client.register(info)
+        lease = self._client.invoke(REGISTER, RegisterRequest(info))
         failpoints.reach("membership.published_not_seen")
         self._check(lease.fence)
         self._last_answer = self._clock.monotonic()

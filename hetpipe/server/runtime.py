@@ -24,12 +24,12 @@ from hetpipe import failpoints
 from hetpipe.errors import HetpipeError, UserError
 from hetpipe.observe.log import configure_logging, get_logger
 from hetpipe.phases import end_phases, report_phase
-from hetpipe.rpc.listening import is_loopback, refuse_plaintext_beyond_loopback
-from hetpipe.rpc.probes import LIVE, Probes
-from hetpipe.rpc.server import MAX_CONCURRENT_CALLS, ServerConfig
-from hetpipe.rpc.tls import TLS_VARIABLE, Tls
 from hetpipe.server.parent_death import follow_parent
 from hetpipe.values.identity import Role
+from hetpipe.wire.listening import is_loopback, refuse_plaintext_beyond_loopback
+from hetpipe.wire.probes import LIVE, Probes
+from hetpipe.wire.server import MAX_CONCURRENT_CALLS, ServerConfig
+from hetpipe.wire.tls import TLS_VARIABLE, Tls
 
 _log = get_logger(__name__)
 

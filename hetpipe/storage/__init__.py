@@ -1,1 +1,1 @@
-"""The coordinator's store: one contract, in memory or in Redis."""
+"""What outlives a process: the coordinator's store (one contract, in memory or in Redis), and a write-ahead log."""

@@ -339,7 +339,7 @@ class JobEnded:
 
     state: JobState
     sentence: str = ""
-    """Why it failed."""
+    """Why it failed, or was stopped short of its barrier."""
     error: str = ""
     """Class name in `hetpipe.errors`, or of the Python exception."""
     problems: tuple[str, ...] = ()
@@ -457,7 +457,7 @@ class JobStatus:
     state: JobState | None
     run_dir: str
     failure: str
-    """Why it failed; of a job under way that nobody leads, what is waited for."""
+    """Why it failed, or was stopped short of its barrier; of a job under way that nobody leads, what is waited for."""
     processes: tuple[ProcessStatus, ...] = field(default=())
     clocks: ClockSnapshot | None = None
     """None before the clock shard told any."""

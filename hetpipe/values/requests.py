@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from hetpipe.values.identity import StagePeer
 from hetpipe.values.ids import Clock, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex, Wave
@@ -32,7 +31,8 @@ class Requester:
         return f"stage {self.stage} of virtual worker {self.vw} (incarnation {self.incarnation})"
 
 
-class Meeting(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Meeting:
     """Where others await a stage: what it hears when it joins. Empty: nobody has said so yet."""
 
     link: str
@@ -45,7 +45,8 @@ class Meeting(NamedTuple):
     """Its virtual worker shall make the first weights: there are none, and none with a lower index is to come."""
 
 
-class Watermarks(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Watermarks:
     """How far a shard is with one virtual worker's waves. What is said of each clock is said of the waves below it."""
 
     staged: Clock
@@ -56,7 +57,8 @@ class Watermarks(NamedTuple):
     """They would be on the shard after a restart, too; with a disk that fails, none of the run is."""
 
 
-class PushReply(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PushReply:
     """What a shard says to a push: it is staged."""
 
     duplicate: bool

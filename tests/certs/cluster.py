@@ -12,9 +12,9 @@ from tempfile import mkdtemp
 from hetpipe.certs.authority import Authority, key_to_pem, new_key, request_for
 from hetpipe.certs.files import CA_FILE, CERT_FILE, KEY_FILE, process_folder
 from hetpipe.certs.folders import init_authority, issue_certificate, read_authority, read_signer
-from hetpipe.rpc.tls import Material, Tls
 from hetpipe.values.identity import NamedPeer, Peer, Role, StagePeer
 from hetpipe.values.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.wire.tls import Material, Tls
 
 COORDINATOR = NamedPeer(Role.COORDINATOR, "coordinator")
 SHARD = NamedPeer(Role.PARAMETER_SERVER, "0")

@@ -19,8 +19,8 @@ from hetpipe.certs.folders import (
     write_file,
 )
 from hetpipe.errors import UserError
-from hetpipe.rpc.tls import Tls
 from hetpipe.values.identity import NamedPeer, Role
+from hetpipe.wire.tls import Tls
 from tests.certs.cluster import AGENT, COORDINATOR, SHARD, cluster, stage_peer, write
 
 

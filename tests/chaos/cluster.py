@@ -27,9 +27,10 @@ from hetpipe.certs.files import CA_FILE, process_folder
 from hetpipe.certs.folders import init_authority, issue_certificate
 from hetpipe.client import CoordinatorClient
 from hetpipe.errors import HetpipeError
-from hetpipe.rpc.tls import TLS_VARIABLE, Tls
 from hetpipe.storage.redis_acl import acl_lines
 from hetpipe.values.identity import NamedPeer, Role
+from hetpipe.wire.calls import LIST_MEMBERS, ListMembersRequest
+from hetpipe.wire.tls import TLS_VARIABLE, Tls
 from tests.chaos.disks import Disk
 from tests.chaos.keeper import Keeper, Kept, Spec, dying_with_parent
 from tests.polling import wait_until
@@ -238,7 +239,7 @@ class Cluster:
     def members(self) -> set[str] | None:
         """The names of whoever has a lease; None while the coordinator is away."""
         try:
-            return {str(member.info.id) for member in self.client.members()}
+            return {str(member.info.id) for member in self.client.invoke(LIST_MEMBERS, ListMembersRequest()).members}
         except HetpipeError:
             return None
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from unittest.mock import patch
 
-from hetpipe.server.shard import kept
 from hetpipe.server.shard import main as service
+from hetpipe.storage.wal import snapshotted_log
 
 
 def _nothing(*_arguments: object, **_options: object) -> None:
@@ -22,7 +22,7 @@ def _nothing(*_arguments: object, **_options: object) -> None:
 #: What is put in place of what: a log is shortened as ever, whether or not there is a snapshot in place of its files.
 KEEPING: Mapping[str, tuple[Any, str, Callable[..., None]]] = {
     "nothing": (service, "StateOptions", _nothing),
-    "log": (kept, "write_snapshot", _nothing),
+    "log": (snapshotted_log, "write_snapshot", _nothing),
 }
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import HetpipeError
 from hetpipe.values.ids import VirtualWorkerIndex
 from hetpipe.values.life_state import LifeState
+from hetpipe.wire.calls import ADD_WORKER, DRAIN_WORKER, AddWorkerRequest, DrainWorkerRequest
 from tests.chaos.cells import Cell, Deed
 from tests.chaos.cluster import COORDINATOR, Cluster
 from tests.chaos.command import Command
@@ -107,11 +108,11 @@ class PairNemesis(Nemesis):
             case Opening.LOSE_DISK:
                 self._hit_anywhere(Cell(point="any", victim=pair.first, deed=Deed.LOSE_DISK), pair.victims)
             case Opening.DRAIN:
-                self._cluster.client.drain_worker(_WORKER, self._trial.job_id)
+                self._cluster.client.invoke(DRAIN_WORKER, DrainWorkerRequest(_WORKER, self._trial.job_id))
             case Opening.ADD:
-                self._cluster.client.drain_worker(_WORKER, self._trial.job_id)
+                self._cluster.client.invoke(DRAIN_WORKER, DrainWorkerRequest(_WORKER, self._trial.job_id))
                 self._wait_worker({LifeState.OUT}, REACH_SECONDS)
-                self._cluster.client.add_worker(_WORKER, self._trial.job_id)
+                self._cluster.client.invoke(ADD_WORKER, AddWorkerRequest(_WORKER, self._trial.job_id))
             case Opening.MOVE:
                 self._begin_move()
         return []
@@ -169,7 +170,7 @@ class PairNemesis(Nemesis):
 
         def is_taken() -> bool:
             try:
-                self._cluster.client.add_worker(_WORKER, self._trial.job_id)
+                self._cluster.client.invoke(ADD_WORKER, AddWorkerRequest(_WORKER, self._trial.job_id))
             except HetpipeError:
                 return False
             return True

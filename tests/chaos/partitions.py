@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import HetpipeError
-from hetpipe.rpc.channel import KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS
+from hetpipe.wire.channel import KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS
 from tests.chaos.cluster import COORDINATOR, LEASE_SECONDS, REDIS, Cluster, Layout, Place
 from tests.chaos.command import Command
 from tests.chaos.outcome import Outcome

@@ -18,6 +18,7 @@ from hetpipe.values.events import JobState, JobStatus
 from hetpipe.values.ids import JobId
 from hetpipe.values.life_state import LifeState
 from hetpipe.values.rewinds import run_folders
+from hetpipe.wire.calls import GET_STATUS, GetStatusRequest
 from tests.chaos import witness_job
 from tests.chaos.cluster import COORDINATOR, Cluster
 from tests.chaos.keeper import Kept, state_of
@@ -98,7 +99,7 @@ class StormJob:
         if job_id is None:
             return None
         try:
-            return self._cluster.client.status(job_id)
+            return self._cluster.client.invoke(GET_STATUS, GetStatusRequest(job_id))
         except HetpipeError:
             return None
 

@@ -22,6 +22,7 @@ from hetpipe.runs.judge import histories_of
 from hetpipe.values.events import JobState, JobStatus, StopMode, Submission
 from hetpipe.values.ids import JobId
 from hetpipe.values.rewinds import run_folders
+from hetpipe.wire.calls import GET_STATUS, STOP_JOB, SUBMIT_JOB, GetStatusRequest, StopJobRequest, SubmitJobRequest
 from tests.chaos import witness_job
 from tests.chaos.cluster import ROOT, Cluster
 from tests.chaos.keeper import state_of
@@ -76,7 +77,7 @@ class Trial:
         self._num_workers = job.workers.count
         (run_dir / "job.json").write_text(job.model_dump_json())
         submission = Submission(new_request_id(), job.model_dump_json(), str(run_dir), str(ROOT))
-        self.job_id: JobId = cluster.client.submit_job(submission)
+        self.job_id: JobId = cluster.client.invoke(SUBMIT_JOB, SubmitJobRequest(submission)).job_id
         self._tail = HistoryTail(run_dir)
 
     @property
@@ -94,7 +95,7 @@ class Trial:
     def status(self) -> JobStatus | None:
         """What the coordinator says; None while it is away."""
         try:
-            return self._cluster.client.status(self.job_id)
+            return self._cluster.client.invoke(GET_STATUS, GetStatusRequest(self.job_id))
         except HetpipeError:
             return None
 
@@ -201,7 +202,7 @@ class Trial:
         deadline = SYSTEM_CLOCK.monotonic() + _STOP_SECONDS
         while True:
             try:
-                self._cluster.client.stop_job(self.job_id, mode=StopMode.CHECKPOINT)
+                self._cluster.client.invoke(STOP_JOB, StopJobRequest(StopMode.CHECKPOINT, self.job_id))
             except Unavailable:
                 assert SYSTEM_CLOCK.monotonic() < deadline, "the coordinator takes no wish to stop"
                 SYSTEM_CLOCK.sleep(0.02)
@@ -224,7 +225,7 @@ class Trial:
     def abandon(self) -> None:
         """End it at once, whatever its state."""
         try:
-            self._cluster.client.stop_job(self.job_id, mode=StopMode.NOW)
+            self._cluster.client.invoke(STOP_JOB, StopJobRequest(StopMode.NOW, self.job_id))
             self.wait_ended(timeout_seconds=20.0)
         except (HetpipeError, AssertionError):
             return

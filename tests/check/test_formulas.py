@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 
-from hetpipe.check import formulas
 from hetpipe.check.formulas import (
     backward_through,
     ends_update,
@@ -136,7 +133,3 @@ def test_a_barrier_is_a_floor() -> None:
 
 def test_unbounded_staleness_requires_only_the_barrier() -> None:
     assert required_clock(Rule(2, None), 1000, 3) == 3
-
-
-def test_doctests() -> None:
-    assert doctest.testmod(formulas).failed == 0

@@ -32,7 +32,23 @@ from hetpipe.values.life_state import LifeState
 from hetpipe.values.link_measurement import LinksProgress
 from hetpipe.values.members import Member, MemberId, MemberInfo, MemberRole
 from hetpipe.values.run import AgentDevice, ClockSnapshot
+from hetpipe.wire.calls import (
+    AddWorkerRequest,
+    DrainWorkerRequest,
+    GetClocksRequest,
+    GetStatusRequest,
+    KnownClocks,
+    ListMembersRequest,
+    MeasureLinksRequest,
+    Members,
+    StopJobRequest,
+    StoppingJob,
+    SubmitJobRequest,
+    SubmittedJob,
+    Workers,
+)
 from tests.support.fake_clock import FakeClock
+from tests.support.method_calls import MethodCalls
 
 JOB_ID = JobId("small-1")
 
@@ -205,7 +221,7 @@ MEMBERS = (
 )
 
 
-class FakeCoordinator:
+class FakeCoordinator(MethodCalls):
     """`CoordinatorPort` with a script. What it is asked is kept."""
 
     def __init__(self, events: Sequence[JobEvent | HetpipeError] = FINISHES, status: JobStatus | None = None) -> None:
@@ -228,32 +244,44 @@ class FakeCoordinator:
         self.member_list: tuple[Member, ...] = MEMBERS
         self._told = 0
 
-    def submit_job(self, submission: Submission) -> JobId:
-        self.submissions.append(submission)
-        return JOB_ID
+    def submit_job(self, request: SubmitJobRequest) -> SubmittedJob:
+        self.submissions.append(request.submission)
+        return SubmittedJob(JOB_ID)
 
-    def stop_job(self, job_id: JobId | None = None, *, mode: StopMode) -> JobState:
-        self.stops.append(mode)
-        self.on_stop(mode)
-        return JobState.STOPPING
+    def stop_job(self, request: StopJobRequest) -> StoppingJob:
+        self.stops.append(request.mode)
+        self.on_stop(request.mode)
+        return StoppingJob(JobState.STOPPING)
 
-    def measure_links(self, request_id: str, *, fresh: bool = False) -> LinksProgress:
-        self.surveys.append((request_id, fresh))
+    def measure_links(self, request: MeasureLinksRequest) -> LinksProgress:
+        self.surveys.append((request.request_id, request.fresh))
         return self.links_progress.pop(0)
 
-    def drain_worker(self, vw: VirtualWorkerIndex, job_id: JobId | None = None) -> WorkerStatus:
-        self.wishes.append(("drain", vw, job_id))
-        return WorkerStatus(vw, Incarnation(0), 0, LifeState.LEAVING)
+    def drain_worker(self, request: DrainWorkerRequest) -> WorkerStatus:
+        self.wishes.append(("drain", request.vw, request.job_id))
+        return WorkerStatus(request.vw, Incarnation(0), 0, LifeState.LEAVING)
 
-    def add_worker(self, vw: VirtualWorkerIndex | None = None, job_id: JobId | None = None) -> tuple[WorkerStatus, ...]:
-        self.wishes.append(("add", vw, job_id))
+    def add_worker(self, request: AddWorkerRequest) -> Workers:
+        vw = request.vw
+        self.wishes.append(("add", vw, request.job_id))
         if self.new:
-            return self.new
+            return Workers(self.new)
         known = (1, 2) if vw is None else (vw,)
-        return tuple(WorkerStatus(VirtualWorkerIndex(one), Incarnation(1), 0, LifeState.ADMITTING) for one in known)
+        coming = (WorkerStatus(VirtualWorkerIndex(one), Incarnation(1), 0, LifeState.ADMITTING) for one in known)
+        return Workers(tuple(coming))
+
+    def get_status(self, request: GetStatusRequest) -> JobStatus:
+        return self.status(request.job_id)
 
     def status(self, job_id: JobId | None = None) -> JobStatus:
+        """The answer to `GetStatus`."""
         return self._status or JobStatus(None, "", None, "", "")
+
+    def list_members(self, _: ListMembersRequest) -> Members:
+        return Members(self.member_list)
+
+    def get_clocks(self, _: GetClocksRequest) -> KnownClocks:
+        return KnownClocks(self._status.clocks if self._status is not None else None)
 
     def watch_job(self, job_id: JobId | None = None, *, after: int = 0) -> Iterator[NumberedEvent]:
         while True:
@@ -265,18 +293,9 @@ class FakeCoordinator:
             if isinstance(event, JobEnded):
                 return
 
-    def members(self) -> tuple[Member, ...]:
-        return self.member_list
-
-    def clocks(self, job_id: JobId | None = None) -> ClockSnapshot | None:
-        return self._status.clocks if self._status is not None else None
-
     def watch_clocks(self, job_id: JobId | None = None) -> Iterator[ClockSnapshot]:
         yield snapshot(1, 1)
         yield snapshot(2, 1)
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def shell_with(coordinator: FakeCoordinator, current: Path) -> Shell:

@@ -12,12 +12,13 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from hetpipe.cli.app import app
-from hetpipe.rpc.tls import TLS_VARIABLE, Tls
 from hetpipe.runs import training
 from hetpipe.runs.run_folder import RunFolder, RunRecord
 from hetpipe.runs.shell import CoordinatorPort, Shell
+from hetpipe.wire.tls import TLS_VARIABLE, Tls
 from tests.certs.cluster import OPERATOR, cluster
 from tests.cli.fakes import JOB_ID, FakeCoordinator, running_status, shell_with, small_job
+from tests.server.coordinator.builders import model
 from tests.support.fake_clock import FakeClock
 
 CLUSTER = ("--coordinator", "coordinator.example:7300")
@@ -117,6 +118,7 @@ def test_a_local_run_knows_no_certificates(monkeypatch: pytest.MonkeyPatch) -> N
             """Nothing is started."""
 
     monkeypatch.setattr(training, "Supervisor", NoServices)
+    monkeypatch.setattr(training, "inspect_locally", lambda *_, **__: model())
     world = World()
     world.invoke("train", "job.yaml", environment={TLS_VARIABLE: str(folder()), "OTHER": "1"})
     assert world.called_with == [None]

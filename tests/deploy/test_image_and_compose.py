@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+import hetpipe
+
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-VERSION: str = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+VERSION = hetpipe.__version__
 
 #: Run once and end; nobody asks them how they are.
 ONE_SHOT = {"credentials", "submit"}

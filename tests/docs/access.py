@@ -1,4 +1,4 @@
-"""The tables of docs/security.md, made from `rpc.access`: `python -m tests.docs.access` rewrites them.
+"""The tables of docs/security.md, made from `wire.calls`: `python -m tests.docs.access` rewrites them.
 
 They stand behind the markers `<!-- access -->`, where calls of one service that the same callers may make share a row,
 and `<!-- access-fields -->`, where fields of one call with the same outcomes do.
@@ -9,11 +9,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from hetpipe.rpc import access
-from hetpipe.rpc.access import ACCESS, Rule
 from hetpipe.values.identity import Role
+from hetpipe.wire import access
+from hetpipe.wire.call import Rule
+from hetpipe.wire.calls import ACCESS
 from tests.docs.pages import ROOT, with_table
-from tests.rpc.access_fields import FIELDS
+from tests.wire.access_fields import FIELDS
 
 PAGE = ROOT / "docs" / "security.md"
 
@@ -35,14 +36,14 @@ def _rows() -> Iterator[tuple[str, ...]]:
         _, service, call = name.split("/")
         calls_of.setdefault((service, *_cells(rule)), []).append(f"`{call}`")
     for (service, *cells), calls in calls_of.items():
-        yield (f"`{service.removeprefix('hetpipe.proto.v1.')}`", ", ".join(calls), *cells)
+        yield (f"`{service.removeprefix('hetpipe.proto.v2.')}`", ", ".join(calls), *cells)
 
 
 def _cells(rule: Rule) -> Iterator[str]:
     """What each role may: nothing, in its own name only, or anything."""
     for role in CALLERS:
         claim = rule.get(role)
-        yield "" if claim is None else "yes" if claim is access._nobody else "own"
+        yield "" if claim is None else "yes" if claim is access.anybody else "own"
 
 
 def field_table() -> str:

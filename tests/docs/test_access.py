@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetpipe.rpc.access import ACCESS
+from hetpipe.wire.calls import ACCESS
 from tests.docs.access import CALLERS, PAGE, rewritten
 from tests.docs.pages import code_spans, table_after
 

@@ -20,7 +20,7 @@ executor, registration, required clock, retained, run, running sum, segment, ser
 bound, store, switch point, timeline, version, waiting, idle, wave update, weight policy, witness weights,
 catalogue, cluster, device type, plan document, profile, tick,
 accumulation, anchored, direct, drain, flush, gradient norm, prediction, replica, through q, update, update number,
-fence, lead, credit, leave, MFU, watermark, level, run document
+fence, lead, credit, leave, MFU, watermark, level, run document, write-ahead log
 """
 
 

@@ -7,19 +7,6 @@ import re
 from hetpipe.decide.lifecycle.registry import MAX_MEMBERS, MAX_WORKERS_OF_OWNER
 from hetpipe.decide.sync.shard_state import MAX_WAVES_AHEAD
 from hetpipe.job.as_json import MAX_JOB_CHARACTERS, MAX_JOB_VALUES
-from hetpipe.rpc.audit import (
-    LINES_AT_ONCE,
-    LINES_AT_ONCE_PER_PEER,
-    LINES_PER_SECOND,
-    LINES_PER_SECOND_PER_PEER,
-    REFUSALS_AT_ONCE,
-    REFUSALS_PER_SECOND,
-    SUMMARY_SECONDS,
-)
-from hetpipe.rpc.channel import HANDSHAKE_SECONDS, IDLE_CONNECTION_SECONDS, MAX_MESSAGE_BYTES
-from hetpipe.rpc.limits import SHARES, Limits, room_of
-from hetpipe.rpc.server import MAX_CONCURRENT_CALLS, MAX_STREAMS_PER_CONNECTION
-from hetpipe.rpc.watchers import STREAM_SECONDS
 from hetpipe.server.coordinator.job_hosts import MAX_ENDED_JOBS, MAX_OPEN_JOBS, MAX_OPEN_JOBS_OF_OWNER
 from hetpipe.server.coordinator.servicer import (
     MAX_AGENT_STREAMS,
@@ -38,6 +25,19 @@ from hetpipe.values.identity import Role
 from hetpipe.values.members import MemberRole
 from hetpipe.values.wire import MAX_ENTRIES
 from hetpipe.values.yaml_text import MAX_VALUES
+from hetpipe.wire.audit import (
+    LINES_AT_ONCE,
+    LINES_AT_ONCE_PER_PEER,
+    LINES_PER_SECOND,
+    LINES_PER_SECOND_PER_PEER,
+    REFUSALS_AT_ONCE,
+    REFUSALS_PER_SECOND,
+    SUMMARY_SECONDS,
+)
+from hetpipe.wire.channel import HANDSHAKE_SECONDS, IDLE_CONNECTION_SECONDS, MAX_MESSAGE_BYTES
+from hetpipe.wire.limits import SHARES, Limits, room_of
+from hetpipe.wire.server import MAX_CONCURRENT_CALLS, MAX_STREAMS_PER_CONNECTION
+from hetpipe.wire.watchers import STREAM_SECONDS
 from tests.docs.pages import ROOT
 
 LIMITS = Limits()

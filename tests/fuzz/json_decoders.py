@@ -47,7 +47,6 @@ from hetpipe.values.yaml_text import YamlSyntaxError, parse_yaml
 from tests.decide.lifecycle.test_known_links import copies, link
 from tests.fuzz.decoder import LIVES, RUN, SHARD_CONFIG, Decode, Decoder
 from tests.profiler.builders import layer, measurement
-from tests.rpc.test_convert import REPORTS, START
 from tests.server.coordinator.builders import (
     BASE,
     JOB_ID,
@@ -59,6 +58,7 @@ from tests.server.coordinator.builders import (
     submission,
 )
 from tests.values.document_cases import CLUSTER, PLAN, PROFILE
+from tests.wire.examples import REPORTS, START
 
 
 def _values() -> Iterator[tuple[Any, list[Any]]]:

@@ -18,7 +18,6 @@ from hetpipe.link.policy import Frame, FrameKind, LinkLimits
 from hetpipe.link.stream import Assembler, credit_message, messages_of
 from hetpipe.observe.metrics import read_metrics
 from hetpipe.observe.timeline import merge_timelines
-from hetpipe.rpc.status import error_from_name, metadata_of, translate_rpc_error
 from hetpipe.server.agent.children import Inspection
 from hetpipe.server.agent.inspection_order import InspectionAnswer
 from hetpipe.server.shard.chunks import ChunkReceiver, RunMap
@@ -32,14 +31,15 @@ from hetpipe.values.events import (
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.requests import SliceHeader
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
+from hetpipe.wire.status import error_from_name, metadata_of, translate_rpc_error
 from tests.fuzz.decoder import Decoder
-from tests.rpc.failed_call import FailedCall
 from tests.server.coordinator.builders import (
     JOB_ID,
     agent_member,
     model,
 )
 from tests.server.shard.builders import chunk_of
+from tests.wire.failed_call import FailedCall
 
 _LAYOUT = FlatLayout([("a", (3,), "float32"), ("b", (40,), "float32")])
 _RUNS = RunMap(

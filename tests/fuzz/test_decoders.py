@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 from hetpipe.errors import ClockNotPublished, HetpipeError, JobError, ProtocolViolation
 from hetpipe.job.as_json import MAX_JOB_CHARACTERS, MAX_JOB_VALUES, job_from_json
-from hetpipe.proto.v1 import parameter_server_pb2 as shard_pb
-from hetpipe.rpc import convert_shard
+from hetpipe.values.ids import Clock
 from hetpipe.values.plan import ModelReport
+from hetpipe.values.requests import BuffersHeader, PushHeader, SliceHeader
 from hetpipe.values.shard_config import ShardConfig
 from hetpipe.values.wire import from_json, plain
 from hetpipe.values.yaml_text import YamlSyntaxError, parse_yaml
+from hetpipe.wire.codec import to_bytes
 from tests.fuzz.conftest import MUTATIONS_PER_EXAMPLE
 from tests.fuzz.decoder import SHARD_CONFIG, Decoder
 from tests.fuzz.decoders import DECODERS
@@ -75,16 +76,15 @@ def claims() -> list[tuple[str, bytes]]:
     two_gib = 1 << 31
     (frame,) = (each.examples[0] for each in DECODERS if each.name == "link frame")
     huge_frame = frame[:_SIZES_OFFSET] + (two_gib * 2).to_bytes(8, "little") + frame[_SIZES_OFFSET + 8 :]
-    slices = [shard_pb.Slice(parameter="p0", start=0, stop=two_gib, dtype="float32")]
-    who = convert_shard.requester_to_proto(requester())
-    buffers = [shard_pb.Slice(parameter="mean", start=0, stop=two_gib, dtype="float64")]
+    slices = (SliceHeader("p0", 0, two_gib, "float32"),)
+    buffers = (SliceHeader("mean", 0, two_gib, "float64"),)
     config = plain(ShardConfig, SHARD_CONFIG)
     config["slices"][0]["parameter"]["shape"] = [two_gib]
     config["slices"][0]["stop"] = two_gib
     return [
         ("link frame", huge_frame),
-        ("message PushHeader", shard_pb.PushHeader(requester=who, slices=slices).SerializeToString()),
-        ("message BuffersHeader", shard_pb.BuffersHeader(requester=who, buffers=buffers).SerializeToString()),
+        ("message PushHeader", to_bytes(PushHeader(requester(), None, slices))),
+        ("message BuffersHeader", to_bytes(BuffersHeader(requester(), Clock(0), buffers))),
         ("json ShardConfig", json.dumps(config).encode()),
         ("tensor chunks", (65_000).to_bytes(2, "little") + two_gib.to_bytes(8, "little") + bytes(1_000)),
         ("message ReportRequest", b"\x22\xff\xff\xff\xff\x07"),  # a list entry of 2 GiB - 1

@@ -13,29 +13,27 @@ import torch
 from google.protobuf.message import Message
 
 from hetpipe.errors import ClockNotPublished
-from hetpipe.proto.v1 import coordinator_pb2 as pb
-from hetpipe.proto.v1 import link_pb2 as link_pb
-from hetpipe.proto.v1 import parameter_server_pb2 as shard_pb
-from hetpipe.rpc import convert, convert_jobs, convert_shard, shard_methods
-from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.rpc.link_client import connect_link
-from hetpipe.rpc.link_server import LinkServer
-from hetpipe.rpc.link_stream import CALL
-from hetpipe.rpc.method import as_is
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import GrpcClock
-from hetpipe.rpc.shard_service import add_shard_service
+from hetpipe.proto.v2 import coordinator_pb2 as pb
+from hetpipe.proto.v2 import parameter_server_pb2 as shard_pb
 from hetpipe.server.coordinator.servicer import CoordinatorServicer
 from hetpipe.server.shard.run_history import file_history
 from hetpipe.server.shard.server import ShardServer
-from hetpipe.values import wire
 from hetpipe.values.commands import InspectionResult, StageNews
-from hetpipe.values.ids import Clock, JobId, Wave
-from hetpipe.values.members import MemberId, MemberInfo, MemberRole
-from hetpipe.values.requests import BuffersHeader, LinkHello, PullHeader, SliceHeader
-from hetpipe.values.run import StageReady
-from hetpipe.values.run_document import RunDocument
-from hetpipe.values.shard_config import ShardConfig
+from hetpipe.values.conditions import Condition, ConditionKind
+from hetpipe.values.events import StopMode
+from hetpipe.values.ids import AgentId, Clock, Incarnation, JobId, ShardIndex, Term, VirtualWorkerIndex, Wave
+from hetpipe.values.members import MemberId, MemberInfo, MemberRole, Registration
+from hetpipe.values.requests import BuffersHeader, CheckpointFile, LinkHello, PullHeader, SliceHeader
+from hetpipe.values.run import AgentDevice, StageReady
+from hetpipe.wire import calls
+from hetpipe.wire.channel import as_is
+from hetpipe.wire.codec import to_message
+from hetpipe.wire.coordinator_client import CoordinatorClient
+from hetpipe.wire.link_client import connect_link
+from hetpipe.wire.link_server import LinkServer
+from hetpipe.wire.link_stream import CALL
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import connect_shard
 from tests.hardening.bad_inputs import BadInput, message_cases, pull_cases, push_cases, service_cases
 from tests.polling import wait_until
 from tests.server.coordinator.builders import clocks, job, model, submission
@@ -104,7 +102,7 @@ class LiveShard:
     def __init__(self, run_dir: Path) -> None:
         self.handler = ShardServer(file_history("here", 1))
         self.server = Server(ServerConfig(num_threads=8))
-        add_shard_service(self.server, self.handler)
+        self.handler.add_to(self.server)
         self.server.on_stop(self.handler.stop)
         self.address = self.server.start()
         self.config = shard_config(slices_of(_SIZES), stages=(1, 2), run_dir=str(run_dir))
@@ -114,18 +112,20 @@ class LiveShard:
     def _begin(self) -> None:
         self.handler.configure(self.config)
         for vw, stage in ((0, 0), (1, 0), (1, 1)):
-            self.handler.join(requester(vw, stage), "127.0.0.1:7300")
+            self.handler.calls.invoke(calls.JOIN, calls.JoinRequest(requester(vw, stage), "127.0.0.1:7300"))
         zeros = [torch.zeros(size) for size in _SIZES]
-        self.handler.push(push_header(requester(), None, self._slices), encode(zeros))
-        self.handler.initialized(requester())
+        self.handler.calls.upload(calls.PUSH, push_header(requester(), None, self._slices), encode(zeros))
+        self.handler.calls.invoke(calls.REPORT_INITIALIZED, calls.ReportInitializedRequest(requester()))
         wait_until(self._is_published, timeout_seconds=SECONDS, what="clock 0 to be published")
         for vw in (0, 1):
-            self.handler.push(push_header(requester(vw), 0, self._slices), encode(zeros))
-        self.handler.staged(requester(), Wave(0), ((0, 1),), segment=Clock(0))
+            self.handler.calls.upload(calls.PUSH, push_header(requester(vw), 0, self._slices), encode(zeros))
+        self.handler.calls.invoke(
+            calls.REPORT_STAGED, calls.ReportStagedRequest(requester(), Wave(0), ((0, 1),), Clock(0))
+        )
 
     def _is_published(self) -> bool:
         try:
-            list(self.handler.pull(PullHeader(requester(), Clock(0), self._slices)))
+            list(self.handler.calls.download(calls.PULL, PullHeader(requester(), Clock(0), self._slices)))
         except ClockNotPublished:
             return False
         return True
@@ -134,52 +134,51 @@ class LiveShard:
         yield from service_cases(shard_pb.DESCRIPTOR.services_by_name["ParameterServerService"], self._valid())
 
     def _valid(self) -> Mapping[str, Message]:
-        who = convert_shard.requester_to_proto(requester())
-        other = convert_shard.requester_to_proto(requester(1))
-        file = shard_pb.CheckpointFile(name="vw-1-stage-0.safetensors", sha256="0" * 64, num_bytes=3)
-        shard_file = shard_pb.CheckpointFile(name="shard-0.safetensors", sha256="0" * 64, num_bytes=3)
+        who, other = requester(), requester(1)
+        file = CheckpointFile("vw-1-stage-0.safetensors", "0" * 64, 3)
+        part = CheckpointFile("shard-0.safetensors", "0" * 64, 3)
+        vw, life, term, clock = VirtualWorkerIndex(0), Incarnation(0), Term(1), Clock(0)
         return {
-            "Configure": shard_pb.ConfigureRequest(config=wire.to_json(ShardConfig, self.config)),
-            "Release": shard_pb.ReleaseRequest(job_id="other"),
-            "Join": shard_pb.JoinRequest(requester=who, link_address="127.0.0.1:7300"),
-            "ReportInitialized": shard_pb.ReportInitializedRequest(requester=who),
-            "ReportStaged": shard_pb.ReportStagedRequest(
-                requester=other, wave=0, blocks=[shard_pb.Block(indices=[5, 6])]
-            ),
-            "HoldClock": shard_pb.HoldClockRequest(requester=who, switch=0),
-            "RequestBarrier": shard_pb.RequestBarrierRequest(job_id=JOB, term=1, reason="stop"),
-            "Evict": shard_pb.EvictRequest(job_id=JOB, term=1, vw=0, incarnation=0),
-            "Drain": shard_pb.DrainRequest(job_id=JOB, term=1, vw=0, incarnation=0),
-            "Admit": shard_pb.AdmitRequest(job_id=JOB, term=1, vw=2, incarnation=0, num_stages=1),
-            "ReportShardCheckpoint": shard_pb.ReportShardCheckpointRequest(
-                job_id=JOB, term=1, shard=0, clock=0, files=[shard_file]
-            ),
-            "KeepRun": shard_pb.KeepRunRequest(
-                job_id=JOB, term=1, run=wire.to_json(RunDocument, run_document(self.config))
-            ),
-            "DescribeRun": shard_pb.DescribeRunRequest(job_id=JOB),
-            "GetShardClocks": shard_pb.GetShardClocksRequest(job_id=JOB),
-            "GetProgress": shard_pb.GetProgressRequest(requester=who),
-            "ReportCheckpoint": shard_pb.ReportCheckpointRequest(requester=other, clock=0, files=[file]),
-            "FollowLog": shard_pb.FollowLogRequest(job_id=JOB, term=1, start=0, requester=who),
-            "Acknowledge": shard_pb.AcknowledgeRequest(job_id=JOB, term=1, shard=0, num_records=1),
+            call.name: to_message(request)
+            for call, request in (
+                (calls.CONFIGURE, self.config),
+                (calls.RELEASE, calls.ReleaseRequest(JobId("other"))),
+                (calls.JOIN, calls.JoinRequest(who, "127.0.0.1:7300")),
+                (calls.REPORT_INITIALIZED, calls.ReportInitializedRequest(who)),
+                (calls.REPORT_STAGED, calls.ReportStagedRequest(other, Wave(0), ((5, 6),), clock)),
+                (calls.HOLD_CLOCK, calls.HoldClockRequest(who, 0)),
+                (calls.REQUEST_BARRIER, calls.RequestBarrierRequest(JOB, term, "stop")),
+                (calls.EVICT, calls.EvictRequest(JOB, term, vw, life)),
+                (calls.DRAIN, calls.DrainRequest(JOB, term, vw, life)),
+                (calls.ADMIT, calls.AdmitRequest(JOB, term, VirtualWorkerIndex(2), life, 1)),
+                (
+                    calls.REPORT_SHARD_CHECKPOINT,
+                    calls.ReportShardCheckpointRequest(JOB, term, ShardIndex(0), clock, (part,)),
+                ),
+                (calls.KEEP_RUN, calls.KeepRunRequest(JOB, term, run_document(self.config))),
+                (calls.DESCRIBE_RUN, calls.DescribeRunRequest(JOB)),
+                (calls.GET_SHARD_CLOCKS, calls.GetShardClocksRequest(JOB)),
+                (calls.GET_PROGRESS, calls.GetProgressRequest(who)),
+                (calls.REPORT_CHECKPOINT, calls.ReportCheckpointRequest(other, clock, (file,))),
+                (calls.FOLLOW_LOG, calls.FollowLogRequest(JOB, term, 0, requester=who)),
+                (calls.ACKNOWLEDGE, calls.AcknowledgeRequest(JOB, term, ShardIndex(0), 1)),
+            )
         }
 
     def tensor_cases(self) -> Iterator[BadInput]:
-        service = f"/{shard_methods.TENSOR_SERVICE}"
-        push = convert_shard.push_header_to_proto(push_header(requester(1), 2, self._slices))
-        pull = convert_shard.pull_header_to_proto(PullHeader(requester(), Clock(0), self._slices))
+        push = to_message(push_header(requester(1), 2, self._slices))
+        pull = to_message(PullHeader(requester(), Clock(0), self._slices))
         mean = SliceHeader("mean", 0, sum(_SIZES), "float32")
-        buffers = convert_shard.buffers_header_to_proto(BuffersHeader(requester(), Clock(0), (mean,)))
-        yield from push_cases(f"{service}/{shard_methods.PUSH}", push, _NUM_BYTES)
-        yield from pull_cases(f"{service}/{shard_methods.PULL}", pull)
-        yield from push_cases(f"{service}/{shard_methods.PUSH_BUFFERS}", buffers, _NUM_BYTES)
-        yield from pull_cases(f"{service}/{shard_methods.PULL_BUFFERS}", buffers)
+        buffers = to_message(BuffersHeader(requester(), Clock(0), (mean,)))
+        yield from push_cases(calls.PUSH.path, push, _NUM_BYTES)
+        yield from pull_cases(calls.PULL.path, pull)
+        yield from push_cases(calls.PUSH_BUFFERS.path, buffers, _NUM_BYTES)
+        yield from pull_cases(calls.PULL_BUFFERS.path, buffers)
 
     def still_works(self) -> None:
         """A pull, and a question to the clock shard."""
-        with closing(GrpcClock(self.address, job_id=JOB, term=self.config.term)) as clock:
-            assert clock.progress(requester()).clock == 0
+        with closing(connect_shard(self.address, ShardIndex(0))) as clock:
+            assert clock.invoke(calls.GET_PROGRESS, calls.GetProgressRequest(requester())).clock == 0
 
     def close(self) -> None:
         self.server.stop(grace_seconds=0.0)
@@ -196,7 +195,7 @@ class LiveLink:
 
     def cases(self) -> Iterator[BadInput]:
         """Hellos of nobody that is awaited, with and without what would follow."""
-        hello = link_pb.LinkHello(requester=convert_shard.requester_to_proto(self._neighbour), room=4)
+        hello = to_message(LinkHello(self._neighbour, 4))
         following: Mapping[str, tuple[bytes, ...]] = {
             "": (),
             ", then a frame": (bytes(64),),
@@ -245,58 +244,47 @@ class LiveCoordinator:
     def _valid(self) -> Mapping[str, Message]:
         agent, shard = self.cluster.registrations["n0"], self.cluster.registrations["ps0"]
         (key, *_) = self.cluster.stages("n0", self.job_id)
-        news = [convert.news_to_proto(StageNews(key, StageReady(7)))]
-        found = InspectionResult(self.job_id, model())
-        member = pb.MemberInfo(
-            role=pb.MEMBER_ROLE_WORKER,
-            id="x",
-            host="h",
-            pid=1,
-            devices=[pb.Device(device="x/0", type="cpu", memory_bytes=1, torch_device="cpu")],
-        )
-        told = {str(self.job_id): convert.clocks_to_proto(clocks(1, 2))}
-        handed_in = convert_jobs.submission_to_proto(submission(job(), request_id="another-request"))
+        news = (StageNews(key, StageReady(7)), InspectionResult(self.job_id, model()))
+        device = AgentDevice("x/0", "cpu", 1, "cpu")
+        member = MemberInfo(MemberRole.WORKER, MemberId("x"), "h", 1, devices=(device,))
+        full = Condition(ConditionKind.DISK_NEARLY_FULL, "the disk at /", "it is full", 1.0, times=1)
+        agent_id, vw = AgentId("n0"), VirtualWorkerIndex(1)
         return {
-            "Register": pb.RegisterRequest(member=member),
-            "Heartbeat": pb.HeartbeatRequest(
-                member_id="ps0",
-                registration=shard,
-                clocks=told,
-                job_ids=[self.job_id],
-                lost_jobs={"another": "its disk is gone"},
-                conditions=[
-                    pb.JobCondition(
-                        job_id=self.job_id,
-                        condition=pb.Condition(
-                            kind="disk_nearly_full", who="the disk at /", sentence="it is full", since=1.0, times=1
-                        ),
-                    )
-                ],
-            ),
-            "Leave": pb.LeaveRequest(member_id="w", registration="none of its own"),
-            "WatchCommands": pb.WatchCommandsRequest(agent_id="n0", registration=agent),
-            "Report": pb.ReportRequest(
-                agent_id="n0", registration=agent, batch=100, news=[*news, convert.news_to_proto(found)]
-            ),
-            "CertifyStage": pb.CertifyStageRequest(
-                agent_id="n0", registration=agent, stage=convert.stage_key_to_proto(key), request_pem=b"none"
-            ),
-            "SubmitJob": handed_in,
-            "StopJob": pb.StopJobRequest(job_id=self.job_id, mode=pb.STOP_MODE_CHECKPOINT),
-            "MeasureLinks": pb.MeasureLinksRequest(request_id="0123456789abcdef"),
-            "DrainWorker": pb.DrainWorkerRequest(job_id=self.job_id, vw=1),
-            "AddWorker": pb.AddWorkerRequest(job_id=self.job_id, vw=1),
-            "Depart": pb.DepartRequest(agent_id="n0", registration=agent),
-            "GetStatus": pb.GetStatusRequest(job_id=self.job_id),
-            "WatchJob": pb.WatchJobRequest(job_id=self.job_id),
-            "ListMembers": pb.ListMembersRequest(),
-            "GetClocks": pb.GetClocksRequest(job_id=self.job_id),
-            "WatchClocks": pb.WatchClocksRequest(job_id=self.job_id),
+            call.name: to_message(request)
+            for call, request in (
+                (calls.REGISTER, calls.RegisterRequest(member)),
+                (
+                    calls.HEARTBEAT,
+                    calls.HeartbeatRequest(
+                        MemberId("ps0"),
+                        shard,
+                        clocks={self.job_id: clocks(1, 2)},
+                        jobs=(self.job_id,),
+                        lost={JobId("another"): "its disk is gone"},
+                        conditions={self.job_id: (full,)},
+                    ),
+                ),
+                (calls.LEAVE, calls.LeaveRequest(MemberId("w"), Registration("none of its own"))),
+                (calls.WATCH_COMMANDS, calls.WatchCommandsRequest(agent_id, agent, 0)),
+                (calls.REPORT, calls.ReportRequest(agent_id, agent, 100, news)),
+                (calls.CERTIFY_STAGE, calls.CertifyStageRequest(agent_id, agent, key, b"none")),
+                (calls.SUBMIT_JOB, calls.SubmitJobRequest(submission(job(), request_id="another-request"))),
+                (calls.STOP_JOB, calls.StopJobRequest(StopMode.CHECKPOINT, self.job_id)),
+                (calls.MEASURE_LINKS, calls.MeasureLinksRequest("0123456789abcdef")),
+                (calls.DRAIN_WORKER, calls.DrainWorkerRequest(vw, self.job_id)),
+                (calls.ADD_WORKER, calls.AddWorkerRequest(vw, self.job_id)),
+                (calls.DEPART, calls.DepartRequest(agent_id, agent)),
+                (calls.GET_STATUS, calls.GetStatusRequest(self.job_id)),
+                (calls.WATCH_JOB, calls.WatchJobRequest(self.job_id)),
+                (calls.LIST_MEMBERS, calls.ListMembersRequest()),
+                (calls.GET_CLOCKS, calls.GetClocksRequest(self.job_id)),
+                (calls.WATCH_CLOCKS, calls.WatchClocksRequest(self.job_id)),
+            )
         }
 
     def still_works(self) -> None:
         with closing(CoordinatorClient(self.address)) as client:
-            assert client.status(self.job_id).job_id == self.job_id
+            assert client.invoke(calls.GET_STATUS, calls.GetStatusRequest(self.job_id)).job_id == self.job_id
 
     def close(self) -> None:
         self.server.stop(grace_seconds=0.0)

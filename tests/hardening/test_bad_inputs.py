@@ -13,7 +13,7 @@ import pytest
 import structlog
 from grpc_health.v1 import health_pb2
 
-from hetpipe.rpc import coordinator_methods, shard_methods
+from hetpipe.wire.calls import CALLS
 from tests.fuzz.memory import bytes_in_use
 from tests.hardening.bad_inputs import HARMLESS, BadInput, message_cases
 from tests.hardening.live import LiveCoordinator, LiveLink, LiveShard, RawClient
@@ -107,10 +107,7 @@ def test_health(shard: LiveShard) -> None:
 
 def test_every_call_has_cases(shard: LiveShard, coordinator: LiveCoordinator) -> None:
     calls = {case.call for case in (*shard.control_cases(), *shard.tensor_cases(), *coordinator.cases())}
-    wanted = {f"/{coordinator_methods.SERVICE}/{method.name}" for method in coordinator_methods.METHODS}
-    wanted |= {f"/{shard_methods.SERVICE}/{method.name}" for method in shard_methods.METHODS}
-    raw = (shard_methods.PUSH, shard_methods.PULL, shard_methods.PUSH_BUFFERS, shard_methods.PULL_BUFFERS)
-    wanted |= {f"/{shard_methods.TENSOR_SERVICE}/{name}" for name in raw}
+    wanted = {call.path for call in CALLS}
     assert calls == wanted
 
 

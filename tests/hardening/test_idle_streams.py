@@ -17,13 +17,14 @@ import structlog
 
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.rpc import convert_shard, shard_methods
-from hetpipe.rpc.limits import Limits
-from hetpipe.rpc.server import MAX_STREAMS_PER_CONNECTION, Server, ServerConfig
-from hetpipe.rpc.shard_client import ShardControl
-from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.identity import Role, server_name
+from hetpipe.wire import calls
+from hetpipe.wire.calls import GET_PROGRESS, GET_SHARD_CLOCKS, GetShardClocksRequest
+from hetpipe.wire.codec import to_bytes
+from hetpipe.wire.limits import Limits
+from hetpipe.wire.server import MAX_STREAMS_PER_CONNECTION, Server, ServerConfig
+from hetpipe.wire.shard_client import connect_shard
 from tests.certs.cluster import COORDINATOR, SHARD, cluster, stage_peer
 from tests.fuzz.memory import bytes_in_use
 from tests.polling import wait_until
@@ -34,8 +35,8 @@ NUM_CALLS = 1_000
 NUM_CONNECTIONS = 10
 SECONDS = 10.0
 LIMITS = Limits(calls_per_peer=12, streams_per_peer=8, idle_seconds=30.0)
-ASK = f"/{shard_methods.SERVICE}/GetProgress"
-PUSH = f"/{shard_methods.TENSOR_SERVICE}/{shard_methods.PUSH}"
+ASK = GET_PROGRESS.path
+PUSH = calls.PUSH.path
 # What grpc.aio itself calls a call that the server ended while the client wrote: the server's status is lost then.
 LOST_BY_THE_CLIENT = "Internal error from Core"
 
@@ -48,19 +49,19 @@ class Shard:
         handler = ShardServer(lambda _config: MemoryHistory())
         config = ServerConfig(num_threads=16, tls=cluster().tls(SHARD), limits=LIMITS)
         self.server = Server(config, clock=self.clock)
-        add_shard_service(self.server, handler)
+        handler.add_to(self.server)
         self.server.on_stop(handler.stop)
         self.address = self.server.start()
         config_of_job = shard_config(slices_of([64]), stages=(1, 1), run_dir=str(run_dir))
         handler.configure(config_of_job)
         self.header = push_header(requester(), None, headers_of(config_of_job.slices))
-        self.coordinator = ShardControl(self.address, tls=cluster().tls(COORDINATOR))
+        self.coordinator = connect_shard(self.address, tls=cluster().tls(COORDINATOR))
 
     def answers_promptly(self) -> None:
         """What the coordinator asks is answered while the streams are open."""
         for _ in range(5):
             began = SYSTEM_CLOCK.monotonic()
-            assert self.coordinator.clocks(JOB).published == 0
+            assert self.coordinator.invoke(GET_SHARD_CLOCKS, GetShardClocksRequest(JOB)).published == 0
             assert SYSTEM_CLOCK.monotonic() - began < 2.0
 
     @property
@@ -117,7 +118,7 @@ async def send(call: Any, messages: tuple[bytes, ...]) -> None:
 @pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["silent upload", "slow upload", "silent request"])
 def test_a_thousand_calls_of_one_peer(shard: Shard, kind: str) -> None:
-    header = convert_shard.push_header_to_proto(shard.header).SerializeToString()
+    header = to_bytes(shard.header)
     messages = (header, chunk_of(0, bytes(64))) if kind == "slow upload" else ()
     call = ASK if kind == "silent request" else PUSH
     asyncio.run(attack(shard, call, messages, num_calls=100))  # what is kept for ever is made now

@@ -96,7 +96,7 @@ def test_a_plan_takes_the_place_of_auto() -> None:
             {"cluster": {"devices": [{}], "file": CLUSTER, "profile": PROFILE, "emulate": True}},
             "cluster.emulate: and `devices` exclude each other",
         ),
-        ({"cluster": {"slowdown": 2.0}}, "cluster: slows devices down, which no plan knows of; say how many"),
+        ({"cluster": {"slowdown": 2.0}}, "cluster: slows devices down, which no plan takes into account; give"),
         ({"workers": {"allocation": "NP", "count": 2}}, "workers.count: is 2, but `stages: auto` plans"),
         ({"workers": {"stages": "auto", "count": 2}}, "workers.count: is 2, but `stages: auto` plans"),
         ({"workers": {"stages": 2, "allocation": "NP"}}, "workers.allocation: is NP, but `stages` says"),

@@ -32,14 +32,13 @@ from hetpipe.link.grpc_link import GrpcDoor, GrpcLink, call_grpc
 from hetpipe.link.policy import Link, LinkLimits
 from hetpipe.link.stream import credit_message, messages_of
 from hetpipe.link.wire import encode
-from hetpipe.rpc import link_server, server
-from hetpipe.rpc.channel import open_channel
-from hetpipe.rpc.link_client import connect_link
-from hetpipe.rpc.link_stream import CALL, LinkStream
-from hetpipe.rpc.method import as_is
-from hetpipe.rpc.tls import Tls
 from hetpipe.values.ids import Incarnation, JobId, Term
 from hetpipe.values.requests import LinkHello, Requester
+from hetpipe.wire import link_server, server
+from hetpipe.wire.channel import as_is, open_channel
+from hetpipe.wire.link_client import connect_link
+from hetpipe.wire.link_stream import CALL, LinkStream
+from hetpipe.wire.tls import Tls
 from tests.certs.cluster import AGENT, NoCertificate, cluster, stage_peer
 from tests.link.between_processes import BetweenProcesses, Pace, close_together, closing_all, echoed_once
 from tests.link.cuts import HOST, SECONDS, earlier, later, stage

@@ -197,7 +197,8 @@ def _other_process(address: str, vw: int, num_workers: int, stall_seconds: float
 
 
 def _spawned(address: str, num_workers: int, stall_seconds: float) -> tuple[list[BaseProcess], list[Connection]]:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # torch is imported once, by whom they are forked from
     processes: list[BaseProcess] = []
     pipes: list[Connection] = []
     for vw in range(1, num_workers):

@@ -11,7 +11,7 @@ from hetpipe.errors import MalformedFrame
 from hetpipe.link.policy import Frame, FrameKind, LinkLimits
 from hetpipe.link.stream import PAYLOAD_BYTES, Assembler, Credit, credit_message, messages_of
 from hetpipe.link.wire import FIRST_MESSAGE_BYTES, CloseHeader, Outgoing, encode, encode_close
-from hetpipe.rpc.channel import MAX_MESSAGE_BYTES
+from hetpipe.wire.channel import MAX_MESSAGE_BYTES
 
 
 def frame(*sizes: int) -> Frame:

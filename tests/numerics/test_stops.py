@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,19 +17,20 @@ from torch import Tensor
 import hetpipe
 from hetpipe.checkpoint.format import CheckpointReader
 from hetpipe.checkpoint.manifest import newest_checkpoint
-from hetpipe.decide.sync.records import BarrierRecord, Record
+from hetpipe.decide.sync.records import BarrierRecord
 from hetpipe.decide.sync.segment import divide, first_progress
 from hetpipe.errors import NonFiniteUpdate
-from hetpipe.server.shard.in_process import InProcessClock
-from hetpipe.server.shard.job_shard import JobShard
+from hetpipe.server.shard.in_process import clock_calls
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
-from hetpipe.values.requests import Requester
+from hetpipe.wire.call import Calls, ReplyT, RequestT, Unary
+from hetpipe.wire.calls import FOLLOW_LOG, FollowLogRequest, HeldClock, HoldClockRequest, LogRecords
 from tests import models
 from tests.numerics.compare import ADAMW, MOMENTUM, ROOT, Case, assert_same_bits, run, trained
 from tests.pairwise import all_pairs
 from tests.reference.executor import ReferenceState, run_reference
 from tests.support import in_process
 from tests.support.in_process import InProcessRun, run_in_process
+from tests.support.method_calls import MethodCalls
 
 pytestmark = pytest.mark.matrix
 
@@ -99,33 +100,38 @@ def test_every_kept_checkpoint_is_the_state_at_its_barrier(tmp_path: Path) -> No
         assert_same_optimizers(folder, state)
 
 
-class SlowReader(InProcessClock):
+class SlowReader(MethodCalls):
     """Answers at once, but the log's record of a stop reaches the stages late.
 
     It is let through at the second question whose answer shows that the barrier is not beyond what was asked about.
     """
 
-    def __init__(self, job_shard: JobShard) -> None:
-        super().__init__(job_shard)
+    def __init__(self, inner: Calls) -> None:
+        self._inner = inner
         self._num_late = 0
         self._released = threading.Event()
 
-    def hold(self, requester: Requester, switch: int) -> tuple[Clock, Clock]:
-        clock, barrier = super().hold(requester, switch)
-        self._num_late += switch >= barrier
-        if self._num_late > 1:
-            self._released.set()
-        return clock, barrier
+    def invoke(self, call: Unary[RequestT, ReplyT], request: RequestT) -> ReplyT:
+        reply = self._inner.invoke(call, request)
+        if isinstance(reply, HeldClock) and isinstance(request, HoldClockRequest):
+            self._num_late += request.switch >= reply.barrier
+            if self._num_late > 1:
+                self._released.set()
+        return reply
 
-    def follow(self, start: int, *, gathered: bool = False) -> Iterator[Sequence[Record]]:
-        for records in super().follow(start, gathered=gathered):
+    def follow_log(self, request: FollowLogRequest) -> Iterator[LogRecords]:
+        for found in self._inner.stream(FOLLOW_LOG, request):
+            records = found.records
             stops = [i for i, r in enumerate(records) if isinstance(r, BarrierRecord) and "stop" in r.reason]
             if not stops or self._released.is_set():
-                yield records
+                yield found
             elif stops[0] > 0:
-                yield records[: stops[0]]
+                yield LogRecords(records[: stops[0]])
             else:
                 self._released.wait(0.01)
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 @pytest.mark.parametrize("wave", [2, 4])
@@ -133,7 +139,7 @@ def test_an_answer_that_knows_of_a_barrier_before_the_log_view_does_counts(
     wave: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under `asp` nothing but the barrier holds a worker back: minibatches after the switch point must know it, too."""
-    monkeypatch.setattr(in_process, "InProcessClock", SlowReader)
+    monkeypatch.setattr(in_process, "clock_calls", lambda shard: SlowReader(clock_calls(shard)))
     case = Case(kind="asp", workers=1, stages=2, wave=wave, deterministic=False, minibatches=200, servers=1)
     result = run(case, tmp_path, stop_when=lambda clocks: clocks.published >= 2)
     assert result.snapshot is not None

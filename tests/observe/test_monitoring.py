@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from hetpipe.observe.metric_names import FAMILIES, Family
-from hetpipe.rpc.status import STATUS_BY_ERROR
 from hetpipe.values.members import MemberRole
+from hetpipe.wire.status import STATUS_BY_ERROR
 from tests.observe.promql import OF_COUNTERS, Expression, Selector, read_expression
 
 FOLDER = Path(__file__).parents[2] / "k8s" / "components" / "monitoring"

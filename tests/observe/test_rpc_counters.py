@@ -14,10 +14,10 @@ from tests.support.fake_clock import FakeClock
 
 def test_calls_are_counted() -> None:
     counters = RpcCounters()
-    counters.handled("/hetpipe.proto.v1.TensorService/Push", status="OK", seconds=0.5)
-    counters.handled("/hetpipe.proto.v1.TensorService/Push", status="OK", seconds=0.001)
-    counters.handled("/hetpipe.proto.v1.TensorService/Push", status="NOT_FOUND", seconds=60.0)
-    counters.refused("/hetpipe.proto.v1.TensorService/Push", reason="UnknownJob")
+    counters.handled("/hetpipe.proto.v2.TensorService/Push", status="OK", seconds=0.5)
+    counters.handled("/hetpipe.proto.v2.TensorService/Push", status="OK", seconds=0.001)
+    counters.handled("/hetpipe.proto.v2.TensorService/Push", status="NOT_FOUND", seconds=60.0)
+    counters.refused("/hetpipe.proto.v2.TensorService/Push", reason="UnknownJob")
     assert list(counters.readings()) == [
         Reading("hetpipe_rpc_handled_total", 2, ("Push", "OK")),
         Reading("hetpipe_rpc_handled_total", 1, ("Push", "NOT_FOUND")),

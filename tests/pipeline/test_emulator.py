@@ -14,7 +14,10 @@ from hetpipe.values.ids import Clock, JobId, StageIndex, Term, VirtualWorkerInde
 from hetpipe.values.ids import Incarnation as Life
 from hetpipe.values.requests import PullHeader, PushHeader, PushReply, Requester, SliceHeader, Watermarks
 from hetpipe.values.run import DeviceConfig, LinkTime, StageEmulation
+from hetpipe.wire.call import Calls
+from hetpipe.wire.calls import PULL, PUSH
 from tests.support.fake_clock import FakeClock
+from tests.support.method_calls import MethodCalls
 
 WHO = Requester(JobId("job"), Term(1), VirtualWorkerIndex(0), Life(0), StageIndex(0))
 SLICES = (SliceHeader("a", 0, 500, "float32"), SliceHeader("b", 100, 600, "float64"))  # 2000 + 4000 bytes
@@ -52,7 +55,7 @@ def test_without_a_profile_a_computation_takes_a_multiple_of_its_own_time() -> N
     assert clock.monotonic() == 2.0
 
 
-class Shard:
+class Shard(MethodCalls):
     """Takes 1 s for everything."""
 
     def __init__(self, clock: FakeClock, *, is_early: bool = False) -> None:
@@ -71,21 +74,19 @@ class Shard:
         self._clock.advance(1.0)
         yield b"chunk"
 
-    def close(self) -> None: ...
-
 
 def test_what_a_shard_is_sent_arrives_late() -> None:
     clock = FakeClock(auto_advance=True)
     shard = Shard(clock)
     emulated = over(shard, LinkTime(latency_seconds=0.5, bytes_per_second=3000.0), clock=clock)
-    assert not emulated.push(PushHeader(WHO, Wave(0), SLICES), ()).duplicate
+    assert not emulated.upload(PUSH, PushHeader(WHO, Wave(0), SLICES), ()).duplicate
     assert shard.pushed_at == [2.5]
 
 
 def test_what_a_shard_sends_takes_its_time() -> None:
     clock = FakeClock(auto_advance=True)
     emulated = over(Shard(clock), LinkTime(latency_seconds=0.5, bytes_per_second=3000.0), clock=clock)
-    assert list(emulated.pull(PullHeader(WHO, Clock(1), SLICES))) == [b"chunk"]
+    assert list(emulated.download(PULL, PullHeader(WHO, Clock(1), SLICES))) == [b"chunk"]
     assert clock.monotonic() == 2.5
 
 
@@ -93,10 +94,10 @@ def test_a_refusal_of_a_shard_comes_at_once() -> None:
     clock = FakeClock(auto_advance=True)
     emulated = over(Shard(clock, is_early=True), LinkTime(latency_seconds=0.5, bytes_per_second=3000.0), clock=clock)
     with pytest.raises(ClockNotPublished):
-        list(emulated.pull(PullHeader(WHO, Clock(1), SLICES)))
+        list(emulated.download(PULL, PullHeader(WHO, Clock(1), SLICES)))
     assert clock.monotonic() == 0.0
 
 
 def test_a_shard_without_a_link_time_is_itself() -> None:
-    shard = Shard(FakeClock())
+    shard: Calls = Shard(FakeClock())
     assert over(shard, None) is shard

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from hetpipe.cli.run.asking import is_over
-from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.values.events import JobState, JobStatus, StopMode
 from hetpipe.values.ids import JobId
+from hetpipe.wire.calls import GET_CLOCKS, GET_STATUS, STOP_JOB, GetClocksRequest, GetStatusRequest, StopJobRequest
+from hetpipe.wire.coordinator_client import CoordinatorClient
 from tests.polling import wait_until
 from tests.processes.harness import HETPIPE, ROOT, write_job
 from tests.processes.test_lives import ENDLESS
@@ -42,9 +43,13 @@ class Services:
     def stop(self, job_id: str | None) -> JobStatus:
         """Stop a job as `hetpipe stop` does, and wait until it has."""
         assert job_id is not None
-        self.client.stop_job(JobId(job_id), mode=StopMode.CHECKPOINT)
-        wait_until(lambda: is_over(self.client.status(JobId(job_id))), timeout_seconds=60.0, what=f"end of {job_id}")
-        return self.client.status(JobId(job_id))
+        self.client.invoke(STOP_JOB, StopJobRequest(StopMode.CHECKPOINT, JobId(job_id)))
+        wait_until(
+            lambda: is_over(self.client.invoke(GET_STATUS, GetStatusRequest(JobId(job_id)))),
+            timeout_seconds=60.0,
+            what=f"end of {job_id}",
+        )
+        return self.client.invoke(GET_STATUS, GetStatusRequest(JobId(job_id)))
 
     def close(self) -> None:
         self.client.close()
@@ -106,9 +111,13 @@ def test_submit_that_is_told_to_end_detaches_and_a_restarted_one_tells_the_resul
     assert (status, answer["detached"], answer["job_id"]) == (143, True, job_id), first.said()
     assert "stop" not in first.said()
 
-    clocks = services.client.clocks()
+    clocks = services.client.invoke(GET_CLOCKS, GetClocksRequest()).clocks
     assert clocks is not None
-    wait_until(lambda: services.client.clocks() != clocks, timeout_seconds=30.0, what="newer clocks")
+    wait_until(
+        lambda: services.client.invoke(GET_CLOCKS, GetClocksRequest()).clocks != clocks,
+        timeout_seconds=30.0,
+        what="newer clocks",
+    )
     again = Submit(services, *command)
     again.wait_for("vw1.ahead=")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["job_id"] == answer["job_id"]
@@ -145,7 +154,7 @@ def test_a_job_without_room_is_pending_until_there_is_and_can_be_cancelled(servi
         folder.mkdir()
     first = Submit(services, tmp_path / "first", job_of(endless, **ENDLESS))
     first.wait_for("vw1.ahead=")
-    holder = services.client.status().job_id
+    holder = services.client.invoke(GET_STATUS, GetStatusRequest()).job_id
     second = Submit(services, tmp_path / "second", job_of(short, **SHORT))
     second.wait_for("state=pending")
     assert (
@@ -153,7 +162,7 @@ def test_a_job_without_room_is_pending_until_there_is_and_can_be_cancelled(servi
     )
     third = Submit(services, tmp_path / "third", job_of(short, **SHORT))
     third.wait_for("2nd in the queue")
-    waiting = services.client.status()
+    waiting = services.client.invoke(GET_STATUS, GetStatusRequest())
     assert waiting.queue is not None
     assert (waiting.state, waiting.queue.position) == (JobState.PENDING, 2)
     assert "goes first" in waiting.queue.reason

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from hetpipe.checkpoint.manifest import newest_checkpoint, read_manifest
-from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.values.events import JobState
+from hetpipe.wire.calls import GET_CLOCKS, GET_STATUS, GetClocksRequest, GetStatusRequest
+from hetpipe.wire.coordinator_client import CoordinatorClient
 from tests.histories import history_lines
 from tests.polling import wait_until
 from tests.processes.harness import Train, write_job
@@ -74,7 +75,7 @@ def test_the_whole_cluster_is_preempted(cluster: Cluster, tmp_path: Path, kind: 
     job = write_job(tmp_path, **{**ENDLESS, "checkpoint": {}, "survive": {"absence": "3s"}, **kind})
     train = Train(tmp_path, job, "--coordinator", cluster.address)
     wait_until(lambda: "samples_per_second=" in train.stderr(), timeout_seconds=180.0, what="progress")
-    clocks = cluster.client.clocks()
+    clocks = cluster.client.invoke(GET_CLOCKS, GetClocksRequest()).clocks
     assert clocks is not None
     for agent in cluster.agents:
         agent.process.send_signal(signal.SIGTERM)
@@ -96,8 +97,8 @@ def test_the_whole_cluster_is_preempted(cluster: Cluster, tmp_path: Path, kind: 
     cluster.agents = cluster.start_agents()
     wait_until(
         lambda: (
-            cluster.client.status().state is JobState.RUNNING
-            and (now := cluster.client.clocks()) is not None
+            cluster.client.invoke(GET_STATUS, GetStatusRequest()).state is JobState.RUNNING
+            and (now := cluster.client.invoke(GET_CLOCKS, GetClocksRequest()).clocks) is not None
             and now.global_clock > manifest.progress.clock
         ),
         timeout_seconds=180.0,

@@ -15,8 +15,9 @@ from tests.numerics.compare import ROOT
 
 NUM_CLASSES = 3
 
-TRANSFORMER_WIDTH = 768
-TRANSFORMER_VOCABULARY = 5120
+#: Of the transformer of 50 M parameters, and of one of 6 M.
+WIDTH, VOCABULARY = 768, 5120
+NARROW_WIDTH, NARROW_VOCABULARY = 256, 2048
 
 
 class Split(nn.Module):
@@ -119,36 +120,40 @@ class Shortcut(nn.Module):
 class Attention(nn.Module):
     """Causal self-attention, [B T W] → [B T W]."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.query_key_value = nn.Linear(TRANSFORMER_WIDTH, 3 * TRANSFORMER_WIDTH)
-        self.out = nn.Linear(TRANSFORMER_WIDTH, TRANSFORMER_WIDTH)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        heads = self.query_key_value(x).unflatten(-1, (3, TRANSFORMER_WIDTH // 64, 64))
+        heads = self.query_key_value(x).unflatten(-1, (3, -1, 64))
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         out: Tensor = self.out(attended.transpose(1, 2).flatten(2))
         return out
 
 
-def transformer() -> nn.Module:
+def transformer(width: int = WIDTH, vocabulary: int = VOCABULARY) -> nn.Module:
     """50 M parameters in eight layers: an embedding, six blocks, a head."""
-    width = TRANSFORMER_WIDTH
 
     def block() -> nn.Module:
         return nn.Sequential(
-            Shortcut(nn.LayerNorm(width), Attention()),
+            Shortcut(nn.LayerNorm(width), Attention(width)),
             Shortcut(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)),
         )
 
-    head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, TRANSFORMER_VOCABULARY))
-    return nn.Sequential(nn.Embedding(TRANSFORMER_VOCABULARY, width), *(block() for _ in range(6)), head)
+    head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, vocabulary))
+    return nn.Sequential(nn.Embedding(vocabulary, width), *(block() for _ in range(6)), head)
+
+
+def narrow_transformer() -> nn.Module:
+    """The same with 6 M parameters."""
+    return transformer(NARROW_WIDTH, NARROW_VOCABULARY)
 
 
 def tokens() -> TensorDataset:
     """Sequences of 64 tokens; to say each again is the task."""
-    sequences = torch.randint(0, TRANSFORMER_VOCABULARY, (4, 64), generator=torch.Generator().manual_seed(7))
+    sequences = torch.randint(0, NARROW_VOCABULARY, (4, 64), generator=torch.Generator().manual_seed(7))
     return TensorDataset(sequences, sequences)
 
 
@@ -178,10 +183,10 @@ def subject(name: str, **changes: object) -> Subject:
 
 @cache
 def example(name: str) -> Subject:
-    """The job of an example; `transformer` is the one of this module."""
-    if name == "transformer":
+    """The job of an example; transformers are those of this module."""
+    if name.endswith("transformer"):
         return subject(
-            "transformer",
+            name,
             loss="tests.profiler.models:token_loss",
             data={"train": "tests.profiler.models:tokens"},
             batch_size=1,

@@ -14,10 +14,10 @@ from hetpipe.errors import DeadlineExceeded, HetpipeError, PeerUnreachable
 from hetpipe.profiler.link_measuring import carry_out_links
 from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
 from hetpipe.profiler.machine import versions
-from hetpipe.rpc.tls import Tls
 from hetpipe.values import wire
 from hetpipe.values.commands import end_key
 from hetpipe.values.policies import LinkKind
+from hetpipe.wire.tls import Tls
 from tests.certs.cluster import cluster
 from tests.profiler.test_link_speed import BRIEF
 from tests.server.coordinator.builders import JOB_ID

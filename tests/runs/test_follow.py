@@ -115,6 +115,17 @@ def test_the_first_interrupt_asks_for_a_checkpoint() -> None:
     assert case.follower.ending.sentences == ("the run was stopped before its end",)
 
 
+def test_a_stop_that_could_not_reach_its_barrier_says_why() -> None:
+    case = Case()
+    case.follower.handle(Heard(StateChanged(JobState.RUNNING)))
+    case.follower.handle(Interrupted())
+    case.follower.handle(Heard(JobEnded(JobState.STOPPED, "a disk is gone; it ends at its newest checkpoint")))
+    assert case.follower.ending is not None
+    assert case.follower.ending.sentences == (
+        "the run was stopped before its end: a disk is gone; it ends at its newest checkpoint",
+    )
+
+
 def test_before_training_there_is_no_barrier_to_stop_at() -> None:
     case = Case()
     case.follower.handle(Interrupted())

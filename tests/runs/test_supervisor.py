@@ -245,7 +245,7 @@ def test_last_words_are_those_of_the_last_life(tmp_path: Path) -> None:
     deaths: Deaths = Deaths()
     service = start(tmp_path, READY + UNTIL_INPUT_ENDS, deaths)
     service.wait_ready(patience_seconds=10.0)
-    service._process.kill()
+    service._process.send_signal(signal.SIGKILL)
     assert deaths.get(timeout=10.0).last_words == ""
     assert (tmp_path / "stand-in-0.out").exists()
 

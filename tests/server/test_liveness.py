@@ -12,14 +12,14 @@ import pytest
 
 from hetpipe.cli.operate.health import Question, ask
 from hetpipe.errors import PeerUnreachable
-from hetpipe.rpc.probes import LIVE
 from hetpipe.server import runtime
 from hetpipe.server.agent import main as agent
 from hetpipe.server.agent.agent import Agent
 from hetpipe.server.shard import main as shard
 from hetpipe.server.shard.server import ShardServer
-from tests.rpc.echo import echo_server, say, serving
+from hetpipe.wire.probes import LIVE
 from tests.server.test_two_coordinators import free_port
+from tests.wire.echo import echo_server, say, serving
 
 Seen = dict[str, str]
 

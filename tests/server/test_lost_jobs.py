@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from hetpipe.rpc.coordinator_client import CoordinatorClient
+from hetpipe.decide.lifecycle.job_machine import ENDS_AT_CHECKPOINT
 from hetpipe.storage import redis_keys
 from hetpipe.storage.store import JobRecord
 from hetpipe.storage.stores import open_store
 from hetpipe.values.events import JobEnded, JobState, StopMode
 from hetpipe.values.ids import JobId
 from hetpipe.values.members import MemberId
+from hetpipe.wire.calls import GET_STATUS, STOP_JOB, GetStatusRequest, StopJobRequest
+from hetpipe.wire.coordinator_client import CoordinatorClient
 from tests.processes.harness import HETPIPE
 from tests.server.test_programs import Program
 from tests.storage.redis_server import Server, needs_redis
@@ -67,19 +69,21 @@ def test_one_that_no_index_names_ends_for_all_who_ask(server: Server, tmp_path: 
     programs.append(Program("coordinator", "--store", server.url, "--log", str(tmp_path / "coordinator.log")))
     address = programs[0].ready()["address"]
     client = CoordinatorClient(address)
-    client.stop_job(LOST, mode=StopMode.CHECKPOINT)  # before a parameter server says that it knows nothing of it
+    client.invoke(
+        STOP_JOB, StopJobRequest(StopMode.CHECKPOINT, LOST)
+    )  # before a parameter server says that it knows nothing of it
     shard = ("--coordinator", address, "--index", "0", "--state", str(tmp_path / "state"))
     programs.append(Program("parameter-server", *shard, "--log", str(tmp_path / "shard.log")))
     assert stop(address, STOPPED, "--now")[:2] == (0, f"digits (job {STOPPED}) has stopped\n")
 
     status, told, _ = stop(address, LOST)
-    assert status == 1
+    assert status == 0
     assert told.startswith(
-        f"digits (job {LOST}) has failed: job {LOST} was running when its coordinator ended, and parameter server "
+        f"digits (job {LOST}) has stopped: job {LOST} was running when its coordinator ended, and parameter server "
         "parameter-server-0 "
     )
-    assert "; it was to stop, so it does not go back to its newest checkpoint" in told
-    assert client.status(LOST).state is JobState.FAILED
+    assert f"; {ENDS_AT_CHECKPOINT}" in told
+    assert client.invoke(GET_STATUS, GetStatusRequest(LOST)).state is JobState.STOPPED
     last = list(client.watch_job(LOST))[-1].event
     client.close()
     assert isinstance(last, JobEnded)

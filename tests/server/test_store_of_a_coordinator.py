@@ -13,12 +13,13 @@ from typer.testing import CliRunner
 
 from hetpipe.cli.app import app
 from hetpipe.errors import ProtocolViolation
-from hetpipe.rpc.coordinator_client import CoordinatorClient
 from hetpipe.storage import redis_keys
 from hetpipe.storage.redis_acl import acl_lines
 from hetpipe.values.bounds import MAX_COUNT
 from hetpipe.values.events import JobState
 from hetpipe.values.ids import Term
+from hetpipe.wire.calls import GET_STATUS, REGISTER, SUBMIT_JOB, GetStatusRequest, RegisterRequest, SubmitJobRequest
+from hetpipe.wire.coordinator_client import CoordinatorClient
 from tests.server.coordinator.builders import job, shard_member, submission
 from tests.server.test_programs import Program
 from tests.storage.redis_server import Server, needs_redis
@@ -65,7 +66,7 @@ def start(store: tuple[str, ...], tmp_path: Path) -> Iterator[Start]:
 def test_a_job_that_was_handed_in_outlives_coordinator_and_redis(server: Server, start: Start, tmp_path: Path) -> None:
     coordinator = start()
     client = CoordinatorClient(coordinator.ready()["address"])
-    job_id = client.submit_job(submission(job(), str(tmp_path / "run")))
+    job_id = client.invoke(SUBMIT_JOB, SubmitJobRequest(submission(job(), str(tmp_path / "run")))).job_id
     client.close()
     coordinator.process.kill()
     coordinator.process.communicate()
@@ -73,7 +74,7 @@ def test_a_job_that_was_handed_in_outlives_coordinator_and_redis(server: Server,
     server.restart(kill=True)
 
     client = CoordinatorClient(start().ready()["address"])
-    status = client.status(job_id)
+    status = client.invoke(GET_STATUS, GetStatusRequest(job_id))
     client.close()
     assert (status.state, status.run_dir) == (JobState.SUBMITTED, str(tmp_path / "run"))
 
@@ -85,15 +86,15 @@ def test_a_poisoned_registration_is_refused_with_a_sentence_and_a_line_in_the_lo
     client = CoordinatorClient(coordinator.ready()["address"])
     for poison in ({"highest_fence": MAX_COUNT - 1}, {"highest_term": Term(MAX_COUNT - 1)}):
         with pytest.raises(ProtocolViolation, match=r"reports a (fence|term) of 9007199254740991; .*hetpipe repair"):
-            client.register(replace(shard_member(9), **poison))
+            client.invoke(REGISTER, RegisterRequest(replace(shard_member(9), **poison)))
     refused = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines() if "call_refused" in line]
     assert [(line["call"].rpartition("/")[2], "of 9007199254740991" in line["sentence"]) for line in refused] == [
         ("Register", True)
     ] * 2
 
-    lease = client.register(shard_member(0))
+    lease = client.invoke(REGISTER, RegisterRequest(shard_member(0)))
     assert lease.fence == int(server.redis.get(redis_keys.FENCE) or 0) == 1
-    client.submit_job(submission(job(), str(tmp_path / "run")))
+    client.invoke(SUBMIT_JOB, SubmitJobRequest(submission(job(), str(tmp_path / "run"))))
     client.close()
     coordinator.process.send_signal(signal.SIGTERM)
     assert coordinator.end()[0] == 0
@@ -112,5 +113,5 @@ def test_a_poisoned_store_is_named_and_recovered(
 
     assert result.exit_code == 0, result.output
     client = CoordinatorClient(start().ready()["address"])
-    assert client.register(replace(shard_member(0), highest_fence=4)).fence == 5
+    assert client.invoke(REGISTER, RegisterRequest(replace(shard_member(0), highest_fence=4))).fence == 5
     client.close()

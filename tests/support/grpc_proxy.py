@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any, Self
 import grpc
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
-from hetpipe.rpc.channel import MAX_MESSAGE_BYTES, message_options, open_channel
-from hetpipe.rpc.listening import listen
-from hetpipe.rpc.method import as_is
-from hetpipe.rpc.tls import Tls
+from hetpipe.wire.channel import MAX_MESSAGE_BYTES, as_is, message_options, open_channel
+from hetpipe.wire.listening import listen
+from hetpipe.wire.tls import Tls
 from tests.support.call_faults import Deed, Fate, Faults, Flip, fate_of
 
 if TYPE_CHECKING:
-    from hetpipe.rpc.method import Handler
+    from hetpipe.wire.serving import Handler
 
 #: Calls under way at a time.
 _NUM_THREADS = 64

@@ -30,9 +30,8 @@ from hetpipe.pipeline.setup import Replicas
 from hetpipe.server.agent.stage_assembly import Wiring, assemble, load_user_code
 from hetpipe.server.shard.client import ShardClient
 from hetpipe.server.shard.clock_shard import ClockShard
-from hetpipe.server.shard.in_process import InProcessClock, InProcessShard
+from hetpipe.server.shard.in_process import clock_calls, tensor_calls
 from hetpipe.server.shard.job_shard import JobShard
-from hetpipe.server.shard.transport import ShardTransport
 from hetpipe.values import wire
 from hetpipe.values.ids import AgentId, Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.values.plan import ModelReport, Plan, VirtualWorkerPlan
@@ -48,9 +47,12 @@ from hetpipe.values.run import (
 )
 from hetpipe.values.shard_config import ShardConfig
 from hetpipe.values.sync import DataSpec, Membership
+from hetpipe.wire.call import Calls
+from hetpipe.wire.calls import PULL, PUSH
 from tests.support.inspection import inspect_job
 from tests.support.link_in_process import in_process_pair
-from tests.support.lives import Death, Life, MortalHistory, mortal_clock, mortal_shard
+from tests.support.lives import Death, Life, MortalCalls, MortalHistory
+from tests.support.method_calls import MethodCalls
 from tests.support.replicas import InProcessReplicas, ReplicaMeeting
 
 
@@ -68,26 +70,24 @@ class RandomDelays(Emulator):
             SYSTEM_CLOCK.sleep(self._random.random() * self._longest_seconds)
 
 
-class DelayedShard:
+class DelayedShard(MethodCalls):
     """A shard that answers late, by a random, seeded time."""
 
-    def __init__(self, shard: ShardTransport, seed: int, longest_seconds: float) -> None:
+    def __init__(self, shard: Calls, seed: int, longest_seconds: float) -> None:
         self._shard = shard
         self._random = random.Random(seed)
         self._longest_seconds = longest_seconds
 
     def push(self, header: PushHeader, chunks: Iterable[bytes]) -> PushReply:
-        """See `ShardTransport.push`."""
         self._delay()
-        return self._shard.push(header, chunks)
+        return self._shard.upload(PUSH, header, chunks)
 
     def pull(self, header: PullHeader) -> Iterator[bytes]:
-        """See `ShardTransport.pull`."""
         self._delay()
-        return self._shard.pull(header)
+        return self._shard.download(PULL, header)
 
     def close(self) -> None:
-        """See `ShardTransport.close`."""
+        """See `Calls.close`."""
         self._shard.close()
 
     def _delay(self) -> None:
@@ -175,7 +175,7 @@ class _Cluster:
         if run.keep_history:
             self._write_facts(report)
         self._shards = [self._shard(ShardIndex(i), data) for i in range(self.plan.num_shards)]
-        self._clock = InProcessClock(self._shards[0])
+        self._clock = clock_calls(self._shards[0])
         self._meetings: dict[StageIndex, ReplicaMeeting] = {}
         self._lives: dict[VirtualWorkerIndex, Life] = {}
         self._over: SimpleQueue[tuple[Life, Death]] = SimpleQueue()
@@ -190,7 +190,7 @@ class _Cluster:
 
     def _run_to_the_end(self) -> InProcessResult:
         for shard in self._shards:
-            shard.start(None if shard is self._shards[0] else InProcessClock(self._shards[0]))
+            shard.start(None if shard is self._shards[0] else clock_calls(self._shards[0]))
         for vw in self.plan.virtual_workers:
             self._begin(vw.index, Incarnation(0))
         for life in self._lives.values():
@@ -336,13 +336,13 @@ class _Cluster:
         run, vw = self._run, life.vw
         config = self._config(life, stage, restored)
         seed = hash((run.delay_seed, vw, stage))
-        shards: list[ShardTransport] = [
-            mortal_shard(DelayedShard(InProcessShard(shard), seed + i, run.delay_seconds), life, stage)
+        shards: list[Calls] = [
+            MortalCalls(DelayedShard(tensor_calls(shard), seed + i, run.delay_seconds), life, stage)
             for i, shard in enumerate(self._shards)
         ]
         wiring = Wiring(
             shards=shards,
-            clock_shard=mortal_clock(self._clock, life, stage),
+            clock_shard=MortalCalls(self._clock, life, stage),
             upstream=upstream,
             downstream=downstream,
             history=in_detail(

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from functools import partial
+from typing import Any, Literal
 
 from hetpipe.errors import InjectedFault
 from hetpipe.link.policy import Link
 from hetpipe.observe.history import HistoryWriter, Value
-from hetpipe.server.shard.transport import ClockTransport, ShardTransport
 from hetpipe.values.ids import Incarnation, StageIndex, VirtualWorkerIndex
+from hetpipe.wire.call import Call, Calls, Download, ReplyT, RequestT, Streaming, Unary, Upload
+from tests.support.method_calls import method_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,43 +101,61 @@ class Life:
             link.close()
 
 
-class _MortalCalls:
+#: What the moments of a call are named by, where it is not the name of its method.
+_MOMENTS = {
+    "report_initialized": "initialized",
+    "report_staged": "staged",
+    "hold_clock": "hold",
+    "get_progress": "progress",
+    "follow_log": "follow",
+}
+
+
+class MortalCalls:
     """The calls of one stage to something, each of them a moment."""
 
-    def __init__(self, inner: object, life: Life, stage: StageIndex) -> None:
+    def __init__(self, inner: Calls, life: Life, stage: StageIndex) -> None:
         self._inner = inner
         self._life = life
         self._stage = stage
 
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._inner, name)
-        life, stage = self._life, self._stage
-        if name == "close":
-            return method
+    def invoke(self, call: Unary[RequestT, ReplyT], request: RequestT) -> ReplyT:
+        with self._moment(call, request):
+            return self._inner.invoke(call, request)
 
-        def call(*arguments: Any, **options: Any) -> Any:
-            number = _number_of(arguments)
-            life.reach(f"before {name}", number, stage)
-            if name.startswith("push"):
-                header, chunks = arguments
-                arguments = (header, _Streamed(chunks, lambda: life.reach(f"during {name}", number, stage)))
-            result = method(*arguments, **options)
-            if isinstance(result, Iterator):
-                return iter(_Streamed(result, lambda: life.reach(f"during {name}", number, stage)))
-            life.reach(f"after {name}", number, stage)
-            return result
+    def stream(self, call: Streaming[RequestT, ReplyT], request: RequestT) -> Iterator[ReplyT]:
+        self._reach("before", call, request)
+        return iter(_Streamed(self._inner.stream(call, request), partial(self._reach, "during", call, request)))
 
-        return call
+    def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[bytes]) -> ReplyT:
+        with self._moment(call, header):
+            return self._inner.upload(call, header, _Streamed(chunks, partial(self._reach, "during", call, header)))
+
+    def download(self, call: Download[RequestT], header: RequestT) -> Iterator[bytes]:
+        self._reach("before", call, header)
+        return iter(_Streamed(self._inner.download(call, header), partial(self._reach, "during", call, header)))
+
+    def close(self) -> None:
+        self._inner.close()
+
+    @contextmanager
+    def _moment(self, call: Call, request: object) -> Iterator[None]:
+        self._reach("before", call, request)
+        yield
+        self._reach("after", call, request)
+
+    def _reach(self, when: str, call: Call, request: object) -> None:
+        name = method_name(call)
+        self._life.reach(f"{when} {_MOMENTS.get(name, name)}", _number_of(request), self._stage)
 
 
-def _number_of(arguments: tuple[Any, ...]) -> int:
-    """The wave or the clock that a call is about: of its header, or its second argument."""
-    for name in ("wave", "clock"):
-        found = getattr(arguments[0], name, None) if arguments else None
+def _number_of(request: object) -> int:
+    """The wave, the clock or the switch point that a call is about."""
+    for name in ("wave", "clock", "switch"):
+        found = getattr(request, name, None)
         if found is not None:
             return int(found)
-    second = arguments[1] if len(arguments) > 1 else None
-    return second if isinstance(second, int) else -1
+    return -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,16 +169,6 @@ class _Streamed:
         for item in self.items:
             yield item
             self.each()
-
-
-def mortal_shard(shard: ShardTransport, life: Life, stage: StageIndex) -> ShardTransport:
-    """The calls of one stage to a shard."""
-    return cast("ShardTransport", _MortalCalls(shard, life, stage))
-
-
-def mortal_clock(clock: ClockTransport, life: Life, stage: StageIndex) -> ClockTransport:
-    """The calls of one stage to the clock shard."""
-    return cast("ClockTransport", _MortalCalls(clock, life, stage))
 
 
 class MortalHistory(HistoryWriter):

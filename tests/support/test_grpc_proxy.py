@@ -14,16 +14,15 @@ import grpc
 import pytest
 
 from hetpipe.errors import Unauthenticated
-from hetpipe.rpc.caller import Caller
-from hetpipe.rpc.channel import open_channel
-from hetpipe.rpc.connection import Target
-from hetpipe.rpc.method import as_is
 from hetpipe.values.identity import Role, server_name
+from hetpipe.wire.caller import Caller
+from hetpipe.wire.channel import as_is, open_channel
+from hetpipe.wire.connection import Target
 from tests.certs.cluster import OPERATOR, SHARD, cluster, stage_peer
 from tests.polling import wait_until
-from tests.rpc.echo import SERVICE, echo_server, say
 from tests.support.call_faults import UNHARMED, Deed, Fate, Faults, Flip, fate_of
 from tests.support.grpc_proxy import GrpcProxy, ProxyTls
+from tests.wire.echo import SERVICE, echo_server, say
 
 SECONDS = 5.0
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -327,10 +326,10 @@ class TestTls:
         tls = ProxyTls(server=certificates.tls(SHARD), client=certificates.tls(stage_peer()), server_name=name)
         target = Target(address="", role="server", tls=certificates.tls(OPERATOR), server_name=name)
         with GrpcProxy(server.start(), tls=tls) as proxy:
-            right = Caller(replace(target, address=proxy.address), service=SERVICE)
+            right = Caller(replace(target, address=proxy.address))
             assert say(right, "hello") == "hello"
             stranger = server_name(Role.COORDINATOR)
-            wrong = Caller(replace(target, address=proxy.address, server_name=stranger), service=SERVICE)
+            wrong = Caller(replace(target, address=proxy.address, server_name=stranger))
             with pytest.raises(Unauthenticated, match="certificate"):
                 say(wrong, "hello")
             for caller in (right, wrong):

@@ -19,6 +19,7 @@ from hetpipe.runs.shell import Shell
 from hetpipe.runs.status import clocks_of, pointing_at_status
 from hetpipe.values.ids import JobId
 from hetpipe.values.run import ClockSnapshot
+from hetpipe.wire.calls import GET_CLOCKS, GetClocksRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +166,7 @@ def clocks_of_coordinator(address: str, shell: Shell, job_id: JobId | None = Non
     """
     client = shell.connect(address)
     try:
-        snapshot = client.clocks(job_id)
+        snapshot = client.invoke(GET_CLOCKS, GetClocksRequest(job_id)).clocks
     finally:
         client.close()
     if snapshot is None:

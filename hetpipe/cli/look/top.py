@@ -26,6 +26,7 @@ from hetpipe.values.events import JobStatus, ProgressTable
 from hetpipe.values.ids import JobId
 from hetpipe.values.members import ROLE_NAMES, Member
 from hetpipe.values.wire import plain
+from hetpipe.wire.calls import GET_STATUS, LIST_MEMBERS, GetStatusRequest, ListMembersRequest
 
 #: Between two looks.
 REFRESH_SECONDS = 1.0
@@ -198,7 +199,8 @@ def _watch(
 
 
 def _look(client: CoordinatorPort, job_id: JobId | None) -> Picture:
-    return Picture(client.status(job_id), client.members())
+    status = client.invoke(GET_STATUS, GetStatusRequest(job_id))
+    return Picture(status, client.invoke(LIST_MEMBERS, ListMembersRequest()).members)
 
 
 def _running(folder: RunFolder, shell: Shell) -> RunRecord:

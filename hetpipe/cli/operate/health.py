@@ -19,11 +19,11 @@ import grpc
 from hetpipe.certs.files import CA_FILE, CERT_FILE, KEY_FILE
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import HetpipeError, UserError
-from hetpipe.rpc.channel import open_channel
 from hetpipe.runs.outcome import ExitStatus, Output, sentences_of, status_of
 from hetpipe.values.identity import Role, server_name
+from hetpipe.wire.channel import open_channel
 
-#: As `hetpipe.rpc.tls` names it, which imports far more.
+#: As `hetpipe.wire.tls` names it, which imports far more.
 _TLS_VARIABLE = "HETPIPE_TLS"
 
 _METHOD = "/grpc.health.v1.Health/Check"
@@ -94,7 +94,7 @@ def _credentials(folder: Path | None) -> grpc.ChannelCredentials | None:
     try:
         ca, cert, key = ((folder / name).read_bytes() for name in (CA_FILE, CERT_FILE, KEY_FILE))
     except OSError as error:
-        from hetpipe.rpc.tls import Tls
+        from hetpipe.wire.tls import Tls
 
         Tls(folder)  # raises the same, as a sentence
         raise UserError(f"--tls {folder}: {error}") from error
@@ -103,8 +103,8 @@ def _credentials(folder: Path | None) -> grpc.ChannelCredentials | None:
 
 def _explained(question: Question, error: grpc.RpcError, started: float) -> HetpipeError:
     """What went wrong, as all other commands say it."""
-    from hetpipe.rpc.connection import Connection, Target
-    from hetpipe.rpc.tls import Tls
+    from hetpipe.wire.connection import Connection, Target
+    from hetpipe.wire.tls import Tls
 
     tls = None if question.tls is None else Tls(question.tls)
     target = Target(address=question.address, role=question.role, tls=tls, server_name=server_name(question.role))

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from hetpipe.errors import DeadlineExceeded
+from hetpipe.forking.environment import SINGLE_THREADED
 from hetpipe.job.sections import EnvironmentSection
 from hetpipe.profiler.link_cache import WITHIN_NODE_TRANSPORT, LinkCache
 from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
 from hetpipe.runs.child_answer import ReportingChild, reporting_child
 from hetpipe.runs.shell import Shell
 from hetpipe.server.agent.child import ChildSpec
-from hetpipe.server.agent.children import SINGLE_THREADED
 from hetpipe.server.agent.environment import child_environment
 from hetpipe.values import wire
 from hetpipe.values.link_measurement import LinkMeasurement, MeasuredLinks

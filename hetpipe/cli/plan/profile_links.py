@@ -24,6 +24,7 @@ from hetpipe.values.link_measurement import MeasuredLinks, TransferSpeed, still_
 from hetpipe.values.measurement import ProfileStep
 from hetpipe.values.members import MemberRole
 from hetpipe.values.run import AgentInfo
+from hetpipe.wire.calls import LIST_MEMBERS, MEASURE_LINKS, ListMembersRequest, MeasureLinksRequest
 
 #: Seconds between two looks at how far the agents are.
 _LOOK_SECONDS = 0.5
@@ -78,7 +79,8 @@ def profile_cluster_links(
     with closing(shell.connect(coordinator)) as client:
         with view_for(output, shell, unit="links", beginning="waiting for agents") as view:
             remark = _survey(client, coordinator, shell, view.show, fresh=fresh)
-        agents = [member.info.agent_info for member in client.members() if member.info.role is MemberRole.AGENT]
+        members = client.invoke(LIST_MEMBERS, ListMembersRequest()).members
+        agents = [member.info.agent_info for member in members if member.info.role is MemberRole.AGENT]
     if not agents:
         raise UserError(f"no agent is registered with the coordinator at {coordinator}; start agents first")
     now = shell.clock.wall()
@@ -106,8 +108,9 @@ def _survey(
     fresh: bool,
 ) -> str:
     """Wait until the links are measured; which were not, and why."""
-    request_id, until, before = new_request_id(), 0.0, -1
-    while not (progress := client.measure_links(request_id, fresh=fresh)).is_over:
+    until, before = 0.0, -1
+    request = MeasureLinksRequest(new_request_id(), fresh)
+    while not (progress := client.invoke(MEASURE_LINKS, request)).is_over:
         now = shell.clock.monotonic()
         if progress.done > before:
             before, until = progress.done, now + _PATIENCE_SECONDS

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from hetpipe.decide.planner.assembly import profile_for, reserve_for
+from hetpipe.forking.environment import SINGLE_THREADED
 from hetpipe.job.file import Job
 from hetpipe.profiler.cache import cache_folder
 from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
 from hetpipe.runs.child_answer import ask_child
 from hetpipe.runs.shell import Shell
 from hetpipe.server.agent.child import ChildSpec
-from hetpipe.server.agent.children import SINGLE_THREADED
 from hetpipe.server.agent.environment import child_environment
 from hetpipe.values import wire
 from hetpipe.values.measurement import CPU_TYPE, ProfileStep

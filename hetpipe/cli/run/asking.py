@@ -15,6 +15,7 @@ from hetpipe.runs.shell import CoordinatorPort, Shell
 from hetpipe.runs.status import pointing_at_status
 from hetpipe.values.events import JobState, JobStatus
 from hetpipe.values.ids import JobId
+from hetpipe.wire.calls import GET_STATUS, GetStatusRequest
 
 #: Seconds between two looks at what is waited for.
 _LOOK_SECONDS = 0.5
@@ -87,7 +88,7 @@ class Asked:
             try:
                 if was_away:
                     again()
-                status = self.client.status(status.job_id)
+                status = self.client.invoke(GET_STATUS, GetStatusRequest(status.job_id))
             except (Unavailable, UnknownJob) as error:
                 result = None if self.folder is None else self.folder.read_result()
                 if result is not None:  # the coordinator of a local run ends with it

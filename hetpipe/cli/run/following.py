@@ -13,6 +13,7 @@ from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.shell import Shell
 from hetpipe.runs.training import RunEnd, RunRequest, Training, record_of, submission_of
+from hetpipe.wire.calls import SUBMIT_JOB, SubmitJobRequest
 
 _log = get_logger(__name__)
 
@@ -43,7 +44,7 @@ def hand_in(request: RunRequest, folder: RunFolder, output: Output, shell: Shell
         folder.write_job(request.job)  # before the coordinator may replace it by what it planned
     client = shell.connect(request.coordinator)
     try:
-        job_id = client.submit_job(submission)
+        job_id = client.invoke(SUBMIT_JOB, SubmitJobRequest(submission)).job_id
     finally:
         client.close()
     folder.write_record(replace(record_of(request, folder, shell), job_id=job_id, pids={}))

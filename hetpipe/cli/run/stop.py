@@ -18,6 +18,7 @@ from hetpipe.runs.run_folder import RUNS
 from hetpipe.runs.shell import Shell
 from hetpipe.runs.training import resume_command
 from hetpipe.values.events import JobState, JobStatus, StopMode
+from hetpipe.wire.calls import GET_STATUS, STOP_JOB, GetStatusRequest, StopJobRequest
 
 #: What people are told while they wait.
 _AWAITED = {
@@ -45,16 +46,16 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     """Ask a job to stop, and wait until it has if that is wanted. One that has ended stays as it is."""
     mode = StopMode.NOW if options.now else StopMode.CHECKPOINT
     with asked(options, shell) as there:
-        status = there.client.status(there.job_id)
+        status = there.client.invoke(GET_STATUS, GetStatusRequest(there.job_id))
         if status.job_id is None:
             raise UserError("the coordinator has no job yet: there is nothing to stop")
         if not is_over(status):
-            there.client.stop_job(status.job_id, mode=mode)
-            status = there.client.status(status.job_id)
+            there.client.invoke(STOP_JOB, StopJobRequest(mode, status.job_id))
+            status = there.client.invoke(GET_STATUS, GetStatusRequest(status.job_id))
         if options.wait and not is_over(status):
             output.note(_AWAITED[mode])
             late = partial(_late, timeout_seconds=options.timeout)
-            again = partial(there.client.stop_job, status.job_id, mode=mode)
+            again = partial(there.client.invoke, STOP_JOB, StopJobRequest(mode, status.job_id))
             status = there.wait(status, is_over, late, output.note, shell, timeout_seconds=options.timeout, again=again)
     way_on = _way_on(status, there.cluster, shell)
     output.answer(

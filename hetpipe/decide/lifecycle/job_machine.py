@@ -86,6 +86,9 @@ from hetpipe.values.run_document import RunDescription
 _GOES_BACK = "the whole job goes back to its newest checkpoint"
 _GOES_ON = "the whole job goes on from the checkpoint it has just taken"
 
+#: Behind why a job that is to stop has lost what no checkpoint has.
+ENDS_AT_CHECKPOINT = "it was to stop, so it ends at its newest checkpoint, without what it trained since"
+
 #: Stages that a sentence names one by one.
 _MAX_NAMED = 3
 
@@ -547,7 +550,15 @@ class JobMachine:
                     self._rewind(Failure(Rank.GONE, StateLost.__name__, lost, now), now=now)
 
     def _rewind(self, cause: Failure, *, now: float) -> None:
-        """Begin to go back; what processes and parameter servers say from now on changes nothing."""
+        """Begin to go back; what processes and parameter servers say from now on changes nothing.
+
+        A job that is to stop is where it would go back to: it ends, and whoever wants more resumes from there.
+        """
+        if self.state is JobState.STOPPING:
+            self._stop_now = True
+            state = self._step(JobStep.REWIND, now=now)
+            self._break_off(state, replace(cause, sentence=f"{cause.sentence}; {ENDS_AT_CHECKPOINT}"))
+            return
         if self._training is None or self._prepared is None or JobStep.REWIND not in TABLE[self.state]:
             self._fail(cause, now=now)
             return
@@ -659,10 +670,14 @@ class JobMachine:
         self._end(JobEnded(state, result=result, conditions=self.conditions.all))
 
     def _fail(self, failure: Failure, *, now: float) -> None:
-        self._step(JobStep.FAIL, now=now)
+        self._break_off(self._step(JobStep.FAIL, now=now), failure)
+
+    def _break_off(self, state: JobState, cause: Failure) -> None:
+        """End without a barrier, in `state`, because of `cause`."""
         conditions = self.conditions.all
-        sentence = consequence(failure.sentence, failure.error, conditions)
-        self._end(JobEnded(JobState.FAILED, sentence, failure.error, failure.problems, conditions=conditions))
+        sentence = consequence(cause.sentence, cause.error, conditions)
+        error = cause.error if state is JobState.FAILED else ""
+        self._end(JobEnded(state, sentence, error, cause.problems, conditions=conditions))
         self._stop_processes()
         if self.shards and not self._preparation.is_preparing:
             self._wrap_up()

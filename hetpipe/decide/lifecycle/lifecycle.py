@@ -34,8 +34,7 @@ class JobStep(StrEnum):
     STOP_REACHED = "stop_reached"
     """All stages stopped because they were asked to."""
     REWIND = "rewind"
-    """What it was trained since its newest checkpoint is lost: it goes back to that."""
-    """Somebody whom it had claimed on its way back is gone: it waits for enough devices and shards anew."""
+    """What it was trained since its newest checkpoint is lost: it goes back to that. One that is to stop ends there."""
     FAIL = "fail"
     """Something went wrong."""
 
@@ -74,6 +73,7 @@ TABLE: Mapping[JobState, Mapping[JobStep, JobState]] = {
         JobStep.STOP_ASKED: _S.STOPPING,
         JobStep.END_REACHED: _S.FINISHED,
         JobStep.STOP_REACHED: _S.STOPPED,
+        JobStep.REWIND: _S.STOPPED,
         JobStep.FAIL: _S.FAILED,
     },
     _S.FINISHED: {},

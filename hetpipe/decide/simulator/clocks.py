@@ -43,7 +43,7 @@ class _Shard:
         if self._next == len(self._clocks.committed):
             self._next = 0
             self._built += 1
-            self._clocks.built(self._built)
+            self._clocks.added(self._built)
         self.go_on()
 
 
@@ -56,6 +56,7 @@ class Clocks:
     __slots__ = (
         "_allowed",
         "_engine",
+        "_exchange_ticks",
         "_gate",
         "_held",
         "_num_built",
@@ -77,6 +78,7 @@ class Clocks:
         *,
         num_stages: Sequence[int],
         apply_ticks: Sequence[int],
+        exchange_ticks: int = 0,
         on_publish: Callable[[int], None],
     ) -> None:
         """Begin at clock 0.
@@ -86,12 +88,14 @@ class Clocks:
             gate: of the run.
             num_stages: of each virtual worker.
             apply_ticks: of each shard, what it takes to add one wave of one virtual worker.
+            exchange_ticks: how much later than its last update is added a clock is known to be complete on a shard.
             on_publish: called with each published clock.
         """
         self._engine = engine
         self._gate = gate
         self._num_stages = num_stages
         self._on_publish = on_publish
+        self._exchange_ticks = exchange_ticks
         #: Waves committed, by virtual worker.
         self.committed = [0] * len(num_stages)
         self.published = 0
@@ -118,8 +122,14 @@ class Clocks:
             self._allowed.append(vw)
             self.is_changed = True
 
-    def built(self, clock: int) -> None:
+    def added(self, clock: int) -> None:
         """A shard has added the last wave of `clock`."""
+        if self._exchange_ticks:
+            self._engine.at(self._engine.now + self._exchange_ticks, self._built, clock)
+        else:
+            self._built(clock)
+
+    def _built(self, clock: int) -> None:
         self._num_built[clock] = self._num_built.get(clock, 0) + 1
         self.is_changed = True
 

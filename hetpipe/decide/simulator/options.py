@@ -43,6 +43,9 @@ class SimulationOptions:
     """Whether transfers share network cards and PCIe roots; if not, each takes the time it takes alone."""
     apply_bytes_per_second: float = APPLY_BYTES_PER_SECOND
     """How fast a shard adds updates."""
+    exchange_seconds: float = 0.0
+    """How much longer a wave's round trip to the shards takes than its bytes on links and their addition: calls, checks
+    and logs. `benchmarks/prediction.py` measures it."""
 
 
 def check_options(plan: SimulatedPlan, options: SimulationOptions) -> None:
@@ -70,6 +73,8 @@ def check_options(plan: SimulatedPlan, options: SimulationOptions) -> None:
         raise PlanError(f"the jitter must be at least 0, not {options.jitter_cv}")
     if options.apply_bytes_per_second <= 0:
         raise PlanError(f"a shard must add faster than {options.apply_bytes_per_second} bytes per second")
+    if options.exchange_seconds < 0:
+        raise PlanError(f"an exchange must take at least 0 seconds, not {options.exchange_seconds}")
 
 
 def _check_stragglers(plan: SimulatedPlan, options: SimulationOptions) -> None:

@@ -91,6 +91,7 @@ class _Simulation:
             num_stages=[len(stages) for stages in plan.workers],
             # Every virtual worker pushes a whole model, so each of its waves takes a shard as long.
             apply_ticks=[ticks(1000 * sums[-1] / options.apply_bytes_per_second) for sums in plan.placed.by_shard],
+            exchange_ticks=ticks(1000 * options.exchange_seconds),
             on_publish=self._published,
         )
         self._stagger_ticks = self._slowest_ticks() if options.staggered else 0

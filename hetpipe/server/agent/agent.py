@@ -9,16 +9,16 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import Busy, HetpipeError, MemberReplaced, PeerUnreachable, Unavailable, UnknownMember
+from hetpipe.forking.fork_server import ForkServer
 from hetpipe.observe.log import get_logger
 from hetpipe.profiler.link_cache import NodeLinks
 from hetpipe.roots import Roots
-from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.rpc.tls import Tls
 from hetpipe.server.agent.children import GRACE_SECONDS, ChildCounts, Children, Programs
 from hetpipe.server.agent.departure import Departure
 from hetpipe.server.agent.outbox import Batch, Outbox
@@ -39,6 +39,18 @@ from hetpipe.values.ids import AgentId, JobId
 from hetpipe.values.link_measurement import MeasuredLinks
 from hetpipe.values.members import Lease, MemberId, MemberInfo, MemberRole, Registration
 from hetpipe.values.run import AgentDevice
+from hetpipe.wire.calls import (
+    CERTIFY_STAGE,
+    DEPART,
+    REPORT,
+    WATCH_COMMANDS,
+    CertifyStageRequest,
+    DepartRequest,
+    ReportRequest,
+    WatchCommandsRequest,
+)
+from hetpipe.wire.coordinator_client import CoordinatorClient
+from hetpipe.wire.tls import Tls
 
 if TYPE_CHECKING:
     from hetpipe.server.agent.stage_certificates import StageCertificates
@@ -81,6 +93,8 @@ class AgentConfig:
     start_seconds: float = 30.0
     """How long to wait for a coordinator that is not there yet."""
     programs: Programs = field(default_factory=Programs)
+    fork_server: ForkServer = field(default_factory=lambda: ForkServer(None))
+    """Starts the children."""
     roots: Roots = field(default_factory=Roots)
     """Below which folders jobs may have their code and their runs."""
     first_metrics_port: int | None = None
@@ -127,7 +141,7 @@ class Agent:
             tell=self._tell,
             environment=config.environment,
             clock=clock,
-            programs=config.programs,
+            programs=replace(config.programs, starter=config.fork_server.start),
             roots=config.roots,
             first_metrics_port=config.first_metrics_port,
             first_link_port=config.first_link_port,
@@ -208,6 +222,7 @@ class Agent:
         try:
             while not self._asked_to_end.is_set():
                 self._look_after_coordinator()
+                self._config.fork_server.look_after()
                 if self._certificates is not None:
                     self._certificates.renew()
                 self._obey_next()
@@ -229,6 +244,7 @@ class Agent:
         """Give back what was there before anything was started."""
         if self._certificates is not None:
             self._certificates.close()
+        self._config.fork_server.close()
         self._client.close()
 
     # -- the main loop ---------------------------------------------------------------------------------------------
@@ -248,7 +264,7 @@ class Agent:
 
     def _ask_to_depart(self) -> None:
         try:
-            self._client.depart(self._id, self._membership.lease.registration)
+            self._client.invoke(DEPART, DepartRequest(self._id, self._membership.lease.registration))
         except UnknownMember:
             self._membership.beat_soon()
             raise
@@ -298,7 +314,9 @@ class Agent:
         return StageCertificates(tls, self._certify, clock=self._clock)
 
     def _certify(self, stage: StageKey, request_pem: bytes) -> bytes:
-        return self._client.certify_stage(self._id, self._membership.lease.registration, stage, request_pem)
+        registration = self._membership.lease.registration
+        request = CertifyStageRequest(self._id, registration, stage, request_pem)
+        return self._client.invoke(CERTIFY_STAGE, request).pem
 
     def _look_after_coordinator(self) -> None:
         """Say when it is away, and when it is back. The children go on without it, unless the agent is to end, too."""
@@ -354,9 +372,11 @@ class Agent:
             if current != registration:
                 registration, received = current, 0
             try:
-                for numbered in self._client.watch_commands(self._id, registration, after=received):
-                    received = numbered.sequence
-                    self._orders.put(_Order(registration, numbered))
+                request = WatchCommandsRequest(self._id, registration, received)
+                with closing(self._client.stream(WATCH_COMMANDS, request)) as commands:
+                    for numbered in commands:
+                        received = numbered.sequence
+                        self._orders.put(_Order(registration, numbered))
             except HetpipeError as error:
                 self._pause_after(error)
 
@@ -368,7 +388,7 @@ class Agent:
 
     def _send(self, batch: Batch) -> None:
         try:
-            self._client.report(self._id, batch.registration, batch=batch.number, news=batch.news)
+            self._client.invoke(REPORT, ReportRequest(self._id, batch.registration, batch.number, tuple(batch.news)))
         except (Unavailable, Busy, UnknownMember) as error:
             self._pause_after(error)
         except HetpipeError:

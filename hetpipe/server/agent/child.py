@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from hetpipe.clock import Clock
 from hetpipe.errors import ProtocolViolation
+from hetpipe.forking.process import Launch, Starter, pipe, spawn
 from hetpipe.observe.log import get_logger
 from hetpipe.values.commands import last_words
 
@@ -64,38 +65,40 @@ class Child:
     *thread* that started it ends.
     """
 
-    def __init__(self, spec: ChildSpec, listener: Listener) -> None:
+    def __init__(self, spec: ChildSpec, listener: Listener, *, starter: Starter = spawn) -> None:
         """Start the process.
+
+        Args:
+            spec: what to start.
+            listener: hears of it.
+            starter: starts it.
 
         Raises:
             OSError: it could not be started.
         """
         self._spec = spec
         self._listener = listener
-        self._lock = threading.Lock()
-        self._reaped = False
         #: Set once the process is gone and `on_exit` was called.
         self.exited = threading.Event()
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
-        read_end, write_end = os.pipe()
-        try:
-            with spec.log_path.open("ab") as output:
-                self._log_start = output.tell()
-                self._process = subprocess.Popen(  # noqa: S603 - the agent's own program
-                    [*spec.command, "--report-fd", str(write_end)],
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=output,
-                    pass_fds=(write_end,),
-                    start_new_session=True,
-                    env=dict(spec.environment),
+        with ExitStack() as its_ends, ExitStack() as our_ends:
+            output = its_ends.enter_context(spec.log_path.open("ab"))
+            self._log_start = output.tell()
+            stdin, first_line = pipe(its_ends, our_ends)
+            reports, report = pipe(our_ends, its_ends)
+            self._process = starter(
+                Launch(
+                    command=spec.command,
+                    environment=spec.environment,
+                    stdin=stdin,
+                    stdout=output.fileno(),
+                    stderr=output.fileno(),
+                    report=report,
                 )
-        except BaseException:
-            os.close(read_end)
-            raise
-        finally:
-            os.close(write_end)
-        self._reader = threading.Thread(target=self._read, args=(read_end,), name=f"reports-{spec.name}", daemon=True)
+            )
+            our_ends.pop_all()
+        self._stdin = os.fdopen(first_line, "wb")
+        self._reader = threading.Thread(target=self._read, args=(reports,), name=f"reports-{spec.name}", daemon=True)
         self._reader.start()
         threading.Thread(target=self._wait, name=f"wait-{spec.name}", daemon=True).start()
 
@@ -106,20 +109,7 @@ class Child:
 
     def send_signal(self, number: signal.Signals) -> bool:
         """Send a signal to the child and its group; False when the child has come to its end already."""
-        with self._lock:
-            if self._reaped:
-                return False
-            is_alive = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
-            self._signal_group(number)
-            return is_alive
-
-    def _signal_group(self, number: signal.Signals) -> None:
-        try:
-            os.killpg(self._process.pid, number)
-        except ProcessLookupError:
-            pass
-        except PermissionError:
-            _log.warning("cannot_signal", child=self._spec.name, signal=number.name)
+        return self._process.signal_group(number)
 
     def _read(self, read_end: int) -> None:
         with open(read_end, "rb") as reports:
@@ -137,28 +127,19 @@ class Child:
             _log.exception("report_not_understood", child=self._spec.name)
 
     def _send_first_line(self) -> None:
-        stdin = self._process.stdin
-        if stdin is None:
-            return
         try:
-            stdin.write(self._spec.first_line.encode() + b"\n")
-            stdin.flush()
+            self._stdin.write(self._spec.first_line.encode() + b"\n")
+            self._stdin.flush()
         except OSError as error:
             _log.info("child_does_not_read", child=self._spec.name, reason=str(error))
 
     def _wait(self) -> None:
-        # The process stays a zombie until its group is ended: until then nobody else can get its number.
-        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        with self._lock:
-            self._signal_group(signal.SIGKILL)
-            exit_code = self._process.wait()
-            self._reaped = True
+        exit_code = self._process.wait(end_group=True)
         self._reader.join(_DRAIN_SECONDS)
-        if self._process.stdin is not None:
-            try:
-                self._process.stdin.close()
-            except OSError:
-                _log.debug("unread_input", child=self._spec.name)
+        try:
+            self._stdin.close()
+        except OSError:
+            _log.debug("unread_input", child=self._spec.name)
         self._listener.on_exit(exit_code, self._last_words())
         self.exited.set()
 

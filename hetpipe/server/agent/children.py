@@ -22,6 +22,8 @@ from hetpipe.errors import (
     UnknownMember,
     UserError,
 )
+from hetpipe.forking.environment import SINGLE_THREADED
+from hetpipe.forking.process import Starter, spawn
 from hetpipe.job.sections import EnvironmentSection
 from hetpipe.link.choice import choose_link
 from hetpipe.observe.log import get_logger
@@ -30,7 +32,6 @@ from hetpipe.pipeline.allowed_modules import OPTION, checked_patterns
 from hetpipe.profiler.cache import cache_folder
 from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
 from hetpipe.roots import Roots
-from hetpipe.rpc.tls import TLS_VARIABLE
 from hetpipe.server.agent.child import Child, ChildSpec, Listener, end_children
 from hetpipe.server.agent.environment import child_environment, missing
 from hetpipe.server.agent.inspection_order import InspectionAnswer, InspectionOrder
@@ -56,6 +57,7 @@ from hetpipe.values.link_measurement import MeasuredLinks
 from hetpipe.values.measurement import ProfileStep
 from hetpipe.values.run import StageConditions, StageConfig, StageDone, StageFailed, StagePhase, StageReady, StageReport
 from hetpipe.values.wire import from_json, revive, to_json
+from hetpipe.wire.tls import TLS_VARIABLE
 
 if TYPE_CHECKING:  # only who uses TLS pays for its import
     from hetpipe.server.agent.stage_certificates import StageCertificates
@@ -65,19 +67,18 @@ _log = get_logger(__name__)
 #: Seconds from SIGTERM to SIGKILL.
 GRACE_SECONDS = 2.0
 
-#: What every child's environment has: one thread per stage process, so that stages share the CPUs evenly.
-SINGLE_THREADED: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """What children run, without the arguments the agent adds."""
+    """What children run, without the arguments the agent adds, and how they are started."""
 
     stage: Sequence[str] = (*LAUNCH, "hetpipe.server.agent.stage_process")
     inspection: Sequence[str] = (*LAUNCH, "hetpipe.server.agent.inspect_process")
     link: Sequence[str] = (*LAUNCH, "hetpipe.server.agent.link_process")
     allowed_environment: Sequence[str] | None = None
     """Patterns of the environment variables that jobs may inherit and set; None: any."""
+    starter: Starter = spawn
+    """Starts their processes."""
 
     def allowing(self, patterns: Sequence[str]) -> Programs:
         """The same programs, which import for a job no module but those that match.
@@ -449,7 +450,7 @@ class Children:
     ) -> None:
         # Under the lock, so that a child that ends at once finds itself in the table.
         with self._lock:
-            child = Child(spec, listener)
+            child = Child(spec, listener, starter=self._programs.starter)
             table[key] = child
             self._started[kind] += 1
             if kind == "stage" and isinstance(key, StageKey):

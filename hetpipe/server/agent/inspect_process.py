@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import NoReturn
 
 from hetpipe.server.agent.child_main import ReportPipe, answer_once, run_child
 
@@ -32,5 +33,10 @@ def main(pipe: ReportPipe, first_line: bytes) -> int:
     return answer_once(pipe, inspect)
 
 
-if __name__ == "__main__":
+def program() -> NoReturn:
+    """Run this process; see `hetpipe.launch`."""
     run_child(main)
+
+
+if __name__ == "__main__":
+    program()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import NoReturn
 
 from hetpipe.server.agent.child_main import ReportPipe, answer_once, run_child
 
@@ -16,9 +17,9 @@ def main(pipe: ReportPipe, first_line: bytes) -> int:
     from hetpipe.clock import SYSTEM_CLOCK
     from hetpipe.profiler.link_measuring import carry_out_links
     from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
-    from hetpipe.rpc.tls import tls_from_environment
     from hetpipe.values import wire
     from hetpipe.weights.allocator import settle_memory
+    from hetpipe.wire.tls import tls_from_environment
 
     def tell(address: str) -> None:
         pipe.write(json.dumps({"address": address}))
@@ -34,5 +35,10 @@ def main(pipe: ReportPipe, first_line: bytes) -> int:
     return answer_once(pipe, measure)
 
 
-if __name__ == "__main__":
+def program() -> NoReturn:
+    """Run this process; see `hetpipe.launch`."""
     run_child(main)
+
+
+if __name__ == "__main__":
+    program()

@@ -10,10 +10,11 @@ from dataclasses import replace
 from functools import partial
 
 from hetpipe.errors import UserError
+from hetpipe.forking.environment import SINGLE_THREADED
+from hetpipe.forking.fork_server import own_fork_server
 from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.pipeline.allowed_modules import OPTION
 from hetpipe.roots import add_root_options, roots_of
-from hetpipe.rpc.listening import is_loopback
 from hetpipe.server.agent.agent import Agent, AgentConfig
 from hetpipe.server.agent.children import Programs
 from hetpipe.server.agent.devices import discover_devices
@@ -32,6 +33,7 @@ from hetpipe.server.runtime import (
     started,
 )
 from hetpipe.values.identity import Role
+from hetpipe.wire.listening import is_loopback
 
 #: Short enough to have ended within the 10 s that container runtimes give by themselves.
 DRAIN_SECONDS = 8.0
@@ -103,6 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
     tls = open_tls(options, options.host)
+    fork_server = own_fork_server({**os.environ, **SINGLE_THREADED})
+    fork_server.begin()
     node = own_name(options, tls, Role.AGENT, option="--node", given=options.node or "") or socket.gethostname()
     if "/" in node:
         raise UserError(f"--node {node!r} must not contain a slash: devices are named NODE/INDEX")
@@ -124,6 +128,7 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
                 _programs(options.host, options.allow_modules),
                 allowed_environment=_allowed_environment(options.host, options.allow_environment),
             ),
+            fork_server=fork_server,
             roots=roots_of(options, is_reached=not is_loopback(options.host)),
         )
     )

@@ -23,14 +23,15 @@ from hetpipe.link.gloo import connect_rendezvous, serve_rendezvous
 from hetpipe.link.policy import Link, LinkLimits
 from hetpipe.link.replicas import DistributedReplicas, connect_replicas
 from hetpipe.observe.log import get_logger
-from hetpipe.rpc.tls import Tls
 from hetpipe.server.agent.stage_assembly import STALL_SECONDS, identity_of, requester_of
-from hetpipe.server.shard.transport import ClockTransport
 from hetpipe.values.cluster import node_of
 from hetpipe.values.ids import StageIndex
 from hetpipe.values.requests import Meeting
 from hetpipe.values.run import LinkTime, StageConfig
 from hetpipe.values.sync import SYNC_KINDS
+from hetpipe.wire.call import Calls
+from hetpipe.wire.calls import JOIN, JoinRequest
+from hetpipe.wire.tls import Tls
 
 if TYPE_CHECKING:  # torch.distributed has the name, but only its C++ module has the type
     from torch._C._distributed_c10d import TCPStore
@@ -68,7 +69,7 @@ class Neighbours:
 def meet(
     job: Job,
     config: StageConfig,
-    clock_shard: ClockTransport,
+    clock_shard: Calls,
     *,
     tls: Tls | None = None,
     port: int = 0,
@@ -93,7 +94,7 @@ def meet(
 
 class _StageMeeting:
     def __init__(
-        self, job: Job, config: StageConfig, clock_shard: ClockTransport, tls: Tls | None, port: int, clock: Clock
+        self, job: Job, config: StageConfig, clock_shard: Calls, tls: Tls | None, port: int, clock: Clock
     ) -> None:
         self._config = config
         self._identity = identity_of(config)
@@ -196,8 +197,9 @@ class _StageMeeting:
         Only who is there is awaited at the door: until then the clock shard can say that this life is over.
         """
         started = self._clock.monotonic()
+        request = JoinRequest(self._own, link_address, replicas_address, only_meets=True)
         while True:
-            meeting = self._clock_shard.join(self._own, link_address, replicas_address, ready=False)
+            meeting = self._clock_shard.invoke(JOIN, request)
             missing = self._missing(meeting)
             if not missing:
                 return meeting

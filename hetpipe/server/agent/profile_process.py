@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import NoReturn
 
 from hetpipe.server.agent.child_main import ReportPipe, answer_once, run_child
 
@@ -31,5 +32,10 @@ def main(pipe: ReportPipe, first_line: bytes) -> int:
     return answer_once(pipe, measure)
 
 
-if __name__ == "__main__":
+def program() -> NoReturn:
+    """Run this process; see `hetpipe.launch`."""
     run_child(main)
+
+
+if __name__ == "__main__":
+    program()

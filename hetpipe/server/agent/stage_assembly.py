@@ -34,7 +34,6 @@ from hetpipe.pipeline.layer_weights import filled, layout_of
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import Clipping, Replicas, StageData, StageIdentity, StageParts
 from hetpipe.server.shard.client import ShardClient
-from hetpipe.server.shard.transport import ClockTransport, ShardTransport
 from hetpipe.values.requests import Requester
 from hetpipe.values.run import StageConfig, StageReport
 from hetpipe.weights.anchored import AnchoredWeights
@@ -42,6 +41,7 @@ from hetpipe.weights.direct import DirectWeights
 from hetpipe.weights.flat import BufferPool, FlatBuffer
 from hetpipe.weights.optimizer import StageOptimizer
 from hetpipe.weights.policy import StageWeights
+from hetpipe.wire.call import Calls
 
 #: Longest wait of a stage for anything.
 STALL_SECONDS = 600.0
@@ -51,8 +51,8 @@ STALL_SECONDS = 600.0
 class Wiring:
     """What surrounds a stage."""
 
-    shards: Sequence[ShardTransport]
-    clock_shard: ClockTransport
+    shards: Sequence[Calls]
+    clock_shard: Calls
     upstream: Link | None
     downstream: Link | None
     history: HistoryWriter

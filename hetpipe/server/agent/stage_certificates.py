@@ -18,9 +18,9 @@ from hetpipe.certs.folders import write_file
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import HetpipeError
 from hetpipe.observe.log import get_logger
-from hetpipe.rpc.tls import Material, Tls
 from hetpipe.server.agent.private_folder import PrivateFolder
 from hetpipe.values.commands import StageKey
+from hetpipe.wire.tls import Material, Tls
 
 _log = get_logger(__name__)
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -25,8 +26,6 @@ from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.observe.timeline import Timeline
 from hetpipe.phases import end_phases, report_phase
 from hetpipe.pipeline.setup import StageIdentity
-from hetpipe.rpc.shard_client import GrpcClock, GrpcShard
-from hetpipe.rpc.tls import Tls, tls_from_environment
 from hetpipe.server.agent.child_main import ReportPipe, run_child
 from hetpipe.server.agent.children import LINK_PORT, METRICS_PORT
 from hetpipe.server.agent.meeting import meet
@@ -36,18 +35,20 @@ from hetpipe.server.agent.stage_assembly import (
     assemble,
     identity_of,
     load_user_code,
-    requester_of,
 )
 from hetpipe.server.agent.stage_readings import StageReadings
 from hetpipe.server.shard.emulated import over
-from hetpipe.server.shard.patient import Endurance, PatientClock, PatientShard, Waits
-from hetpipe.server.shard.transport import ClockTransport, ShardTransport
+from hetpipe.server.shard.failing import FailpointCalls
+from hetpipe.server.shard.patient import Endurance, RetryingCalls, Waits
 from hetpipe.values import wire
 from hetpipe.values.commands import stage_name
 from hetpipe.values.conditions import ConditionKind
 from hetpipe.values.ids import ShardIndex
 from hetpipe.values.run import StageConditions, StageConfig, StageDone, StageFailed, StageReady, StageReport
 from hetpipe.weights.allocator import settle_memory
+from hetpipe.wire.call import Calls
+from hetpipe.wire.shard_client import connect_shard
+from hetpipe.wire.tls import Tls, tls_from_environment
 
 _log = get_logger(__name__)
 
@@ -174,28 +175,20 @@ def _run(
             each.close()
 
 
-def _parameter_servers(
-    config: StageConfig, waits: Waits, tls: Tls | None
-) -> tuple[list[ShardTransport], ClockTransport]:
+def _parameter_servers(config: StageConfig, waits: Waits, tls: Tls | None) -> tuple[Sequence[Calls], Calls]:
     """All shards, behind emulated links where the job has some, and the clock shard; none of them is given up soon."""
     addresses = config.shard_addresses
     emulation = config.emulation
     times = emulation.shards if emulation is not None and emulation.shards else (None,) * len(addresses)
-    endurances = [Endurance(f"parameter server {index} at {address}", waits) for index, address in enumerate(addresses)]
-    shards: list[ShardTransport] = []
     ids = config.shard_ids or ("",) * len(addresses)
-    for index, (address, member_id, time) in enumerate(zip(addresses, ids, times, strict=True)):
-        shard = over(GrpcShard(address, ShardIndex(index), member_id=member_id, tls=tls), time)
-        shards.append(PatientShard(shard, endurances[index]))
-    clock_shard = GrpcClock(
-        addresses[0],
-        job_id=config.plan.job_id,
-        term=config.plan.term,
-        requester=requester_of(config),
-        member_id=ids[0],
-        tls=tls,
-    )
-    return shards, PatientClock(clock_shard, endurances[0])
+    endurances = [Endurance(f"parameter server {index} at {address}", waits) for index, address in enumerate(addresses)]
+
+    def connect(index: int) -> Calls:
+        return FailpointCalls(connect_shard(addresses[index], ShardIndex(index), member_id=ids[index], tls=tls))
+
+    shards = [RetryingCalls(over(connect(index), time), endurances[index]) for index, time in enumerate(times)]
+    # On a connection of its own: reports and the log do not queue behind tensors.
+    return shards, RetryingCalls(connect(0), endurances[0])
 
 
 def _records(
@@ -218,6 +211,11 @@ def _records(
     return timeline, history, metrics
 
 
-if __name__ == "__main__":
+def program() -> NoReturn:
+    """Run this process; see `hetpipe.launch`."""
     metrics_port, link_port = (int(os.environ.get(name) or 0) for name in (METRICS_PORT, LINK_PORT))
     run_child(partial(main, metrics_port=metrics_port or None, link_port=link_port))
+
+
+if __name__ == "__main__":
+    program()

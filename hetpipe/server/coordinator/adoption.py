@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 
 from hetpipe.decide.lifecycle.exchange import MemberSeen, Tick
-from hetpipe.decide.lifecycle.job_machine import JobMachine
+from hetpipe.decide.lifecycle.job_machine import ENDS_AT_CHECKPOINT, JobMachine
 from hetpipe.decide.lifecycle.orphans import Orphan, Orphans
 from hetpipe.decide.lifecycle.registry import Registry
 from hetpipe.decide.lifecycle.root_cause import Failure, Rank
@@ -31,6 +31,7 @@ from hetpipe.values.ids import AgentId, JobId
 from hetpipe.values.members import MemberId, MemberInfo, MemberRole
 from hetpipe.values.run import ClockSnapshot
 from hetpipe.values.run_document import RunDescription
+from hetpipe.wire.calls import DESCRIBE_RUN, DescribeRunRequest
 
 _log = get_logger(__name__)
 
@@ -243,7 +244,7 @@ class Adoption:
         """
         port = self._context.tools.open_shard(clock_shard)
         try:
-            description = port.describe(job_id)
+            description = port.invoke(DESCRIBE_RUN, DescribeRunRequest(job_id))
         finally:
             port.close()
         _check_teller(job_id, clock_shard, description)
@@ -368,12 +369,12 @@ def _end_of(orphan: Orphan, record: JobRecord) -> JobEnded | None:
     stop = orphan.stop or record.stop
     if stop is StopMode.NOW:
         return JobEnded(JobState.STOPPED)
-    sentence = orphan.why_given_up
-    if stop is not None or record.state is JobState.STOPPING:
-        sentence += "; it was to stop, so it does not go back to its newest checkpoint"
-    elif record.submission is not None and not orphan.refusal:
-        return None
-    return JobEnded(JobState.FAILED, sentence, JobFailed.__name__)
+    if not orphan.refusal:
+        if stop is not None or record.state is JobState.STOPPING:
+            return JobEnded(JobState.STOPPED, f"{orphan.why_given_up}; {ENDS_AT_CHECKPOINT}")
+        if record.submission is not None:
+            return None
+    return JobEnded(JobState.FAILED, orphan.why_given_up, JobFailed.__name__)
 
 
 def _num_shards(record: JobRecord) -> int:

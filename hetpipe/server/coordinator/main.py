@@ -16,14 +16,10 @@ from hetpipe.observe.log import get_logger
 from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.observe.rpc_counters import RPC_COUNTERS
 from hetpipe.roots import add_root_options, roots_of
-from hetpipe.rpc.listening import is_loopback
-from hetpipe.rpc.server import Server
-from hetpipe.rpc.tls import Tls
 from hetpipe.server.coordinator.candidate import Candidate
 from hetpipe.server.coordinator.coordinator import Coordinator
 from hetpipe.server.coordinator.readings import readings
 from hetpipe.server.coordinator.servicer import NUM_THREADS, CoordinatorServicer
-from hetpipe.server.coordinator.shard_port import ShardPort
 from hetpipe.server.coordinator.tasks import Certify, Tools
 from hetpipe.server.runtime import (
     Shutdown,
@@ -44,6 +40,10 @@ from hetpipe.values.identity import Role
 from hetpipe.values.leases import LEADER_LEASE_SECONDS, LEASE_SECONDS
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.sync import Progress
+from hetpipe.wire.call import Calls
+from hetpipe.wire.listening import is_loopback
+from hetpipe.wire.server import Server
+from hetpipe.wire.tls import Tls
 
 _log = get_logger(__name__)
 
@@ -54,11 +54,11 @@ _SHORTEST_LEASE_SECONDS = 1.0
 _LONGEST_LEASE_SECONDS = 3_600.0
 
 
-def open_shard(shard: MemberInfo, *, tls: Tls | None, fence: FenceSource) -> ShardPort:
+def open_shard(shard: MemberInfo, *, tls: Tls | None, fence: FenceSource) -> Calls:
     """The control connection to a shard."""
-    from hetpipe.rpc.shard_client import ShardControl
+    from hetpipe.wire.shard_client import connect_shard
 
-    return ShardControl(shard.address, member_id=shard.id, tls=tls, fence=fence)
+    return connect_shard(shard.address, member_id=shard.id, tls=tls, fence=fence)
 
 
 def stage_signer(tls: Tls | None) -> Certify | None:

@@ -16,10 +16,11 @@ from hetpipe.decide.lifecycle.configs import with_agents
 from hetpipe.decide.lifecycle.exchange import Admit, NewPlan, Replan, Replanned, SettleReplan
 from hetpipe.errors import CheckpointError
 from hetpipe.observe.log import get_logger
-from hetpipe.server.coordinator.shard_port import ShardPort
 from hetpipe.values.ids import Clock, JobId
 from hetpipe.values.plan import Plan
 from hetpipe.values.wire import to_json
+from hetpipe.wire.call import Calls
+from hetpipe.wire.calls import DESCRIBE_RUN, KEEP_RUN, DescribeRunRequest, KeepRunRequest
 
 _log = get_logger(__name__)
 
@@ -58,19 +59,19 @@ class ReplanTasks:
         except Exception:  # noqa: BLE001 - see above
             _log.exception("replan_not_settled", job=self._job_id, vw=task.vw)
 
-    def make_way(self, task: Admit, new: NewPlan, port: ShardPort) -> None:
+    def make_way(self, task: Admit, new: NewPlan, port: Calls) -> None:
         """Have the clock shard keep a new plan, before it is asked to admit the first life by it.
 
         Raises:
             HetpipeError: the clock shard could not be asked.
         """
         failpoints.reach("repartition.some_agents_drained")
-        run = port.describe(self._job_id).run
+        run = port.invoke(DESCRIBE_RUN, DescribeRunRequest(self._job_id)).run
         if task.vw >= len(run.plan.virtual_workers):
             self._file(f"vw-{task.vw}-life-{task.incarnation}.json", new.plan, run.submission.run_dir)
         agents = with_agents(run.agents, new.agents)
         run = replace(run, plan=new.plan, agents=agents, emulations=new.emulations)
-        port.keep_run(self._job_id, new.plan.term, run)
+        port.invoke(KEEP_RUN, KeepRunRequest(self._job_id, new.plan.term, run))
         failpoints.reach("repartition.layers_half_moved")
 
     def _file(self, name: str, plan: Plan, run_dir: str) -> None:

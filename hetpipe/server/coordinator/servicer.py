@@ -1,42 +1,58 @@
-"""The coordinator on the network: streams with bounded watchers, everything else handed through."""
+"""The coordinator on the network: its handlers of calls, and streams with bounded watchers."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
-
-import grpc
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import UnknownJob
-from hetpipe.rpc.access import caller_of
-from hetpipe.rpc.coordinator_methods import SERVICE
-from hetpipe.rpc.coordinator_service import coordinator_service
-from hetpipe.rpc.guard import address_of
-from hetpipe.rpc.server import Server
-from hetpipe.rpc.watchers import Turns, Viewer, Watch, Watchers
 from hetpipe.server.coordinator.coordinator import Coordinator
 from hetpipe.server.coordinator.job_hosts import JobHost
 from hetpipe.server.coordinator.worker_wishes import WorkerWishes
-from hetpipe.values.commands import AgentNews, NumberedCommand, StageKey
-from hetpipe.values.conditions import Condition
+from hetpipe.values.commands import NumberedCommand
 from hetpipe.values.events import (
     JobEnded,
-    JobState,
     JobStatus,
     NumberedEvent,
     ProcessStatus,
-    StopMode,
-    Submission,
     WorkerStatus,
 )
 from hetpipe.values.identity import Role
-from hetpipe.values.ids import AgentId, JobId, VirtualWorkerIndex
+from hetpipe.values.ids import AgentId, JobId
 from hetpipe.values.link_measurement import LinksProgress
-from hetpipe.values.members import Lease, Member, MemberId, MemberInfo, MemberRole, Registration, Renewal
+from hetpipe.values.members import Lease, MemberRole, Registration, Renewal
 from hetpipe.values.run import ClockSnapshot
+from hetpipe.wire import calls
+from hetpipe.wire.access import caller_of
+from hetpipe.wire.calls import (
+    COORDINATOR_SERVICE,
+    Certificate,
+    CertifyStageRequest,
+    GetClocksRequest,
+    HeartbeatRequest,
+    KnownClocks,
+    LeaveRequest,
+    MeasureLinksRequest,
+    Members,
+    RegisterRequest,
+    ReportRequest,
+    StopJobRequest,
+    StoppingJob,
+    SubmitJobRequest,
+    SubmittedJob,
+    WatchClocksRequest,
+    WatchCommandsRequest,
+    WatchJobRequest,
+    Workers,
+)
+from hetpipe.wire.checks import check_submission
+from hetpipe.wire.guard import address_of
+from hetpipe.wire.server import Server
+from hetpipe.wire.serving import Context, Handlers
+from hetpipe.wire.watchers import Turns, Viewer, Watch, Watchers
 
 #: Streams of agents, and of people: together fewer than `NUM_THREADS`, so that calls always find a thread.
 MAX_AGENT_STREAMS = 64
@@ -49,7 +65,7 @@ MAX_MONITOR_STREAMS = 16
 
 
 class CoordinatorServicer:
-    """`CoordinatorHandlers` over a `Coordinator`."""
+    """Answers the calls of `CoordinatorService` over a `Coordinator`. Called from many threads at once."""
 
     def __init__(self, coordinator: Coordinator, *, host: str, clock: Clock = SYSTEM_CLOCK) -> None:
         """Serve `coordinator`, whose machine others reach as `host`."""
@@ -71,92 +87,83 @@ class CoordinatorServicer:
 
     def add_to(self, server: Server) -> None:
         """Let `server` serve this."""
-        server.add(SERVICE, coordinator_service(self))
+        handlers = Handlers()
+        handlers.on(calls.REGISTER, self._register)
+        handlers.on(calls.HEARTBEAT, self._heartbeat)
+        handlers.on(calls.LEAVE, self._leave)
+        handlers.on_stream(calls.WATCH_COMMANDS, self._watch_commands)
+        handlers.on(calls.REPORT, self._report)
+        handlers.on(calls.CERTIFY_STAGE, self._certify_stage)
+        handlers.on(calls.SUBMIT_JOB, self._submit_job)
+        handlers.on(calls.STOP_JOB, self._stop_job)
+        handlers.on(calls.DRAIN_WORKER, lambda request, _: self._wishes.drain(request.job_id, request.vw))
+        handlers.on(calls.ADD_WORKER, lambda request, _: Workers(self._wishes.add(request.job_id, request.vw)))
+        handlers.on(calls.DEPART, lambda request, _: self._coordinator.depart(request.agent_id, request.registration))
+        handlers.on(calls.MEASURE_LINKS, self._measure_links)
+        handlers.on(calls.GET_STATUS, lambda request, _: self.status(request.job_id))
+        handlers.on_stream(calls.WATCH_JOB, self._watch_job)
+        handlers.on(calls.LIST_MEMBERS, lambda _request, _: Members(self._coordinator.members()))
+        handlers.on(calls.GET_CLOCKS, self._clocks)
+        handlers.on_stream(calls.WATCH_CLOCKS, self._watch_clocks)
+        handlers.add_to(server, COORDINATOR_SERVICE)
         server.on_stop(self._agents.close)
         server.on_stop(self._viewers.close)
 
-    def register(self, member: MemberInfo, *, owner: str = "") -> Lease:
-        """As `CoordinatorHandlers.register`."""
-        return self._coordinator.register(member, owner=owner)
+    def _register(self, request: RegisterRequest, context: Context) -> Lease:
+        return self._coordinator.register(request.member, owner=_owner(context))
 
-    def heartbeat(
-        self,
-        member_id: MemberId,
-        registration: Registration,
-        *,
-        clocks: Mapping[JobId, ClockSnapshot],
-        jobs: tuple[JobId, ...],
-        last_command: int,
-        lost: Mapping[JobId, str],
-        conditions: Mapping[JobId, tuple[Condition, ...]],
-        owner: str = "",
-    ) -> Renewal:
-        """As `CoordinatorHandlers.heartbeat`."""
+    def _heartbeat(self, request: HeartbeatRequest, context: Context) -> Renewal:
         return self._coordinator.heartbeat(
-            member_id,
-            registration,
-            clocks=clocks,
-            jobs=jobs,
-            last_command=last_command,
-            lost=lost,
-            conditions=conditions,
-            owner=owner,
+            request.member_id,
+            request.registration,
+            clocks=request.clocks,
+            jobs=request.jobs,
+            last_command=request.last_command,
+            lost=request.lost,
+            conditions=request.conditions,
+            owner=_owner(context),
         )
 
-    def leave(self, member_id: MemberId, registration: Registration, *, owner: str = "") -> None:
-        """As `CoordinatorHandlers.leave`."""
-        self._coordinator.leave(member_id, registration, owner=owner)
+    def _leave(self, request: LeaveRequest, context: Context) -> None:
+        self._coordinator.leave(request.member_id, request.registration, owner=_owner(context))
 
-    def watch_commands(
-        self, agent: AgentId, registration: Registration, after: int, context: grpc.ServicerContext
-    ) -> Iterator[NumberedCommand]:
-        """As `CoordinatorHandlers.watch_commands`."""
+    def _watch_commands(self, request: WatchCommandsRequest, context: Context) -> Iterator[NumberedCommand]:
+        agent, after = request.agent_id, request.after
         with self._agents.watch(context) as watch:
             with self._lock:
                 older, self._agent_watches[agent] = self._agent_watches.get(agent), watch
             if older is not None:
                 older.end()
-            while commands := watch.wait(partial(self._commands, agent, registration, after)):
+            while commands := watch.wait(partial(self._commands, agent, request.registration, after)):
                 yield from commands
                 after = commands[-1].sequence
 
     def _commands(self, agent: AgentId, registration: Registration, after: int) -> tuple[NumberedCommand, ...] | None:
         return self._coordinator.commands(agent, registration, after=after) or None
 
-    def report(self, agent: AgentId, registration: Registration, batch: int, news: tuple[AgentNews, ...]) -> None:
-        """As `CoordinatorHandlers.report`."""
-        self._coordinator.report(agent, registration, batch, news)
+    def _report(self, request: ReportRequest, _: Context) -> None:
+        self._coordinator.report(request.agent_id, request.registration, request.batch, request.news)
 
-    def certify_stage(self, agent: AgentId, registration: Registration, stage: StageKey, request_pem: bytes) -> bytes:
-        """As `CoordinatorHandlers.certify_stage`."""
-        return self._coordinator.certify_stage(agent, registration, stage, request_pem)
+    def _certify_stage(self, request: CertifyStageRequest, _: Context) -> Certificate:
+        agent, registration = request.agent_id, request.registration
+        return Certificate(self._coordinator.certify_stage(agent, registration, request.stage, request.request_pem))
 
-    def submit_job(self, submission: Submission, *, owner: str = "") -> JobId:
-        """As `CoordinatorHandlers.submit_job`."""
-        return self._coordinator.submit_job(submission, owner=owner)
+    def _submit_job(self, request: SubmitJobRequest, context: Context) -> SubmittedJob:
+        check_submission(request.submission)
+        return SubmittedJob(self._coordinator.submit_job(request.submission, owner=_owner(context)))
 
-    def stop_job(self, job_id: JobId | None, mode: StopMode) -> JobState:
-        """As `CoordinatorHandlers.stop_job`."""
-        return self._coordinator.stop_job(job_id, mode)
+    def _stop_job(self, request: StopJobRequest, _: Context) -> StoppingJob:
+        return StoppingJob(self._coordinator.stop_job(request.job_id, request.mode))
 
-    def drain_worker(self, job_id: JobId | None, vw: VirtualWorkerIndex) -> WorkerStatus:
-        """As `CoordinatorHandlers.drain_worker`."""
-        return self._wishes.drain(job_id, vw)
-
-    def add_worker(self, job_id: JobId | None, vw: VirtualWorkerIndex | None) -> tuple[WorkerStatus, ...]:
-        """As `CoordinatorHandlers.add_worker`."""
-        return self._wishes.add(job_id, vw)
-
-    def depart(self, agent: AgentId, registration: Registration) -> None:
-        """As `CoordinatorHandlers.depart`."""
-        self._coordinator.depart(agent, registration)
-
-    def measure_links(self, request_id: str, *, fresh: bool) -> LinksProgress:
-        """As `CoordinatorHandlers.measure_links`."""
-        return self._coordinator.measure_links(request_id, fresh=fresh)
+    def _measure_links(self, request: MeasureLinksRequest, _: Context) -> LinksProgress:
+        return self._coordinator.measure_links(request.request_id, fresh=request.fresh)
 
     def status(self, job_id: JobId | None) -> JobStatus:
-        """As `CoordinatorHandlers.status`."""
+        """The status of a job, or of the newest one; with no job at all, the cluster's processes alone.
+
+        Raises:
+            UnknownJob: the named job is not known.
+        """
         processes = self._cluster_processes()
         try:
             record = self._coordinator.record(job_id)
@@ -192,9 +199,8 @@ class CoordinatorServicer:
             evaluations,
         )
 
-    def watch_job(self, job_id: JobId | None, after: int, context: grpc.ServicerContext) -> Iterator[NumberedEvent]:
-        """As `CoordinatorHandlers.watch_job`."""
-        record = self._coordinator.record(job_id)
+    def _watch_job(self, request: WatchJobRequest, context: Context) -> Iterator[NumberedEvent]:
+        record, after = self._coordinator.record(request.job_id), request.after
         with self._viewers.watch(context, viewer=_viewer(context)) as watch:
             if not watch.wait(partial(self._is_settled, record.job_id)):
                 return
@@ -218,20 +224,14 @@ class CoordinatorServicer:
         """True once somebody leads a job, or it has ended; None before."""
         return None if self._coordinator.is_orphan(job_id) else True
 
-    def members(self) -> tuple[Member, ...]:
-        """As `CoordinatorHandlers.members`."""
-        return self._coordinator.members()
-
-    def clocks(self, job_id: JobId | None) -> ClockSnapshot | None:
-        """As `CoordinatorHandlers.clocks`."""
-        record = self._coordinator.record(job_id)
+    def _clocks(self, request: GetClocksRequest, _: Context) -> KnownClocks:
+        record = self._coordinator.record(request.job_id)
         with self._coordinator.condition:
             host = self._coordinator.host(record.job_id)
-            return None if host is None else host.machine.clocks
+            return KnownClocks(None if host is None else host.machine.clocks)
 
-    def watch_clocks(self, job_id: JobId | None, context: grpc.ServicerContext) -> Iterator[ClockSnapshot]:
-        """As `CoordinatorHandlers.watch_clocks`."""
-        record = self._coordinator.record(job_id)
+    def _watch_clocks(self, request: WatchClocksRequest, context: Context) -> Iterator[ClockSnapshot]:
+        record = self._coordinator.record(request.job_id)
         last: ClockSnapshot | None = None
         with self._viewers.watch(context, viewer=_viewer(context)) as watch:
             if not watch.wait(partial(self._is_settled, record.job_id)):
@@ -254,7 +254,12 @@ class CoordinatorServicer:
         return processes
 
 
-def _viewer(context: grpc.ServicerContext) -> Viewer:
+def _owner(context: Context) -> str:
+    """Whose certificate the caller has; empty without TLS."""
+    return str(caller_of(context) or "")
+
+
+def _viewer(context: Context) -> Viewer:
     """Who wants to look; without TLS an address, behind which a whole cluster may be."""
     peer = caller_of(context)
     return Viewer(address_of(context.peer())) if peer is None else Viewer(str(peer), peer.role)

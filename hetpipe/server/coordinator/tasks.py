@@ -53,7 +53,6 @@ from hetpipe.job.file import Job
 from hetpipe.observe.log import get_logger
 from hetpipe.roots import Roots
 from hetpipe.server.coordinator.replan_tasks import ReplanTasks, await_checkpoint
-from hetpipe.server.coordinator.shard_port import ShardPort
 from hetpipe.storage.store import Store
 from hetpipe.values import document
 from hetpipe.values.bounds import MAX_COUNT
@@ -67,6 +66,18 @@ from hetpipe.values.run import AgentInfo, ClockSnapshot
 from hetpipe.values.shard_config import ShardConfig
 from hetpipe.values.sync import Progress
 from hetpipe.values.wire import to_json
+from hetpipe.wire import calls
+from hetpipe.wire.call import Calls
+from hetpipe.wire.calls import (
+    AdmitRequest,
+    DescribeRunRequest,
+    DrainRequest,
+    EvictRequest,
+    GetShardClocksRequest,
+    KeepRunRequest,
+    ReleaseRequest,
+    RequestBarrierRequest,
+)
 
 T = TypeVar("T")
 WorkerTask = TypeVar("WorkerTask", Evict, Admit, Drain)
@@ -93,7 +104,7 @@ Certify = Callable[[bytes, StagePeer], bytes]
 class Tools:
     """What tasks need of the outside world."""
 
-    open_shard: Callable[[MemberInfo], ShardPort]
+    open_shard: Callable[[MemberInfo], Calls]
     """A shard, which with TLS must prove that it is that very one."""
     read_progress: Callable[[str], Progress]
     """How far a checkpoint folder is. Raises `CheckpointError`."""
@@ -156,7 +167,7 @@ class JobTasks:
                 return WrappedUp(self._last_clocks(task))
             case Release(shards=shards):
                 for shard in shards:
-                    self._tried(shard, lambda port: port.release(self._job_id))
+                    self._tried(shard, lambda port: port.invoke(calls.RELEASE, ReleaseRequest(self._job_id)))
                 return None
 
     def _answered(self, task: Literal["prepare", "barrier"], function: Callable[[], Input | None]) -> Input | None:
@@ -261,7 +272,8 @@ class JobTasks:
         return self._store.next_term(above=above)
 
     def _ask_barrier(self, task: AskBarrier) -> None:
-        barrier = self._with_shard(task.clock_shard, lambda port: port.request_barrier(self._job_id, task.term, STOP))
+        request = RequestBarrierRequest(self._job_id, task.term, STOP)
+        barrier = self._with_shard(task.clock_shard, lambda port: port.invoke(calls.REQUEST_BARRIER, request)).clock
         _log.info("job_stops_at_barrier", job=self._job_id, clock=barrier)
 
     def _asked(self, task: WorkerTask, ask: Callable[[WorkerTask], Input]) -> Input:
@@ -278,9 +290,8 @@ class JobTasks:
     def _evict(self, task: Evict) -> EvictAcknowledged:
         failpoints.reach("membership.evict_decided_not_published")
         try:
-            self._with_shard(
-                task.clock_shard, lambda port: port.evict(self._job_id, task.term, task.vw, task.incarnation)
-            )
+            request = EvictRequest(self._job_id, task.term, task.vw, task.incarnation)
+            self._with_shard(task.clock_shard, lambda port: port.invoke(calls.EVICT, request))
         except StaleIncarnation as error:
             # What the clock shard never heard of counts nowhere.
             _log.info("nothing_to_evict", job=self._job_id, reason=str(error))
@@ -292,22 +303,21 @@ class JobTasks:
             newest = None if folder is None or new.left_at is None else self._tools.read_progress(folder).clock
             await_checkpoint(new, newest, now=self._clock.monotonic())
             self._with_shard(task.clock_shard, lambda port: self._replans.make_way(task, new, port))
-        self._with_shard(
-            task.clock_shard,
-            lambda port: port.admit(self._job_id, task.term, task.vw, task.incarnation, task.num_stages),
-        )
+        request = AdmitRequest(self._job_id, task.term, task.vw, task.incarnation, task.num_stages)
+        self._with_shard(task.clock_shard, lambda port: port.invoke(calls.ADMIT, request))
         if new is not None:
             failpoints.reach("repartition.committed")
         return AdmitAcknowledged(task.vw, task.incarnation, folder)
 
     def _drain(self, task: Drain) -> DrainAcknowledged:
-        self._with_shard(task.clock_shard, lambda port: port.drain(self._job_id, task.term, task.vw, task.incarnation))
+        request = DrainRequest(self._job_id, task.term, task.vw, task.incarnation)
+        self._with_shard(task.clock_shard, lambda port: port.invoke(calls.DRAIN, request))
         return DrainAcknowledged(task.vw, task.incarnation)
 
     def _keep_out(self, task: KeepOut) -> KeptOut:
-        def keep(port: ShardPort) -> None:
-            run = port.describe(self._job_id).run
-            port.keep_run(self._job_id, task.term, replace(run, out=task.out))
+        def keep(port: Calls) -> None:
+            run = port.invoke(calls.DESCRIBE_RUN, DescribeRunRequest(self._job_id)).run
+            port.invoke(calls.KEEP_RUN, KeepRunRequest(self._job_id, task.term, replace(run, out=task.out)))
 
         try:
             self._with_shard(task.clock_shard, keep)
@@ -317,9 +327,12 @@ class JobTasks:
         return KeptOut(task.out, is_kept=True)
 
     def _last_clocks(self, task: WrapUp) -> ClockSnapshot | None:
-        return self._tried(task.shards[0], lambda port: port.clocks(self._job_id)) if task.shards else None
+        request = GetShardClocksRequest(self._job_id)
+        if not task.shards:
+            return None
+        return self._tried(task.shards[0], lambda port: port.invoke(calls.GET_SHARD_CLOCKS, request))
 
-    def _tried(self, shard: MemberInfo, use: Callable[[ShardPort], T]) -> T | None:
+    def _tried(self, shard: MemberInfo, use: Callable[[Calls], T]) -> T | None:
         """What `use` gives, or None: a shard that is gone must not keep a job from ending."""
         try:
             return self._with_shard(shard, use)
@@ -329,7 +342,7 @@ class JobTasks:
             _log.exception("shard_not_wrapped_up", job=self._job_id, shard=str(shard))
         return None
 
-    def _with_shard(self, shard: MemberInfo, use: Callable[[ShardPort], T]) -> T:
+    def _with_shard(self, shard: MemberInfo, use: Callable[[Calls], T]) -> T:
         port = self._tools.open_shard(shard)
         try:
             return use(port)
@@ -349,8 +362,8 @@ def _written_terms(run_dir: Path) -> Iterator[Term]:
                 yield Term(term)
 
 
-def _configure(config: ShardConfig, port: ShardPort) -> None:
-    port.configure(config)
+def _configure(config: ShardConfig, port: Calls) -> None:
+    port.invoke(calls.CONFIGURE, config)
 
 
 def write_run_files(submission: Submission, prepared: Prepared, eval_samples: int | None) -> None:

@@ -26,8 +26,8 @@ from hetpipe.errors import (
     SliceMismatch,
     StaleIncarnation,
 )
+from hetpipe.server.shard.buffer_files import BufferFiles, Sender
 from hetpipe.server.shard.chunks import ChunkReceiver, RunMap, chunks, slice_bytes
-from hetpipe.server.shard.kept_buffers import KeptBuffers, Sender
 from hetpipe.values.bounds import MAX_NAME_CHARACTERS
 from hetpipe.values.ids import Clock, Incarnation, VirtualWorkerIndex
 from hetpipe.values.plan import DTYPE_BYTES
@@ -95,7 +95,7 @@ class BufferExchange:
     #: Buffers that one stage may announce; each costs a view of its own.
     MAX_BUFFERS = 10_000
 
-    def __init__(self, attendance: Callable[[], Attendance], kept: KeptBuffers | None = None) -> None:
+    def __init__(self, attendance: Callable[[], Attendance], kept: BufferFiles | None = None) -> None:
         """Begin with nothing, or with what an earlier process had.
 
         Args:

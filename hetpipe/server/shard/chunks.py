@@ -3,7 +3,7 @@
 The slices of a request form one *stream* in which each starts at a multiple of 64 bytes. Sender and receiver keep the
 same slices in buffers of their own layout; a `RunMap` says which run of the stream lies where in the buffer. Chunks
 come in order and without gaps. A chunk is a head of 24 bytes and the bytes; the head is `hpC3`, four zeros, the offset
-in the stream (8 bytes, little-endian) and the checksum (`server.shard.checksum`) of offset and bytes. `hpC3` names this
+in the stream (8 bytes, little-endian) and the checksum (`hetpipe.checksum`) of offset and bytes. `hpC3` names this
 form of chunks; those of other versions of hetpipe are refused by name.
 """
 
@@ -15,8 +15,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from hetpipe.checksum import BLOCK_BYTES, SUM_BYTES, checksum, num_checksums
 from hetpipe.errors import DamagedChunk, MalformedChunk
-from hetpipe.server.shard.checksum import BLOCK_BYTES, SUM_BYTES, address_of, checksum, num_checksums
 from hetpipe.values.plan import DTYPE_BYTES
 from hetpipe.values.requests import SliceHeader
 from hetpipe.weights.flat import ALIGNMENT_BYTES, FlatBuffer, aligned
@@ -108,7 +108,7 @@ def chunks(buffer: FlatBuffer, runs: RunMap) -> Iterator[bytes]:
         # Its bytes are summed where they lie side by side, and nobody else has seen them yet: the sum is put in place,
         # rather than all of them copied once more behind it.
         total = checksum(chunk, place=offset, skip=_HEAD.size)
-        ctypes.memmove(address_of(chunk) + _HEAD.size - SUM_BYTES, total, SUM_BYTES)
+        ctypes.memmove(_address_of(chunk) + _HEAD.size - SUM_BYTES, total, SUM_BYTES)
         yield chunk
 
 
@@ -168,7 +168,7 @@ class ChunkReceiver:
         if length % ALIGNMENT_BYTES and offset + length != self._runs.num_bytes:
             raise MalformedChunk(f"a chunk of {length} bytes ends inside an alignment unit")
         pieces = tuple(self._runs.pieces(offset, length))
-        source = address_of(chunk) + _HEAD.size
+        source = _address_of(chunk) + _HEAD.size
         for piece in pieces:
             ctypes.memmove(self._address + piece.buffer, source + piece.stream - offset, piece.num_bytes)
         self._received += length
@@ -222,3 +222,8 @@ def _is_zero_between(chunk: bytes, offset: int, pieces: Sequence[Run]) -> bool:
             return False
         position = start + piece.num_bytes
     return chunk.count(0, position) == len(chunk) - position
+
+
+def _address_of(data: bytes) -> int:
+    """Where the bytes lie in memory."""
+    return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0

@@ -29,7 +29,6 @@ from hetpipe.observe.timeline import Activity, TimelineWriter
 from hetpipe.pipeline.synchroniser import Listener
 from hetpipe.server.shard.buffer_exchange import buffers_layout, run_map
 from hetpipe.server.shard.chunks import ChunkReceiver, Chunks, RunMap
-from hetpipe.server.shard.transport import ClockTransport, ShardTransport
 from hetpipe.values.ids import Clock, ShardIndex, Wave
 from hetpipe.values.plan import DTYPE_BYTES, SlicePlan
 from hetpipe.values.requests import (
@@ -43,6 +42,17 @@ from hetpipe.values.requests import (
 )
 from hetpipe.values.sync import Progress
 from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
+from hetpipe.wire import calls
+from hetpipe.wire.call import Calls
+from hetpipe.wire.calls import (
+    FollowLogRequest,
+    GetProgressRequest,
+    HoldClockRequest,
+    JoinRequest,
+    ReportCheckpointRequest,
+    ReportInitializedRequest,
+    ReportStagedRequest,
+)
 
 #: Pause before asking again for what is not there yet.
 _FIRST_PAUSE_SECONDS = 0.002
@@ -83,8 +93,8 @@ class ShardClient:
         slices: Sequence[SlicePlan],
         pool: BufferPool,
         *,
-        shards: Sequence[ShardTransport],
-        clock_shard: ClockTransport,
+        shards: Sequence[Calls],
+        clock_shard: Calls,
         listener: Listener,
         clock: TimeSource,
         timeline: TimelineWriter,
@@ -115,12 +125,12 @@ class ShardClient:
 
     def join(self) -> bool:
         """See `Synchroniser.join`."""
-        return self.clock_shard.join(self.requester).makes_weights
+        return self.clock_shard.invoke(calls.JOIN, JoinRequest(self.requester)).makes_weights
 
     def push_first_weights(self, weights: FlatBuffer) -> None:
         """See `Synchroniser.push_first_weights`."""
         self._push(None, weights)
-        self.clock_shard.initialized(self.requester)
+        self.clock_shard.invoke(calls.REPORT_INITIALIZED, ReportInitializedRequest(self.requester))
 
     def push_wave(self, wave: Wave, update: FlatBuffer | None, blocks: Blocks | None, *, segment: Clock) -> None:
         """Stage ũ on every shard and report it, in the background, after all earlier waves.
@@ -150,18 +160,20 @@ class ShardClient:
 
     def hold(self, switch: int) -> tuple[Clock, Clock]:
         """See `Synchroniser.hold`."""
-        return self.clock_shard.hold(self.requester, switch)
+        held = self.clock_shard.invoke(calls.HOLD_CLOCK, HoldClockRequest(self.requester, switch))
+        return held.clock, held.barrier
 
     def progress(self) -> Progress:
         """See `Synchroniser.progress`."""
-        return self.clock_shard.progress(self.requester)
+        return self.clock_shard.invoke(calls.GET_PROGRESS, GetProgressRequest(self.requester))
 
     def report_checkpoint(self, clock: Clock, path: Path | None, *, failure: str = "") -> bool:
         """See `Synchroniser.report_checkpoint`."""
         if path is not None and path != self._part[0]:
             self._part = (path, [file_digest(path)])
-        files = [] if path is None else self._part[1]
-        return self.clock_shard.report_checkpoint(self.requester, clock, files, failure=failure)
+        files = () if path is None else tuple(self._part[1])
+        request = ReportCheckpointRequest(self.requester, clock, files, failure)
+        return self.clock_shard.invoke(calls.REPORT_CHECKPOINT, request).complete
 
     def is_complete(self, checkpoint: Path) -> bool:
         """See `Synchroniser.is_complete`."""
@@ -183,11 +195,11 @@ class ShardClient:
         def exchange() -> None:
             nonlocal is_sent
             if not is_sent:
-                self.clock_shard.push_buffers(header, Chunks(mine, runs))
+                self.clock_shard.upload(calls.PUSH_BUFFERS, header, Chunks(mine, runs))
                 is_sent = True
             receiver = ChunkReceiver(result, runs, restarts=True)
             try:
-                for chunk in self.clock_shard.pull_buffers(header):
+                for chunk in self.clock_shard.download(calls.PULL_BUFFERS, header):
                     receiver.write(chunk)
             except BuffersMissing:
                 is_sent = False  # the clock shard was started again, and had not been able to keep them
@@ -236,14 +248,16 @@ class ShardClient:
             if update is not None:
                 self._pool.release(update)
         try:
-            self.clock_shard.staged(self.requester, wave, blocks, segment=segment)
+            request = ReportStagedRequest(self.requester, wave, blocks or (), segment)
+            self.clock_shard.invoke(calls.REPORT_STAGED, request)
         except WaveOutOfOrder:
             if update is not None:
                 raise  # only an empty wave may lie behind a barrier that was set after it was sent
 
     def _push(self, wave: Wave | None, buffer: FlatBuffer) -> None:
         def attempt(share: _Share) -> None:
-            self._shards[share.shard].push(PushHeader(self.requester, wave, share.headers), Chunks(buffer, share.runs))
+            header = PushHeader(self.requester, wave, share.headers)
+            self._shards[share.shard].upload(calls.PUSH, header, Chunks(buffer, share.runs))
 
         def to(share: _Share) -> None:
             self._until_published(lambda: attempt(share), _SHOWN_SECONDS)
@@ -256,7 +270,8 @@ class ShardClient:
 
         def attempt(share: _Share) -> None:
             receiver = ChunkReceiver(target, share.runs, restarts=True)
-            for chunk in self._shards[share.shard].pull(PullHeader(self.requester, clock, share.headers)):
+            header = PullHeader(self.requester, clock, share.headers)
+            for chunk in self._shards[share.shard].download(calls.PULL, header):
                 receiver.write(chunk)
             receiver.finish()
 
@@ -302,9 +317,11 @@ class ShardClient:
         position = FROM_NEWEST_SEGMENT
         try:
             while not self._stopped.is_set():
-                for records in self.clock_shard.follow(position, gathered=True):
-                    position = records[-1].index + 1
-                    self._listener.on_records(records)
+                own = self.requester
+                request = FollowLogRequest(own.job_id, own.term, position, gathered=True, requester=own)
+                for found in self.clock_shard.stream(calls.FOLLOW_LOG, request):
+                    position = found.records[-1].index + 1
+                    self._listener.on_records(found.records)
         except HetpipeError as error:
             if not self._stopped.is_set():
                 self._listener.on_error(error)

@@ -29,7 +29,7 @@ from hetpipe.server.shard.decision_events import (
     RunKept,
     Staged,
 )
-from hetpipe.server.shard.journal import Address, ClockState, Journal, OldDecisions
+from hetpipe.server.shard.journal import Address, ClockState, Journal, RecoveredDecisions
 from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.requests import Meeting, Requester
@@ -47,7 +47,7 @@ class ClockShard:
         config: ShardConfig,
         history: HistoryWriter,
         journal: Journal | None = None,
-        old: OldDecisions | None = None,
+        old: RecoveredDecisions | None = None,
         *,
         newest_checkpoint: Callable[[], Clock] | None = None,
     ) -> None:
@@ -117,7 +117,7 @@ class ClockShard:
     def join(
         self, requester: Requester, link_address: str = "", replicas_address: str = "", *, ready: bool = True
     ) -> Meeting:
-        """See `ClockTransport.join`."""
+        """A stage is there; returns where others await it (`wire.calls.JoinRequest`)."""
         vw, life, stage = requester.vw, requester.incarnation, requester.stage
         with self.bell:
             self._check(requester)
@@ -140,7 +140,7 @@ class ClockShard:
     def staged(
         self, requester: Requester, wave: Wave, blocks: tuple[tuple[int, ...], ...] | None, *, segment: Clock
     ) -> None:
-        """A stage has staged its part of a wave; see `ClockTransport.staged`."""
+        """A stage has staged its part of a wave (`wire.calls.ReportStagedRequest`)."""
         with self.bell:
             self._check(requester)
             vw, life, stage = requester.vw, requester.incarnation, requester.stage
@@ -194,7 +194,7 @@ class ClockShard:
     def acknowledge(
         self, shard: ShardIndex, num_records: int, durable: int | None = None, *, applied: bool = False
     ) -> None:
-        """See `ClockTransport.acknowledge`."""
+        """A shard has carried out records (`wire.calls.AcknowledgeRequest`)."""
         with self.bell:
             self._decide(Acknowledged(shard, num_records, durable))
             self._applied = self._applied | {shard} if applied else self._applied - {shard}

@@ -1,45 +1,47 @@
-"""A shard behind an emulated link: what it transfers takes the link's time as well."""
+"""Links that are only played: a transfer takes the time that an emulated link would need for its bytes, at least."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
-from hetpipe.server.shard.chunks import slice_bytes
-from hetpipe.server.shard.transport import ShardTransport
-from hetpipe.values.requests import PullHeader, PushHeader, PushReply, SliceHeader
 from hetpipe.values.run import LinkTime
+from hetpipe.wire.call import Calls, Download, ReplyT, RequestT, Streaming, Unary, Upload
 
 
-def over(shard: ShardTransport, time: LinkTime | None, *, clock: Clock = SYSTEM_CLOCK) -> ShardTransport:
-    """`shard` over a link of these times, or as it is."""
-    return shard if time is None else EmulatedShard(shard, time, clock=clock)
+def over(shard: Calls, time: LinkTime | None, *, clock: Clock = SYSTEM_CLOCK) -> Calls:
+    """The calls of a shard over a link of these times, or as they are."""
+    return shard if time is None else DelayedCalls(shard, time, clock=clock)
 
 
-class EmulatedShard:
-    """A `ShardTransport`: each call lasts at least as long as its bytes would take over the link."""
+class DelayedCalls:
+    """`Calls` whose transfers last at least as long as their bytes would take over the link."""
 
-    def __init__(self, shard: ShardTransport, time: LinkTime, *, clock: Clock) -> None:
-        self._shard = shard
+    def __init__(self, inner: Calls, time: LinkTime, *, clock: Clock) -> None:
+        self._inner = inner
         self._time = time
         self._clock = clock
 
-    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> PushReply:
-        """See `ShardTransport.push`. The time passes first: the shard has the bytes when they have arrived."""
-        self._clock.sleep(self._time.seconds(_num_bytes(header.slices)))
-        return self._shard.push(header, chunks)
+    def invoke(self, call: Unary[RequestT, ReplyT], request: RequestT) -> ReplyT:
+        """See `Calls.invoke`."""
+        return self._inner.invoke(call, request)
 
-    def pull(self, header: PullHeader) -> Iterator[bytes]:
-        """See `ShardTransport.pull`. A refusal comes at once."""
+    def stream(self, call: Streaming[RequestT, ReplyT], request: RequestT) -> Iterator[ReplyT]:
+        """See `Calls.stream`."""
+        return self._inner.stream(call, request)
+
+    def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[bytes]) -> ReplyT:
+        """See `Calls.upload`. The time passes first: the shard has the bytes when they have arrived."""
+        self._clock.sleep(self._time.seconds(call.num_bytes(header)))
+        return self._inner.upload(call, header, chunks)
+
+    def download(self, call: Download[RequestT], header: RequestT) -> Iterator[bytes]:
+        """See `Calls.download`. A refusal comes at once."""
         started = self._clock.monotonic()
-        yield from self._shard.pull(header)
-        left = started + self._time.seconds(_num_bytes(header.slices)) - self._clock.monotonic()
+        yield from self._inner.download(call, header)
+        left = started + self._time.seconds(call.num_bytes(header)) - self._clock.monotonic()
         self._clock.sleep(max(0.0, left))
 
     def close(self) -> None:
-        """See `ShardTransport.close`."""
-        self._shard.close()
-
-
-def _num_bytes(slices: tuple[SliceHeader, ...]) -> int:
-    return sum(map(slice_bytes, slices))
+        """See `Calls.close`."""
+        self._inner.close()

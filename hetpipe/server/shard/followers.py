@@ -8,10 +8,10 @@ import grpc
 
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.decide.sync.records import Record
-from hetpipe.rpc.watchers import Watchers
 from hetpipe.server.shard.clock_shard import ClockShard
 from hetpipe.values.bounds import MAX_SHARDS, MAX_STAGES
 from hetpipe.values.requests import Requester
+from hetpipe.wire.watchers import Watchers
 
 #: Streams of one job that may follow its log at a time.
 MAX_FOLLOWERS = MAX_SHARDS + MAX_STAGES

@@ -1,39 +1,43 @@
-"""Shards in the same process: no sockets, the same objects and the same bytes. For tests and for one-process runs."""
+"""The calls of a job's shard, carried out: for its server, and for stages and shards of the same process.
+
+The same objects and the same bytes, with and without sockets; runs in one process call these handlers directly.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from hetpipe import failpoints
-from hetpipe.decide.sync.records import Record
 from hetpipe.server.shard.job_shard import JobShard
-from hetpipe.values.ids import Clock, ShardIndex, Wave
-from hetpipe.values.requests import (
-    Blocks,
-    BuffersHeader,
-    CheckpointFile,
-    Meeting,
-    PullHeader,
-    PushHeader,
-    PushReply,
-    Requester,
-    Watermarks,
-)
+from hetpipe.values.requests import BuffersHeader, Meeting, PullHeader, PushHeader, PushReply, Watermarks
 from hetpipe.values.sync import Progress
+from hetpipe.wire import calls
+from hetpipe.wire.calls import (
+    AcknowledgeRequest,
+    CheckpointParts,
+    FollowLogRequest,
+    GetProgressRequest,
+    HeldClock,
+    HoldClockRequest,
+    JoinRequest,
+    LogRecords,
+    ReportCheckpointRequest,
+    ReportInitializedRequest,
+    ReportShardCheckpointRequest,
+    ReportStagedRequest,
+)
+from hetpipe.wire.serving import Context, Handlers
 
-#: Longest wait for new records before `follow` ends and the caller follows again.
+#: Longest wait for new records before a stream of them ends and the caller follows again.
 _FOLLOW_SECONDS = 0.1
 
 
-class InProcessShard:
-    """A `ShardTransport` to a shard of this process."""
+def tensor_calls(job_shard: JobShard) -> Handlers:
+    """The transfers of slices, which every shard answers."""
+    shard = job_shard.shard
 
-    def __init__(self, job_shard: JobShard) -> None:
-        self._shard = job_shard.shard
-
-    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> PushReply:
-        """See `ShardTransport.push`."""
-        session = self._shard.begin_push(header)
+    def push(header: PushHeader, chunks: Iterable[bytes], _: Context) -> PushReply:
+        session = shard.begin_push(header)
         if isinstance(session, Watermarks):
             return PushReply(duplicate=True, marks=session)
         for chunk in failpoints.passing("push", chunks):
@@ -42,78 +46,81 @@ class InProcessShard:
         failpoints.reach("push.after_stage")
         return PushReply(duplicate=False, marks=marks)
 
-    def pull(self, header: PullHeader) -> Iterator[bytes]:
-        """See `ShardTransport.pull`."""
-        with self._shard.pull(header) as chunks:
+    def pull(header: PullHeader, _: Context) -> Iterator[bytes]:
+        with shard.pull(header) as chunks:
             yield from failpoints.passing("pull", chunks)
 
-    def close(self) -> None:
-        """Nothing to free."""
+    handlers = Handlers()
+    handlers.on_upload(calls.PUSH, push)
+    handlers.on_download(calls.PULL, pull)
+    return handlers
 
 
-class InProcessClock:
-    """A `ClockTransport` to the clock shard of this process."""
+def clock_calls(job_shard: JobShard) -> Handlers:
+    """The calls that only the clock shard answers."""
+    own = _ClockCalls(job_shard)
+    handlers = Handlers(on_close=own.close)
+    handlers.on(calls.JOIN, own.join)
+    handlers.on(calls.REPORT_INITIALIZED, own.report_initialized)
+    handlers.on(calls.REPORT_STAGED, own.report_staged)
+    handlers.on(calls.HOLD_CLOCK, own.hold_clock)
+    handlers.on(calls.GET_PROGRESS, own.get_progress)
+    handlers.on_stream(calls.FOLLOW_LOG, own.follow_log)
+    handlers.on(calls.ACKNOWLEDGE, own.acknowledge)
+    handlers.on(calls.REPORT_CHECKPOINT, own.report_checkpoint)
+    handlers.on(calls.REPORT_SHARD_CHECKPOINT, own.report_shard_checkpoint)
+    handlers.on_upload(calls.PUSH_BUFFERS, own.push_buffers)
+    handlers.on_download(calls.PULL_BUFFERS, own.pull_buffers)
+    return handlers
 
+
+class _ClockCalls:
     def __init__(self, job_shard: JobShard) -> None:
         self._job = job_shard
         self._clock = job_shard.clock_shard
         self._closed = False
 
-    def join(
-        self, requester: Requester, link_address: str = "", replicas_address: str = "", *, ready: bool = True
-    ) -> Meeting:
-        """See `ClockTransport.join`."""
-        return self._clock.join(requester, link_address, replicas_address, ready=ready)
+    def join(self, request: JoinRequest, _: Context) -> Meeting:
+        links = (request.link_address, request.replicas_address)
+        return self._clock.join(request.requester, *links, ready=not request.only_meets)
 
-    def initialized(self, requester: Requester) -> None:
-        """See `ClockTransport.initialized`."""
-        self._clock.initialized(requester)
+    def report_initialized(self, request: ReportInitializedRequest, _: Context) -> None:
+        self._clock.initialized(request.requester)
 
-    def staged(self, requester: Requester, wave: Wave, blocks: Blocks | None, *, segment: Clock) -> None:
-        """See `ClockTransport.staged`."""
-        self._clock.staged(requester, wave, blocks, segment=segment)
+    def report_staged(self, request: ReportStagedRequest, _: Context) -> None:
+        blocks = request.blocks if request.requester.stage == 0 else None
+        self._clock.staged(request.requester, request.wave, blocks, segment=request.segment)
 
-    def hold(self, requester: Requester, switch: int) -> tuple[Clock, Clock]:
-        """See `ClockTransport.hold`."""
-        return self._clock.hold(requester, switch)
+    def hold_clock(self, request: HoldClockRequest, _: Context) -> HeldClock:
+        return HeldClock(*self._clock.hold(request.requester, request.switch))
 
-    def progress(self, requester: Requester) -> Progress:
-        """See `ClockTransport.progress`."""
-        self._clock.check_requester(requester)
+    def get_progress(self, request: GetProgressRequest, _: Context) -> Progress:
+        self._clock.check_requester(request.requester)
         return self._clock.progress()
 
-    def follow(self, start: int, *, gathered: bool = False) -> Iterator[Sequence[Record]]:
-        """See `ClockTransport.follow`."""
-        bell = self._clock.news if gathered else self._clock.bell
+    def follow_log(self, request: FollowLogRequest, _: Context) -> Iterator[LogRecords]:
+        bell = self._clock.news if request.gathered else self._clock.bell
         with bell:
-            bell.wait_for(lambda: self._closed or self._clock.records_from(start), timeout=_FOLLOW_SECONDS)
-            records = self._clock.records_from(start)
+            bell.wait_for(lambda: self._closed or self._clock.records_from(request.start), timeout=_FOLLOW_SECONDS)
+            records = self._clock.records_from(request.start)
         if records:
-            yield records
+            yield LogRecords(tuple(records))
 
-    def acknowledge(
-        self, shard: ShardIndex, num_records: int, durable: int | None = None, *, applied: bool = False
-    ) -> None:
-        """See `ClockTransport.acknowledge`."""
-        self._clock.acknowledge(shard, num_records, durable, applied=applied)
+    def acknowledge(self, request: AcknowledgeRequest, _: Context) -> None:
+        self._clock.acknowledge(request.shard, request.num_records, request.durable, applied=request.applied)
 
-    def report_checkpoint(
-        self, requester: Requester, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = ""
-    ) -> bool:
-        """See `ClockTransport.report_checkpoint`."""
-        self._clock.check_requester(requester)
+    def report_checkpoint(self, request: ReportCheckpointRequest, _: Context) -> CheckpointParts:
+        self._clock.check_requester(request.requester)
         self._job.keeper.follow(*self._clock.passed())  # the thread that follows the log may be behind
-        return self._job.keeper.report(requester, clock, files, failure=failure)
+        requester, clock, files = request.requester, request.clock, request.files
+        return CheckpointParts(self._job.keeper.report(requester, clock, files, failure=request.failure))
 
-    def report_shard_checkpoint(
-        self, shard: ShardIndex, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = ""
-    ) -> bool:
-        """See `ClockTransport.report_shard_checkpoint`."""
+    def report_shard_checkpoint(self, request: ReportShardCheckpointRequest, _: Context) -> CheckpointParts:
         self._job.keeper.follow(*self._clock.passed())
-        return self._job.keeper.report_shard(shard, clock, files, failure=failure)
+        shard, clock, files = request.shard, request.clock, request.files
+        return CheckpointParts(self._job.keeper.report_shard(shard, clock, files, failure=request.failure))
 
-    def push_buffers(self, header: BuffersHeader, chunks: Iterable[bytes]) -> None:
-        """See `ClockTransport.push_buffers`."""
+    def push_buffers(self, header: BuffersHeader, chunks: Iterable[bytes], _: Context) -> None:
         self._clock.check_requester(header.requester)
         receiver, buffer = self._job.buffers.receive(header)
         for chunk in chunks:
@@ -121,8 +128,7 @@ class InProcessClock:
         receiver.finish()
         self._job.buffers.sent(header, buffer)
 
-    def pull_buffers(self, header: BuffersHeader) -> Iterator[bytes]:
-        """See `ClockTransport.pull_buffers`."""
+    def pull_buffers(self, header: BuffersHeader, _: Context) -> Iterator[bytes]:
         self._clock.check_requester(header.requester)
         yield from self._job.buffers.stream(header)
 

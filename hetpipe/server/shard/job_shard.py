@@ -1,6 +1,6 @@
 """Everything one shard process holds for one job: tensors, and on shard 0 the clock shard with what goes with it.
 
-A follower thread reads the decision log (its own or, over a `ClockTransport`, the clock shard's), carries each record
+A follower thread reads the decision log (its own or, over a `Calls`, the clock shard's), carries each record
 out, and acknowledges.
 """
 
@@ -26,15 +26,24 @@ from hetpipe.observe.history import HistoryWriter
 from hetpipe.observe.log import bind_context
 from hetpipe.server.shard.buffer_exchange import BufferExchange
 from hetpipe.server.shard.clock_shard import ClockShard
-from hetpipe.server.shard.job_state import JobState
+from hetpipe.server.shard.job_storage import AckLevel, JobStorage
 from hetpipe.server.shard.shard import Shard
-from hetpipe.server.shard.transport import ClockTransport
-from hetpipe.server.shard.write_ahead_log import Level
 from hetpipe.values.conditions import ConditionKind
-from hetpipe.values.ids import Incarnation, VirtualWorkerIndex
+from hetpipe.values.ids import Clock as ClockValue
+from hetpipe.values.ids import Incarnation, ShardIndex, VirtualWorkerIndex
 from hetpipe.values.plan import DTYPE_BYTES
+from hetpipe.values.requests import CheckpointFile
 from hetpipe.values.shard_config import ShardConfig, shard_name
 from hetpipe.weights.flat import FlatBuffer
+from hetpipe.wire.call import Calls
+from hetpipe.wire.calls import (
+    ACKNOWLEDGE,
+    FOLLOW_LOG,
+    REPORT_SHARD_CHECKPOINT,
+    AcknowledgeRequest,
+    FollowLogRequest,
+    ReportShardCheckpointRequest,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -54,7 +63,7 @@ class JobShard:
         self,
         config: ShardConfig,
         history: HistoryWriter,
-        state: JobState | None = None,
+        state: JobStorage | None = None,
         conditions: Conditions | None = None,
     ) -> None:
         """Hold nothing yet, or what an earlier process held.
@@ -79,7 +88,7 @@ class JobShard:
         self._buffers: BufferExchange | None = None
         self._keeper: CheckpointKeeper | None = None
         if config.shard == 0:
-            journal, decisions = (None, None) if state is None else (state.journal, state.old_decisions)
+            journal, decisions = (None, None) if state is None else (state.journal, state.recovered_decisions)
             keeper = CheckpointKeeper(
                 job_id=config.job_id,
                 run_dir=Path(config.run_dir),
@@ -97,10 +106,10 @@ class JobShard:
             )
             self._buffers = BufferExchange(self._clock_shard.attendance, None if state is None else state.buffers)
             self._keeper = keeper
-        if state is not None and state.old_pushes is not None:
-            self.shard.recall(state.old_pushes)
+        if state is not None and state.recovered_pushes is not None:
+            self.shard.recall(state.recovered_pushes)
         #: Whether this process has yet to do again what an earlier one did.
-        self._is_behind = state is not None and state.old_pushes is not None
+        self._is_behind = state is not None and state.recovered_pushes is not None
         #: Whether this process has yet to see what the barrier before its time asked for.
         self._is_checkpoint_open = False
         #: The record that this process has carried out last; None before the first.
@@ -109,7 +118,7 @@ class JobShard:
         self._is_over = False
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        self._transport: ClockTransport | None = None
+        self._transport: Calls | None = None
         self._checkpoints: ShardCheckpoints[FlatBuffer] | None = None
 
     @property
@@ -142,7 +151,7 @@ class JobShard:
 
     def start(
         self,
-        clock_transport: ClockTransport | None,
+        clock_transport: Calls | None,
         clock: Clock = SYSTEM_CLOCK,
         *,
         on_lost: Callable[[StateLost], None] = lambda _: None,
@@ -162,7 +171,7 @@ class JobShard:
             assert clock_transport is not None, "a shard other than 0 needs a way to the clock shard"
             self._transport = clock_transport
             batches = self._follow_remote(clock_transport, clock)
-            self._checkpoints = ShardCheckpoints(self.shard, clock_transport.report_shard_checkpoint, clock)
+            self._checkpoints = ShardCheckpoints(self.shard, self._report_part, clock)
         self._thread = threading.Thread(target=self._run, args=(batches,), name="follow-log", daemon=True)
         self._thread.start()
 
@@ -253,7 +262,9 @@ class JobShard:
         assert self._checkpoints is not None, "it was started"
         if self._clock_shard is None:
             assert self._transport is not None, "a shard other than 0 has a way to the clock shard"
-            self._checkpoints.take_up(next(iter(self._transport.follow(FROM_NEWEST_SEGMENT)), ()))
+            request = FollowLogRequest(self.config.job_id, self.config.term, FROM_NEWEST_SEGMENT)
+            found = next(iter(self._transport.stream(FOLLOW_LOG, request)), None)
+            self._checkpoints.take_up(() if found is None else found.records)
             return
         records = self._clock_shard.records_from(FROM_NEWEST_SEGMENT)
         for record in records:
@@ -270,7 +281,7 @@ class JobShard:
     @property
     def _is_applied(self) -> bool:
         """Whether what is staged now would be lost with this process."""
-        return self._state is None or self._state.level is Level.APPLIED
+        return self._state is None or self._state.level is AckLevel.APPLIED
 
     def _carry_out(self, record: Record) -> None:
         self.shard.follow(record)
@@ -321,7 +332,21 @@ class JobShard:
             position += len(records)
             yield records
 
-    def _follow_remote(self, transport: ClockTransport, clock: Clock) -> Iterator[Sequence[Record]]:
+    def _report_part(
+        self, shard: ShardIndex, clock: ClockValue, files: Sequence[CheckpointFile], *, failure: str = ""
+    ) -> bool:
+        """Tell the clock shard, elsewhere, of this shard's part of a checkpoint."""
+        assert self._transport is not None, "this is the clock shard"
+        own = self.config
+        request = ReportShardCheckpointRequest(own.job_id, own.term, shard, clock, tuple(files), failure)
+        return self._transport.invoke(REPORT_SHARD_CHECKPOINT, request).complete
+
+    def _acknowledge(self, transport: Calls) -> None:
+        own, applied = self.config, self._is_applied
+        done, durable = self.shard.num_records, self._durable
+        transport.invoke(ACKNOWLEDGE, AcknowledgeRequest(own.job_id, own.term, own.shard, done, durable, applied))
+
+    def _follow_remote(self, transport: Calls, clock: Clock) -> Iterator[Sequence[Record]]:
         """The records of the clock shard's log, however often the connection breaks.
 
         The last record that is known is asked for once more. After a restart there is an answer at once, and that holds
@@ -331,12 +356,13 @@ class JobShard:
         while not self._stopped.is_set():
             position = self.shard.num_records
             try:
-                transport.acknowledge(self.config.shard, position, self._durable, applied=self._is_applied)
+                self._acknowledge(transport)
                 is_away = False
-                for records in transport.follow(max(0, position - 1) if self._asks_again else position):
-                    yield self._new(records)
-                    done, durable = self.shard.num_records, self._durable
-                    transport.acknowledge(self.config.shard, done, durable, applied=self._is_applied)
+                start = max(0, position - 1) if self._asks_again else position
+                request = FollowLogRequest(self.config.job_id, self.config.term, start)
+                for found in transport.stream(FOLLOW_LOG, request):
+                    yield self._new(found.records)
+                    self._acknowledge(transport)
             except (Unavailable, Busy) as error:
                 if not is_away:
                     log.warning("clock shard unreachable, trying again", sentence=str(error))

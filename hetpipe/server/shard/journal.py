@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from hetpipe.decide.sync.decision_log import LogState
 from hetpipe.server.shard.decision_events import Event, RunKept
-from hetpipe.server.shard.kept import Found, Kept
+from hetpipe.storage.wal import RecoveredLog, SnapshottedLog
 from hetpipe.values import wire
 from hetpipe.values.ids import Incarnation, StageIndex, VirtualWorkerIndex
 from hetpipe.values.run_document import RunDocument
 
-#: Bytes of events that make a snapshot worth while where snapshots are cheap (`Kept.is_cheap`), at a barrier, where
-#: there is least to keep, and anywhere: 100,000 events are played again in three seconds.
+#: Bytes of events that make a snapshot worth while where snapshots are cheap (`SnapshottedLog.is_cheap`), at a barrier,
+#: where there is least to keep, and anywhere: 100,000 events are played again in three seconds.
 _CHEAP_BYTES = 256 << 10
 _BARRIER_BYTES = 1 << 20
 _WORTH_BYTES = 4 << 20
@@ -46,7 +46,7 @@ class ClockState:
 
 
 @dataclass(frozen=True, slots=True)
-class OldDecisions:
+class RecoveredDecisions:
     """What an earlier process kept."""
 
     state: ClockState | None
@@ -56,7 +56,7 @@ class OldDecisions:
     """Position in the history from which on lines may be repeated."""
 
 
-def old_decisions(found: Found) -> OldDecisions:
+def recovered_decisions(found: RecoveredLog) -> RecoveredDecisions:
     """What was found, in the terms of a clock shard.
 
     Raises:
@@ -64,22 +64,22 @@ def old_decisions(found: Found) -> OldDecisions:
     """
     events = tuple(_events(found))
     if found.snapshot is None:
-        return OldDecisions(None, events, 0)
-    label = found.snapshot.label
-    return OldDecisions(wire.from_json(ClockState, label.content), events, label.history)
+        return RecoveredDecisions(None, events, 0)
+    header = found.snapshot.header
+    return RecoveredDecisions(wire.from_json(ClockState, header.content), events, header.history)
 
 
-def _events(found: Found) -> Iterator[Event]:
-    for frame in found.records:
-        event: Event = wire.from_json(Event, frame.header)
+def _events(found: RecoveredLog) -> Iterator[Event]:
+    for record in found.records:
+        event: Event = wire.from_json(Event, record.header)
         yield event
 
 
 class Journal:
     """The events of one clock shard. For callers that hold the bell."""
 
-    def __init__(self, kept: Kept) -> None:
-        self._kept = kept
+    def __init__(self, storage: SnapshottedLog) -> None:
+        self._storage = storage
         #: Bytes of the log that are no reason for a snapshot: one that was to make them superfluous failed. What an
         #: earlier process left is one, or a log whose process is killed again and again would never be short again.
         self._first_bytes = 0
@@ -87,40 +87,40 @@ class Journal:
     def keep(self, event: Event) -> None:
         """Have an event on the disk, as far as that can be had, before this returns."""
         if isinstance(event, RunKept):  # what a job file says may be infinite
-            self._kept.append(wire.to_json(Event, event).encode())
+            self._storage.append(wire.to_json(Event, event).encode())
         else:
-            self._kept.append(wire.to_bytes(Event, event))
+            self._storage.append(wire.to_bytes(Event, event))
 
     def wants_snapshot(self, *, at_barrier: bool) -> bool:
         """Whether it is time for one. After the disk failed nothing else makes the log whole again."""
-        if self._kept.is_busy:
+        if self._storage.is_busy:
             return False
-        grown = self._kept.log.num_bytes - self._first_bytes
-        has_gap = self._kept.log.alarm is not None
+        grown = self._storage.log.num_bytes - self._first_bytes
+        has_gap = self._storage.log.alarm is not None
         if (at_barrier and has_gap) or grown > (_BARRIER_BYTES if at_barrier else _WORTH_BYTES):
             return True
-        return grown > _CHEAP_BYTES and self._kept.is_cheap
+        return grown > _CHEAP_BYTES and self._storage.is_cheap
 
     def snapshot(self, state: ClockState, *, num_records: int, history: int) -> None:
         """Keep all that is known now, in the background; if the disk fails, that is logged, and the events stay."""
-        if self._kept.log.alarm is not None and not self._kept.log.resume():
+        if self._storage.log.alarm is not None and not self._storage.log.reopen():
             return
-        since = self._kept.log.rotate()
-        self._first_bytes = self._kept.log.num_bytes  # should it fail, the next one is tried after as many again
-        number = max(num_records, (self._kept.newest or 0) + 1)
+        since = self._storage.log.rotate()
+        self._first_bytes = self._storage.log.num_bytes  # should it fail, the next one is tried after as many again
+        number = max(num_records, (self._storage.newest or 0) + 1)
 
         def work() -> None:
             content = wire.to_json(ClockState, state)
-            if self._kept.snapshot(number, content, (), since=since, history=history):
-                self._kept.log.settle()
+            if self._storage.snapshot(number, content, (), since=since, history=history):
+                self._storage.log.clear_alarm()
                 self._first_bytes = 0
 
-        self._kept.in_background(work, "snapshot-decisions")
+        self._storage.in_background(work, "snapshot-decisions")
 
     def wait_idle(self) -> None:
         """Return when no snapshot is under way."""
-        self._kept.wait_idle()
+        self._storage.wait_idle()
 
     def close(self) -> None:
         """Close the log, once no snapshot is under way."""
-        self._kept.close()
+        self._storage.close()

@@ -18,12 +18,6 @@ from hetpipe.errors import MemberReplaced
 from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.observe.rpc_counters import RPC_COUNTERS
 from hetpipe.roots import Roots, add_root_options, roots_of
-from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.rpc.limits import Limits
-from hetpipe.rpc.listening import is_loopback
-from hetpipe.rpc.server import Server
-from hetpipe.rpc.shard_service import add_shard_service
-from hetpipe.rpc.tls import Tls
 from hetpipe.server.member_session import Hooks, MemberSession
 from hetpipe.server.runtime import (
     Shutdown,
@@ -39,7 +33,7 @@ from hetpipe.server.runtime import (
 )
 from hetpipe.server.shard.disk_watch import DiskWatch
 from hetpipe.server.shard.followers import MAX_FOLLOWERS
-from hetpipe.server.shard.job_state import StateOptions
+from hetpipe.server.shard.job_storage import StateOptions
 from hetpipe.server.shard.readings import readings
 from hetpipe.server.shard.run_history import HistoryFactory, file_history
 from hetpipe.server.shard.server import ShardServer, machine_memory_bytes
@@ -49,6 +43,12 @@ from hetpipe.values.ids import JobId, ShardIndex
 from hetpipe.values.members import MemberId, MemberInfo, MemberRole
 from hetpipe.values.requests import PullHeader, PushHeader, PushReply
 from hetpipe.weights.allocator import settle_memory
+from hetpipe.wire.coordinator_client import CoordinatorClient
+from hetpipe.wire.limits import Limits
+from hetpipe.wire.listening import is_loopback
+from hetpipe.wire.server import Server
+from hetpipe.wire.serving import Context
+from hetpipe.wire.tls import Tls
 
 #: Threads for calls that move tensors or decide; followers of the log have theirs beside them. So many that a whole run
 #: on one machine, which without TLS may have seven eighths of all threads, still finds 52 beside its followers.
@@ -78,15 +78,15 @@ class DelayedShardServer(ShardServer):
         self._longest_seconds = longest_seconds
         self._random = random.Random(seed)  # noqa: S311 - emulation, no secret
 
-    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> PushReply:
+    def push(self, header: PushHeader, chunks: Iterable[bytes], context: Context) -> PushReply:
         """See `ShardServer.push`."""
         SYSTEM_CLOCK.sleep(self._random.random() * self._longest_seconds)
-        return super().push(header, chunks)
+        return super().push(header, chunks, context)
 
-    def pull(self, header: PullHeader) -> Iterator[bytes]:
+    def pull(self, header: PullHeader, context: Context) -> Iterator[bytes]:
         """See `ShardServer.pull`."""
         SYSTEM_CLOCK.sleep(self._random.random() * self._longest_seconds)
-        return super().pull(header)
+        yield from super().pull(header, context)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -153,7 +153,7 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
     except BaseException:
         server.stop()
         raise
-    add_shard_service(server, shards)
+    shards.add_to(server)
     server.on_stop(shards.stop)
     _, port = split_address(server.start())
     address = join_address(host, port)

@@ -1,9 +1,9 @@
-"""Nobody gives up because a parameter server is away for a while: transports that wait for it, and try again.
+"""Retry with exponential backoff, for as long as a parameter server may be away.
 
-`PatientShard` and `PatientClock` wrap the transports of a stage. A call that fails because its server is away, or busy,
-is repeated after rests that grow, until patience ends; whatever else the server answers is not repeated. This is right
-because repeating any call is (`server.shard.transport`). A break in the middle of a pull begins the pull anew: the next
-chunk is the first one again. A log is followed on from where it broke.
+`RetryingCalls` wraps the calls of a stage. A call that fails because its server is away, or busy, is repeated after
+rests that grow, until patience ends; whatever else the server answers is not repeated, and neither is a call whose row
+says that it must not be. A break in the middle of a pull begins the pull anew: the next chunk is the first one again. A
+log is followed on from where it broke.
 
 Who waits for whom is told once at the beginning and at the end of each outage in the log, and every five seconds to
 whoever watches the run.
@@ -13,30 +13,17 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
-from hetpipe.decide.sync.records import Record
 from hetpipe.errors import Busy, HetpipeError, PeerUnreachable, Unavailable
 from hetpipe.observe.log import get_logger
 from hetpipe.pipeline.waiting import SAY_AFTER_SECONDS
-from hetpipe.server.shard.transport import ClockTransport, ShardTransport
-from hetpipe.values.ids import Clock, ShardIndex, Wave
-from hetpipe.values.requests import (
-    Blocks,
-    BuffersHeader,
-    CheckpointFile,
-    Meeting,
-    PullHeader,
-    PushHeader,
-    PushReply,
-    Requester,
-)
 from hetpipe.values.run import StageReport, StageWaiting
-from hetpipe.values.sync import Progress
+from hetpipe.wire.call import Calls, Download, ReplyT, RequestT, Streaming, Unary, Upload
 
 _log = get_logger(__name__)
 
@@ -67,7 +54,7 @@ class Waits:
 
 
 class Endurance:
-    """One stage's patience with one parameter server. Thread-safe; its transports may share it."""
+    """One stage's patience with one parameter server. Thread-safe; its `Calls` may share it."""
 
     def __init__(self, peer: str, waits: Waits) -> None:
         """Begin without an outage.
@@ -216,100 +203,43 @@ class _Wait:
         self._rest = _FIRST_REST_SECONDS
 
 
-class PatientShard:
-    """A `ShardTransport` that waits for its shard."""
+class RetryingCalls:
+    """`Calls` that wait for their server, and repeat what may be repeated."""
 
-    def __init__(self, shard: ShardTransport, endurance: Endurance) -> None:
-        self._shard = shard
+    def __init__(self, inner: Calls, endurance: Endurance) -> None:
+        self._inner = inner
         self._endurance = endurance
 
-    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> PushReply:
-        """See `ShardTransport.push`."""
-        return self._endurance.call(lambda: self._shard.push(header, chunks))
+    def invoke(self, call: Unary[RequestT, ReplyT], request: RequestT) -> ReplyT:
+        """See `Calls.invoke`."""
+        if not call.is_repeatable:
+            return self._inner.invoke(call, request)
+        return self._endurance.call(lambda: self._inner.invoke(call, request))
 
-    def pull(self, header: PullHeader) -> Iterator[bytes]:
-        """See `ShardTransport.pull`; after a break the chunks begin anew."""
-        return self._endurance.stream(lambda: self._shard.pull(header))
+    def stream(self, call: Streaming[RequestT, ReplyT], request: RequestT) -> Iterator[ReplyT]:
+        """See `Calls.stream`; a break is mended from the position that was reached."""
+        resume = call.resume
+        newest = request
 
-    def close(self) -> None:
-        """See `ShardTransport.close`; waits end at once."""
-        self._endurance.close()
-        self._shard.close()
+        def begin() -> Iterator[ReplyT]:
+            return self._inner.stream(call, newest)
 
+        for reply in self._endurance.stream(begin):
+            if resume is not None:
+                newest = resume(newest, reply)
+            yield reply
 
-class PatientClock:
-    """A `ClockTransport` that waits for the clock shard."""
+    def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[bytes]) -> ReplyT:
+        """See `Calls.upload`."""
+        if not call.is_repeatable:
+            return self._inner.upload(call, header, chunks)
+        return self._endurance.call(lambda: self._inner.upload(call, header, chunks))
 
-    def __init__(self, clock_shard: ClockTransport, endurance: Endurance) -> None:
-        self._clock_shard = clock_shard
-        self._endurance = endurance
-
-    def join(
-        self, requester: Requester, link_address: str = "", replicas_address: str = "", *, ready: bool = True
-    ) -> Meeting:
-        """See `ClockTransport.join`."""
-        return self._endurance.call(
-            lambda: self._clock_shard.join(requester, link_address, replicas_address, ready=ready)
-        )
-
-    def initialized(self, requester: Requester) -> None:
-        """See `ClockTransport.initialized`."""
-        self._endurance.call(lambda: self._clock_shard.initialized(requester))
-
-    def staged(self, requester: Requester, wave: Wave, blocks: Blocks | None, *, segment: Clock) -> None:
-        """See `ClockTransport.staged`."""
-        self._endurance.call(lambda: self._clock_shard.staged(requester, wave, blocks, segment=segment))
-
-    def hold(self, requester: Requester, switch: int) -> tuple[Clock, Clock]:
-        """See `ClockTransport.hold`."""
-        return self._endurance.call(lambda: self._clock_shard.hold(requester, switch))
-
-    def progress(self, requester: Requester) -> Progress:
-        """See `ClockTransport.progress`."""
-        return self._endurance.call(lambda: self._clock_shard.progress(requester))
-
-    def follow(self, start: int, *, gathered: bool = False) -> Iterator[Sequence[Record]]:
-        """See `ClockTransport.follow`; a break is mended from the position that was reached."""
-        position = start
-
-        def begin() -> Iterator[Sequence[Record]]:
-            return self._clock_shard.follow(position, gathered=gathered)
-
-        for records in self._endurance.stream(begin):
-            position = records[-1].index + 1
-            yield records
-
-    def acknowledge(
-        self, shard: ShardIndex, num_records: int, durable: int | None = None, *, applied: bool = False
-    ) -> None:
-        """See `ClockTransport.acknowledge`."""
-        self._endurance.call(lambda: self._clock_shard.acknowledge(shard, num_records, durable, applied=applied))
-
-    def report_checkpoint(
-        self, requester: Requester, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = ""
-    ) -> bool:
-        """See `ClockTransport.report_checkpoint`."""
-        return self._endurance.call(
-            lambda: self._clock_shard.report_checkpoint(requester, clock, files, failure=failure)
-        )
-
-    def report_shard_checkpoint(
-        self, shard: ShardIndex, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = ""
-    ) -> bool:
-        """See `ClockTransport.report_shard_checkpoint`."""
-        return self._endurance.call(
-            lambda: self._clock_shard.report_shard_checkpoint(shard, clock, files, failure=failure)
-        )
-
-    def push_buffers(self, header: BuffersHeader, chunks: Iterable[bytes]) -> None:
-        """See `ClockTransport.push_buffers`."""
-        self._endurance.call(lambda: self._clock_shard.push_buffers(header, chunks))
-
-    def pull_buffers(self, header: BuffersHeader) -> Iterator[bytes]:
-        """See `ClockTransport.pull_buffers`; after a break the chunks begin anew."""
-        return self._endurance.stream(lambda: self._clock_shard.pull_buffers(header))
+    def download(self, call: Download[RequestT], header: RequestT) -> Iterator[bytes]:
+        """See `Calls.download`; after a break the chunks begin anew."""
+        return self._endurance.stream(lambda: self._inner.download(call, header))
 
     def close(self) -> None:
-        """See `ClockTransport.close`; waits end at once."""
+        """See `Calls.close`; waits end at once."""
         self._endurance.close()
-        self._clock_shard.close()
+        self._inner.close()

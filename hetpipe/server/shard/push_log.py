@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import structlog
 
+from hetpipe.checksum import Bytes
 from hetpipe.decide.sync.shard_state import ClosedState
-from hetpipe.server.shard.checksum import Bytes
-from hetpipe.server.shard.frames import Extent
-from hetpipe.server.shard.kept import Found, Kept
+from hetpipe.errors import Busy
+from hetpipe.storage.wal import Extent, RecoveredLog, SnapshottedLog
 from hetpipe.values import wire
 from hetpipe.values.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.weights.flat import FlatBuffer
@@ -23,7 +23,7 @@ from hetpipe.weights.flat import FlatBuffer
 log = structlog.get_logger(__name__)
 
 #: Bytes of pushes behind a snapshot that make one worth while, beside those that grow with the shard. A shard that is
-#: smaller has the size of one copy of itself in its place, as long as snapshots are cheap (`Kept.is_cheap`).
+#: smaller has the size of one copy of itself in its place, as long as snapshots are cheap (`SnapshottedLog.is_cheap`).
 _FLOOR_BYTES = 64 << 20
 
 #: Waves behind a snapshot that make one worth while, however small they are: to go over them again takes time.
@@ -51,7 +51,7 @@ class LoggedPush:
 
 
 @dataclass(frozen=True, slots=True)
-class OldPush:
+class RecoveredPush:
     """A push of an earlier process."""
 
     push: LoggedPush
@@ -59,14 +59,14 @@ class OldPush:
 
 
 @dataclass(frozen=True, slots=True)
-class OldPushes:
+class RecoveredPushes:
     """What an earlier process of this shard kept."""
 
     closed: ClosedState | None
     """The state in which to begin; None: a fresh one."""
     weights: Extent | None
     """The weights of `closed`."""
-    pushes: tuple[OldPush, ...]
+    pushes: tuple[RecoveredPush, ...]
     history: int
     """Position in the history from which on lines may be repeated."""
 
@@ -106,25 +106,25 @@ def push_limits(shard_bytes: int, *, num_members: int, staleness: int | None, fl
     return PushLimits(worth, cheap, shard_bytes + floor // 4, max(_FULL * worth, worth + needed))
 
 
-def old_pushes(found: Found) -> OldPushes:
+def recovered_pushes(found: RecoveredLog) -> RecoveredPushes:
     """What was found, in the terms of a shard.
 
     Raises:
         ProtocolViolation: another version wrote it.
     """
-    pushes = tuple(OldPush(wire.from_json(LoggedPush, frame.header), frame.payload) for frame in found.records)
+    pushes = tuple(RecoveredPush(wire.from_json(LoggedPush, record.header), record.payload) for record in found.records)
     snapshot = found.snapshot
     if snapshot is None:
-        return OldPushes(None, None, pushes, 0)
-    closed: ClosedState = wire.from_json(ClosedState, snapshot.label.content)
-    return OldPushes(closed, snapshot.payload, pushes, snapshot.label.history)
+        return RecoveredPushes(None, None, pushes, 0)
+    closed: ClosedState = wire.from_json(ClosedState, snapshot.header.content)
+    return RecoveredPushes(closed, snapshot.payload, pushes, snapshot.header.history)
 
 
 @dataclass(slots=True)
 class _LoggedWave:
     """The pushes of one wave, of all virtual workers, that are in the log."""
 
-    sequence: int
+    lsn: int
     """Of the first one."""
     history: int
     """Where the history stood before it."""
@@ -140,30 +140,32 @@ class PushLog:
 
     def __init__(
         self,
-        kept: Kept,
+        storage: SnapshottedLog,
         limits: Callable[[int], PushLimits],
         *,
         num_members: int,
         start: Clock,
         history_position: Callable[[], int],
-        is_whole: Callable[[], bool],
+        is_complete: Callable[[], bool],
     ) -> None:
         """Log nothing yet.
 
         Args:
-            kept: where.
+            storage: where.
             limits: how much, by the number of virtual workers.
             num_members: virtual workers that found the run.
             start: the run's first clock.
             history_position: where the history of this process stands.
-            is_whole: whether a restart would find all that is kept of the job.
+            is_complete: whether a restart would find all that is stored of the job.
         """
-        self._kept = kept
+        self._storage = storage
         self._limits_for = limits
         self.divided_among(num_members)
         self._start = start
         self._history_position = history_position
-        self._is_whole = is_whole
+        self._is_complete = is_complete
+        #: Whether the log was full when a push was last judged: that is logged when it begins.
+        self._was_full = False
         #: Guards what follows; never held while the disk is waited for.
         self._lock = threading.Lock()
         #: Those that the oldest weights lack; the others are only counted, since the newest snapshot was begun.
@@ -175,11 +177,11 @@ class PushLog:
         #: Records of the decision log that the newest snapshot makes superfluous.
         self.durable_records = 0
 
-    def recall(self, old: OldPushes, found: Found) -> None:
+    def recall(self, old: RecoveredPushes, found: RecoveredLog) -> None:
         """Go on with what was found."""
         with self._lock:
-            for frame, push in zip(found.records, old.pushes, strict=True):
-                self._note(frame.sequence, self._wave(push.push.wave), push.payload.num_bytes, old.history)
+            for record, push in zip(found.records, old.pushes, strict=True):
+                self._note(record.lsn, self._wave(push.push.wave), push.payload.num_bytes, old.history)
         if old.closed is not None:
             self.durable_records = _superfluous(old.closed)
             self._completed_at[old.closed.built] = old.history
@@ -187,7 +189,7 @@ class PushLog:
     def divided_among(self, num_members: int) -> None:
         """So many virtual workers push from now on."""
         self._limits = self._limits_for(num_members)
-        self._kept.log.max_bytes = self._limits.max_bytes
+        self._storage.log.max_bytes = self._limits.max_bytes
 
     # -- pushes ------------------------------------------------------------------------------------------------------
 
@@ -205,8 +207,8 @@ class PushLog:
         with self._lock:
             history = 0 if wave in self._waves else self._history_position()
             # Before it is written: a snapshot that is taken meanwhile must not make the log forget it.
-            self._note(self._kept.log.next_sequence, wave, num_bytes, history)
-        self._kept.log.sync(self._kept.log.append(header, stream, sums=sums))
+            self._note(self._storage.log.next_lsn, wave, num_bytes, history)
+        self._storage.log.sync(self._storage.log.append(header, stream, sums=sums))
 
     def completed(self, clock: Clock) -> None:
         """The weights of `clock` are complete; nothing of the next one is in the history yet."""
@@ -219,15 +221,26 @@ class PushLog:
         Raises:
             Busy: the log is full; come again.
         """
-        if wave is not None and wave > built:
-            self._kept.log.check_room()
+        if wave is None or wave <= built:
+            return
+        is_full = self._storage.log.is_full
+        was_full, self._was_full = self._was_full, is_full
+        if not is_full:
+            return
+        sentence = (
+            f"the log of pushes has {self.num_bytes} bytes, its limit is {self.max_bytes}; it shrinks when slower "
+            "virtual workers have committed their waves"
+        )
+        if not was_full:
+            log.warning("write_ahead_log_full", sentence=sentence)
+        raise Busy(sentence)
 
     def durable_clock(self, staged: Clock) -> Clock:
         """The clock below which waves are here after a restart, if they are here now below `staged`.
 
         While the disk fails a restart would use nothing of it, and the job go back to a checkpoint.
         """
-        return staged if self._is_whole() else self._start
+        return staged if self._is_complete() else self._start
 
     @property
     def max_bytes(self) -> int:
@@ -237,7 +250,7 @@ class PushLog:
     @property
     def num_bytes(self) -> int:
         """Of the log."""
-        return self._kept.log.num_bytes
+        return self._storage.log.num_bytes
 
     # -- snapshots ---------------------------------------------------------------------------------------------------
 
@@ -252,12 +265,12 @@ class PushLog:
             release: gives them back.
             at_barrier: whether a barrier was just passed: a good moment.
         """
-        if self._kept.is_busy:
+        if self._storage.is_busy:
             return
         self._go_past(oldest)
-        if at_barrier and self._kept.log.alarm is not None:
-            self._kept.log.resume()
-        newest = self._kept.newest
+        if at_barrier and self._storage.log.alarm is not None:
+            self._storage.log.reopen()
+        newest = self._storage.newest
         if (newest is not None and oldest <= newest) or not self._is_worth_while(oldest, at_barrier=at_barrier):
             return
         self._num_behind = self._bytes_behind = 0  # should it fail, the next one is tried after as many again
@@ -269,15 +282,15 @@ class PushLog:
             finally:
                 release(weights)
 
-        self._kept.in_background(work, "snapshot")
+        self._storage.in_background(work, "snapshot")
 
     def wait_idle(self) -> None:
         """Return when no snapshot is under way."""
-        self._kept.wait_idle()
+        self._storage.wait_idle()
 
     def close(self) -> None:
         """Close the log."""
-        self._kept.close()
+        self._storage.close()
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -285,9 +298,9 @@ class PushLog:
         """First weights count as the wave before the first one."""
         return self._start - 1 if wave is None else wave
 
-    def _note(self, sequence: int, wave: int, num_bytes: int, history: int) -> None:
+    def _note(self, lsn: int, wave: int, num_bytes: int, history: int) -> None:
         """A push has this number in the log, or a larger one. With the lock held."""
-        logged = self._waves.setdefault(wave, _LoggedWave(sequence, history))
+        logged = self._waves.setdefault(wave, _LoggedWave(lsn, history))
         logged.num_bytes += num_bytes
 
     def _go_past(self, oldest: Clock) -> None:
@@ -300,19 +313,19 @@ class PushLog:
                 del self._completed_at[clock]
 
     def _is_worth_while(self, oldest: Clock, *, at_barrier: bool) -> bool:
-        if self._kept.log.alarm is not None:
-            return self._kept.log.is_whole(self._first_needed(oldest))
+        if self._storage.log.alarm is not None:
+            return self._storage.log.is_complete_from(self._first_needed(oldest))
         worth = self._limits.barrier_bytes if at_barrier else self._limits.worth_bytes
         if self._bytes_behind > worth or self._num_behind > _WORTH_WAVES:
             return True
-        return self._bytes_behind > self._limits.cheap_bytes and self._kept.is_cheap
+        return self._bytes_behind > self._limits.cheap_bytes and self._storage.is_cheap
 
     def _first_needed(self, clock: Clock) -> int:
         """The first record that whoever begins with the weights of `clock`, the oldest ones, needs."""
         with self._lock:
             # The newest record that is there; one that was noted may never come.
-            newest = self._kept.log.next_sequence - 1
-            return min([newest, *(logged.sequence for wave, logged in self._waves.items() if wave >= clock)])
+            newest = self._storage.log.next_lsn - 1
+            return min([newest, *(logged.lsn for wave, logged in self._waves.items() if wave >= clock)])
 
     def _snapshot(self, closed: ClosedState, weights: FlatBuffer) -> None:
         since = self._first_needed(closed.built)
@@ -320,11 +333,11 @@ class PushLog:
             needed = [logged.history for wave, logged in self._waves.items() if wave >= closed.built]
             history = min([self._completed_at[closed.built], *needed])
         content = wire.to_json(ClosedState, closed)
-        if not self._kept.snapshot(closed.built, content, [weights.memory()], since=since, history=history):
+        if not self._storage.snapshot(closed.built, content, [weights.memory()], since=since, history=history):
             return
-        if self._kept.log.is_whole(since):
-            self._kept.log.settle()
-        self._kept.log.rotate()
+        if self._storage.log.is_complete_from(since):
+            self._storage.log.clear_alarm()
+        self._storage.log.rotate()
         self.durable_records = _superfluous(closed)
 
 

@@ -1,18 +1,19 @@
-"""A parameter-server process's heart: the jobs it serves, behind `rpc.shard_service.ShardHandler`."""
+"""A parameter-server process's heart: the jobs it serves, and its handlers of calls."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
 
-import grpc
 import structlog
 
+from hetpipe import failpoints
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.conditions import Conditions
-from hetpipe.decide.sync.records import Record
 from hetpipe.decide.sync.segment import CHECKPOINT, STOP
 from hetpipe.errors import (
     HetpipeError,
@@ -24,24 +25,26 @@ from hetpipe.errors import (
     UnknownJob,
 )
 from hetpipe.roots import Roots
-from hetpipe.rpc.fencing import FenceGuard
-from hetpipe.rpc.shard_client import GrpcClock
-from hetpipe.rpc.tls import Tls
 from hetpipe.server.shard.config_check import check_config, check_life, check_run
 from hetpipe.server.shard.followers import Followers
-from hetpipe.server.shard.in_process import InProcessClock, InProcessShard
+from hetpipe.server.shard.in_process import clock_calls, tensor_calls
 from hetpipe.server.shard.job_shard import JobShard
-from hetpipe.server.shard.job_state import JobState, StateOptions, claim, disclaim, forget_job, kept_fences, old_jobs
+from hetpipe.server.shard.job_storage import (
+    JobStorage,
+    StateOptions,
+    claim,
+    disclaim,
+    forget_job,
+    kept_fences,
+    old_jobs,
+)
 from hetpipe.server.shard.run_history import HistoryFactory
 from hetpipe.values.addresses import split_address
 from hetpipe.values.conditions import Condition
 from hetpipe.values.identity import NamedPeer
-from hetpipe.values.ids import Clock, Incarnation, JobId, ShardIndex, Term, VirtualWorkerIndex, Wave
+from hetpipe.values.ids import JobId, ShardIndex, Term
 from hetpipe.values.members import NO_TERM
 from hetpipe.values.requests import (
-    Blocks,
-    BuffersHeader,
-    CheckpointFile,
     Meeting,
     PullHeader,
     PushHeader,
@@ -49,9 +52,28 @@ from hetpipe.values.requests import (
     Requester,
 )
 from hetpipe.values.run import ClockSnapshot
-from hetpipe.values.run_document import RunDescription, RunDocument
 from hetpipe.values.shard_config import ShardConfig
-from hetpipe.values.sync import Progress
+from hetpipe.wire import calls
+from hetpipe.wire.access import caller_of
+from hetpipe.wire.call import ReplyT, Unary
+from hetpipe.wire.calls import (
+    SHARD_SERVICE,
+    TENSOR_SERVICE,
+    AdmitRequest,
+    Barrier,
+    DrainRequest,
+    EvictRequest,
+    FollowLogRequest,
+    JoinRequest,
+    KeepRunRequest,
+    LogRecords,
+    RequestBarrierRequest,
+)
+from hetpipe.wire.fencing import FenceGuard
+from hetpipe.wire.server import Server
+from hetpipe.wire.serving import Context, Handlers
+from hetpipe.wire.shard_client import connect_shard
+from hetpipe.wire.tls import Tls
 
 log = structlog.get_logger(__name__)
 
@@ -62,8 +84,8 @@ _BARRIER_REASONS = (STOP, CHECKPOINT)
 class _Job:
     def __init__(self, job_shard: JobShard, clock: TimeSource) -> None:
         self.shard = job_shard
-        self.bulk = InProcessShard(job_shard)
-        self.clock = InProcessClock(job_shard) if job_shard.config.shard == 0 else None
+        self.tensors = tensor_calls(job_shard)
+        self.clock = clock_calls(job_shard) if job_shard.config.shard == 0 else None
         #: On the clock shard.
         self.followers = None if self.clock is None else Followers(job_shard.clock_shard, clock)
 
@@ -123,6 +145,8 @@ class ShardServer:
         #: The job that goes from one term to the next right now: it is served again in a moment.
         self._changing_term: JobId | None = None
         self._on_condition: Callable[[], None] = lambda: None
+        #: What answers the calls of this shard, for callers in the same process, too.
+        self.calls = self._handlers()
 
     def recover(self) -> None:
         """Go on with the jobs that an earlier process kept in the folder of this one. Before anybody is served.
@@ -178,10 +202,9 @@ class ShardServer:
             self._changing_term = None
         remote = None
         if config.shard != 0:
-            remote = GrpcClock(
+            remote = connect_shard(
                 config.clock_shard_address,
-                job_id=config.job_id,
-                term=config.term,
+                ShardIndex(0),
                 member_id=config.clock_shard_id,
                 tls=self._tls,
                 clock=self._clock,
@@ -206,65 +229,6 @@ class ShardServer:
             job.shard.forget()
         elif self._state is not None and self._state.root is not None:
             forget_job(self._state.root, job_id)
-
-    def request_barrier(self, job_id: JobId, term: Term, reason: str) -> Clock:
-        """Set an unplanned barrier.
-
-        Raises:
-            ProtocolViolation: for a reason that no barrier is set for.
-        """
-        if reason not in _BARRIER_REASONS:
-            raise ProtocolViolation(f"no barrier is set for {reason!r:.40}; ask for {' or '.join(_BARRIER_REASONS)}")
-        return self._job(job_id, term).shard.clock_shard.request_barrier(reason)
-
-    def evict(self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
-        """See `ShardControl.evict`."""
-        check_life(vw, incarnation)
-        self._job(job_id, term).shard.evict(vw, incarnation)
-
-    def drain(self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
-        """See `ShardControl.drain`."""
-        check_life(vw, incarnation)
-        self._job(job_id, term).shard.clock_shard.drain(vw, incarnation)
-
-    def admit(
-        self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int
-    ) -> None:
-        """See `ShardControl.admit`."""
-        check_life(vw, incarnation, num_stages)
-        self._job(job_id, term).shard.clock_shard.admit(vw, incarnation, num_stages)
-
-    def keep_run(self, job_id: JobId, term: Term, run: RunDocument) -> None:
-        """See `ShardControl.keep_run`.
-
-        Raises:
-            ProtocolViolation: it is of another job, or does not fit what this shard serves.
-        """
-        shard = self._job(job_id, term).shard
-        check_run(shard.config, run)
-        shard.clock_shard.keep_run(run)
-
-    def describe(self, job_id: JobId) -> RunDescription:
-        """See `ShardControl.describe`."""
-        return self._job(job_id).shard.clock_shard.describe()
-
-    def check_shard(self, peer: NamedPeer, job_id: JobId, shard: ShardIndex | None = None) -> None:
-        """Let nobody but a job's own parameter servers act as one of them.
-
-        Args:
-            peer: whose certificate the caller has.
-            job_id: the job.
-            shard: as which of its shards; None: as any.
-
-        Raises:
-            PermissionDenied: it is none of them, or another one.
-        """
-        ids = [member.id for member in self._job(job_id).shard.clock_shard.shards]
-        own = [index for index, member_id in enumerate(ids) if member_id == peer.member_id]
-        if not own:
-            raise PermissionDenied(f"{peer} is none of the {len(ids)} parameter servers of job {job_id}")
-        if shard is not None and shard not in own:
-            raise PermissionDenied(f"{peer} is shard {own[0]} of job {job_id}, and may not act as shard {shard}")
 
     def clocks(self, job_id: JobId) -> ClockSnapshot:
         """The clocks of a job."""
@@ -310,94 +274,127 @@ class ShardServer:
         if claimed is not None and self._state is not None and self._state.root is not None:
             disclaim(self._state.root, claimed)
 
-    # -- from stages and shards --------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------------------------
 
-    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> PushReply:
-        """See `ShardTransport.push`."""
-        return self._job(header.requester.job_id).bulk.push(header, chunks)
+    def add_to(self, server: Server) -> None:
+        """Let `server` serve the calls of this shard. Before it starts."""
+        self.calls.add_to(server, SHARD_SERVICE, TENSOR_SERVICE)
 
-    def pull(self, header: PullHeader) -> Iterator[bytes]:
-        """See `ShardTransport.pull`."""
-        return self._job(header.requester.job_id).bulk.pull(header)
+    def _handlers(self) -> Handlers:
+        """What answers every call of a shard; most of them by the handlers of a job."""
+        handlers = Handlers(fence=lambda: self.fence)
+        handlers.on(calls.CONFIGURE, lambda config, _: self.configure(config))
+        handlers.on(calls.RELEASE, lambda request, _: self.release(request.job_id))
+        handlers.on(calls.REQUEST_BARRIER, self._request_barrier)
+        handlers.on(calls.EVICT, self._evict)
+        handlers.on(calls.DRAIN, self._drain)
+        handlers.on(calls.ADMIT, self._admit)
+        handlers.on(calls.KEEP_RUN, self._keep_run)
+        handlers.on(calls.DESCRIBE_RUN, lambda request, _: self._job(request.job_id).shard.clock_shard.describe())
+        handlers.on(calls.GET_SHARD_CLOCKS, lambda request, _: self.clocks(request.job_id))
+        handlers.on(calls.JOIN, self._join)
+        handlers.on(calls.REPORT_INITIALIZED, partial(self._of_clock_shard, calls.REPORT_INITIALIZED))
+        handlers.on(calls.REPORT_STAGED, partial(self._of_clock_shard, calls.REPORT_STAGED))
+        handlers.on(calls.HOLD_CLOCK, partial(self._of_clock_shard, calls.HOLD_CLOCK))
+        handlers.on(calls.GET_PROGRESS, partial(self._of_clock_shard, calls.GET_PROGRESS))
+        handlers.on(calls.REPORT_CHECKPOINT, partial(self._of_clock_shard, calls.REPORT_CHECKPOINT))
+        handlers.on(calls.REPORT_SHARD_CHECKPOINT, partial(self._of_shard, calls.REPORT_SHARD_CHECKPOINT))
+        handlers.on(calls.ACKNOWLEDGE, partial(self._of_shard, calls.ACKNOWLEDGE))
+        handlers.on_stream(calls.FOLLOW_LOG, self._follow_log)
+        handlers.on_upload(calls.PUSH, self.push)
+        handlers.on_download(calls.PULL, self.pull)
+        handlers.on_upload(
+            calls.PUSH_BUFFERS,
+            lambda header, chunks, _: self._clock_of(header.requester).upload(calls.PUSH_BUFFERS, header, chunks),
+        )
+        handlers.on_download(
+            calls.PULL_BUFFERS,
+            lambda header, _: self._clock_of(header.requester).download(calls.PULL_BUFFERS, header),
+        )
+        return handlers
 
-    def join(
-        self, requester: Requester, link_address: str = "", replicas_address: str = "", *, ready: bool = True
-    ) -> Meeting:
-        """See `ClockTransport.join`."""
-        for address in filter(None, (link_address, replicas_address)):
+    def _request_barrier(self, request: RequestBarrierRequest, _: Context) -> Barrier:
+        """Set an unplanned barrier.
+
+        Raises:
+            ProtocolViolation: for a reason that no barrier is set for.
+        """
+        reason = request.reason
+        if reason not in _BARRIER_REASONS:
+            raise ProtocolViolation(f"no barrier is set for {reason!r:.40}; ask for {' or '.join(_BARRIER_REASONS)}")
+        return Barrier(self._job(request.job_id, request.term).shard.clock_shard.request_barrier(reason))
+
+    def _evict(self, request: EvictRequest, _: Context) -> None:
+        check_life(request.vw, request.incarnation)
+        self._job(request.job_id, request.term).shard.evict(request.vw, request.incarnation)
+
+    def _drain(self, request: DrainRequest, _: Context) -> None:
+        check_life(request.vw, request.incarnation)
+        self._job(request.job_id, request.term).shard.clock_shard.drain(request.vw, request.incarnation)
+
+    def _admit(self, request: AdmitRequest, _: Context) -> None:
+        vw, incarnation, num_stages = request.vw, request.incarnation, request.num_stages
+        check_life(vw, incarnation, num_stages)
+        self._job(request.job_id, request.term).shard.clock_shard.admit(vw, incarnation, num_stages)
+
+    def _keep_run(self, request: KeepRunRequest, _: Context) -> None:
+        """Keep what the next coordinator is to be told.
+
+        Raises:
+            ProtocolViolation: it is of another job, or does not fit what this shard serves.
+        """
+        shard = self._job(request.job_id, request.term).shard
+        check_run(shard.config, request.run)
+        shard.clock_shard.keep_run(request.run)
+
+    def _join(self, request: JoinRequest, _: Context) -> Meeting:
+        for address in filter(None, (request.link_address, request.replicas_address)):
             split_address(address)
-        return self._clock_of(requester.job_id).join(requester, link_address, replicas_address, ready=ready)
+        return self._clock_of(request.requester).invoke(calls.JOIN, request)
 
-    def initialized(self, requester: Requester) -> None:
-        """See `ClockTransport.initialized`."""
-        self._clock_of(requester.job_id).initialized(requester)
+    def _of_clock_shard(self, call: Unary[Any, ReplyT], request: Any, _: Context) -> ReplyT:
+        """The answer of the job's clock shard to one of its stages."""
+        return self._clock_of(request.requester).invoke(call, request)
 
-    def staged(self, requester: Requester, wave: Wave, blocks: Blocks | None, *, segment: Clock) -> None:
-        """See `ClockTransport.staged`."""
-        self._clock_of(requester.job_id).staged(requester, wave, blocks, segment=segment)
+    def _of_shard(self, call: Unary[Any, ReplyT], request: Any, context: Context) -> ReplyT:
+        """The answer of the job's clock shard to another of its shards."""
+        self._check_shard(context, request.job_id, request.shard)
+        job = self._job(request.job_id, request.term)
+        return self._clock_calls(job).invoke(call, request)
 
-    def hold(self, requester: Requester, switch: int) -> tuple[Clock, Clock]:
-        """See `ClockTransport.hold`."""
-        return self._clock_of(requester.job_id).hold(requester, switch)
+    def push(self, header: PushHeader, chunks: Iterable[bytes], context: Context) -> PushReply:
+        """Stage slices."""
+        reply = self._job(header.requester.job_id).tensors.upload(calls.PUSH, header, chunks)
+        context.add_callback(lambda: failpoints.reach("push.after_reply"))
+        return reply
 
-    def progress(self, requester: Requester) -> Progress:
-        """See `ClockTransport.progress`."""
-        return self._clock_of(requester.job_id).progress(requester)
+    def pull(self, header: PullHeader, _: Context) -> Iterator[bytes]:
+        """The chunks of published slices."""
+        return self._job(header.requester.job_id).tensors.download(calls.PULL, header)
 
-    def report_checkpoint(
-        self, requester: Requester, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = ""
-    ) -> bool:
-        """See `ClockTransport.report_checkpoint`."""
-        return self._clock_of(requester.job_id).report_checkpoint(requester, clock, files, failure=failure)
-
-    def report_shard_checkpoint(
-        self,
-        job_id: JobId,
-        term: Term,
-        shard: ShardIndex,
-        clock: Clock,
-        files: Sequence[CheckpointFile],
-        *,
-        failure: str = "",
-    ) -> bool:
-        """See `ClockTransport.report_shard_checkpoint`."""
-        self._job(job_id, term)
-        return self._clock_of(job_id).report_shard_checkpoint(shard, clock, files, failure=failure)
-
-    def acknowledge(
-        self,
-        job_id: JobId,
-        term: Term,
-        shard: ShardIndex,
-        num_records: int,
-        durable: int | None = None,
-        *,
-        applied: bool = False,
-    ) -> None:
-        """See `ClockTransport.acknowledge`."""
-        self._job(job_id, term).shard.clock_shard.acknowledge(shard, num_records, durable, applied=applied)
-
-    def push_buffers(self, header: BuffersHeader, chunks: Iterable[bytes]) -> None:
-        """See `ClockTransport.push_buffers`."""
-        self._clock_of(header.requester.job_id).push_buffers(header, chunks)
-
-    def pull_buffers(self, header: BuffersHeader) -> Iterator[bytes]:
-        """See `ClockTransport.pull_buffers`."""
-        return self._clock_of(header.requester.job_id).pull_buffers(header)
-
-    def follow(
-        self,
-        job_id: JobId,
-        term: Term,
-        start: int,
-        context: grpc.ServicerContext,
-        *,
-        gathered: bool = False,
-        who: Requester | None = None,
-    ) -> Iterator[Sequence[Record]]:
+    def _follow_log(self, request: FollowLogRequest, context: Context) -> Iterator[LogRecords]:
         """See `Followers.follow`."""
-        job = self._job(job_id, term)
-        yield from job.shard.of_clock_shard(job.followers).follow(start, context, gathered=gathered, who=who)
+        self._check_shard(context, request.job_id)
+        job = self._job(request.job_id, request.term)
+        followers = job.shard.of_clock_shard(job.followers)
+        for records in followers.follow(request.start, context, gathered=request.gathered, who=request.requester):
+            yield LogRecords(tuple(records))
+
+    def _check_shard(self, context: Context, job_id: JobId, shard: ShardIndex | None = None) -> None:
+        """Let nobody but a job's own parameter servers act as one of them, or as `shard`.
+
+        Raises:
+            PermissionDenied: it is none of them, or another one.
+        """
+        peer = caller_of(context)
+        if not isinstance(peer, NamedPeer):  # a stage follows under its own name; without TLS nobody is known
+            return
+        ids = [member.id for member in self._job(job_id).shard.clock_shard.shards]
+        own = [index for index, member_id in enumerate(ids) if member_id == peer.member_id]
+        if not own:
+            raise PermissionDenied(f"{peer} is none of the {len(ids)} parameter servers of job {job_id}")
+        if shard is not None and shard not in own:
+            raise PermissionDenied(f"{peer} is shard {own[0]} of job {job_id}, and may not act as shard {shard}")
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -410,7 +407,7 @@ class ShardServer:
         history = self._history(config)
         conditions = Conditions(self._clock)
         conditions.on_change(self._tell_condition)
-        state = None if self._state is None else JobState(config, self._state, history, conditions)
+        state = None if self._state is None else JobStorage(config, self._state, history, conditions)
         return JobShard(config, history, state, conditions)
 
     def _tell_condition(self) -> None:
@@ -447,9 +444,12 @@ class ShardServer:
             raise StaleTerm(f"request for term {term} of job {job_id}; it is in term {job.shard.config.term}")
         return job
 
-    def _clock_of(self, job_id: JobId) -> InProcessClock:
-        job = self._job(job_id)
-        return job.clock if job.clock is not None else InProcessClock(job.shard)
+    def _clock_of(self, requester: Requester) -> Handlers:
+        return self._clock_calls(self._job(requester.job_id))
+
+    @staticmethod
+    def _clock_calls(job: _Job) -> Handlers:
+        return job.clock if job.clock is not None else clock_calls(job.shard)
 
 
 def machine_memory_bytes() -> int:

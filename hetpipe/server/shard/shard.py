@@ -21,7 +21,7 @@ from hetpipe.decide.sync.shard_state import Admission, ShardState
 from hetpipe.errors import Busy, ClockFreed, ProtocolViolation
 from hetpipe.observe.history import HistoryWriter
 from hetpipe.server.shard.chunks import RunMap, chunks, fill
-from hetpipe.server.shard.push_log import LoggedPush, Oldest, OldPush, OldPushes, PushLog
+from hetpipe.server.shard.push_log import LoggedPush, Oldest, PushLog, RecoveredPush, RecoveredPushes
 from hetpipe.server.shard.push_session import PushSession
 from hetpipe.values.bounds import MAX_STAGES
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
@@ -107,14 +107,14 @@ class Shard:
         self._building: FlatBuffer | None = None
         self._counts = ShardCounts()
         #: What an earlier process staged and this one has not come to yet, in order.
-        self._old: deque[OldPush] = deque()
+        self._old: deque[RecoveredPush] = deque()
         #: Whether there may be records that an earlier process followed and this one has not: until then what is asked
         #: for may be out of order here only.
         self._is_behind = False
 
     # -- after a restart ---------------------------------------------------------------------------------------------
 
-    def recall(self, old: OldPushes) -> None:
+    def recall(self, old: RecoveredPushes) -> None:
         """Go on where an earlier process was; before anything else. `caught_up` ends it.
 
         Raises:

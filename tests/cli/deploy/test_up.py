@@ -18,11 +18,11 @@ from hetpipe.cli.deploy.deployment import modules_of
 from hetpipe.cli.plan.profiling import Profiled
 from hetpipe.errors import UserError
 from hetpipe.job.file import load_job
-from hetpipe.rpc.tls import Tls
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.values.document import document_of, write_document
 from hetpipe.values.events import JobEnded, JobState
 from hetpipe.values.profile import Profile
+from hetpipe.wire.tls import Tls
 from tests.cli.fakes import RESULT, FakeCoordinator, shell_with, small_job
 from tests.deploy.deployments import plan, stage
 from tests.deploy.fake_docker import FakeContainer, FakeDocker, api_error

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from hetpipe.certs.folders import read_facts
 from hetpipe.cli.app import app
-from hetpipe.rpc.tls import Tls
+from hetpipe.wire.tls import Tls
 
 
 @pytest.fixture(autouse=True)

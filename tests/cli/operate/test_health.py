@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hetpipe.cli.app import app
-from hetpipe.rpc.server import Server
+from hetpipe.wire.server import Server
 from tests.certs.cluster import MONITOR, SHARD, cluster
-from tests.rpc.echo import SERVICE, echo_server
+from tests.wire.echo import SERVICE, echo_server
 
 NO_SERVER = "127.0.0.1:1"
 

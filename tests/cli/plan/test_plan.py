@@ -24,6 +24,9 @@ from tests.cli.fakes import FakeCoordinator, shell_with, small_job
 
 FILES = ("--profile", "profile.json", "--cluster", "cluster.yaml")
 
+#: With a given N, which is what takes the planner most of its time to find.
+QUICK = (*FILES, "--minibatches-per-wave", "2")
+
 
 @pytest.fixture(autouse=True)
 def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +72,7 @@ def test_why() -> None:
 
 
 def test_json_is_the_plan_on_one_line() -> None:
-    result = invoke(*FILES, "--json", "--out", "plan.json")
+    result = invoke(*QUICK, "--json", "--out", "plan.json")
     assert result.exit_code == 0, result.output
     assert result.stdout.count("\n") == 1
     document = document_of(PlanDocument, last_line(result), what="stdout")
@@ -81,11 +84,11 @@ def test_json_is_the_plan_on_one_line() -> None:
 
 
 def test_the_same_call_gives_the_same_plan() -> None:
-    assert invoke(*FILES, "--json").stdout == invoke(*FILES, "--json").stdout
+    assert invoke(*QUICK, "--json").stdout == invoke(*QUICK, "--json").stdout
 
 
 def test_simulate_agrees_with_what_was_predicted() -> None:
-    assert invoke(*FILES, "--out", "plan.json").exit_code == 0
+    assert invoke(*QUICK, "--out", "plan.json").exit_code == 0
     shell = shell_with(FakeCoordinator(), Path.cwd())
     simulated = CliRunner().invoke(app, ["simulate", "--plan", "plan.json", *FILES, "--json"], obj=shell)
     assert simulated.exit_code == 0, simulated.output
@@ -109,7 +112,7 @@ def test_explicit_virtual_workers() -> None:
 
 
 def test_the_page() -> None:
-    result = invoke(*FILES, "--html", "page.html", "--json")
+    result = invoke(*QUICK, "--html", "page.html", "--json")
     assert result.exit_code == 0, result.output
     page = Path("page.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
@@ -119,7 +122,7 @@ def test_the_page() -> None:
 
 @pytest.mark.parametrize("option", ["--html", "--out"])
 def test_a_file_that_cannot_be_written(option: str) -> None:
-    result = invoke(*FILES, option, "absent/file")
+    result = invoke(*QUICK, option, "absent/file")
     assert result.exit_code == 2
     assert f"give {option} a file in a folder that exists" in result.stderr
 
@@ -176,7 +179,7 @@ def test_a_profile_of_other_minibatches_is_refused() -> None:
 
 
 def test_without_a_profile_the_job_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    write_job(batch_size=32)
+    write_job(batch_size=32, sync={"minibatches_per_wave": 2})
     wishes: list[ProfileWish] = []
 
     def measured(job: Job, wish: ProfileWish, shell: Shell, on_step: object) -> Profiled:
@@ -196,7 +199,7 @@ def test_without_a_profile_the_job_is_measured(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_optimizer_that_is_not_known_is_remarked_on() -> None:
-    write_job(batch_size=32, optimizer={"name": "Sophia", "lr": 0.1})
+    write_job(batch_size=32, optimizer={"name": "Sophia", "lr": 0.1}, sync={"minibatches_per_wave": 2})
     result = invoke("job.yaml", *FILES)
     assert result.exit_code == 0, result.output
     assert "what Sophia keeps is not known" in result.stdout

@@ -14,8 +14,9 @@ from hetpipe.cli.app import app
 from hetpipe.errors import PeerUnreachable, UserError
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.values.events import JobState, JobStatus, WorkerStatus
-from hetpipe.values.ids import Incarnation, JobId, VirtualWorkerIndex
+from hetpipe.values.ids import Incarnation, VirtualWorkerIndex
 from hetpipe.values.life_state import LifeState
+from hetpipe.wire.calls import DrainWorkerRequest
 from tests.cli.fakes import JOB_ID, RESULT, FakeCoordinator, running_status, shell_with, table
 from tests.cli.scripted import CLUSTER, Scripted, run_folder
 
@@ -137,18 +138,18 @@ class TestDrain:
 
     def test_what_the_coordinator_refuses_is_told(self) -> None:
         class Refusing(FakeCoordinator):
-            def drain_worker(self, vw: VirtualWorkerIndex, job_id: JobId | None = None) -> WorkerStatus:
-                raise UserError(f"virtual worker {vw} is the last one")
+            def drain_worker(self, request: DrainWorkerRequest) -> WorkerStatus:
+                raise UserError(f"virtual worker {request.vw} is the last one")
 
         result = invoke(Refusing(), "drain", "1", *CLUSTER)
         assert (result.exit_code, result.stderr) == (2, "error: virtual worker 1 is the last one\n")
 
     def test_if_one_is_refused_it_is_said_who_goes_all_the_same(self) -> None:
         class Refusing(FakeCoordinator):
-            def drain_worker(self, vw: VirtualWorkerIndex, job_id: JobId | None = None) -> WorkerStatus:
-                if vw == 1:
+            def drain_worker(self, request: DrainWorkerRequest) -> WorkerStatus:
+                if request.vw == 1:
                     raise UserError("virtual worker 1 is the last one")
-                return super().drain_worker(vw, job_id)
+                return super().drain_worker(request)
 
         result = invoke(Refusing(), "drain", "0", "1", *CLUSTER, "--json")
         assert result.stderr.splitlines() == [

@@ -397,7 +397,7 @@ class TestWaits:
         assert driver.events(StateChanged)[0].remark == f"2nd in the queue; {needs}; job first-1 goes first"
         assert driver.sentences() == [f"pending: 1st in the queue; {needs}"]
         assert driver.machine.queue_place == QueuePlace(1, needs)
-        driver.wait(100_000.0)
+        driver.wait(10_000.0)
         assert driver.machine.state is JobState.PENDING, "no time is too long"
         driver.see_cluster()
         assert driver.machine.queue_place is None

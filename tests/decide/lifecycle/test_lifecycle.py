@@ -15,6 +15,7 @@ LEGAL = {
     ("planning", "prepared", "starting"),
     ("starting", "all_ready", "running"),
     *((state, "rewind", "planning") for state in ("starting", "running")),
+    ("stopping", "rewind", "stopped"),
     ("running", "end_reached", "finished"),
     ("stopping", "end_reached", "finished"),
     ("running", "stop_reached", "stopped"),

@@ -14,9 +14,6 @@ import pytest
 from hetpipe.decide.lifecycle.adoption import ADOPTED
 from hetpipe.decide.lifecycle.orphans import MAX_HEARSAY
 from hetpipe.errors import NobodyLeads, PeerUnreachable, ProtocolViolation
-from hetpipe.rpc import coordinator_client
-from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.server.coordinator.coordinator import Coordinator
 from hetpipe.server.coordinator.servicer import CoordinatorServicer
 from hetpipe.storage.memory_store import MemoryStore
@@ -26,6 +23,10 @@ from hetpipe.values.commands import (
 )
 from hetpipe.values.events import JobEnded, JobState, StateChanged, WorkerLost
 from hetpipe.values.ids import JobId, Term
+from hetpipe.wire import coordinator_client
+from hetpipe.wire.calls import GET_STATUS, GetStatusRequest
+from hetpipe.wire.coordinator_client import CoordinatorClient
+from hetpipe.wire.server import Server, ServerConfig
 from tests.server.coordinator.builders import JOB_ID, agent_member, clocks, job, shard_member, submission
 from tests.server.coordinator.fakes import Cluster, FlakyStore
 from tests.server.coordinator.succession import Succession, key
@@ -216,7 +217,7 @@ class TestWatchers:
 
         watcher = threading.Thread(target=watch)
         watcher.start()
-        assert client.status(JOB_ID).state is JobState.RUNNING
+        assert client.invoke(GET_STATUS, GetStatusRequest(JOB_ID)).state is JobState.RUNNING
         succession.come("n0", "n1", "ps0", "ps1")
         assert heard.get(timeout=10.0).event == StateChanged(JobState.RUNNING, ADOPTED)
         succession.cluster.finish(JOB_ID)
@@ -243,7 +244,9 @@ class TestWatchers:
             list(client.watch_job(JOB_ID, after=told))
         with pytest.raises(NobodyLeads, match=sentence):
             list(client.watch_clocks(JOB_ID))
-        assert client.status(JOB_ID).failure.startswith("nobody leads it since its coordinator ended")
+        assert client.invoke(GET_STATUS, GetStatusRequest(JOB_ID)).failure.startswith(
+            "nobody leads it since its coordinator ended"
+        )
 
     def test_one_that_has_seen_more_gets_what_is_there(self, succession: Succession, client: CoordinatorClient) -> None:
         succession.come("n0", "n1", "ps0", "ps1")

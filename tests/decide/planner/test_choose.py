@@ -77,8 +77,9 @@ def test_it_is_a_file(plan: PlanDocument) -> None:
     assert document_of(PlanDocument, plain, what="plan") == plan
 
 
-def test_the_same_question_has_the_same_answer(plan: PlanDocument) -> None:
-    assert choose_plan(PROFILE, PAPER_CLUSTER, FAST, predict=closed_form) == plan
+def test_the_same_question_has_the_same_answer() -> None:
+    first, second = (choose_plan(PROFILE, cluster_of(["VV", "RG", "QV"]), FAST, predict=closed_form) for _ in range(2))
+    assert first == second
 
 
 def test_idle_devices_hold_no_shard() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 import pytest
 
@@ -18,6 +19,9 @@ PEAKS = {"V": 10e12, "R": 8e12, "G": 5e12, "Q": 4e12}
 #: Of each layer for a minibatch of 32.
 FORWARD, BACKWARD = 64_000_000, 128_000_000
 
+#: Two for each stage.
+MILLISECONDS = [3.0, 5.0, 2.0, 4.0] * 2
+
 
 def cluster(peaks: Mapping[str, float] = PEAKS) -> Cluster:
     types = {
@@ -28,7 +32,7 @@ def cluster(peaks: Mapping[str, float] = PEAKS) -> Cluster:
 
 
 def counted(*, tokens: int | None = 128) -> Profile:
-    bare = chain([3.0, 5.0, 2.0, 4.0] * 4)
+    bare = chain(MILLISECONDS)
     flops = {"forward_flops": FORWARD, "backward_flops": BACKWARD}
     layers = tuple(layer.model_copy(update=flops) for layer in bare.layers)
     return bare.model_copy(update={"layers": layers, "tokens_per_sample": tokens})
@@ -39,13 +43,18 @@ def planned(profile: Profile, cluster: Cluster, *, staleness: int | None = 0) ->
     return choose_plan(profile, cluster, options, predict=closed_form)
 
 
+@cache
+def usual(staleness: int | None = 0) -> PlanDocument:
+    return planned(counted(), cluster(), staleness=staleness)
+
+
 def test_a_plan_and_its_stages_use_what_their_layers_take_of_their_peaks() -> None:
-    plan = planned(counted(), cluster())
+    plan = usual()
     rate = plan.predicted.samples_per_second
     assert plan.predicted.tokens_per_second == pytest.approx(128 * rate)
     total = 4 * sum(PEAKS.values())
     assert plan.predicted.model_flops_utilisation == pytest.approx(
-        rate / 32 * 16 * (FORWARD + BACKWARD) / total, abs=1e-6
+        rate / 32 * len(MILLISECONDS) * (FORWARD + BACKWARD) / total, abs=1e-6
     )
     assert plan.predicted.model_flops_utilisation_reason is None
     for worker in plan.virtual_workers:
@@ -57,7 +66,7 @@ def test_a_plan_and_its_stages_use_what_their_layers_take_of_their_peaks() -> No
 
 @pytest.mark.parametrize("staleness", [0, None])
 def test_stages_add_up_to_the_plan(staleness: int | None) -> None:
-    plan = planned(counted(), cluster(), staleness=staleness)
+    plan = usual(staleness)
     stages = [stage for worker in plan.virtual_workers for stage in worker.stages]
     used = sum((stage.model_flops_utilisation or 0.0) * PEAKS[stage.type] for stage in stages)
     whole = plan.predicted.model_flops_utilisation
@@ -76,7 +85,7 @@ def test_a_type_without_a_peak_leaves_the_other_stages_theirs_and_is_named() -> 
 
 
 def test_a_profile_of_an_earlier_version_says_what_to_do() -> None:
-    plan = planned(chain([3.0, 5.0, 2.0, 4.0] * 4), cluster())
+    plan = planned(chain(MILLISECONDS), cluster())
     assert plan.predicted.model_flops_utilisation is None
     assert plan.predicted.model_flops_utilisation_reason == (
         "the profile has no FLOPs of its layers; make it again with this version of `hetpipe profile`"
@@ -87,5 +96,5 @@ def test_another_minibatch_size_has_the_same_work_per_sample() -> None:
     small = scaled_profile(counted(), 8)
     assert (small.layers[0].forward_flops, small.layers[0].backward_flops) == (FORWARD // 4, BACKWARD // 4)
     assert scaled_profile(chain([1.0]), 8).layers[0].forward_flops is None
-    plan = planned(counted(), cluster())
+    plan = usual()
     assert with_utilisation(plan, small, cluster()) == plan

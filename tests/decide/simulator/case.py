@@ -56,6 +56,7 @@ class Case:
     pull: str
     contention: bool
     staggered: bool
+    exchange_seconds: float
 
     def link(self, source: str, target: str) -> Link:
         """Between two nodes, or within one."""
@@ -128,6 +129,7 @@ def random_case(seed: int) -> Case:
         contention=r.random() < 0.6,
         staggered=r.random() < 0.5,
         pull="required" if staleness is not None and r.random() < 0.4 else "every_wave",
+        exchange_seconds=r.choice([0.0, 0.0, 0.003]),
     )
 
 

@@ -47,6 +47,7 @@ def plan_of(case: Case) -> tuple[SimulatedPlan, Costs, SimulationOptions]:
         staggered=case.staggered,
         contention=case.contention,
         apply_bytes_per_second=case.apply_bytes_per_second,
+        exchange_seconds=case.exchange_seconds,
     )
     return plan, _costs(case), options
 

@@ -86,10 +86,13 @@ class ClockShard:
         self.staged: dict[tuple[int, int], int] = {}
         self.applied = [0] * len(case.shards)
         """Updates added, wave after wave in the order of virtual workers."""
+        self.known = [0] * len(case.shards)
+        """Of these, those whose exchange is over, so that a clock may be published for them."""
         sizes = [0] * len(case.shards)
         for layer, shard in enumerate(case.shard_of_layer):
             sizes[shard] += case.parameter_bytes[layer]
         self.apply_time = [picoseconds(1000 * size / case.apply_bytes_per_second) for size in sizes]
+        self.exchange_time = picoseconds(1000 * case.exchange_seconds)
         self.bells = [self.env.event() for _ in case.shards]
         self.changed = self.env.event()
         self.env.process(self.decide())
@@ -132,12 +135,13 @@ class ClockShard:
         for shard, bell in enumerate(self.bells):
             while self.apply_time[shard] == 0 and self.has_due(shard):
                 self.applied[shard] += 1
+                self.known[shard] += 1
             if not bell.triggered:
                 bell.succeed()
 
     def updates_there(self) -> int:
-        """Updates that all shards have added; without shards those that are committed, wave after wave."""
-        return min(self.applied, default=min(self.committed) * len(self.committed))
+        """Updates that all shards are known to have added; without shards those that are committed, wave after wave."""
+        return min(self.known, default=min(self.committed) * len(self.committed))
 
     def has_due(self, shard: int) -> bool:
         wave, vw = divmod(self.applied[shard], len(self.committed))
@@ -148,9 +152,15 @@ class ClockShard:
             while self.has_due(shard):
                 yield self.env.timeout(self.apply_time[shard])
                 self.applied[shard] += 1
-                self.change()
+                self.env.process(self.exchange(shard))
             self.bells[shard] = self.env.event()
             yield self.bells[shard]
+
+    def exchange(self, shard: int) -> Process:
+        if self.exchange_time:
+            yield self.env.timeout(self.exchange_time)
+        self.known[shard] += 1
+        self.change()
 
 
 class Stage:

@@ -206,9 +206,11 @@ class TiedClocks(simulated.Clocks):
         *,
         num_stages: Sequence[int],
         apply_ticks: Sequence[int],
+        exchange_ticks: int,
         on_publish: Callable[[int], None],
         minibatches: int,
     ) -> None:
+        assert not exchange_ticks, "the real log has no time of its own"
         self.real = RealDecisions(gate, num_stages, max(1, len(apply_ticks)), minibatches)
         self.real.now = lambda: engine.now
         self.decided = Decisions()

@@ -46,7 +46,11 @@ def bound(plan: SimulatedPlan, costs: Costs, options: SimulationOptions) -> floa
 def test_no_simulation_is_faster_than_the_round_trip(seed: int) -> None:
     staleness = random.Random(seed).choice([0, 0, 1, 4])
     case = replace(
-        random_case(seed), contention=True, staleness=staleness, apply_bytes_per_second=APPLY_BYTES_PER_SECOND
+        random_case(seed),
+        contention=True,
+        staleness=staleness,
+        apply_bytes_per_second=APPLY_BYTES_PER_SECOND,
+        exchange_seconds=0.0,
     )
     plan, costs, options = plan_of(replace(case, minibatches=case.n * 24 * (staleness + 2)))
 

@@ -333,4 +333,4 @@ def test_runs_nobody_has_seen(record_property: Callable[[str, object], None]) ->
     number = random.SystemRandom().getrandbits(32)
     record_property("hypothesis_seed", number)
     logging.getLogger(__name__).warning("hypothesis seed %d", number)
-    run_state_machine_as_test(seed(number)(Machine), settings=settings(_SETTINGS, max_examples=100))
+    run_state_machine_as_test(seed(number)(Machine), settings=settings(_SETTINGS, max_examples=30))

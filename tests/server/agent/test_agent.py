@@ -17,8 +17,6 @@ from structlog.testing import capture_logs
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.decide.lifecycle.patience import Patience
 from hetpipe.errors import Busy, HetpipeError, MemberReplaced, PeerUnreachable
-from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.server.agent.agent import Agent, AgentConfig
 from hetpipe.server.agent.devices import discover_devices
 from hetpipe.server.coordinator.control_numbers import Election
@@ -30,6 +28,18 @@ from hetpipe.values.events import JobEnded, JobState, JobStatus, StateChanged, S
 from hetpipe.values.ids import Incarnation, JobId, StageIndex, Term
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.members import MemberId, MemberRole, Registration
+from hetpipe.wire.calls import (
+    GET_STATUS,
+    REGISTER,
+    STOP_JOB,
+    SUBMIT_JOB,
+    GetStatusRequest,
+    RegisterRequest,
+    StopJobRequest,
+    SubmitJobRequest,
+)
+from hetpipe.wire.coordinator_client import CoordinatorClient
+from hetpipe.wire.server import Server, ServerConfig
 from tests.certs.cluster import AGENT, cluster
 from tests.polling import wait_until
 from tests.server.agent.programs import ends, environment, fake_programs
@@ -106,13 +116,13 @@ class Node:
 
     def submit(self, behaviour: str, *, request_id: str = "0123456789abcdef") -> JobId:
         handed_in = submission(job(), str(self.folder / "run"), request_id=request_id)
-        return self.client.submit_job(replace(handed_in, import_path=f"/{behaviour}"))
+        return self.client.invoke(SUBMIT_JOB, SubmitJobRequest(replace(handed_in, import_path=f"/{behaviour}"))).job_id
 
     def wait_state(self, state: JobState) -> None:
         for numbered in self.client.watch_job():
             if isinstance(numbered.event, StateChanged) and numbered.event.state is state:
                 return
-        pytest.fail(f"never {state}: {self.client.status().failure}")
+        pytest.fail(f"never {state}: {self.client.invoke(GET_STATUS, GetStatusRequest()).failure}")
 
     def wait_end(self) -> JobEnded:
         *_, last = self.client.watch_job()
@@ -121,13 +131,17 @@ class Node:
 
     def wait_status(self, wanted: Callable[[JobStatus], bool]) -> JobStatus:
         for _ in range(10_000):
-            status = self.client.status()
+            status = self.client.invoke(GET_STATUS, GetStatusRequest())
             if wanted(status):
                 return status
         pytest.fail(f"not so: {status}")
 
     def stage_pids(self) -> list[int]:
-        return [process.pid for process in self.client.status().processes if process.role == "stage"]
+        return [
+            process.pid
+            for process in self.client.invoke(GET_STATUS, GetStatusRequest()).processes
+            if process.role == "stage"
+        ]
 
     def close(self) -> None:
         for agent in self.agents:
@@ -203,7 +217,7 @@ def test_a_stop_now_ends_all_processes(node: Node) -> None:
     node.submit("hang")
     node.wait_state(JobState.RUNNING)
     pids = node.stage_pids()
-    node.client.stop_job(mode=StopMode.NOW)
+    node.client.invoke(STOP_JOB, StopJobRequest(StopMode.NOW))
 
     assert node.wait_end().state is JobState.STOPPED
     assert all(ends(pid) for pid in pids)
@@ -218,7 +232,7 @@ def test_an_agent_that_is_stopped_ends_its_children_and_leaves(node: Node) -> No
     assert node.outcome.get(timeout=20.0) is None
 
     assert all(ends(pid) for pid in pids)
-    node.client.stop_job(mode=StopMode.NOW)
+    node.client.invoke(STOP_JOB, StopJobRequest(StopMode.NOW))
     assert node.wait_end().state is JobState.STOPPED
 
 
@@ -243,7 +257,7 @@ def test_an_agent_that_is_told_to_end_lets_its_virtual_workers_leave(node: Node)
     assert node.outcome.empty()
     (node.folder / "run" / "leave").touch()
     assert node.outcome.get(timeout=20.0) is None
-    status = node.client.status(job_id)
+    status = node.client.invoke(GET_STATUS, GetStatusRequest(job_id))
     assert (status.state, status.failure) == (JobState.RUNNING, "")
     assert [(worker.deaths, worker.state) for worker in status.workers] == [(0, "awaiting")] * 2
 
@@ -273,7 +287,7 @@ def test_a_forgotten_agent_registers_again_and_keeps_its_children(node: Node) ->
     os.kill(pids[0], signal.SIGKILL)
     node.wait_status(lambda status: any(process.state == "exited" for process in status.processes))
     assert not any(ends(pid, timeout_seconds=0.0) for pid in pids[1:])
-    node.client.stop_job(mode=StopMode.NOW)
+    node.client.invoke(STOP_JOB, StopJobRequest(StopMode.NOW))
     assert all(ends(pid) for pid in pids)
 
 
@@ -314,7 +328,7 @@ def test_an_agent_whose_name_was_taken_ends_for_good(node: Node) -> None:
     node.submit("hang")
     node.wait_state(JobState.RUNNING)
     pids = node.stage_pids()
-    node.client.register(agent_member("n0", pid=1))
+    node.client.invoke(REGISTER, RegisterRequest(agent_member("n0", pid=1)))
 
     error = node.outcome.get(timeout=20.0)
     assert isinstance(error, MemberReplaced)
@@ -355,7 +369,7 @@ def test_news_that_did_not_arrive_are_sent_again(error: HetpipeError, monkeypatc
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(agent._client, "report", fail)
+    monkeypatch.setattr(agent._client, "invoke", fail)
     agent._send(batch)
     assert agent._outbox.take(timeout_seconds=0.0) is batch
     agent._client.close()

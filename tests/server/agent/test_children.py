@@ -21,7 +21,6 @@ from hetpipe.decide.lifecycle.configs import Assignment, stage_commands
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.errors import HetpipeError, PermissionDenied, Unavailable
 from hetpipe.profiler.link_order import LinkAnswer
-from hetpipe.rpc.tls import TLS_VARIABLE, Tls
 from hetpipe.server.agent.child import Child, ChildSpec, Listener, end_children
 from hetpipe.server.agent.children import Children, Programs
 from hetpipe.server.agent.stage_certificates import StageCertificates
@@ -46,6 +45,7 @@ from hetpipe.values.link_measurement import MeasuredLinks
 from hetpipe.values.measurement import ProfileStep
 from hetpipe.values.run import StageConditions, StageDone, StageEvaluation, StageFailed, StageReady
 from hetpipe.values.wire import plain
+from hetpipe.wire.tls import TLS_VARIABLE, Tls
 from tests.certs.cluster import AGENT, cluster
 from tests.decide.lifecycle.test_known_links import copies, link
 from tests.profiler.builders import measurement
@@ -251,7 +251,7 @@ class TestEnding:
             )
             for source in script
         ]
-        with children[0]._lock, suppress(ChildProcessError):  # nobody takes note of its end from now on
+        with children[0]._process._lock, suppress(ChildProcessError):  # nobody takes note of its end from now on
             os.waitid(os.P_PID, children[0].pid, os.WEXITED | os.WNOWAIT)
         # Whether it was taken note of meanwhile or not.
         assert [child.send_signal(signal.SIGKILL) for child in children] == [False, True]

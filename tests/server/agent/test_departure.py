@@ -9,14 +9,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from hetpipe.errors import HetpipeError, PeerUnreachable, UnknownMember
-from hetpipe.rpc.caller import Caller
-from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.rpc.method import ResponseT, Unary
 from hetpipe.server.agent.departure import Departure
 from hetpipe.server.agent.main import main
 from hetpipe.values.commands import StageKey
 from hetpipe.values.ids import AgentId, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.values.members import MemberId, Registration
+from hetpipe.wire.call import Unary
+from hetpipe.wire.caller import Caller
+from hetpipe.wire.calls import DEPART, HEARTBEAT, LEAVE, DepartRequest, HeartbeatRequest, LeaveRequest
+from hetpipe.wire.coordinator_client import CoordinatorClient
 from tests.support.fake_clock import FakeClock
 
 
@@ -92,9 +93,8 @@ class Unanswered(Caller):
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def unary(self, method: Unary[Any, ResponseT], request: Any, **how: Any) -> ResponseT:
-        self.seconds += how["deadline_seconds"]
-        return method.response()
+    def invoke(self, call: Unary[Any, Any], request: object, *, deadline_seconds: float | None = None) -> Any:
+        self.seconds += call.deadline_seconds
 
 
 def test_a_coordinator_that_hangs_holds_nobody_up_beyond_ten_seconds() -> None:
@@ -102,9 +102,9 @@ def test_a_coordinator_that_hangs_holds_nobody_up_beyond_ten_seconds() -> None:
     client, calls = CoordinatorClient("127.0.0.1:1"), Unanswered()
     client.close()
     client._caller = calls
-    client.depart(AgentId("n0"), Registration("r"))
-    client.heartbeat(MemberId("n0"), Registration("r"))
-    client.leave(MemberId("n0"), Registration("r"))
+    client.invoke(DEPART, DepartRequest(AgentId("n0"), Registration("r")))
+    client.invoke(HEARTBEAT, HeartbeatRequest(MemberId("n0"), Registration("r")))
+    client.invoke(LEAVE, LeaveRequest(MemberId("n0"), Registration("r")))
     assert calls.seconds < 10.0
 
 

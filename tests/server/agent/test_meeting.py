@@ -16,17 +16,19 @@ from hetpipe.link.gloo import GlooLink
 from hetpipe.link.grpc_link import GrpcLink
 from hetpipe.link.policy import Frame, FrameKind, Link
 from hetpipe.observe.history import NullHistory
-from hetpipe.rpc.tls import Tls
 from hetpipe.server.agent import meeting
 from hetpipe.server.agent.meeting import Neighbours
 from hetpipe.server.agent.stage_assembly import requester_of
-from hetpipe.server.shard.in_process import InProcessClock
+from hetpipe.server.shard.in_process import clock_calls
 from hetpipe.server.shard.job_shard import JobShard
-from hetpipe.server.shard.transport import ClockTransport
 from hetpipe.values.ids import AgentId, DeviceId, Incarnation, LayerIndex, StageIndex, Term
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.plan import Plan, StagePlan, VirtualWorkerPlan
 from hetpipe.values.run import DeviceConfig, StageConfig
+from hetpipe.wire.call import Calls
+from hetpipe.wire.calls import JOIN, JoinRequest
+from hetpipe.wire.serving import Handlers
+from hetpipe.wire.tls import Tls
 from tests.certs.cluster import cluster, stage_peer
 from tests.server.coordinator.builders import job
 from tests.server.shard.builders import JOB, shard_config
@@ -69,12 +71,12 @@ def configs(devices: Devices, *, link: str = "auto", kind: str = "wsp") -> list[
     ]
 
 
-def meet(config: StageConfig, shard: ClockTransport, **options: Any) -> Neighbours:
+def meet(config: StageConfig, shard: Calls, **options: Any) -> Neighbours:
     return meeting.meet(Job.model_validate(config.job), config, shard, **options)
 
 
-def clock_shard(devices: Devices) -> InProcessClock:
-    return InProcessClock(JobShard(shard_config((), stages=[len(own) for own in devices]), NullHistory()))
+def clock_shard(devices: Devices) -> Handlers:
+    return clock_calls(JobShard(shard_config((), stages=[len(own) for own in devices]), NullHistory()))
 
 
 def own_tls(config: StageConfig) -> Tls:
@@ -179,17 +181,17 @@ def test_a_stage_hears_that_its_life_is_over_while_it_waits_for_the_next_one() -
             served.clock_shard.evict(Vw(0), Incarnation(0))
 
     with pytest.raises(StaleIncarnation, match="is evicted"):
-        meet(config, InProcessClock(served), clock=Evicting())
+        meet(config, clock_calls(served), clock=Evicting())
 
 
 def test_stages_of_a_new_life_find_each_other_and_nobody_of_the_old_one() -> None:
     served = JobShard(shard_config((), stages=[2]), NullHistory())
     old, _ = configs([["n0/0", "n0/1"]])
-    InProcessClock(served).join(requester_of(old), "127.0.0.1:1")
+    clock_calls(served).invoke(JOIN, JoinRequest(requester_of(old), "127.0.0.1:1"))
     served.clock_shard.admit(Vw(0), Incarnation(1), 2)
     new = [replace(config, incarnation=Incarnation(1)) for config in configs([["n0/0", "n0/1"]])]
     with ThreadPoolExecutor(2) as threads:
-        first, last = threads.map(lambda config: meet(config, InProcessClock(served)), new)
+        first, last = threads.map(lambda config: meet(config, clock_calls(served)), new)
     carry(first.downstream, last.upstream)
     leave([first, last])
 
@@ -198,6 +200,6 @@ def test_a_neighbour_that_does_not_come_leaves_no_door_open(monkeypatch: pytest.
     monkeypatch.setattr(meeting, "MEETING_SECONDS", 0.1)
     config, absent = configs([["n0/0", "n0/1"]], link="grpc")
     shard = clock_shard([["n0/0", "n0/1"]])
-    shard.join(requester_of(absent))
+    shard.invoke(JOIN, JoinRequest(requester_of(absent)))
     with pytest.raises(DeadlineExceeded, match=r"waited 0\.1 s for stage 1 of virtual worker 0"):
         meet(config, shard)

@@ -11,10 +11,10 @@ import pytest
 from hetpipe.certs.authority import Authority, facts_of
 from hetpipe.certs.files import CA_FILE, CERT_FILE, KEY_FILE
 from hetpipe.errors import HetpipeError, PeerUnreachable, PermissionDenied
-from hetpipe.rpc.tls import LOOK_SECONDS, Tls
 from hetpipe.server.agent.stage_certificates import StageCertificates
 from hetpipe.values.commands import StageKey
 from hetpipe.values.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.wire.tls import LOOK_SECONDS, Tls
 from tests.certs.cluster import AGENT, cluster
 from tests.support.fake_clock import FakeClock
 

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from hetpipe.errors import NotLeader
 from hetpipe.values.events import JobState
+from hetpipe.wire.calls import GET_STATUS, GetStatusRequest
 from tests.polling import wait_until
 from tests.server.agent.test_agent import Node
 
@@ -54,7 +55,7 @@ def test_its_commands_are_not_carried_out(node: Node, lead: Lead) -> None:
 
     assert "coordinator_leads_no_more" in [entry["event"] for entry in logs]
     assert agent.children.started.total() == 0
-    assert node.client.status().state is JobState.INSPECTING
+    assert node.client.invoke(GET_STATUS, GetStatusRequest()).state is JobState.INSPECTING
 
     lead.is_lost = False
     agent._membership.beat()

@@ -29,13 +29,24 @@ from hetpipe.values.commands import (
     StopVirtualWorkerCommand,
 )
 from hetpipe.values.events import JobState
-from hetpipe.values.ids import AgentId, Clock, Incarnation, JobId, Term, VirtualWorkerIndex
+from hetpipe.values.ids import AgentId, Clock, JobId
 from hetpipe.values.link_measurement import MeasuredLinks
 from hetpipe.values.members import MemberId, MemberInfo
 from hetpipe.values.run import ClockSnapshot, StageDone, StageReady
-from hetpipe.values.run_document import RunDescription, RunDocument
+from hetpipe.values.run_document import RunDescription
 from hetpipe.values.shard_config import ShardConfig
 from hetpipe.values.sync import Progress
+from hetpipe.wire.calls import (
+    AdmitRequest,
+    Barrier,
+    DescribeRunRequest,
+    DrainRequest,
+    EvictRequest,
+    GetShardClocksRequest,
+    KeepRunRequest,
+    ReleaseRequest,
+    RequestBarrierRequest,
+)
 from tests.decide.lifecycle.test_known_links import NOW, link
 from tests.server.coordinator.builders import (
     JOB_ID,
@@ -48,6 +59,7 @@ from tests.server.coordinator.builders import (
     submission,
 )
 from tests.support.fake_clock import FakeClock
+from tests.support.method_calls import MethodCalls
 
 T = TypeVar("T")
 
@@ -89,7 +101,7 @@ class FakeShards:
         return [(address, argument) for address, name, argument in self.calls if name == call]
 
 
-class FakeShard:
+class FakeShard(MethodCalls):
     """One shard's control connection."""
 
     def __init__(self, shards: FakeShards, address: str) -> None:
@@ -107,40 +119,35 @@ class FakeShard:
         self._note("configure", config)
         self._shards.serving.setdefault(self._address, set()).add(config.job_id)
 
-    def request_barrier(self, job_id: JobId, term: Term, reason: str) -> Clock:
-        self._note("request_barrier", (job_id, term, reason))
-        return Clock(7)
+    def request_barrier(self, request: RequestBarrierRequest) -> Barrier:
+        self._note("request_barrier", (request.job_id, request.term, request.reason))
+        return Barrier(Clock(7))
 
-    def evict(self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
-        self._note("evict", (job_id, term, vw, incarnation))
+    def evict(self, request: EvictRequest) -> None:
+        self._note("evict", (request.job_id, request.term, request.vw, request.incarnation))
 
-    def admit(
-        self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int
-    ) -> None:
-        self._note("admit", (job_id, term, vw, incarnation, num_stages))
+    def admit(self, request: AdmitRequest) -> None:
+        self._note("admit", (request.job_id, request.term, request.vw, request.incarnation, request.num_stages))
 
-    def drain(self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
-        self._note("drain", (job_id, term, vw, incarnation))
+    def drain(self, request: DrainRequest) -> None:
+        self._note("drain", (request.job_id, request.term, request.vw, request.incarnation))
 
-    def keep_run(self, job_id: JobId, term: Term, run: RunDocument) -> None:
-        self._note("keep_run", (job_id, term, run))
+    def keep_run(self, request: KeepRunRequest) -> None:
+        self._note("keep_run", (request.job_id, request.term, request.run))
 
-    def describe(self, job_id: JobId) -> RunDescription:
-        self._note("describe", job_id)
-        if job_id not in self._shards.descriptions:
-            raise UnknownJob(f"this parameter server does not serve job {job_id}")
-        return self._shards.descriptions[job_id]
+    def describe_run(self, request: DescribeRunRequest) -> RunDescription:
+        self._note("describe", request.job_id)
+        if request.job_id not in self._shards.descriptions:
+            raise UnknownJob(f"this parameter server does not serve job {request.job_id}")
+        return self._shards.descriptions[request.job_id]
 
-    def clocks(self, job_id: JobId) -> ClockSnapshot:
-        self._note("clocks", job_id)
+    def get_shard_clocks(self, request: GetShardClocksRequest) -> ClockSnapshot:
+        self._note("clocks", request.job_id)
         return self._shards.last_clocks
 
-    def release(self, job_id: JobId) -> None:
-        self._note("release", job_id)
-        self._shards.serving.get(self._address, set()).discard(job_id)
-
-    def close(self) -> None:
-        """Nothing is open."""
+    def release(self, request: ReleaseRequest) -> None:
+        self._note("release", request.job_id)
+        self._shards.serving.get(self._address, set()).discard(request.job_id)
 
 
 class ManualExecutor(Executor):

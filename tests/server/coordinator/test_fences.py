@@ -10,9 +10,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from hetpipe.errors import NotLeader, ProtocolViolation, StaleTerm
-from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.rpc.fencing import FenceGuard
-from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.server.coordinator.control_numbers import Fences
 from hetpipe.server.coordinator.coordinator import Coordinator
 from hetpipe.server.coordinator.servicer import CoordinatorServicer
@@ -22,6 +19,9 @@ from hetpipe.values.bounds import MAX_COUNT
 from hetpipe.values.counters import EVENTS_PER_LEAD, FENCES, MAX_REPORTED_AHEAD
 from hetpipe.values.ids import JobId
 from hetpipe.values.members import MemberId, MemberInfo, MemberRole
+from hetpipe.wire.coordinator_client import CoordinatorClient
+from hetpipe.wire.fencing import FenceGuard
+from hetpipe.wire.server import Server, ServerConfig
 from tests.server.coordinator.builders import agent_member, shard_member
 from tests.server.coordinator.fakes import FakeShards
 from tests.support.fake_clock import FakeClock

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hetpipe.decide.lifecycle.job_machine import ENDS_AT_CHECKPOINT
 from hetpipe.errors import PeerUnreachable, ProtocolViolation, UnknownJob
 from hetpipe.storage.store import JobRecord
 from hetpipe.values.commands import (
@@ -420,8 +421,8 @@ class TestStops:
         loss.come_back()
         loss.cluster.wait(1.0)
 
-        assert loss.record.state is JobState.FAILED
-        assert loss.record.failure == f"{LOST}; it was to stop, so it does not go back to its newest checkpoint"
+        assert loss.record.state is JobState.STOPPED
+        assert loss.record.failure == f"{LOST}; {ENDS_AT_CHECKPOINT}"
 
     def test_the_wish_outlives_the_next_coordinator_too(self, loss: Loss) -> None:
         loss.replace()

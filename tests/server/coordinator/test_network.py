@@ -19,12 +19,11 @@ from hetpipe.errors import (
     MemberReplaced,
     PeerUnreachable,
     PermissionDenied,
+    ProtocolViolation,
     UnknownJob,
     UnknownMember,
     UserError,
 )
-from hetpipe.rpc.coordinator_client import CoordinatorClient
-from hetpipe.rpc.server import Server, ServerConfig
 from hetpipe.server.coordinator.servicer import CoordinatorServicer
 from hetpipe.server.member_session import Hooks, MemberSession
 from hetpipe.values.commands import AgentNews, ChildExit, InspectCommand, StageNews, StopJobCommand
@@ -41,8 +40,38 @@ from hetpipe.values.events import (
 )
 from hetpipe.values.ids import AgentId, JobId
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
-from hetpipe.values.members import Lease, MemberId, MemberInfo, MemberRole, Registration, Renewal
+from hetpipe.values.members import Lease, MemberId, MemberInfo, MemberRole, Registration
 from hetpipe.values.run import StageReady
+from hetpipe.wire.calls import (
+    ADD_WORKER,
+    DEPART,
+    DRAIN_WORKER,
+    GET_CLOCKS,
+    GET_STATUS,
+    HEARTBEAT,
+    LEAVE,
+    LIST_MEMBERS,
+    REGISTER,
+    REPORT,
+    STOP_JOB,
+    SUBMIT_JOB,
+    WATCH_COMMANDS,
+    AddWorkerRequest,
+    DepartRequest,
+    DrainWorkerRequest,
+    GetClocksRequest,
+    GetStatusRequest,
+    HeartbeatRequest,
+    LeaveRequest,
+    ListMembersRequest,
+    RegisterRequest,
+    ReportRequest,
+    StopJobRequest,
+    SubmitJobRequest,
+    WatchCommandsRequest,
+)
+from hetpipe.wire.coordinator_client import CoordinatorClient
+from hetpipe.wire.server import Server, ServerConfig
 from tests.server.coordinator.builders import JOB_ID, agent_member, clocks, job, submission
 from tests.server.coordinator.fakes import Cluster
 from tests.support.fake_clock import FakeClock
@@ -59,7 +88,7 @@ class Network:
         self.client = CoordinatorClient(self.address)
 
     def submit(self) -> JobId:
-        return self.client.submit_job(submission(job(), str(self.cluster.run_dir)))
+        return self.client.invoke(SUBMIT_JOB, SubmitJobRequest(submission(job(), str(self.cluster.run_dir)))).job_id
 
     def close(self) -> None:
         self.client.close()
@@ -77,23 +106,23 @@ class TestCalls:
     def test_membership(self, network: Network) -> None:
         client = network.client
         worker = MemberInfo(MemberRole.WORKER, MemberId("w"), "h", 1, "h:5")
-        lease = client.register(worker)
+        lease = client.invoke(REGISTER, RegisterRequest(worker))
         assert lease.lease_seconds == 5.0
-        assert [member.info for member in client.members()][-1] == worker
+        assert [member.info for member in client.invoke(LIST_MEMBERS, ListMembersRequest()).members][-1] == worker
         network.cluster.coordinator._jobs.note_end(JobId("gone"))
-        assert client.heartbeat(worker.id, lease.registration).ended_jobs == ()
+        assert client.invoke(HEARTBEAT, HeartbeatRequest(worker.id, lease.registration)).ended_jobs == ()
         with pytest.raises(PermissionDenied, match="the heartbeat of a user's own worker tells of jobs"):
-            client.heartbeat(worker.id, lease.registration, jobs=[JobId("gone")])
-        client.leave(worker.id, lease.registration)
-        client.leave(worker.id, lease.registration)
+            client.invoke(HEARTBEAT, HeartbeatRequest(worker.id, lease.registration, jobs=(JobId("gone"),)))
+        client.invoke(LEAVE, LeaveRequest(worker.id, lease.registration))
+        client.invoke(LEAVE, LeaveRequest(worker.id, lease.registration))
         with pytest.raises(UnknownMember):
-            client.heartbeat(worker.id, lease.registration)
+            client.invoke(HEARTBEAT, HeartbeatRequest(worker.id, lease.registration))
 
     def test_jobs(self, network: Network) -> None:
         job_id = network.submit()
         assert job_id == JOB_ID
         network.cluster.train()
-        status = network.client.status()
+        status = network.client.invoke(GET_STATUS, GetStatusRequest())
         assert (status.job_id, status.name, status.state) == (JOB_ID, "digits", JobState.RUNNING)
         assert status.run_dir == str(network.cluster.run_dir)
         assert [(p.role, p.index, p.vw, p.state) for p in status.processes] == [
@@ -107,19 +136,24 @@ class TestCalls:
             ("stage", 0, 1, "ready"),
             ("stage", 1, 1, "ready"),
         ]
-        assert network.client.stop_job(mode=StopMode.NOW) is JobState.STOPPING
+        assert network.client.invoke(STOP_JOB, StopJobRequest(StopMode.NOW)).state is JobState.STOPPING
+
+    def test_a_peer_of_another_format_is_told_so(self, network: Network) -> None:
+        older = replace(GET_STATUS, service="hetpipe.proto.v1.CoordinatorService")
+        with pytest.raises(ProtocolViolation, match="does not know GetStatus; is it another program, or another vers"):
+            network.client.invoke(older, GetStatusRequest())
 
     def test_errors_come_through(self, network: Network) -> None:
         with pytest.raises(JobError) as caught:
-            network.client.submit_job(Submission(new_request_id(), "{}", "/run", "/code"))
+            network.client.invoke(SUBMIT_JOB, SubmitJobRequest(Submission(new_request_id(), "{}", "/run", "/code")))
         assert len(caught.value.problems) > 2
         with pytest.raises(UnknownJob):
-            network.client.status(JobId("nonsense"))
+            network.client.invoke(GET_STATUS, GetStatusRequest(JobId("nonsense")))
         with pytest.raises(UnknownJob):
             next(network.client.watch_job())
         with pytest.raises(UnknownJob):
             next(network.client.watch_clocks(JobId("nonsense")))
-        assert network.client.status().job_id is None
+        assert network.client.invoke(GET_STATUS, GetStatusRequest()).job_id is None
 
     def test_reports_reach_the_job(self, network: Network) -> None:
         network.submit()
@@ -127,24 +161,29 @@ class TestCalls:
         agent, registration = AgentId("n0"), network.cluster.registrations["n0"]
         key = network.cluster.stages("n0", JOB_ID)[0]
         news: list[AgentNews] = [StageNews(key, StageReady(77)), ChildExit(key, 77, -9)]
-        network.client.report(agent, registration, batch=100, news=news)
+        network.client.invoke(REPORT, ReportRequest(agent, registration, 100, tuple(news)))
 
-        workers = network.client.status().workers
+        workers = network.client.invoke(GET_STATUS, GetStatusRequest()).workers
         assert [(worker.vw, worker.state, worker.deaths) for worker in workers] == [(0, "ending", 1), (1, "ready", 0)]
 
     def test_virtual_workers_leave_and_come_back(self, network: Network) -> None:
         job_id = network.submit()
         network.cluster.train()
-        assert network.client.drain_worker(Vw(1)).state == "leaving"
+        assert network.client.invoke(DRAIN_WORKER, DrainWorkerRequest(Vw(1))).state == "leaving"
         with pytest.raises(UserError, match="is the last one"):
-            network.client.drain_worker(Vw(0), job_id)
-        assert [(one.vw, one.state) for one in network.client.add_worker()] == [(1, "leaving")]
-        assert network.client.add_worker(Vw(0), job_id)[0].state == "ready"
-        network.client.depart(AgentId("n0"), network.cluster.registrations["n0"])
+            network.client.invoke(DRAIN_WORKER, DrainWorkerRequest(Vw(0), job_id))
+        assert [(one.vw, one.state) for one in network.client.invoke(ADD_WORKER, AddWorkerRequest()).workers] == [
+            (1, "leaving")
+        ]
+        assert network.client.invoke(ADD_WORKER, AddWorkerRequest(Vw(0), job_id)).workers[0].state == "ready"
+        network.client.invoke(DEPART, DepartRequest(AgentId("n0"), network.cluster.registrations["n0"]))
 
-        assert [worker.state for worker in network.client.status().workers] == ["leaving", "leaving"]
+        assert [worker.state for worker in network.client.invoke(GET_STATUS, GetStatusRequest()).workers] == [
+            "leaving",
+            "leaving",
+        ]
         with pytest.raises(UnknownMember):
-            network.client.depart(AgentId("n7"), Registration("x"))
+            network.client.invoke(DEPART, DepartRequest(AgentId("n7"), Registration("x")))
 
 
 class TestStreams:
@@ -183,19 +222,21 @@ class TestStreams:
 
     def test_an_agent_follows_its_commands(self, network: Network) -> None:
         registration = network.cluster.registrations["n0"]
-        commands = network.client.watch_commands(AgentId("n0"), registration, after=0)
+        commands = network.client.stream(WATCH_COMMANDS, WatchCommandsRequest(AgentId("n0"), registration, 0))
         network.submit()
         first = next(commands)
         assert isinstance(first.command, InspectCommand)
-        network.client.stop_job(mode=StopMode.NOW)
+        network.client.invoke(STOP_JOB, StopJobRequest(StopMode.NOW))
         assert isinstance(next(commands).command, StopJobCommand)
-        again = network.client.watch_commands(AgentId("n0"), registration, after=first.sequence)
+        again = network.client.stream(WATCH_COMMANDS, WatchCommandsRequest(AgentId("n0"), registration, first.sequence))
         assert isinstance(next(again).command, StopJobCommand)
         assert list(commands) == []
 
     def test_a_stream_ends_when_its_registration_is_replaced(self, network: Network) -> None:
         network.submit()
-        commands = network.client.watch_commands(AgentId("n0"), network.cluster.registrations["n0"], after=0)
+        commands = network.client.stream(
+            WATCH_COMMANDS, WatchCommandsRequest(AgentId("n0"), network.cluster.registrations["n0"], 0)
+        )
         next(commands)
         network.cluster.join(agent_member("n0", devices=2))
 
@@ -214,7 +255,7 @@ class TestStreams:
     def test_clocks_are_watched_until_the_job_ends(self, network: Network) -> None:
         job_id = network.submit()
         network.cluster.train()
-        assert network.client.clocks() is None
+        assert network.client.invoke(GET_CLOCKS, GetClocksRequest()).clocks is None
         network.cluster.beat("ps0", clocks={job_id: clocks(1, 1)})
         watch = network.client.watch_clocks()
         assert next(watch) == clocks(1, 1)
@@ -223,15 +264,17 @@ class TestStreams:
         assert next(watch) == clocks(2, 1)
         network.cluster.finish(job_id)
         assert list(watch) == [network.cluster.shards.last_clocks]
-        assert network.client.clocks() == network.cluster.shards.last_clocks
+        assert network.client.invoke(GET_CLOCKS, GetClocksRequest()).clocks == network.cluster.shards.last_clocks
 
     def test_lost_safety_goes_from_a_heartbeat_to_followers_and_status(self, network: Network) -> None:
         job_id = network.submit()
         network.cluster.train()
         full = Condition(ConditionKind.DISK_NEARLY_FULL, "the disk at /", "it is nearly full", since=5.0, times=1)
         registration = network.cluster.registrations["ps0"]
-        network.client.heartbeat(MemberId("ps0"), registration, jobs=[job_id], conditions={job_id: [full]})
-        assert network.client.status(job_id).conditions == (full,)
+        network.client.invoke(
+            HEARTBEAT, HeartbeatRequest(MemberId("ps0"), registration, jobs=(job_id,), conditions={job_id: (full,)})
+        )
+        assert network.client.invoke(GET_STATUS, GetStatusRequest(job_id)).conditions == (full,)
         told = next(numbered.event for numbered in network.client.watch_job(job_id) if _is_raised(numbered.event))
         assert told == ConditionRaised(full.kind, (full.who,), full.sentence, 5.0, 1)
 
@@ -248,9 +291,11 @@ class TestMembership:
     def test_it_registers_and_leaves(self, network: Network) -> None:
         membership = self.member(network)
         membership.start()
-        assert "w" in [member.info.id for member in network.client.members()]
+        assert "w" in [member.info.id for member in network.client.invoke(LIST_MEMBERS, ListMembersRequest()).members]
         membership.close()
-        assert "w" not in [member.info.id for member in network.client.members()]
+        assert "w" not in [
+            member.info.id for member in network.client.invoke(LIST_MEMBERS, ListMembersRequest()).members
+        ]
 
     def test_a_heartbeat_tells_and_hears(self, network: Network) -> None:
         network.cluster.coordinator._jobs.note_end(JobId("gone"))
@@ -267,13 +312,14 @@ class TestMembership:
 
     def test_a_heartbeat_tells_what_endangers_the_jobs(self, network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
         sent: list[object] = []
-        heartbeat = network.client.heartbeat
+        invoke = network.client.invoke
 
-        def recording(*arguments: Any, **values: Any) -> Renewal:
-            sent.append(values["conditions"])
-            return heartbeat(*arguments, **values)
+        def recording(call: Any, request: Any) -> Any:
+            if isinstance(request, HeartbeatRequest):
+                sent.append(request.conditions)
+            return invoke(call, request)
 
-        monkeypatch.setattr(network.client, "heartbeat", recording)
+        monkeypatch.setattr(network.client, "invoke", recording)
         away = Condition(ConditionKind.DURABILITY_LOST, "parameter server 0", "no room", since=5.0, times=1)
         membership = self.member(network, Hooks(conditions=lambda: {JOB_ID: (away,)}))
         membership.start()
@@ -285,7 +331,7 @@ class TestMembership:
         leases: list[Lease] = []
         membership = self.member(network, Hooks(on_registered=leases.append))
         first = membership.start()
-        network.client.leave(MemberId("w"), first.registration)
+        network.client.invoke(LEAVE, LeaveRequest(MemberId("w"), first.registration))
         membership.beat()
         assert membership.lease.registration != first.registration
         assert leases[0] == first
@@ -330,7 +376,9 @@ class TestClient:
             with Client(network.address) as client, client.register_worker("mine") as worker:
                 worker.check()
                 with closing(CoordinatorClient(network.address)) as other:
-                    other.register(MemberInfo(MemberRole.WORKER, MemberId("mine"), "elsewhere", 1))
+                    other.invoke(
+                        REGISTER, RegisterRequest(MemberInfo(MemberRole.WORKER, MemberId("mine"), "elsewhere", 1))
+                    )
                     worker._membership.beat()
                     with pytest.raises(MemberReplaced, match="has taken the name mine"):
                         worker.check()
@@ -345,7 +393,7 @@ class TestClient:
             client.register_worker("mine", on_lost=lost.append) as worker,
             closing(CoordinatorClient(network.address)) as other,
         ):
-            other.register(MemberInfo(MemberRole.WORKER, MemberId("mine"), "elsewhere", 1))
+            other.invoke(REGISTER, RegisterRequest(MemberInfo(MemberRole.WORKER, MemberId("mine"), "elsewhere", 1)))
             worker._membership.beat()
             assert ["has taken the name mine" in str(error) for error in lost] == [True]
 
@@ -376,9 +424,9 @@ def test_history_of_an_earlier_coordinator_is_shown(network: Network) -> None:
     CoordinatorServicer(successor, host="here").add_to(server)
     client = CoordinatorClient(server.start())
 
-    assert client.status(job_id).state is JobState.FINISHED
+    assert client.invoke(GET_STATUS, GetStatusRequest(job_id)).state is JobState.FINISHED
     assert isinstance(list(client.watch_job(job_id))[-1].event, JobEnded)
-    assert client.clocks(job_id) is None
+    assert client.invoke(GET_CLOCKS, GetClocksRequest(job_id)).clocks is None
     assert list(client.watch_clocks(job_id)) == []
     client.close()
     server.stop(grace_seconds=0.0)
@@ -400,4 +448,6 @@ def test_the_coordinator_needs_neither_torch_nor_user_code() -> None:
 def test_a_resent_submission_over_the_network_is_one_job(network: Network) -> None:
     handed_in = submission(job(), str(network.cluster.run_dir))
 
-    assert network.client.submit_job(handed_in) == network.client.submit_job(replace(handed_in))
+    assert network.client.invoke(SUBMIT_JOB, SubmitJobRequest(handed_in)) == network.client.invoke(
+        SUBMIT_JOB, SubmitJobRequest(replace(handed_in))
+    )

@@ -139,7 +139,7 @@ def chunk_of(offset: int, payload: bytes) -> bytes:
 
 
 def plain_checksum(place: int, data: bytes) -> bytes:
-    """The checksum of `server.shard.checksum`, in the algorithm's streaming form."""
+    """The checksum of `hetpipe.checksum`, in the algorithm's streaming form."""
     digest = xxhash.xxh3_64(seed=place)
     for start in range(0, len(data), 1_000):
         digest.update(data[start : start + 1_000])

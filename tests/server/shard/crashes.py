@@ -16,15 +16,14 @@ from hetpipe.decide.sync.records import Record, SegmentRecord
 from hetpipe.errors import ClockFreed, ClockNotPublished, WaveOutOfOrder
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.server.shard.clock_shard import ClockShard
-from hetpipe.server.shard.job_state import JobState, StateOptions
+from hetpipe.server.shard.job_storage import AckLevel, JobStorage, StateOptions
 from hetpipe.server.shard.push_log import PushLimits
 from hetpipe.server.shard.shard import Shard
-from hetpipe.server.shard.write_ahead_log import Level
 from hetpipe.values.ids import Clock, ShardIndex, Wave
 from hetpipe.values.requests import PullHeader, Requester, Watermarks
 from hetpipe.values.shard_config import ShardConfig
 from tests.server.shard.builders import decode, encode, headers_of, push_header, requester, shard_config, slices_of
-from tests.server.shard.test_write_ahead_log import FakeDisk
+from tests.storage.wal.disks import LimitedDisk
 
 #: Snapshots as soon as anything is behind them.
 EAGER = PushLimits(worth_bytes=0, cheap_bytes=0, barrier_bytes=0, max_bytes=1 << 30)
@@ -37,14 +36,14 @@ class Process:
     """One shard's process: made anew, it goes on with what is in its folder."""
 
     def __init__(self, config: ShardConfig, options: StateOptions, history: MemoryHistory) -> None:
-        self.state = JobState(config, options, history)
+        self.state = JobStorage(config, options, history)
         self.shard = Shard(config, self.state.history, self.state.pushes)
         self.clock: ClockShard | None = None
         if config.shard == 0:
-            self.clock = ClockShard(config, self.state.history, self.state.journal, self.state.old_decisions)
-        self.is_behind = self.state.old_pushes is not None
-        if self.state.old_pushes is not None:
-            self.shard.recall(self.state.old_pushes)
+            self.clock = ClockShard(config, self.state.history, self.state.journal, self.state.recovered_decisions)
+        self.is_behind = self.state.recovered_pushes is not None
+        if self.state.recovered_pushes is not None:
+            self.shard.recall(self.state.recovered_pushes)
 
 
 class Cluster:
@@ -63,7 +62,7 @@ class Cluster:
         self.folder = folder
         self.limits = limits
         self.time = clock
-        self.disks = [FakeDisk() for _ in range(num_shards)]
+        self.disks = [LimitedDisk() for _ in range(num_shards)]
         sizes = options.pop("sizes", (5, 20))
         self.configs = [
             shard_config(
@@ -98,7 +97,7 @@ class Cluster:
         return clock
 
     @property
-    def levels(self) -> list[Level]:
+    def levels(self) -> list[AckLevel]:
         return [process.state.level for process in self.processes]
 
     def crash(self, index: int) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from hetpipe.decide.sync.records import SegmentMember, SegmentRecord
 from hetpipe.errors import ClockNotPublished, MalformedChunk, ProtocolViolation, SliceMismatch, StaleIncarnation
 from hetpipe.server.shard.buffer_exchange import Attendance, BufferExchange
-from hetpipe.server.shard.kept_buffers import KeptBuffers
+from hetpipe.server.shard.buffer_files import BufferFiles
 from hetpipe.values.ids import Clock, Incarnation
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.requests import BuffersHeader, SliceHeader
@@ -303,10 +303,10 @@ class TestAfterARestart:
 
     def test_what_was_sent_is_there(self, tmp_path: Path) -> None:
         barrier = Barrier(3, {0: False, 1: False, 2: True})
-        first = BufferExchange(barrier.attendance, KeptBuffers(tmp_path))
+        first = BufferExchange(barrier.attendance, BufferFiles(tmp_path))
         send(first, 0, buffers_of(0))
         send(first, 2, buffers_of(2))
-        again = BufferExchange(barrier.attendance, KeptBuffers(tmp_path))
+        again = BufferExchange(barrier.attendance, BufferFiles(tmp_path))
         with pytest.raises(ClockNotPublished, match=r"virtual workers \[1\] at clock 3"):
             read(again, 0)
         send(again, 1, buffers_of(1))
@@ -315,7 +315,7 @@ class TestAfterARestart:
 
     def test_so_is_what_the_buffers_became_before(self, tmp_path: Path) -> None:
         barrier = Barrier(3, {0: False})
-        buffers = BufferExchange(barrier.attendance, KeptBuffers(tmp_path))
+        buffers = BufferExchange(barrier.attendance, BufferFiles(tmp_path))
         for clock in (3, 5, 8):
             barrier.clock = clock
             send(buffers, 0, buffers_of(clock), clock=clock)
@@ -323,24 +323,24 @@ class TestAfterARestart:
             "clock-000000000005-vw-0-stage-0",
             "clock-000000000008-vw-0-stage-0",
         ]
-        again = BufferExchange(barrier.attendance, KeptBuffers(tmp_path))
+        again = BufferExchange(barrier.attendance, BufferFiles(tmp_path))
         barrier.clock, barrier.joins = 9, {0: True}
         send(again, 0, buffers_of(0), clock=9)
         assert torch.equal(read(again, 0, clock=9)[0], buffers_of(8)[0])
 
     def test_a_damaged_file_counts_for_nothing(self, tmp_path: Path) -> None:
         barrier = Barrier(3, {0: False})
-        send(BufferExchange(barrier.attendance, KeptBuffers(tmp_path)), 0, buffers_of(0))
+        send(BufferExchange(barrier.attendance, BufferFiles(tmp_path)), 0, buffers_of(0))
         (path,) = tmp_path.iterdir()
         whole = path.read_bytes()
         for damaged in (whole[:-1], whole[:-4] + b"abcd", b""):
             path.write_bytes(damaged)
-            again = BufferExchange(barrier.attendance, KeptBuffers(tmp_path))
+            again = BufferExchange(barrier.attendance, BufferFiles(tmp_path))
             with pytest.raises(ClockNotPublished):
                 read(again, 0)
 
     def test_a_disk_that_takes_nothing_stops_nobody(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
-        buffers = BufferExchange(Barrier(3, {0: False}).attendance, KeptBuffers(tmp_path / "file"))
+        buffers = BufferExchange(Barrier(3, {0: False}).attendance, BufferFiles(tmp_path / "file"))
         send(buffers, 0, buffers_of(0))
         assert torch.equal(read(buffers, 0)[0], buffers_of(0)[0])

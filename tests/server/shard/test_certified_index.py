@@ -13,13 +13,13 @@ from hetpipe.certs.authority import new_key
 from hetpipe.certs.folders import read_facts
 from hetpipe.errors import Unauthenticated, UnknownJob, UserError
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import GrpcClock, GrpcShard, ShardControl
-from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.identity import NamedPeer, Role
-from hetpipe.values.ids import JobId, ShardIndex, Term
+from hetpipe.values.ids import JobId, ShardIndex
 from hetpipe.values.requests import PullHeader
+from hetpipe.wire.calls import GET_PROGRESS, GET_SHARD_CLOCKS, PULL, GetProgressRequest, GetShardClocksRequest
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import connect_shard
 from tests.certs.cluster import COORDINATOR, cluster, stage_peer
 from tests.server.shard.builders import requester
 
@@ -30,7 +30,7 @@ SHARD_1 = NamedPeer(Role.PARAMETER_SERVER, "1")
 def address() -> Iterator[str]:
     """Of parameter server 1."""
     server = Server(ServerConfig(num_threads=4, tls=cluster().tls(SHARD_1)))
-    add_shard_service(server, ShardServer(lambda _config: MemoryHistory()))
+    ShardServer(lambda _config: MemoryHistory()).add_to(server)
     yield server.start()
     server.stop(grace_seconds=0.0)
 
@@ -40,23 +40,23 @@ REFUSED = "does not prove to be parameter-server-0.hetpipe .* again: `hetpipe ce
 
 def test_the_coordinator_does_not_take_one_for_another(address: str) -> None:
     tls = cluster().tls(COORDINATOR)
-    with closing(ShardControl(address, member_id="parameter-server-1", tls=tls)) as right, pytest.raises(UnknownJob):
-        right.clocks(JobId("job"))
+    with closing(connect_shard(address, member_id="parameter-server-1", tls=tls)) as right, pytest.raises(UnknownJob):
+        right.invoke(GET_SHARD_CLOCKS, GetShardClocksRequest(JobId("job")))
     with (
-        closing(ShardControl(address, member_id="parameter-server-0", tls=tls)) as wrong,
+        closing(connect_shard(address, member_id="parameter-server-0", tls=tls)) as wrong,
         pytest.raises(Unauthenticated, match=REFUSED),
     ):
-        wrong.clocks(JobId("job"))
+        wrong.invoke(GET_SHARD_CLOCKS, GetShardClocksRequest(JobId("job")))
 
 
 def test_stages_and_shards_do_not_either(address: str) -> None:
     tls, who = cluster().tls(stage_peer("job")), requester(job="job")
-    clock = GrpcClock(address, job_id=JobId("job"), term=Term(1), member_id="parameter-server-0", tls=tls)
+    clock = connect_shard(address, ShardIndex(0), member_id="parameter-server-0", tls=tls)
     with closing(clock), pytest.raises(Unauthenticated, match=REFUSED):
-        clock.progress(who)
-    shard = GrpcShard(address, ShardIndex(0), member_id="parameter-server-0", tls=tls)
+        clock.invoke(GET_PROGRESS, GetProgressRequest(who))
+    shard = connect_shard(address, ShardIndex(0), member_id="parameter-server-0", tls=tls)
     with closing(shard), pytest.raises(Unauthenticated, match=REFUSED):
-        list(shard.pull(PullHeader(who, clock=0, slices=())))  # type: ignore[arg-type]
+        list(shard.download(PULL, PullHeader(who, clock=0, slices=())))  # type: ignore[arg-type]
 
 
 def test_a_certificate_of_an_earlier_version_is_refused_with_the_fix(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,34 +10,33 @@ import pytest
 from hetpipe.decide.sync.records import BarrierRecord, Record, TermRecord
 from hetpipe.errors import StateLost
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.server.shard.in_process import InProcessClock
 from hetpipe.server.shard.job_shard import JobShard
-from hetpipe.server.shard.job_state import JobState, StateOptions
+from hetpipe.server.shard.job_storage import JobStorage, StateOptions
 from hetpipe.values.ids import Clock, Term
-from hetpipe.values.shard_config import ShardConfig
+from hetpipe.wire.calls import AcknowledgeRequest, FollowLogRequest, LogRecords
 from tests.polling import wait_until
 from tests.server.shard.builders import shard_config, slices_of
+from tests.support.method_calls import MethodCalls
 
 FIRST = TermRecord(0, Term(1))
 
 
-class Connections(InProcessClock):
+class Connections(MethodCalls):
     """A clock shard that gives each stream that follows its log one batch."""
 
-    def __init__(self, config: ShardConfig, batches: list[list[Record]]) -> None:
-        super().__init__(JobShard(config, MemoryHistory()))
+    def __init__(self, batches: list[list[Record]]) -> None:
         self.batches = batches
         self.asked: list[int] = []
 
-    def acknowledge(self, *_: object, **__: object) -> None:
+    def acknowledge(self, _: AcknowledgeRequest) -> None:
         """Hear it."""
 
-    def follow(self, start: int, *, gathered: bool = False) -> Iterator[Sequence[Record]]:
+    def follow_log(self, request: FollowLogRequest) -> Iterator[LogRecords]:
         """The next batch from `start` on."""
-        assert not gathered
-        self.asked.append(start)
+        assert not request.gathered
+        self.asked.append(request.start)
         if self.batches:
-            yield [record for record in self.batches.pop(0) if record.index >= start]
+            yield LogRecords(tuple(record for record in self.batches.pop(0) if record.index >= request.start))
 
 
 def barrier(index: int, clock: int) -> BarrierRecord:
@@ -53,9 +52,9 @@ def barrier(index: int, clock: int) -> BarrierRecord:
 )
 def test_a_record_that_is_another_than_it_was(tmp_path: Path, second: list[Record], *, is_lost: bool) -> None:
     config = shard_config(slices_of((4,)), shard=1, num_shards=2, clock_shard_address="localhost:1")
-    clock = Connections(shard_config((), num_shards=2), [[FIRST, barrier(1, 3)], second])
+    clock = Connections([[FIRST, barrier(1, 3)], second])
     history = MemoryHistory()
-    shard = JobShard(config, history, JobState(config, StateOptions(root=tmp_path), history))
+    shard = JobShard(config, history, JobStorage(config, StateOptions(root=tmp_path), history))
     lost: list[StateLost] = []
     shard.start(clock, on_lost=lost.append)
     wait_until(lambda: bool(lost) or shard.shard.num_records == 3, timeout_seconds=10.0, what="second batch")

@@ -16,12 +16,26 @@ from hetpipe.decide.sync.records import Record
 from hetpipe.decide.sync.segment import CHECKPOINT
 from hetpipe.errors import ClockNotPublished
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.server.shard.in_process import InProcessClock, InProcessShard
+from hetpipe.server.shard.in_process import clock_calls, tensor_calls
 from hetpipe.server.shard.job_shard import JobShard
-from hetpipe.server.shard.job_state import JobState, StateOptions
+from hetpipe.server.shard.job_storage import JobStorage, StateOptions
 from hetpipe.values.ids import Clock, ShardIndex, Wave
 from hetpipe.values.requests import PushHeader
 from hetpipe.weights.flat import FlatBuffer
+from hetpipe.wire.calls import (
+    GET_PROGRESS,
+    JOIN,
+    PUSH,
+    REPORT_CHECKPOINT,
+    REPORT_INITIALIZED,
+    REPORT_STAGED,
+    GetProgressRequest,
+    JoinRequest,
+    ReportCheckpointRequest,
+    ReportInitializedRequest,
+    ReportStagedRequest,
+)
+from hetpipe.wire.serving import Handlers
 from tests.checkpoints import stage_part
 from tests.polling import wait_until
 from tests.server.shard.builders import encode, headers_of, push_header, requester, shard_config, slices_of
@@ -47,10 +61,10 @@ class Servers:
         self.shards = []
         for config in self.configs:
             history = MemoryHistory()
-            self.shards.append(JobShard(config, history, JobState(config, StateOptions(), history)))
+            self.shards.append(JobShard(config, history, JobStorage(config, StateOptions(), history)))
         for shard in self.shards:
-            shard.start(None if shard is self.shards[0] else InProcessClock(self.shards[0]))
-        self.clock = InProcessClock(self.shards[0])
+            shard.start(None if shard is self.shards[0] else clock_calls(self.shards[0]))
+        self.clock = clock_calls(self.shards[0])
 
     def stop(self) -> None:
         for shard in self.shards:
@@ -61,23 +75,27 @@ class Servers:
             header = push_header(requester(), wave, headers_of(self.configs[index].slices))
             chunks = encode([torch.full((4,), value + index)])
             wait_until(
-                lambda: _is_pushed(InProcessShard(shard), header, chunks),  # noqa: B023 - called at once
+                lambda: _is_pushed(tensor_calls(shard), header, chunks),  # noqa: B023 - called at once
                 timeout_seconds=SECONDS,
                 what="shard that has followed so far",
             )
 
     def pass_barrier(self) -> int:
         """Train until a barrier that asks for a checkpoint is passed on all shards; its clock."""
-        self.clock.join(requester())
+        self.clock.invoke(JOIN, JoinRequest(requester()))
         self.push(None, 10.0)
-        self.clock.initialized(requester())
+        self.clock.invoke(REPORT_INITIALIZED, ReportInitializedRequest(requester()))
         log = self.shards[0].clock_shard
         wait_until(lambda: log.passed()[0] is not None, timeout_seconds=SECONDS, what="start")
         clock = log.request_barrier(CHECKPOINT)
         for wave in range(clock):
             self.push(wave, 1.0)
-            self.clock.staged(requester(), Wave(wave), ((wave,),), segment=Clock(0))
-        wait_until(lambda: self.clock.progress(requester()).clock == clock, timeout_seconds=SECONDS, what="barrier")
+            self.clock.invoke(REPORT_STAGED, ReportStagedRequest(requester(), Wave(wave), ((wave,),), Clock(0)))
+        wait_until(
+            lambda: self.clock.invoke(GET_PROGRESS, GetProgressRequest(requester())).clock == clock,
+            timeout_seconds=SECONDS,
+            what="barrier",
+        )
         followed = [shard.shard for shard in self.shards]
         wait_until(
             lambda: all(shard.num_records == log.num_records for shard in followed),
@@ -87,10 +105,10 @@ class Servers:
         return clock
 
 
-def _is_pushed(shard: InProcessShard, header: PushHeader, chunks: Sequence[bytes]) -> bool:
+def _is_pushed(shard: Handlers, header: PushHeader, chunks: Sequence[bytes]) -> bool:
     """Push, as stages do: a shard that has yet to follow the record that makes it possible is asked again."""
     try:
-        shard.push(header, chunks)
+        shard.upload(PUSH, header, chunks)
     except ClockNotPublished:
         return False
     return True
@@ -111,7 +129,10 @@ def test_the_checkpoint_becomes_complete_by_itself(
     servers = Servers(tmp_path)
     try:
         clock = servers.pass_barrier()
-        assert not servers.clock.report_checkpoint(requester(), Clock(clock), [stage_part(tmp_path, clock, 0, 0)])
+        assert not servers.clock.invoke(
+            REPORT_CHECKPOINT,
+            ReportCheckpointRequest(requester(), Clock(clock), (stage_part(tmp_path, clock, 0, 0),)),
+        ).complete
         for shard in wrote:
             path = tmp_path / "checkpoints" / f"clock-{clock:08d}" / f"shard-{ShardIndex(shard)}.safetensors"
             wait_until(path.exists, timeout_seconds=SECONDS, what="part")
@@ -123,7 +144,10 @@ def test_the_checkpoint_becomes_complete_by_itself(
     servers.start()
     try:
         wait_until(lambda: newest_complete(tmp_path) is not None, timeout_seconds=SECONDS, what="checkpoint")
-        assert servers.clock.report_checkpoint(requester(), Clock(clock), [stage_part(tmp_path, clock, 0, 0)])
+        assert servers.clock.invoke(
+            REPORT_CHECKPOINT,
+            ReportCheckpointRequest(requester(), Clock(clock), (stage_part(tmp_path, clock, 0, 0),)),
+        ).complete
     finally:
         servers.stop()
     folder = newest_complete(tmp_path)

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetpipe.checksum import checksums
 from hetpipe.errors import DamagedChunk, MalformedChunk
 from hetpipe.server.shard import chunks as module
-from hetpipe.server.shard.checksum import checksums
 from hetpipe.server.shard.chunks import CHUNK_BYTES, ChunkReceiver, RunMap, chunks, slice_bytes
 from hetpipe.values.plan import DTYPE_BYTES
 from hetpipe.values.requests import SliceHeader

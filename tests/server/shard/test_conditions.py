@@ -16,12 +16,12 @@ from hetpipe.errors import CheckpointNotWritten
 from hetpipe.observe.history import History
 from hetpipe.server.shard.disk_watch import Disk, DiskWatch, disk_of
 from hetpipe.server.shard.job_shard import JobShard
-from hetpipe.server.shard.job_state import JobState, StateOptions
+from hetpipe.server.shard.job_storage import JobStorage, StateOptions
 from hetpipe.values.conditions import Condition, ConditionKind
 from hetpipe.values.ids import Clock, ShardIndex
 from tests.checkpoints import JOB, progress_at, shard_part, stage_part
 from tests.server.shard.builders import requester, shard_config, slices_of
-from tests.server.shard.test_write_ahead_log import FakeDisk
+from tests.storage.wal.disks import LimitedDisk
 from tests.support.fake_clock import FakeClock
 
 WHO = "parameter server 0"
@@ -97,16 +97,16 @@ class TestCheckpoints:
 
 class TestState:
     def test_a_log_that_cannot_be_written_is_raised_with_the_path_and_the_fix(self, tmp_path: Path) -> None:
-        conditions, disk = Conditions(FakeClock()), FakeDisk()
+        conditions, disk = Conditions(FakeClock()), LimitedDisk()
         config = shard_config(slices_of((4,)), run_dir=str(tmp_path))
         history = History(tmp_path / "h.jsonl", host="n0", pid=1, role="parameter_server", term=1)
-        state = JobState(config, StateOptions(root=tmp_path / "state", disk=disk), history, conditions)
+        state = JobStorage(config, StateOptions(root=tmp_path / "state", disk=disk), history, conditions)
         assert not only(conditions, KIND).holds
         assert only(conditions, KIND).times == 0
 
         disk.room = 0
         assert state.journal is not None
-        state.journal._kept.append(b"{}")
+        state.journal._storage.append(b"{}")
         raised = only(conditions, KIND)
         assert raised.holds
         assert raised.sentence.startswith("parameter server 0 cannot keep what is staged (level applied): ")
@@ -114,8 +114,8 @@ class TestState:
             assert part in raised.sentence
 
         disk.room = None
-        assert state.journal._kept.log.resume()
-        state.journal._kept.log.settle()
+        assert state.journal._storage.log.reopen()
+        state.journal._storage.log.clear_alarm()
         assert only(conditions, KIND).clearance == "parameter server 0 keeps what is staged again"
         state.close()
         history.close()

@@ -16,29 +16,46 @@ from typer.testing import CliRunner, Result
 from hetpipe.cli.app import app
 from hetpipe.errors import StaleTerm
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import ShardControl
-from hetpipe.rpc.shard_service import add_shard_service
-from hetpipe.server.shard import job_state
-from hetpipe.server.shard.job_state import StateOptions, claim, disclaim, kept_fences
+from hetpipe.server.shard import job_storage
+from hetpipe.server.shard.job_storage import StateOptions, claim, disclaim, kept_fences
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.counters import FENCES, TERMS
 from hetpipe.values.ids import Incarnation, JobId, Term, VirtualWorkerIndex
+from hetpipe.wire.caller import Caller
+from hetpipe.wire.calls import (
+    ADMIT,
+    CONFIGURE,
+    DESCRIBE_RUN,
+    DRAIN,
+    EVICT,
+    KEEP_RUN,
+    RELEASE,
+    REQUEST_BARRIER,
+    AdmitRequest,
+    DescribeRunRequest,
+    DrainRequest,
+    EvictRequest,
+    KeepRunRequest,
+    ReleaseRequest,
+    RequestBarrierRequest,
+)
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import connect_shard
 from tests.server.shard.builders import JOB, run_document, shard_config, slices_of
 
 BARE = shard_config(slices_of([4]))
 CONFIG = replace(BARE, run=run_document(BARE))
 VW, LIFE, TERM = VirtualWorkerIndex(1), Incarnation(0), Term(1)
 
-ORDERS: dict[str, Callable[[ShardControl], object]] = {
-    "configure": lambda control: control.configure(CONFIG),
-    "evict": lambda control: control.evict(JOB, TERM, VW, LIFE),
-    "admit": lambda control: control.admit(JOB, TERM, VW, Incarnation(1), 1),
-    "drain": lambda control: control.drain(JOB, TERM, VW, Incarnation(1)),
-    "request_barrier": lambda control: control.request_barrier(JOB, TERM, "stop"),
-    "keep_run": lambda control: control.keep_run(JOB, TERM, run_document(BARE)),
-    "describe": lambda control: control.describe(JOB),
-    "release": lambda control: control.release(JobId("other")),
+ORDERS: dict[str, Callable[[Caller], object]] = {
+    "configure": lambda control: control.invoke(CONFIGURE, CONFIG),
+    "evict": lambda control: control.invoke(EVICT, EvictRequest(JOB, TERM, VW, LIFE)),
+    "admit": lambda control: control.invoke(ADMIT, AdmitRequest(JOB, TERM, VW, Incarnation(1), 1)),
+    "drain": lambda control: control.invoke(DRAIN, DrainRequest(JOB, TERM, VW, Incarnation(1))),
+    "request_barrier": lambda control: control.invoke(REQUEST_BARRIER, RequestBarrierRequest(JOB, TERM, "stop")).clock,
+    "keep_run": lambda control: control.invoke(KEEP_RUN, KeepRunRequest(JOB, TERM, run_document(BARE))),
+    "describe": lambda control: control.invoke(DESCRIBE_RUN, DescribeRunRequest(JOB)),
+    "release": lambda control: control.invoke(RELEASE, ReleaseRequest(JobId("other"))),
 }
 
 
@@ -49,11 +66,11 @@ class Shard:
         self.handler = ShardServer(lambda _config: MemoryHistory(), state=StateOptions(root=root))
         self.handler.recover()
         self.server = Server(ServerConfig(num_threads=4))
-        add_shard_service(self.server, self.handler)
+        self.handler.add_to(self.server)
         self.address = self.server.start()
 
     def order(self, name: str, *, fence: int) -> None:
-        with closing(ShardControl(self.address, fence=lambda: fence)) as control:
+        with closing(connect_shard(self.address, fence=lambda: fence)) as control:
             ORDERS[name](control)
 
     def close(self) -> None:
@@ -76,13 +93,13 @@ def shard(tmp_path: Path) -> Iterator[Shard]:
 def test_every_order_of_one_that_leads_no_more_is_refused(shard: Shard) -> None:
     for name in ORDERS:
         shard.order(name, fence=7)
-    before = shard.handler.describe(JOB)
+    before = shard.handler.calls.invoke(DESCRIBE_RUN, DescribeRunRequest(JOB))
     for name in ORDERS:
         with pytest.raises(StaleTerm, match="its number is 6, and one with number 7 has acted since"):
             shard.order(name, fence=6)
         with pytest.raises(StaleTerm):
             shard.order(name, fence=0)
-    assert shard.handler.describe(JOB) == before
+    assert shard.handler.calls.invoke(DESCRIBE_RUN, DescribeRunRequest(JOB)) == before
     shard.order("describe", fence=8)
 
 
@@ -107,7 +124,7 @@ def test_a_disk_that_fails_keeps_nobody_from_leading(tmp_path: Path, monkeypatch
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(job_state, "write_durably", full)
+    monkeypatch.setattr(job_storage, "write_durably", full)
     fences = kept_fences(tmp_path)
     with capture_logs() as logs:
         fences.check(7)

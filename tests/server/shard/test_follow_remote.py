@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from typing import cast
+from collections.abc import Iterator
 
 import pytest
 
-from hetpipe.decide.sync.records import Record
 from hetpipe.errors import Busy, HetpipeError, PeerUnreachable
 from hetpipe.observe.history import NullHistory
 from hetpipe.server.shard.job_shard import JobShard
-from hetpipe.server.shard.transport import ClockTransport
-from hetpipe.values.ids import ShardIndex
+from hetpipe.wire.calls import AcknowledgeRequest, FollowLogRequest, LogRecords
 from tests.server.shard.builders import shard_config
 from tests.support.fake_clock import FakeClock
+from tests.support.method_calls import MethodCalls
 
 
-class Refusing:
+class Refusing(MethodCalls):
     """A clock shard that refuses once, and then has no records."""
 
     def __init__(self, error: HetpipeError) -> None:
@@ -26,19 +24,14 @@ class Refusing:
         self.followed = threading.Event()
         self._closed = threading.Event()
 
-    def acknowledge(
-        self, shard: ShardIndex, num_records: int, durable: int | None = None, *, applied: bool = False
-    ) -> None:
+    def acknowledge(self, _: AcknowledgeRequest) -> None:
         if self._errors:
             raise self._errors.pop()
 
-    def follow(self, start: int, *, gathered: bool = False) -> Iterator[Sequence[Record]]:
+    def follow_log(self, _: FollowLogRequest) -> Iterator[LogRecords]:
         self.followed.set()
         self._closed.wait(10.0)
         yield from ()
-
-    def report_shard_checkpoint(self, *_: object, **__: object) -> bool:
-        return True
 
     def close(self) -> None:
         self._closed.set()
@@ -48,6 +41,6 @@ class Refusing:
 def test_it_asks_again(error: HetpipeError) -> None:
     clock_shard = Refusing(error)
     shard = JobShard(shard_config((), shard=1, num_shards=2), NullHistory())
-    shard.start(cast("ClockTransport", clock_shard), FakeClock(auto_advance=True))
+    shard.start(clock_shard, FakeClock(auto_advance=True))
     assert clock_shard.followed.wait(5.0)
     shard.stop()

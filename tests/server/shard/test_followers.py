@@ -16,14 +16,14 @@ from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT
 from hetpipe.decide.sync.records import EvictRecord
 from hetpipe.errors import ProtocolViolation, StaleIncarnation, StaleTerm
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import GrpcClock
-from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.server.shard import followers
 from hetpipe.server.shard.followers import Followers
 from hetpipe.server.shard.server import ShardServer
-from hetpipe.values.ids import Incarnation, Term, VirtualWorkerIndex
+from hetpipe.values.ids import Incarnation, ShardIndex, Term, VirtualWorkerIndex
 from hetpipe.values.requests import Requester
+from hetpipe.wire.calls import EVICT, FOLLOW_LOG, EvictRequest, FollowLogRequest
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import connect_shard
 from tests.server.shard.builders import JOB, OneShard, requester, shard_config, slices_of
 
 CONFIG = shard_config(slices_of([4]), stages=(1, 1, 1))
@@ -108,17 +108,17 @@ def test_one_that_waits_hears_of_its_end(shard: OneShard, life: int, monkeypatch
 
 def test_over_the_network() -> None:
     handler, server = ShardServer(lambda _config: MemoryHistory()), Server(ServerConfig(num_threads=4))
-    add_shard_service(server, handler)
+    handler.add_to(server)
     server.on_stop(handler.stop)
     address = server.start()
     handler.configure(replace(CONFIG, run_dir="/nowhere"))
     with (
-        closing(GrpcClock(address, job_id=JOB, term=Term(1), requester=requester(1))) as stage,
-        closing(GrpcClock(address, job_id=JOB, term=Term(1))) as another_shard,
+        closing(connect_shard(address, ShardIndex(0))) as stage,
+        closing(connect_shard(address, ShardIndex(0))) as another_shard,
     ):
-        assert next(iter(stage.follow(0, gathered=True)))
-        handler.evict(JOB, Term(1), EVICTED, Incarnation(0))
+        assert next(iter(stage.stream(FOLLOW_LOG, FollowLogRequest(JOB, Term(1), 0, requester=requester(1)))))
+        handler.calls.invoke(EVICT, EvictRequest(JOB, Term(1), EVICTED, Incarnation(0)))
         with pytest.raises(StaleIncarnation):
-            next(iter(stage.follow(0, gathered=True)))
-        assert next(iter(another_shard.follow(0)))
+            next(iter(stage.stream(FOLLOW_LOG, FollowLogRequest(JOB, Term(1), 0, requester=requester(1)))))
+        assert next(iter(another_shard.stream(FOLLOW_LOG, FollowLogRequest(JOB, Term(1), 0))))
     server.stop(grace_seconds=0.0)

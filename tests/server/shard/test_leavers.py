@@ -16,17 +16,29 @@ from hetpipe.observe.history import MemoryHistory
 from hetpipe.observe.timeline import NullTimeline
 from hetpipe.pipeline.synchroniser import Listener
 from hetpipe.server.shard.client import ShardClient
-from hetpipe.server.shard.in_process import InProcessClock, InProcessShard
+from hetpipe.server.shard.in_process import clock_calls, tensor_calls
 from hetpipe.server.shard.job_shard import JobShard
-from hetpipe.server.shard.job_state import JobState, StateOptions
-from hetpipe.server.shard.transport import ClockTransport, ShardTransport
+from hetpipe.server.shard.job_storage import JobStorage, StateOptions
 from hetpipe.values.ids import Clock, Incarnation, VirtualWorkerIndex, Wave
 from hetpipe.values.requests import PullHeader
 from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
+from hetpipe.wire.call import Calls
+from hetpipe.wire.calls import (
+    JOIN,
+    PUSH,
+    REPORT_CHECKPOINT,
+    REPORT_INITIALIZED,
+    REPORT_STAGED,
+    JoinRequest,
+    ReportCheckpointRequest,
+    ReportInitializedRequest,
+    ReportStagedRequest,
+)
 from tests.checkpoints import stage_part
 from tests.polling import wait_until
 from tests.server.shard.builders import encode, headers_of, push_header, requester, shard_config, slices_of
 from tests.support.fake_clock import FakeClock
+from tests.support.method_calls import MethodCalls
 
 SECONDS = 20.0
 LEAVER = VirtualWorkerIndex(1)
@@ -43,33 +55,38 @@ class Server:
 
     def start(self) -> None:
         self.history = MemoryHistory()
-        self.shard = JobShard(self.config, self.history, JobState(self.config, StateOptions(), self.history))
+        self.shard = JobShard(self.config, self.history, JobStorage(self.config, StateOptions(), self.history))
         self.shard.start(None)
-        self.clock = InProcessClock(self.shard)
+        self.clock = clock_calls(self.shard)
 
     def push(self, vw: int, wave: int | None) -> None:
         header = push_header(requester(vw), wave, headers_of(self.config.slices))
-        InProcessShard(self.shard).push(header, encode([torch.ones(4)]))
+        tensor_calls(self.shard).upload(PUSH, header, encode([torch.ones(4)]))
 
     def leave(self) -> Clock:
         """The run begins, and goes on to the barrier at which the second one leaves; its clock."""
         log = self.shard.clock_shard
         for vw in (0, 1):
-            self.clock.join(requester(vw))
+            self.clock.invoke(JOIN, JoinRequest(requester(vw)))
         self.push(0, None)
-        self.clock.initialized(requester(0))
+        self.clock.invoke(REPORT_INITIALIZED, ReportInitializedRequest(requester(0)))
         wait_until(lambda: log.passed()[0] is not None, timeout_seconds=SECONDS, what="start")
         log.drain(LEAVER, LIFE)
         barrier = log.snapshot().barrier
         for wave in range(barrier):
             for vw in (0, 1):
                 self.push(vw, wave)
-                self.clock.staged(requester(vw), Wave(wave), ((2 * wave + vw,),), segment=Clock(0))
+                self.clock.invoke(
+                    REPORT_STAGED, ReportStagedRequest(requester(vw), Wave(wave), ((2 * wave + vw,),), Clock(0))
+                )
         wait_until(lambda: log.progress().clock == barrier, timeout_seconds=SECONDS, what="barrier")
         return Clock(barrier)
 
     def report(self, clock: Clock, vw: int) -> bool:
-        return self.clock.report_checkpoint(requester(vw), clock, [stage_part(self.run_dir, clock, vw, 0)])
+        return self.clock.invoke(
+            REPORT_CHECKPOINT,
+            ReportCheckpointRequest(requester(vw), clock, (stage_part(self.run_dir, clock, vw, 0),)),
+        ).complete
 
     def wait_complete(self, clock: Clock) -> None:
         wait_until(lambda: self.report(clock, 0), timeout_seconds=SECONDS, what="checkpoint")
@@ -110,17 +127,14 @@ def test_a_leaver_that_dies_is_not_waited_for(server: Server, *, restarts: bool)
     server.shard.stop()
 
 
-class Refusing:
+class Refusing(MethodCalls):
     """A shard that has read that a virtual worker left."""
 
     def pull(self, _: PullHeader) -> Iterator[bytes]:
         raise StaleIncarnation("no member any more")
 
-    def close(self) -> None:
-        """See `ShardTransport.close`."""
 
-
-class Behind:
+class Behind(MethodCalls):
     """A shard that has yet to read what the clock shard told others, and then was away for a minute."""
 
     def __init__(self, clock: FakeClock) -> None:
@@ -130,9 +144,6 @@ class Behind:
         if self._clock.monotonic() < 60.0:
             raise ClockNotPublished("the newest is 2")
         raise ClockFreed("it was published, and is gone")
-
-    def close(self) -> None:
-        """See `ShardTransport.close`."""
 
 
 class Heard:
@@ -148,14 +159,14 @@ class Heard:
         self.news.put(error)
 
 
-def client_of(shard: object, heard: Heard, clock: FakeClock) -> ShardClient:
+def client_of(shard: Calls, heard: Heard, clock: FakeClock) -> ShardClient:
     slices = slices_of([4])
     return ShardClient(
         requester(1),
         slices,
         BufferPool(FlatLayout([(slices[0].parameter.name, (4,), "float32")]), torch.device("cpu")),
-        shards=(cast("ShardTransport", shard),),
-        clock_shard=cast("ClockTransport", None),
+        shards=(shard,),
+        clock_shard=cast("Calls", None),
         listener=cast("Listener", heard),
         clock=clock,
         timeline=NullTimeline(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from itertools import pairwise
 from typing import Any, cast
@@ -12,7 +12,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from hetpipe.decide.sync.records import Record, TermRecord
+from hetpipe.decide.sync.records import TermRecord
 from hetpipe.errors import (
     BuffersMissing,
     Busy,
@@ -28,14 +28,17 @@ from hetpipe.observe.timeline import NullTimeline
 from hetpipe.pipeline.synchroniser import Listener
 from hetpipe.server.shard.chunks import ChunkReceiver, Chunks, RunMap
 from hetpipe.server.shard.client import ShardClient
-from hetpipe.server.shard.patient import Endurance, PatientClock, PatientShard, Waits
-from hetpipe.server.shard.transport import ClockTransport
+from hetpipe.server.shard.patient import Endurance, RetryingCalls, Waits
 from hetpipe.values.ids import Clock, Term
 from hetpipe.values.requests import PullHeader, PushReply, SliceHeader, Watermarks
 from hetpipe.values.run import StageReport, StageWaiting
 from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
+from hetpipe.wire import calls
+from hetpipe.wire.call import Call, Download, Streaming, Unary, Upload
+from hetpipe.wire.calls import FollowLogRequest, LogRecords
 from tests.server.shard.builders import headers_of, push_header, requester, slices_of
 from tests.support.fake_clock import FakeClock
+from tests.support.method_calls import MethodCalls
 
 GONE = PeerUnreachable("parameter server 1 at h:1 cannot be reached")
 PUSH = push_header(requester(), 0, headers_of(slices_of([4])))
@@ -148,13 +151,13 @@ def test_closing_ends_a_wait_at_once() -> None:
 REPLY = PushReply(duplicate=False, marks=Watermarks(Clock(3), Clock(2), Clock(3)))
 
 
-class BreakingShard:
-    """A `ShardTransport` that breaks a number of times, after one chunk."""
+class BreakingShard(MethodCalls):
+    """`Calls` that break a number of times, after one chunk."""
 
     def __init__(self, breaks: int) -> None:
         self.breaks = breaks
         self.pushed: list[list[bytes]] = []
-        self.stream: Callable[[], Iterable[bytes]] = lambda: [b"a", b"b", b"c"]
+        self.chunks: Callable[[], Iterable[bytes]] = lambda: [b"a", b"b", b"c"]
         self.closed = False
 
     def push(self, header: object, chunks: Iterable[bytes]) -> PushReply:
@@ -164,7 +167,7 @@ class BreakingShard:
         return REPLY
 
     def pull(self, header: object) -> Iterator[bytes]:
-        for count, chunk in enumerate(self.stream()):
+        for count, chunk in enumerate(self.chunks()):
             self._break(count)
             yield chunk
 
@@ -182,8 +185,8 @@ def test_a_push_that_breaks_is_sent_again_from_its_beginning() -> None:
     header = SliceHeader("p0", 0, 300_000, "float32")
     sent = Chunks(FlatBuffer(layout, torch.device("cpu")), RunMap([header], [0]))
     broken = BreakingShard(breaks=2)
-    with closing(PatientShard(broken, Case().endurance)) as shard:
-        assert shard.push(PUSH, sent) == REPLY
+    with closing(RetryingCalls(broken, Case().endurance)) as shard:
+        assert shard.upload(calls.PUSH, PUSH, sent) == REPLY
     assert broken.pushed == [list(sent)]
     assert broken.closed
 
@@ -195,78 +198,85 @@ def test_a_pull_that_breaks_begins_anew_and_so_does_its_receiver() -> None:
     source, target = FlatBuffer(layout, torch.device("cpu")), FlatBuffer(layout, torch.device("cpu"))
     source.views["p0"].copy_(torch.arange(300_000))
     broken = BreakingShard(breaks=3)
-    broken.stream = lambda: Chunks(source, runs)
+    broken.chunks = lambda: Chunks(source, runs)
     receiver = ChunkReceiver(target, runs, restarts=True)
-    for chunk in PatientShard(broken, Case().endurance).pull(PULL):
+    for chunk in RetryingCalls(broken, Case().endurance).download(calls.PULL, PULL):
         receiver.write(chunk)
     receiver.finish()
     assert torch.equal(source.data, target.data)
 
 
 class BreakingClock:
-    """The `follow` of a `ClockTransport` whose stream breaks after each batch; all other calls fail once."""
+    """`Calls` whose log breaks after each batch; all other calls fail once."""
 
     def __init__(self) -> None:
         self.records = [TermRecord(index, Term(1)) for index in range(4)]
         self.followed: list[int] = []
         self.called: list[str] = []
 
-    def follow(self, start: int, *, gathered: bool = False) -> Iterator[Sequence[Record]]:
-        self.followed.append(start)
-        if start == len(self.records):
+    def stream(self, call: object, request: Any) -> Any:
+        self.followed.append(request.start)
+        if request.start == len(self.records):
             return
         # -1: from the latest segment on, which is told by the index of the first record.
-        first = 2 if start < 0 else start
-        yield self.records[first : first + 1]
+        first = 2 if request.start < 0 else request.start
+        yield LogRecords(tuple(self.records[first : first + 1]))
         raise GONE
 
-    def __getattr__(self, name: str) -> Any:
-        def called(*_values: object, **_keywords: object) -> Any:
-            self.called.append(name)
-            if self.called.count(name) == 1:
-                raise GONE
-            return iter([b"chunk"]) if name == "pull_buffers" else name
+    def invoke(self, call: Call, _: object) -> Any:
+        self.called.append(call.name)
+        if self.called.count(call.name) == 1:
+            raise GONE
+        return call.name
 
-        return called
+    def upload(self, call: Call, header: object, _: Iterable[bytes]) -> Any:
+        return self.invoke(call, header)
+
+    def download(self, call: Call, header: object) -> Any:
+        self.invoke(call, header)
+        return iter([b"chunk"])
+
+    def close(self) -> None: ...
 
 
 @pytest.mark.parametrize(("start", "followed"), [(0, [0, 1, 2, 3, 4]), (-1, [-1, 3, 4])])
 def test_a_log_is_followed_on_from_where_it_broke(start: int, followed: list[int]) -> None:
     broken = BreakingClock()
-    clock = PatientClock(cast(ClockTransport, broken), Case().endurance)
-    told = [record.index for records in clock.follow(start) for record in records]
+    clock = RetryingCalls(broken, Case().endurance)
+    request = FollowLogRequest(requester().job_id, Term(1), start)
+    told = [record.index for found in clock.stream(calls.FOLLOW_LOG, request) for record in found.records]
     assert told == [index for index in range(4) if index >= followed[1] - 1]
     assert broken.followed == followed
 
 
 @pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("join", (requester(), "h:1", "h:2")),
-        ("initialized", (requester(),)),
-        ("staged", (requester(), 3, None, {"segment": 2})),
-        ("hold", (requester(), 3)),
-        ("progress", (requester(),)),
-        ("acknowledge", (1, 17, {"applied": True})),
-        ("report_checkpoint", (requester(), 4, ())),
-        ("report_shard_checkpoint", (1, 4, ())),
-        ("push_buffers", (None, [b"chunk"])),
-        ("pull_buffers", (None,)),
-    ],
+    "call", [call for call in calls.CALLS if not isinstance(call, Streaming)], ids=lambda c: c.name
 )
-def test_every_call_to_the_clock_shard_is_repeated(name: str, values: tuple[object, ...]) -> None:
+def test_every_call_that_may_be_repeated_is_and_no_other(call: Call) -> None:
     broken = BreakingClock()
-    clock = PatientClock(cast(ClockTransport, broken), Case().endurance)
-    *positional, last = values
-    keywords = last if isinstance(last, dict) else {}
-    answer = getattr(clock, name)(*(positional if keywords else values), **keywords)
-    if name == "pull_buffers":
-        assert list(answer) == [b"chunk"]
-    assert broken.called == [name, name]
+    retrying = RetryingCalls(broken, Case().endurance)
+
+    def make() -> object:
+        match call:
+            case Upload():
+                return retrying.upload(call, None, [b"chunk"])
+            case Download():
+                return list(retrying.download(call, None))
+            case Unary():
+                return retrying.invoke(call, None)
+        raise AssertionError(call.name)
+
+    if call.is_repeatable:
+        assert make() == ([b"chunk"] if isinstance(call, Download) else call.name)
+        assert broken.called == [call.name, call.name]
+    else:
+        with pytest.raises(PeerUnreachable):
+            make()
+        assert broken.called == [call.name]
 
 
-class ForgetfulClock:
-    """A `ClockTransport` that waits for others' buffers for a while, then is started again without what it had."""
+class ForgetfulClock(MethodCalls):
+    """A clock shard that waits for others' buffers for a while, then is started again without what it had."""
 
     def __init__(self) -> None:
         self.pushed: list[list[bytes]] = []
@@ -292,7 +302,7 @@ def test_buffers_are_sent_again_only_to_who_lost_them() -> None:
         (),
         pool,
         shards=(),
-        clock_shard=cast(ClockTransport, clock_shard),
+        clock_shard=clock_shard,
         listener=cast(Listener, None),
         clock=clock,
         timeline=NullTimeline(),

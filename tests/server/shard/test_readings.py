@@ -14,6 +14,16 @@ from hetpipe.server.shard.readings import readings
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.ids import Clock, Wave
 from hetpipe.values.requests import PullHeader
+from hetpipe.wire.calls import (
+    JOIN,
+    PULL,
+    PUSH,
+    REPORT_INITIALIZED,
+    REPORT_STAGED,
+    JoinRequest,
+    ReportInitializedRequest,
+    ReportStagedRequest,
+)
 from tests.polling import wait_until
 from tests.server.shard.builders import JOB, encode, headers_of, push_header, requester, shard_config, slices_of
 
@@ -39,9 +49,9 @@ def serving() -> Iterator[ShardServer]:
     shards = ShardServer(lambda _config: NullHistory())
     try:
         shards.configure(CONFIG)
-        shards.join(requester(), "")
-        shards.push(push_header(requester(), None, HEADERS), encode(UPDATE))
-        shards.initialized(requester())
+        shards.calls.invoke(JOIN, JoinRequest(requester(), ""))
+        shards.calls.upload(PUSH, push_header(requester(), None, HEADERS), encode(UPDATE))
+        shards.calls.invoke(REPORT_INITIALIZED, ReportInitializedRequest(requester()))
         wait_until(lambda: read(shards)["published_clock"] == 0, timeout_seconds=10.0, what="clock 0")
         yield shards
     finally:
@@ -55,11 +65,11 @@ def test_a_process_without_a_job() -> None:
 def test_pushes_and_pulls_are_counted() -> None:
     with serving() as shards:
         for _ in range(2):
-            shards.push(push_header(requester(), 0, HEADERS), encode(UPDATE))
+            shards.calls.upload(PUSH, push_header(requester(), 0, HEADERS), encode(UPDATE))
         staged = read(shards)
-        shards.staged(requester(), Wave(0), ((0,),), segment=Clock(0))
+        shards.calls.invoke(REPORT_STAGED, ReportStagedRequest(requester(), Wave(0), ((0,),), Clock(0)))
         wait_until(lambda: read(shards)["published_clock"] == 1, timeout_seconds=10.0, what="clock 1")
-        list(shards.pull(PullHeader(requester(), Clock(1), HEADERS[:1])))
+        list(shards.calls.download(PULL, PullHeader(requester(), Clock(1), HEADERS[:1])))
         found = read(shards)
     assert (staged["staged_waves"], staged["weight_bytes"]) == (1, 256)
     assert (found["pushes_total"], found["pushed_bytes_total"], found["duplicate_pushes_total"]) == (2, 160, 1)

@@ -16,8 +16,8 @@ from hetpipe import durable, failpoints
 from hetpipe.decide.sync.records import SegmentRecord
 from hetpipe.errors import StaleIncarnation
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.server.shard import kept, snapshots
 from hetpipe.server.shard.push_log import PushLimits
+from hetpipe.storage.wal import snapshot, snapshotted_log
 from hetpipe.values.ids import Incarnation, VirtualWorkerIndex
 from hetpipe.values.requests import Requester
 from tests.pipeline.witness import Witness
@@ -161,7 +161,7 @@ class TestKilledWhereItHurts:
                 taken.append((name, cluster.next_wave, copy, history))
 
         monkeypatch.setattr(failpoints, "reach", photograph)
-        for module in (durable, kept, snapshots):
+        for module in (durable, snapshotted_log, snapshot):
             monkeypatch.setattr(module, "reach", photograph)
         cluster.begin()
         waves(cluster, 3)

@@ -16,13 +16,22 @@ import torch
 
 from hetpipe.errors import Busy, ClockNotPublished, StaleTerm, StateLost, Unavailable, UnknownJob, UserError
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import GrpcClock, GrpcShard
-from hetpipe.rpc.shard_service import add_shard_service
-from hetpipe.server.shard.job_state import StateOptions, claim, disclaim
+from hetpipe.server.shard.job_storage import StateOptions, claim, disclaim
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.ids import Clock, ShardIndex, Term, Wave
 from hetpipe.values.requests import PullHeader
+from hetpipe.wire.calls import (
+    JOIN,
+    PULL,
+    PUSH,
+    REPORT_INITIALIZED,
+    REPORT_STAGED,
+    JoinRequest,
+    ReportInitializedRequest,
+    ReportStagedRequest,
+)
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import connect_shard
 from tests.pipeline.witness import Witness
 from tests.polling import wait_until
 from tests.server.shard.builders import JOB, decode, encode, headers_of, push_header, requester, shard_config, slices_of
@@ -63,15 +72,15 @@ class Processes:
                 )
             )
         self.headers = headers_of(slices_of([WITNESS.slice_elements] * 2))
-        self.shards = [GrpcShard(address, ShardIndex(index)) for index, address in enumerate(addresses)]
-        self.clock = GrpcClock(addresses[0], job_id=JOB, term=Term(1))
+        self.shards = [connect_shard(address, ShardIndex(index)) for index, address in enumerate(addresses)]
+        self.clock = connect_shard(addresses[0], ShardIndex(0))
 
     def start(self, index: int, port: int = 0) -> tuple[ShardServer, Server]:
         options = StateOptions(root=self.folder / f"shard-{index}")
         handler = ShardServer(lambda _config: self.histories[index], state=options)
         handler.recover()
         server = Server(ServerConfig(num_threads=12, port=port))
-        add_shard_service(server, handler)
+        handler.add_to(server)
         server.start()
         return handler, server
 
@@ -106,26 +115,30 @@ class Processes:
 
     def begin(self) -> None:
         for vw in range(2):
-            self.clock.join(requester(vw), "")
+            self.clock.invoke(JOIN, JoinRequest(requester(vw), ""))
         for shard in self.shards:
-            shard.push(
-                push_header(requester(), None, self.headers), encode([torch.zeros(h.stop) for h in self.headers])
+            shard.upload(
+                PUSH, push_header(requester(), None, self.headers), encode([torch.zeros(h.stop) for h in self.headers])
             )
-        self.clock.initialized(requester())
+        self.clock.invoke(REPORT_INITIALIZED, ReportInitializedRequest(requester()))
         self.wait_published(0)
 
     def push(self, vw: int, wave: int) -> list[bool]:
         update = encode([WITNESS.update(vw, wave, index) for index in range(2)])
         header = push_header(requester(vw), wave, self.headers)
-        replies = [patiently(partial(shard.push, header, update)) for shard in self.shards]
+        replies = [patiently(partial(shard.upload, PUSH, header, update)) for shard in self.shards]
         return [reply.duplicate for reply in replies]
 
     def commit(self, vw: int, wave: int) -> None:
-        patiently(lambda: self.clock.staged(requester(vw), Wave(wave), ((2 * wave + vw,),), segment=Clock(0)))
+        patiently(
+            lambda: self.clock.invoke(
+                REPORT_STAGED, ReportStagedRequest(requester(vw), Wave(wave), ((2 * wave + vw,),), Clock(0))
+            )
+        )
 
     def pull(self, clock: int, index: int) -> list[torch.Tensor]:
         header = PullHeader(requester(), Clock(clock), self.headers)
-        return patiently(lambda: decode(list(self.shards[index].pull(header)), self.headers))
+        return patiently(lambda: decode(list(self.shards[index].download(PULL, header)), self.headers))
 
     def wait_published(self, clock: int) -> None:
         for index in range(2):
@@ -192,13 +205,19 @@ def test_without_a_folder_of_its_own_it_goes_on_when_it_is_configured_again(tmp_
         server.recover()
         server.configure(config)
         if life == 0:
-            server.join(requester(), "")
-            server.push(push_header(requester(), None, headers_of(config.slices)), encode([torch.ones(4)]))
-            server.initialized(requester())
-        wait_until(lambda: server.clocks(JOB).published == 0, timeout_seconds=SECONDS, what="clock 0")  # noqa: B023
+            server.calls.invoke(JOIN, JoinRequest(requester(), ""))
+            server.calls.upload(
+                PUSH, push_header(requester(), None, headers_of(config.slices)), encode([torch.ones(4)])
+            )
+            server.calls.invoke(REPORT_INITIALIZED, ReportInitializedRequest(requester()))
+        wait_until(
+            lambda: server.clocks(JOB).published == 0,  # noqa: B023 - called at once
+            timeout_seconds=SECONDS,
+            what="clock 0",
+        )
         if life == 1:
             header = PullHeader(requester(), Clock(0), headers_of(config.slices))
-            found = patiently(lambda: list(server.pull(header)))  # noqa: B023
+            found = patiently(lambda: list(server.calls.download(PULL, header)))  # noqa: B023
             assert torch.equal(decode(found, headers_of(config.slices))[0], torch.ones(4))
         server.stop()
     assert (tmp_path / "state" / "shard-0" / "job@1" / "job").exists()

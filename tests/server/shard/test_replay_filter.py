@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hetpipe.observe.history import History, HistoryWriter, MemoryHistory, NullHistory
-from hetpipe.server.shard.job_state import ReplayFilter
+from hetpipe.server.shard.job_storage import ReplayFilter
 
 
 def history(path: Path, term: int = 1) -> History:

@@ -14,18 +14,27 @@ import torch
 from hetpipe.certs.authority import key_to_pem, new_key, request_for
 from hetpipe.errors import ClockNotPublished
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.rpc.connection import Connection
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import GrpcClock, GrpcShard
-from hetpipe.rpc.shard_service import add_shard_service
-from hetpipe.rpc.tls import LOOK_SECONDS, Tls
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.identity import Peer
-from hetpipe.values.ids import Clock, ShardIndex, Term, Wave
+from hetpipe.values.ids import Clock, ShardIndex, Wave
 from hetpipe.values.requests import PullHeader
+from hetpipe.wire.calls import (
+    JOIN,
+    PULL,
+    PUSH,
+    REPORT_INITIALIZED,
+    REPORT_STAGED,
+    JoinRequest,
+    ReportInitializedRequest,
+    ReportStagedRequest,
+)
+from hetpipe.wire.connection import Connection
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import connect_shard
+from hetpipe.wire.tls import LOOK_SECONDS, Tls
 from tests.certs.cluster import SHARD, cluster, stage_peer, write
 from tests.polling import wait_until
-from tests.server.shard.builders import JOB, decode, encode, headers_of, push_header, requester, shard_config, slices_of
+from tests.server.shard.builders import decode, encode, headers_of, push_header, requester, shard_config, slices_of
 from tests.support.fake_clock import FakeClock
 
 ROTATIONS = 5
@@ -57,19 +66,19 @@ class Rotating:
         self.history = MemoryHistory()
         self.handler = ShardServer(lambda _config: self.history, tls=self.tls[SHARD])
         self.server = Server(ServerConfig(num_threads=12, tls=self.tls[SHARD]))
-        add_shard_service(self.server, self.handler)
+        self.handler.add_to(self.server)
         self.server.on_stop(self.handler.stop)
         address = self.server.start()
         self.config = shard_config(slices_of([ELEMENTS] * 2), stages=(1,), staleness=WAVES)
         self.headers = headers_of(self.config.slices)
         self.handler.configure(self.config)
-        self.shard = GrpcShard(address, ShardIndex(0), tls=self.tls[STAGE])
-        self.clock = GrpcClock(address, job_id=JOB, term=Term(1), tls=self.tls[STAGE])
+        self.shard = connect_shard(address, ShardIndex(0), tls=self.tls[STAGE])
+        self.clock = connect_shard(address, ShardIndex(0), tls=self.tls[STAGE])
 
     @property
     def connection(self) -> Connection:
         """What pushes go over."""
-        return self.shard._bulk._connection
+        return self.shard._connection
 
     def rotate(self) -> None:
         """Replace the certificates of both ends, and let time pass until everybody looks."""
@@ -78,9 +87,9 @@ class Rotating:
         self.time.advance(LOOK_SECONDS)
 
     def begin(self) -> None:
-        self.clock.join(requester(), "")
-        self.shard.push(push_header(requester(), None, self.headers), encode([torch.zeros(ELEMENTS)] * 2))
-        self.clock.initialized(requester())
+        self.clock.invoke(JOIN, JoinRequest(requester(), ""))
+        self.shard.upload(PUSH, push_header(requester(), None, self.headers), encode([torch.zeros(ELEMENTS)] * 2))
+        self.clock.invoke(REPORT_INITIALIZED, ReportInitializedRequest(requester()))
 
     def push(self, wave: int, *, hold: threading.Event | None = None) -> bool:
         """The slices of a wave; with `hold`, all but the first chunk wait."""
@@ -92,11 +101,11 @@ class Rotating:
                 assert hold.wait(60.0)
             yield from others
 
-        return self.shard.push(push_header(requester(), wave, self.headers), chunks()).duplicate
+        return self.shard.upload(PUSH, push_header(requester(), wave, self.headers), chunks()).duplicate
 
     def pulled(self, clock: int) -> list[torch.Tensor] | None:
         try:
-            chunks = list(self.shard.pull(PullHeader(requester(), Clock(clock), self.headers)))
+            chunks = list(self.shard.download(PULL, PullHeader(requester(), Clock(clock), self.headers)))
         except ClockNotPublished:
             return None
         return decode(chunks, self.headers)
@@ -132,7 +141,7 @@ def test_no_push_is_lost(rotating: Rotating) -> None:
             assert [push.result(60.0) for push in pushes] == [False] * THREADS, "acknowledged, none a repetition"
             assert not rotating.connection._retired, "an old connection ends with its last call"
             for wave in waves:
-                rotating.clock.staged(requester(), Wave(wave), ((wave,),), segment=Clock(0))
+                rotating.clock.invoke(REPORT_STAGED, ReportStagedRequest(requester(), Wave(wave), ((wave,),), Clock(0)))
 
     assert [tls.material.version for tls in rotating.tls.values()] == [ROTATIONS, ROTATIONS]
     wait_until(lambda: rotating.pulled(WAVES) is not None, timeout_seconds=10.0, what="the last clock")

@@ -13,16 +13,17 @@ import torch
 
 from hetpipe.errors import ProtocolViolation, StaleTerm, UnknownJob
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import ShardControl
-from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.server.shard.clock_shard import ClockShard
 from hetpipe.server.shard.config_check import check_config
-from hetpipe.server.shard.job_state import JobState, StateOptions
+from hetpipe.server.shard.job_storage import JobStorage, StateOptions
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.ids import Incarnation, JobId, ShardIndex, Term, VirtualWorkerIndex
 from hetpipe.values.run_document import LifeSeen, RunDocument
 from hetpipe.values.shard_config import ShardConfig
+from hetpipe.wire.caller import Caller
+from hetpipe.wire.calls import CONFIGURE, DESCRIBE_RUN, KEEP_RUN, DescribeRunRequest, KeepRunRequest
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import connect_shard
 from tests.server.shard.builders import DATA, JOB, OneShard, requester, run_document, shard_config, slices_of
 
 BARE = shard_config(slices_of([4]), stages=(1, 2, 1))
@@ -84,10 +85,10 @@ class TestKeeping:
         monkeypatch.setattr(os, "fsync", lambda _: None)
 
     @staticmethod
-    def boot(config: ShardConfig, folder: Path) -> tuple[JobState, ClockShard]:
+    def boot(config: ShardConfig, folder: Path) -> tuple[JobStorage, ClockShard]:
         """A clock shard that goes on with what is in `folder`."""
-        state = JobState(config, StateOptions(root=folder), MemoryHistory())
-        return state, ClockShard(config, state.history, state.journal, state.old_decisions)
+        state = JobStorage(config, StateOptions(root=folder), MemoryHistory())
+        return state, ClockShard(config, state.history, state.journal, state.recovered_decisions)
 
     def test_the_newest_one_outlives_the_process(self, tmp_path: Path) -> None:
         _, clock = self.boot(CONFIG, tmp_path)
@@ -99,9 +100,9 @@ class TestKeeping:
         state, clock = self.boot(CONFIG, tmp_path)
         clock.keep_run(LATER)
         assert state.journal is not None
-        size = state.journal._kept.log.num_bytes
+        size = state.journal._storage.log.num_bytes
         clock.keep_run(LATER)
-        assert state.journal._kept.log.num_bytes == size
+        assert state.journal._storage.log.num_bytes == size
 
     def test_it_outlives_the_log_of_events_too(self, tmp_path: Path) -> None:
         state, clock = self.boot(CONFIG, tmp_path)
@@ -112,9 +113,9 @@ class TestKeeping:
         state.wait_idle()
 
         again, _ = self.boot(CONFIG, tmp_path)
-        assert again.old_decisions is not None
-        assert again.old_decisions.state is not None
-        assert (again.old_decisions.state.run, again.old_decisions.events) == (LATER, ())
+        assert again.recovered_decisions is not None
+        assert again.recovered_decisions.state is not None
+        assert (again.recovered_decisions.state.run, again.recovered_decisions.events) == (LATER, ())
 
 
 class TestRefusals:
@@ -149,26 +150,26 @@ class TestRefusals:
 
 
 @pytest.fixture
-def control(tmp_path: Path) -> Iterator[ShardControl]:
+def control(tmp_path: Path) -> Iterator[Caller]:
     """A coordinator's connection to a clock shard that serves the job."""
     handler, server = ShardServer(lambda _config: MemoryHistory()), Server(ServerConfig(num_threads=4))
-    add_shard_service(server, handler)
+    handler.add_to(server)
     server.on_stop(handler.stop)
     server.start()
-    with closing(ShardControl(server.address)) as client:
-        client.configure(replace(CONFIG, run_dir=str(tmp_path)))
+    with closing(connect_shard(server.address)) as client:
+        client.invoke(CONFIGURE, replace(CONFIG, run_dir=str(tmp_path)))
         yield client
     server.stop(grace_seconds=0.0)
 
 
-def test_over_the_network(control: ShardControl) -> None:
-    assert control.describe(JOB).run == RUN
-    control.keep_run(JOB, Term(1), LATER)
-    described = control.describe(JOB)
+def test_over_the_network(control: Caller) -> None:
+    assert control.invoke(DESCRIBE_RUN, DescribeRunRequest(JOB)).run == RUN
+    control.invoke(KEEP_RUN, KeepRunRequest(JOB, Term(1), LATER))
+    described = control.invoke(DESCRIBE_RUN, DescribeRunRequest(JOB))
     assert (described.run, [life.standing for life in described.lives]) == (LATER, ["newcomer"] * 3)
     with pytest.raises(StaleTerm):
-        control.keep_run(JOB, Term(2), LATER)
+        control.invoke(KEEP_RUN, KeepRunRequest(JOB, Term(2), LATER))
     with pytest.raises(ProtocolViolation, match="a shard cannot keep the document of a run with other data"):
-        control.keep_run(JOB, Term(1), replace(LATER, data=replace(DATA, seed=1)))
+        control.invoke(KEEP_RUN, KeepRunRequest(JOB, Term(1), replace(LATER, data=replace(DATA, seed=1))))
     with pytest.raises(UnknownJob):
-        control.describe(JobId("other"))
+        control.invoke(DESCRIBE_RUN, DescribeRunRequest(JobId("other")))

@@ -13,14 +13,22 @@ import torch
 from hetpipe.checkpoint.keeper import CheckpointKeeper
 from hetpipe.decide.sync.segment import first_progress
 from hetpipe.observe.history import MemoryHistory
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import GrpcShard
-from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.server.shard.clock_shard import ClockShard
-from hetpipe.server.shard.job_state import StateOptions
+from hetpipe.server.shard.job_storage import StateOptions
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.ids import Clock, ShardIndex, VirtualWorkerIndex, Wave
 from hetpipe.values.requests import Watermarks
+from hetpipe.wire.calls import (
+    JOIN,
+    PUSH,
+    REPORT_INITIALIZED,
+    REPORT_STAGED,
+    JoinRequest,
+    ReportInitializedRequest,
+    ReportStagedRequest,
+)
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import connect_shard
 from tests.checkpoints import stage_part
 from tests.polling import wait_until
 from tests.server.shard.builders import (
@@ -34,7 +42,7 @@ from tests.server.shard.builders import (
     shard_config,
     slices_of,
 )
-from tests.server.shard.test_write_ahead_log import FakeDisk
+from tests.storage.wal.disks import LimitedDisk
 
 SLICES = slices_of([4])
 HEADERS = headers_of(SLICES)
@@ -93,27 +101,28 @@ class TestClocks:
 class Process:
     """A shard with a disk, behind a real server; `push` says how far virtual worker 0 is there."""
 
-    def __init__(self, root: Path | None, disk: FakeDisk) -> None:
+    def __init__(self, root: Path | None, disk: LimitedDisk) -> None:
         state = None if root is None else StateOptions(root=root, disk=disk)
         self.handler = ShardServer(lambda _config: MemoryHistory(), state=state)
         self.handler.recover()
         self.server = Server(ServerConfig(num_threads=4))
-        add_shard_service(self.server, self.handler)
-        self.shard = GrpcShard(self.server.start(), ShardIndex(0))
+        self.handler.add_to(self.server)
+        self.shard = connect_shard(self.server.start(), ShardIndex(0))
 
     def begin(self, run_dir: Path) -> None:
         config = shard_config(SLICES, stages=(1,), staleness=4, run_dir=str(run_dir))
         self.handler.configure(config)
-        self.handler.join(requester())
+        self.handler.calls.invoke(JOIN, JoinRequest(requester()))
         self.push(None)
-        self.handler.initialized(requester())
+        self.handler.calls.invoke(REPORT_INITIALIZED, ReportInitializedRequest(requester()))
         self.wait_published(0)
 
     def push(self, wave: int | None) -> tuple[bool, Watermarks]:
-        return self.shard.push(push_header(requester(), wave, HEADERS), encode(UPDATE))
+        reply = self.shard.upload(PUSH, push_header(requester(), wave, HEADERS), encode(UPDATE))
+        return reply.duplicate, reply.marks
 
     def commit(self, wave: int) -> None:
-        self.handler.staged(requester(), Wave(wave), ((wave,),), segment=Clock(0))
+        self.handler.calls.invoke(REPORT_STAGED, ReportStagedRequest(requester(), Wave(wave), ((wave,),), Clock(0)))
         self.wait_published(wave + 1)
 
     def wait_published(self, clock: int) -> None:
@@ -130,12 +139,12 @@ class Process:
 
 
 @pytest.fixture
-def disk() -> FakeDisk:
-    return FakeDisk()
+def disk() -> LimitedDisk:
+    return LimitedDisk()
 
 
 @pytest.fixture
-def process(tmp_path: Path, disk: FakeDisk) -> Iterator[Process]:
+def process(tmp_path: Path, disk: LimitedDisk) -> Iterator[Process]:
     with closing(Process(tmp_path / "state", disk)) as value:
         value.begin(tmp_path)
         yield value
@@ -153,7 +162,7 @@ class TestReplies:
         process.commit(0)
         assert process.push(0) == (True, marks(3, 1, 3)), "of a resend, too"
 
-    def test_while_the_disk_fails_nothing_is_durable(self, process: Process, disk: FakeDisk) -> None:
+    def test_while_the_disk_fails_nothing_is_durable(self, process: Process, disk: LimitedDisk) -> None:
         process.push(0)
         disk.room = 0
         assert process.push(1) == (False, marks(2, 0, 0))
@@ -161,7 +170,7 @@ class TestReplies:
         told = process.handler.clocks(JOB)
         assert (told.local, told.staged, told.durable, told.applied) == ({0: 1}, {0: 1}, {0: 0}, (0,))
 
-    def test_without_a_disk_nothing_ever_is(self, tmp_path: Path, disk: FakeDisk) -> None:
+    def test_without_a_disk_nothing_ever_is(self, tmp_path: Path, disk: LimitedDisk) -> None:
         with closing(Process(None, disk)) as process:
             process.begin(tmp_path)
             assert process.push(0) == (False, marks(1, 0, 0))

@@ -15,15 +15,16 @@ from unittest.mock import patch
 
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.observe.history import NullHistory
-from hetpipe.rpc.server import Server, ServerConfig
-from hetpipe.rpc.shard_client import GrpcClock, GrpcShard
-from hetpipe.rpc.shard_service import add_shard_service
 from hetpipe.server.shard import server as ps_server
-from hetpipe.server.shard.in_process import InProcessClock, InProcessShard
+from hetpipe.server.shard.failing import FailpointCalls
+from hetpipe.server.shard.in_process import clock_calls, tensor_calls
 from hetpipe.server.shard.job_shard import JobShard
-from hetpipe.server.shard.patient import Endurance, PatientClock, PatientShard, Waits
+from hetpipe.server.shard.patient import Endurance, RetryingCalls, Waits
 from hetpipe.server.shard.server import ShardServer
+from hetpipe.values.ids import ShardIndex
 from hetpipe.values.shard_config import ShardConfig
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import connect_shard
 from tests.support import in_process
 from tests.support.call_faults import Deed, Faults
 from tests.support.grpc_proxy import GrpcProxy
@@ -53,7 +54,7 @@ class Network:
         self._seed = seed
         self._stack = ExitStack()
         #: What waits for shards, and must not wait any longer when they are gone.
-        self._patient: list[PatientShard | PatientClock] = []
+        self._patient: list[RetryingCalls] = []
         #: By shard.
         self.proxies: dict[int, GrpcProxy] = {}
 
@@ -72,18 +73,19 @@ class Network:
         """What all proxies have done."""
         return sum((proxy.deeds for proxy in self.proxies.values()), Counter())
 
-    def shard(self, job_shard: JobShard) -> PatientShard:
+    def shard(self, job_shard: JobShard) -> RetryingCalls:
         """What a stage has of a shard."""
         index = job_shard.config.shard
-        shard = PatientShard(GrpcShard(self._address(job_shard), index), _endurance(f"shard {index}"))
+        shard = RetryingCalls(
+            FailpointCalls(connect_shard(self._address(job_shard), index)), _endurance(f"shard {index}")
+        )
         self._patient.append(shard)
         return shard
 
-    def clock(self, job_shard: JobShard) -> PatientClock:
+    def clock(self, job_shard: JobShard) -> RetryingCalls:
         """What stages and shards have of the clock shard."""
-        config = job_shard.config
-        clock_shard = GrpcClock(self._address(job_shard), job_id=config.job_id, term=config.term)
-        clock = PatientClock(clock_shard, _endurance("the clock shard"))
+        clock_shard = FailpointCalls(connect_shard(self._address(job_shard), ShardIndex(0)))
+        clock = RetryingCalls(clock_shard, _endurance("the clock shard"))
         self._patient.append(clock)
         return clock
 
@@ -104,7 +106,7 @@ class Network:
         # The run starts and stops its shards itself.
         handler._jobs[job_shard.config.job_id] = ps_server._Job(job_shard, SYSTEM_CLOCK)
         server = Server(ServerConfig(num_threads=64))
-        add_shard_service(server, handler)
+        handler.add_to(server)
         server.on_stop(handler.stop)
         self._stack.callback(server.stop, grace_seconds=0.0)
         return server.start()
@@ -124,7 +126,7 @@ def through_proxies(rules: Sequence[Faults], *, seed: int = 0) -> Iterator[Netwo
     """Runs in this process go over a network inside this block."""
     with (
         Network(rules, seed) as network,
-        patch.object(in_process, InProcessShard.__name__, network.shard),
-        patch.object(in_process, InProcessClock.__name__, network.clock),
+        patch.object(in_process, tensor_calls.__name__, network.shard),
+        patch.object(in_process, clock_calls.__name__, network.clock),
     ):
         yield network

@@ -14,7 +14,7 @@ from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.shell import Shell
 
 if TYPE_CHECKING:
-    from hetpipe.server.shard.job_state import StateRepair
+    from hetpipe.server.shard.job_storage import StateRepair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Options:
 
 def run(options: Options, output: Output, _shell: Shell) -> ExitStatus:
     """Repair the folders of parameter servers."""
-    from hetpipe.server.shard.job_state import repair_state  # torch takes a while to import
+    from hetpipe.server.shard.job_storage import repair_state  # torch takes a while to import
 
     repairs = [(folder, repair_state(folder, forget_fence=options.forget_fence)) for folder in options.folders]
     answer = [{"folder": str(folder), **asdict(found)} for folder, found in repairs]

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetpipe.cli.options import Json
-from hetpipe.rpc.tls import TLS_VARIABLE
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.shell import Shell
 from hetpipe.storage.redis_access import access_of
+from hetpipe.wire.tls import TLS_VARIABLE
 
 if TYPE_CHECKING:
     from hetpipe.server.coordinator.store_repair import CounterRepair, StoreRepair

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -13,7 +14,9 @@ from hetpipe.cli.run.workers.wishes import answer, one_by_one
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.run_folder import RUNS
 from hetpipe.runs.shell import Shell
+from hetpipe.values.events import WorkerStatus
 from hetpipe.values.ids import VirtualWorkerIndex
+from hetpipe.wire.calls import ADD_WORKER, AddWorkerRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +38,12 @@ class Options:
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     """Ask virtual workers back; without a name all that are out, or if none is, for another one."""
     with asked(options, shell) as there:
-        told = one_by_one(options.vws, lambda vw: there.client.add_worker(VirtualWorkerIndex(vw), there.job_id), output)
-        told += () if options.vws else there.client.add_worker(None, there.job_id)
+
+        def add(vw: int | None) -> Sequence[WorkerStatus]:
+            named = None if vw is None else VirtualWorkerIndex(vw)
+            return there.client.invoke(ADD_WORKER, AddWorkerRequest(named, there.job_id)).workers
+
+        told = one_by_one(options.vws, add, output)
+        told += () if options.vws else add(None)
     answer(told, output)
     return ExitStatus.OK

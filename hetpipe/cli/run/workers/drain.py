@@ -17,6 +17,7 @@ from hetpipe.runs.shell import Shell
 from hetpipe.values.events import JobStatus, WorkerStatus
 from hetpipe.values.ids import VirtualWorkerIndex
 from hetpipe.values.life_state import LifeState
+from hetpipe.wire.calls import DRAIN_WORKER, GET_STATUS, DrainWorkerRequest, GetStatusRequest
 
 #: States in which nothing more becomes of somebody who was asked to leave.
 _GONE = frozenset({LifeState.OUT, LifeState.DONE})
@@ -41,11 +42,15 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     """Ask virtual workers to leave, and wait until they have if that is wanted."""
     vws = options.vws
     with asked(options, shell) as there:
-        told = one_by_one(vws, lambda vw: (there.client.drain_worker(VirtualWorkerIndex(vw), there.job_id),), output)
+
+        def drain(vw: int) -> Sequence[WorkerStatus]:
+            return (there.client.invoke(DRAIN_WORKER, DrainWorkerRequest(VirtualWorkerIndex(vw), there.job_id)),)
+
+        told = one_by_one(vws, drain, output)
         if options.wait:
             output.note("waiting for the next barrier")
             status = there.wait(
-                there.client.status(there.job_id),
+                there.client.invoke(GET_STATUS, GetStatusRequest(there.job_id)),
                 lambda status: not _late(status, vws),
                 lambda status: _sentence(status, options),
                 output.note,

@@ -17,6 +17,7 @@ from hetpipe.runs.shell import Shell
 from hetpipe.runs.status import worker_json
 from hetpipe.values.events import JobStatus, ProcessStatus, StageRow, VirtualWorkerRow, WorkerStatus
 from hetpipe.values.life_state import COMPUTING
+from hetpipe.wire.calls import GET_STATUS, GetStatusRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class Options:
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     """Tell who the virtual workers are and where each stands."""
     with asked(options, shell) as there:
-        status = there.client.status(there.job_id)
+        status = there.client.invoke(GET_STATUS, GetStatusRequest(there.job_id))
     if status.job_id is None:
         raise UserError("the coordinator has no job yet; hand one in with `hetpipe submit`")
     output.answer(_to_json(status), *_lines(status))

@@ -319,5 +319,4 @@ class Faults:
         job = self._random.choice(self._world.jobs)
         with suppress(HetpipeError):
             self._world.coordinator.stop_job(job, mode)
-            self._world.stopping.add(job)
         return mode

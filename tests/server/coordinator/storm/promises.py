@@ -120,8 +120,8 @@ class Promises:
             # Nobody has to know of a job that had ended, or not begun, when the store was wiped.
             return self.left_over(job_id) if self._world.was_wiped else "it is forgotten"
         if record.state.is_terminal:
-            may_be_given_up = self._world.was_wiped or job_id in self._world.stopping
-            if record.state is JobState.FAILED and record.failure.endswith(_GIVEN_UP) and not may_be_given_up:
+            was_given_up = record.state is JobState.FAILED and record.failure.endswith(_GIVEN_UP)
+            if was_given_up and not self._world.was_wiped:
                 return f"it was given up, and could have gone back to a checkpoint: {record.failure}"
             return "" if record.state is not JobState.FAILED or record.failure else "it failed without a reason"
         host = coordinator.host(job_id)

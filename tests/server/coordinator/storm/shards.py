@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import TypeVar
 
@@ -15,13 +16,24 @@ from hetpipe.decide.sync.segment import CHECKPOINTS
 from hetpipe.errors import CheckpointError, PeerUnreachable, StaleTerm, UnknownJob
 from hetpipe.server.coordinator.tasks import Tools
 from hetpipe.server.shard.clock_shard import log_config
-from hetpipe.values.ids import Clock, Incarnation, JobId, Term, VirtualWorkerIndex
+from hetpipe.values.ids import Clock, JobId, Term
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.requests import SliceHeader
 from hetpipe.values.run import ClockSnapshot, StageConfig
 from hetpipe.values.run_document import RunDescription, RunDocument
 from hetpipe.values.shard_config import ShardConfig
 from hetpipe.values.sync import Progress
+from hetpipe.wire.calls import (
+    AdmitRequest,
+    Barrier,
+    DescribeRunRequest,
+    DrainRequest,
+    EvictRequest,
+    GetShardClocksRequest,
+    KeepRunRequest,
+    ReleaseRequest,
+    RequestBarrierRequest,
+)
 from tests.decide.sync.scenario import Scenario, slice_header
 from tests.simulation.job import Faults, Job, draw_weather
 from tests.simulation.network import Network
@@ -29,6 +41,7 @@ from tests.simulation.run import Run
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.server import Server
 from tests.simulation.stage import Stage
+from tests.support.method_calls import MethodCalls
 
 T = TypeVar("T")
 
@@ -272,8 +285,8 @@ class Shards:
         return answer
 
 
-class Port:
-    """A control connection: `ShardPort`."""
+class Port(MethodCalls):
+    """A coordinator's connection."""
 
     def __init__(self, shards: Shards, shard: Shard) -> None:
         self._shards, self._shard = shards, shard
@@ -311,31 +324,37 @@ class Port:
             training = shards.runs[name] = TrainingRun(config, shards.scheduler, shards.network, fsync=shards.fsync)
         shard.jobs[config.job_id] = Served(config, training, training.configure(config), config.run)
 
-    def request_barrier(self, job_id: JobId, term: Term, reason: str) -> Clock:
-        def ask(served: Served) -> Clock:
-            served.training.request_barrier(served.server, reason)
-            return served.log.segment.end
+    def request_barrier(self, request: RequestBarrierRequest) -> Barrier:
+        def ask(served: Served) -> Barrier:
+            served.training.request_barrier(served.server, request.reason)
+            return Barrier(served.log.segment.end)
 
-        return self._ask(job_id, term, ask)
+        return self._ask(request.job_id, request.term, ask)
 
-    def evict(self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
-        self._ask(job_id, term, lambda served: served.server.clock_part.decide("evict", vw, incarnation))
+    def evict(self, request: EvictRequest) -> None:
+        self._decide(request, "evict", request.vw, request.incarnation)
 
-    def admit(
-        self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int
-    ) -> None:
-        self._ask(job_id, term, lambda served: served.server.clock_part.decide("admit", vw, incarnation, num_stages))
+    def admit(self, request: AdmitRequest) -> None:
+        self._decide(request, "admit", request.vw, request.incarnation, request.num_stages)
 
-    def drain(self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
-        self._ask(job_id, term, lambda served: served.server.clock_part.decide("drain", vw, incarnation))
+    def drain(self, request: DrainRequest) -> None:
+        self._decide(request, "drain", request.vw, request.incarnation)
 
-    def keep_run(self, job_id: JobId, term: Term, run: RunDocument) -> None:
+    def _decide(self, request: EvictRequest | AdmitRequest | DrainRequest, name: str, *about: int) -> None:
+        decide = partial(self._decided, name, about)
+        self._ask(request.job_id, request.term, decide)
+
+    @staticmethod
+    def _decided(name: str, about: tuple[int, ...], served: Served) -> None:
+        served.server.clock_part.decide(name, *about)
+
+    def keep_run(self, request: KeepRunRequest) -> None:
         def keep(served: Served) -> None:
-            served.run = run
+            served.run = request.run
 
-        self._ask(job_id, term, keep)
+        self._ask(request.job_id, request.term, keep)
 
-    def describe(self, job_id: JobId) -> RunDescription:
+    def describe_run(self, request: DescribeRunRequest) -> RunDescription:
         def tell(served: Served) -> RunDescription:
             assert served.run is not None
             log = served.log
@@ -343,13 +362,10 @@ class Port:
                 served.config.term, served.run, log.newest_lives(), log.snapshot(), log.asked, is_over=log.finished
             )
 
-        return self._ask(job_id, None, tell)
+        return self._ask(request.job_id, None, tell)
 
-    def clocks(self, job_id: JobId) -> ClockSnapshot:
-        return self._ask(job_id, None, lambda served: served.log.snapshot())
+    def get_shard_clocks(self, request: GetShardClocksRequest) -> ClockSnapshot:
+        return self._ask(request.job_id, None, lambda served: served.log.snapshot())
 
-    def release(self, job_id: JobId) -> None:
-        self._shards.call(self._shard, lambda: self._shard.drop(job_id))
-
-    def close(self) -> None:
-        """Nothing is open."""
+    def release(self, request: ReleaseRequest) -> None:
+        self._shards.call(self._shard, lambda: self._shard.drop(request.job_id))

@@ -72,8 +72,6 @@ class World:
         self.executor = SlowExecutor()
         self.coordinator: Coordinator | None = None
         self.jobs: list[JobId] = []
-        #: Those that somebody has told to stop: they do not go back to a checkpoint any more.
-        self.stopping: set[JobId] = set()
         self.lead = Leading(0)
         #: Whether the store has ever lost its memory.
         self.was_wiped = False

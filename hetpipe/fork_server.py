@@ -1,0 +1,305 @@
+"""`python -m hetpipe.fork_server`: imports torch and hetpipe, starts nothing, and forks on request.
+
+It has one thread and does one thing at a time: read an order, fork, answer. User code, gRPC and CUDA begin in forked
+processes. A process is forked twice: the one in between ends at once, so that the kernel makes whoever gave the order,
+which is a subreaper at that moment, the parent of the process. So its parent waits for it, signals it and learns how
+it ended as for any other child, and it does not notice when the fork server dies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import errno
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hetpipe import launch
+from hetpipe.errors import ProtocolViolation
+from hetpipe.forking.environment import differences, forked_environment
+from hetpipe.forking.fork_server import inherit
+from hetpipe.forking.messages import DONE, GO, PADDING, TITLE, ForkOrder, receive_message, send_message
+from hetpipe.forking.process import REPORT_FD
+
+#: prctl option: the signal this process gets when its parent ends.
+_PR_SET_PDEATHSIG = 1
+
+#: What the programs of `launch.PROGRAMS` import once they run: `hetpipe serve NAME` its service, and an optimizer what
+#: could compile it, which takes as long as torch itself.
+_IMPORTED_LATER = (
+    "hetpipe.server.coordinator.main:main",
+    "hetpipe.server.shard.main:main",
+    "hetpipe.server.agent.main:main",
+    "torch._dynamo:disable",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerState:
+    """What a fork server knows, and hands on to those that it forks."""
+
+    programs: Mapping[str, str]
+    start: Mapping[str, str]
+    """Its environment when it started."""
+    now: Mapping[str, str]
+    """The same after its imports."""
+    descriptors: frozenset[int]
+    """What its imports have opened."""
+    fork: Callable[[], int] = field(default=os.fork)
+
+
+def main() -> None:
+    """Serve until the other end of the socket is closed."""
+    die_with_parent()  # first, as imports may take long
+    parser = argparse.ArgumentParser(description="Forks processes; started by hetpipe itself, not for people.")
+    parser.add_argument("--socket", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--program", action="append", default=[], metavar="NAME=MODULE:FUNCTION")
+    parser.add_argument("padding")
+    options = parser.parse_args()
+    if os.getppid() != options.parent:
+        sys.exit("the process that started this fork server is gone")
+    show_as(TITLE)
+    connection = socket.socket(fileno=options.socket)
+    programs = dict(given.split("=", 1) for given in options.program) or launch.PROGRAMS
+    start = dict(os.environ)
+    # What the collector would go through in every process is kept out of its sight, and their memory shared.
+    gc.disable()
+    refusal = prepare([*programs.values(), *([] if options.program else _IMPORTED_LATER)])
+    if refusal:
+        send_message(connection, {"refused": refusal})
+        sys.exit(refusal)
+    opened = open_descriptors() - {0, 1, 2, connection.fileno()}
+    send_message(connection, {"ready": os.getpid()})
+    serve(connection, ServerState(programs=programs, start=start, now=dict(os.environ), descriptors=opened))()
+
+
+def prepare(functions: Sequence[str]) -> str:
+    """Import the modules of functions (`module:function`); why this process cannot be forked, empty if it can."""
+    try:
+        import hetpipe.wire  # noqa: F401 - first, for what it says to gRPC's own library
+
+        for name in functions:
+            launch.entry(name)
+    except Exception as error:  # noqa: BLE001 - whatever it is: processes are started in another way, and say so
+        return f"importing what its processes need failed: {type(error).__name__}: {error}"
+    gc.collect()
+    gc.freeze()
+    return "; ".join(started_things())
+
+
+def started_things() -> Iterator[str]:
+    """What this process has started that a fork would break, as sentences."""
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads != 1:
+        yield f"its imports have started {threads - 1} threads, which a forked process would lack"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        yield "its imports have initialised CUDA, which a forked process cannot use"
+
+
+def open_descriptors() -> frozenset[int]:
+    """The descriptors of this process."""
+    listed = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
+    found = set()
+    for number in listed:  # one of them was that of the list itself
+        with suppress(OSError):
+            os.fstat(number)
+            found.add(number)
+    return frozenset(found)
+
+
+# -- one order after the other ----------------------------------------------------------------------------------------
+
+
+def serve(connection: socket.socket, state: ServerState) -> Callable[[], None]:
+    """Carry out orders for as long as somebody may give some.
+
+    Returns:
+        In a forked process only, what it is to run.
+    """
+    while True:
+        try:
+            message = receive_message(connection)
+        except (ProtocolViolation, OSError):
+            os._exit(1)
+        if message is None:
+            os._exit(0)
+        values, descriptors = message
+        program = _carry_out(connection, values, descriptors, state)
+        if program is not None:
+            return program
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _carry_out(
+    connection: socket.socket, values: dict[str, Any], descriptors: Sequence[int], state: ServerState
+) -> Callable[[], None] | None:
+    """Answer an order; what to run, in a forked process."""
+    order = ForkOrder.from_json(values)
+    unlike = differences(state.start, state.now, order.environment)
+    if unlike or order.program not in state.programs:
+        answer: dict[str, Any] = {"differs": list(unlike) or [order.program]}
+    else:
+        try:
+            pid = _fork_orphan(state.fork)
+        except OSError as error:
+            answer = {"errno": error.errno or errno.EAGAIN}
+        else:
+            if pid == 0:
+                connection.close()
+                return _become(order, descriptors, state)
+            answer = {"pid": pid}
+    try:
+        send_message(connection, answer)
+    except OSError:
+        os._exit(0)  # whoever asked is gone
+    return None
+
+
+def _fork_orphan(fork: Callable[[], int]) -> int:
+    """Fork a process whose parent is the nearest subreaper; its id, and 0 in itself.
+
+    Raises:
+        OSError: there is no room for another process.
+    """
+    reading, writing = os.pipe()
+    try:
+        between = fork()
+        if between == 0:
+            os.close(reading)
+            return _fork_between(fork, writing)
+        # Once it is reaped, what it has forked has another parent.
+        os.waitpid(between, 0)
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    with os.fdopen(reading, "rb") as said:
+        number = int(said.read() or -errno.EAGAIN)
+    if number < 0:
+        raise OSError(-number, os.strerror(-number))
+    return number
+
+
+def _fork_between(fork: Callable[[], int], writing: int) -> int:
+    """Fork once more, tell the process id or why there is none, and end; 0 in the new process."""
+    try:
+        child = fork()
+    except OSError as error:
+        child = -(error.errno or errno.EAGAIN)
+    if child == 0:
+        return 0
+    os.write(writing, str(child).encode())
+    os._exit(0)
+
+
+# -- in a forked process ----------------------------------------------------------------------------------------------
+
+
+def _become(order: ForkOrder, descriptors: Sequence[int], state: ServerState) -> Callable[[], None]:
+    """Make this process what was ordered, and say so; what it is to run."""
+    talk = socket.socket(fileno=descriptors[0])
+    if talk.recv(1) != GO:
+        os._exit(0)  # whoever asked has given it up
+    try:
+        _check_parent(order.parent)
+        os.setsid()
+        nested = _nest(state) if order.starts_processes else None
+        if nested is not None:
+            return nested
+        os.fchdir(descriptors[1])
+        for number, descriptor in enumerate(descriptors[2:5]):
+            os.dup2(descriptor, number)
+        _take_environment(forked_environment(state.start, state.now, order.environment))
+    except OSError as error:
+        talk.sendall(json.dumps({"errno": error.errno, "why": error.strerror}).encode())
+        os._exit(1)
+    for descriptor in descriptors[1:5]:
+        os.close(descriptor)
+    report = [] if not order.reports else [REPORT_FD, str(descriptors[5])]
+    arguments = (*order.arguments, *report)
+    show_as((*order.title, *arguments))
+    gc.enable()
+    talk.sendall(DONE)
+    talk.close()
+    return partial(launch.run, order.program, arguments, state.programs)
+
+
+def _check_parent(wanted: int) -> None:
+    if os.getppid() != wanted:
+        raise OSError(errno.ECHILD, "the kernel has given the forked process another parent")
+
+
+def _nest(state: ServerState) -> Callable[[], None] | None:
+    """Fork a fork server for this process. It returns here, too: what a process that it has forked is to run."""
+    own, theirs = socket.socketpair()
+    parent = os.getpid()
+    try:
+        pid = state.fork()
+    except OSError:  # then it starts one itself, when it needs one
+        own.close()
+        theirs.close()
+        return None
+    if pid:
+        theirs.close()
+        inherit(own, pid)
+        return None
+    os.setsid()
+    die_with_parent()
+    if os.getppid() != parent:
+        os._exit(0)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(nothing, number)
+    own.detach()
+    for descriptor in open_descriptors() - {0, 1, 2, theirs.fileno()} - state.descriptors:
+        os.close(descriptor)
+    show_as(TITLE)
+    return serve(theirs, state)
+
+
+def _take_environment(environment: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    time.tzset()
+    # Python seeds `random` anew in a forked process; what NumPy draws would be the same in all of them.
+    numpy_random: Any = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process with its parent."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
+def show_as(command: Sequence[str]) -> None:
+    """Have `ps` and `/proc/PID/cmdline` show `command`, as far as there is room where this process's own one stands."""
+    try:
+        fields = Path("/proc/self/stat").read_bytes().rsplit(b")", 1)[1].split()
+        begin, end = int(fields[45]), int(fields[46])
+    except (OSError, IndexError, ValueError):
+        return
+    room = end - begin
+    if begin <= 0 or room < len(PADDING):
+        return  # of another program, whose arguments these are
+    shown = b"\0".join(os.fsencode(part) for part in command)[: room - 1]
+    ctypes.memmove(begin, shown + bytes(room - len(shown)), room)
+
+
+if __name__ == "__main__":
+    main()

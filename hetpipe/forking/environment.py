@@ -1,0 +1,72 @@
+"""Environment variables that processes read while they are loaded, and what hetpipe sets for its own: pure.
+
+A forked process has loaded its libraries before it is told its environment. So it is forked only where that makes no
+difference: where every variable that the interpreter or a library reads while it is loaded has the same value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+#: One thread per stage process, so that stages share the CPUs evenly.
+SINGLE_THREADED: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+#: What every service's environment has, in a container or not: one thread for linear algebra, so that processes share
+#: the CPUs evenly; and no current folder on the module search path, so that a user's `random.py` does not stand in for
+#: Python's.
+SERVICE_ENVIRONMENT: Mapping[str, str] = {**SINGLE_THREADED, "PYTHONSAFEPATH": "1"}
+
+#: Variables that the C library, the interpreter, torch, its mathematics and gRPC read while they are loaded.
+READ_WHILE_LOADING = (
+    *("PYTHON*", "LD_*", "MALLOC_*", "GLIBC_TUNABLES", "LANG", "LANGUAGE", "LC_*", "COVERAGE_*", "COV_*"),
+    *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "GOTO_*", "BLIS_*", "DNNL_*", "ONEDNN_*", "NUMEXPR_*"),
+    *("TORCH*", "PYTORCH_*", "ATEN_*", "NPY_*", "NUMPY_*", "GRPC_*"),
+)
+
+#: What a fork server needs besides, to find and import its modules.
+_NEEDED = ("PATH", "HOME", "TMPDIR", "XDG_*", "VIRTUAL_ENV", "CONDA_PREFIX")
+
+
+def server_environment(own: Mapping[str, str]) -> dict[str, str]:
+    """The environment that a fork server starts with: no more than what is read while it is loaded.
+
+    `/proc/PID/environ` shows it for every process that is forked from it.
+
+    >>> server_environment({"PYTHONHASHSEED": "0", "SECRET": "x", "PATH": "/bin"})
+    {'PYTHONHASHSEED': '0', 'PATH': '/bin'}
+    """
+    return {name: value for name, value in own.items() if _matches(name, (*READ_WHILE_LOADING, *_NEEDED))}
+
+
+def differences(start: Mapping[str, str], now: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of the variables that make a forked process another one than a process started with `wanted`.
+
+    Args:
+        start: the fork server's environment when it started.
+        now: the same after its imports, some of which set variables.
+        wanted: that of the process that is asked for.
+
+    >>> differences({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "1", "WANDB_MODE": "off"})
+    ()
+    >>> differences({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "1"}, {"TORCH_LOGS": "all"})
+    ('OMP_NUM_THREADS', 'TORCH_LOGS')
+    """
+    names = {name for name in (*start, *wanted) if _matches(name, READ_WHILE_LOADING)}
+    return tuple(sorted(name for name in names if wanted.get(name) not in {start.get(name), now.get(name)}))
+
+
+def forked_environment(start: Mapping[str, str], now: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a forked process: what it is to have, and what the imports have set for themselves.
+
+    Arguments as in `differences`.
+
+    >>> forked_environment({"HOME": "/root"}, {"HOME": "/root", "GRPC_VERBOSITY": "ERROR"}, {"HOME": "/h"})
+    {'GRPC_VERBOSITY': 'ERROR', 'HOME': '/h'}
+    """
+    added = {name: value for name, value in now.items() if name not in start and _matches(name, READ_WHILE_LOADING)}
+    return {**added, **wanted}
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,373 @@
+"""Starting processes by asking a fork server, which has imported torch and hetpipe before they are needed.
+
+Where that is not possible, a process is started as a program of its own, which takes as long as its imports; the log
+says why.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from hetpipe.errors import ProtocolViolation
+from hetpipe.forking.environment import server_environment
+from hetpipe.forking.messages import DONE, GO, PADDING, TITLE, ForkOrder, receive_message, send_message
+from hetpipe.forking.process import Launch, Process, spawn
+from hetpipe.observe.log import get_logger
+from hetpipe.phases import LAUNCH
+
+_log = get_logger(__name__)
+
+#: Environment variable that, set to 0, has every process started as a program of its own.
+VARIABLE = "HETPIPE_FORK_SERVER"
+
+#: Longest wait for a fork server's imports, which are read from a disk that may be slow.
+READY_SECONDS = 300.0
+
+#: Longest wait for its answer, and for what it has forked to take its shape.
+ANSWER_SECONDS = 30.0
+
+#: So many that died in a row, without a process between, are enough.
+MOST_DEATHS = 3
+
+#: prctl option: orphaned descendants of this process become its children.
+_PR_SET_CHILD_SUBREAPER = 36
+
+#: What to do where the kernel has no room for a process, as the end of a sentence.
+_REMEDIES: Mapping[int, str] = {
+    errno.EAGAIN: "; the user or the container has as many as it may (`ulimit -u`, pids.max): raise that limit, or run "
+    "fewer stages here",
+    errno.ENOMEM: "; give this node more memory, or run fewer stages on it",
+}
+
+#: Held while this process is a subreaper, which one fork server at a time needs.
+_adopting = threading.Lock()
+
+
+class _Unusable(Exception):
+    """There is no fork server, or none that can be used; the message says why."""
+
+
+class _Lost(Exception):
+    """The fork server has ended or does not answer, and whatever it was asked for is not there."""
+
+
+class ForkServer:
+    """The fork server of this process, and what starts processes without it. Thread-safe.
+
+    It is started by `begin`, or with the first process that it can fork, and again when it has died. Those that it has
+    forked are children of this process, and live on.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None, *, programs: Mapping[str, str] | None = None) -> None:
+        """Prepare; nothing is started.
+
+        Args:
+            environment: that of the processes it will be asked for, as far as they have it in common; None, or one in
+                which `HETPIPE_FORK_SERVER` is 0, has every process started as a program of its own.
+            programs: what it can run, instead of `hetpipe.launch.PROGRAMS`: name → `module:function`; it imports what
+                these need.
+        """
+        self._environment = environment
+        self._programs = programs or {}
+        self._is_off = environment is None or environment.get(VARIABLE) == "0" or sys.platform != "linux"
+        #: Guards what follows, and the conversation.
+        self._lock = threading.RLock()
+        self._connection: _Connection | None = None
+        #: Deaths since it last forked something.
+        self._deaths = 0
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id; None while there is none."""
+        connection = self._connection
+        return None if connection is None else connection.pid
+
+    def begin(self) -> None:
+        """Start it, so that it imports while there are other things to do; nothing happens where that fails."""
+        with self._lock, suppress(_Unusable):
+            self._connect()
+
+    def look_after(self) -> None:
+        """Start it again if it has died meanwhile."""
+        with self._lock:
+            if self._connection is not None and self._connection.is_closed():
+                self._lost("it has ended")
+                self.begin()
+
+    def close(self) -> None:
+        """End it; what it has forked lives on. It can be begun again."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.end()
+                self._connection = None
+
+    def start(self, launch: Launch) -> Process:
+        """Start a process, a child of this one.
+
+        Raises:
+            OSError: it could not be started.
+        """
+        order = self._order(launch)
+        if order is None:
+            return spawn(launch)
+        with self._lock:
+            while True:
+                try:
+                    process = self._connect().fork(order, launch)
+                except _Lost as lost:
+                    self._lost(str(lost))
+                except _Unusable as unusable:
+                    _log.warning("not_forked", program=order.program, reason=str(unusable))
+                    break
+                else:
+                    self._deaths = 0
+                    return process
+        return spawn(launch)
+
+    def _order(self, launch: Launch) -> ForkOrder | None:
+        """What the fork server is asked for; None for what is no program of its, or where there is none."""
+        length = len(LAUNCH)
+        if self._is_off or tuple(launch.command[:length]) != LAUNCH or len(launch.command) == length:
+            return None
+        program, *arguments = launch.command[length:]
+        return ForkOrder(
+            program=program,
+            arguments=tuple(arguments),
+            environment=dict(launch.environment),
+            title=(*LAUNCH, program),
+            parent=os.getpid(),
+            reports=launch.report is not None,
+            starts_processes=launch.starts_processes,
+        )
+
+    def _connect(self) -> _Connection:
+        """The fork server, started if there is none.
+
+        Raises:
+            _Unusable: it cannot be started, or has died too often.
+        """
+        if self._connection is not None:
+            return self._connection
+        if self._is_off or self._environment is None:
+            raise _Unusable("processes are started as programs of their own")
+        inherited = _take_inherited()
+        if inherited is not None:
+            self._connection = inherited
+            return inherited
+        if self._deaths >= MOST_DEATHS:
+            self._is_off = True
+            raise _Unusable(f"the fork server has died {self._deaths} times in a row")
+        self._connection = _exec_server(self._environment, self._programs)
+        return self._connection
+
+    def _lost(self, reason: str) -> None:
+        assert self._connection is not None
+        self._deaths += 1
+        code = self._connection.end()
+        _log.warning("fork_server_lost", pid=self._connection.pid, exit_code=code, reason=reason)
+        self._connection = None
+
+
+class _Connection:
+    """A fork server that was started, until it ends."""
+
+    def __init__(self, connection: socket.socket, process: Process, *, is_ready: bool) -> None:
+        self._socket = connection
+        self._process = process
+        self._is_ready = is_ready
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def is_closed(self) -> bool:
+        """Whether it has ended; without a wait."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return any(event & select.POLLHUP for _, event in poll.poll(0))
+
+    def end(self) -> int:
+        """Kill it and what it is forking; its exit status, or minus the number of a signal."""
+        self._socket.close()
+        self._process.signal_group(signal.SIGKILL)
+        code = self._process.wait(end_group=True)
+        # What was forked and not handed over has become a child of this process, in the group of the fork server.
+        with suppress(ChildProcessError):
+            while True:
+                os.waitid(os.P_PGID, self.pid, os.WEXITED)
+        return code
+
+    def fork(self, order: ForkOrder, launch: Launch) -> Process:
+        """Have it fork a process.
+
+        Raises:
+            OSError: the process could not be started.
+            _Lost: the fork server has ended, or does not answer.
+            _Unusable: it cannot fork this process as it is to be.
+        """
+        self._wait_ready()
+        talk, theirs = socket.socketpair()
+        folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        standard = (launch.stdin, launch.stdout, launch.stderr)
+        report = () if launch.report is None else (launch.report,)
+        with talk:
+            try:
+                with theirs, _adopting_orphans():
+                    answer = self._ask(order, (theirs.fileno(), folder, *standard, *report))
+            finally:
+                os.close(folder)
+            return _handed_over(answer, talk)
+
+    def _wait_ready(self) -> None:
+        if self._is_ready:
+            return
+        answer = self._receive(READY_SECONDS, "its imports")
+        if "ready" not in answer:
+            raise _Unusable(str(answer.get("refused", answer)))
+        self._is_ready = True
+
+    def _ask(self, order: ForkOrder, descriptors: Sequence[int]) -> dict[str, Any]:
+        self._socket.settimeout(ANSWER_SECONDS)
+        try:
+            send_message(self._socket, order.to_json(), descriptors)
+        except OSError as error:
+            raise _Lost(f"it takes no order: {error}") from error
+        return self._receive(ANSWER_SECONDS, "its answer")
+
+    def _receive(self, seconds: float, what: str) -> dict[str, Any]:
+        self._socket.settimeout(seconds)
+        try:
+            message = receive_message(self._socket)
+        except TimeoutError as error:
+            raise _Lost(f"waited {seconds:.0f} s for {what}") from error
+        except (OSError, ProtocolViolation) as error:
+            raise _Lost(str(error)) from error
+        if message is None:
+            raise _Lost("it has ended")
+        return message[0]
+
+
+def _handed_over(answer: Mapping[str, Any], talk: socket.socket) -> Process:
+    """The process of an answer, once it is what was ordered; `talk` is the conversation with it.
+
+    Raises:
+        OSError: there is none.
+        _Unusable: it would have been another one than was ordered.
+    """
+    if "differs" in answer:
+        names = ", ".join(map(str, answer["differs"]))
+        raise _Unusable(f"it differs from the fork server in what was read while that was loaded: {names}")
+    if "pid" not in answer:
+        number = int(answer["errno"])
+        raise OSError(number, f"no process can be forked: {os.strerror(number)}{_REMEDIES.get(number, '')}")
+    pid = int(answer["pid"])
+    talk.settimeout(ANSWER_SECONDS)
+    try:
+        talk.sendall(GO)
+        said = talk.recv(4096)
+    except OSError as error:
+        said = str(error).encode()
+    if said == DONE:
+        return Process(pid, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    try:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    except (ProcessLookupError, ChildProcessError) as error:
+        raise _Unusable("the kernel has not made a forked process a child of this one") from error
+    raise _failure_of(said)
+
+
+def _failure_of(said: bytes) -> OSError:
+    """Why a forked process is not what was ordered."""
+    with suppress(ValueError, KeyError):
+        told = json.loads(said)
+        return OSError(int(told["errno"]), str(told["why"]))
+    return OSError(f"a forked process ended before it was what was ordered{': ' if said else ''}{said.decode()}")
+
+
+def _exec_server(environment: Mapping[str, str], programs: Mapping[str, str]) -> _Connection:
+    """Start a fork server as a program of its own.
+
+    Raises:
+        _Unusable: there is no room for it.
+    """
+    own, theirs = socket.socketpair()
+    given = [argument for name, function in programs.items() for argument in ("--program", f"{name}={function}")]
+    arguments = ["--socket", str(theirs.fileno()), "--parent", str(os.getpid()), *given, PADDING]
+    with theirs:
+        try:
+            process = subprocess.Popen(  # noqa: S603 - our own program
+                [*TITLE, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env=server_environment(environment),
+            )
+        except OSError as error:
+            own.close()
+            raise _Unusable(f"the fork server cannot be started: {error}") from error
+    _log.info("fork_server_started", pid=process.pid)
+    return _Connection(own, Process(process.pid, process.wait), is_ready=False)
+
+
+@contextmanager
+def _adopting_orphans() -> Iterator[None]:
+    """Make this process the parent of what its descendants leave behind, for as long as a process is handed over.
+
+    Raises:
+        _Unusable: the kernel cannot do that.
+    """
+    with _adopting:
+        _set_subreaper(is_on=True)
+        try:
+            yield
+        finally:
+            _set_subreaper(is_on=False)
+
+
+def _set_subreaper(*, is_on: bool) -> None:
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(is_on), 0, 0, 0):
+        raise _Unusable(f"this process cannot adopt what is forked: {os.strerror(ctypes.get_errno())}")
+
+
+# -- the one of this process ------------------------------------------------------------------------------------------
+
+_own: ForkServer | None = None
+_inherited: _Connection | None = None
+
+
+def own_fork_server(environment: Mapping[str, str]) -> ForkServer:
+    """The fork server of this process, one for all that it starts; `environment` counts with the first call."""
+    global _own  # noqa: PLW0603 - one per process
+    if _own is None:
+        _own = ForkServer(environment)
+    return _own
+
+
+def inherit(connection: socket.socket, pid: int) -> None:
+    """Note the fork server that was forked for this process at its beginning."""
+    global _inherited, _own
+    server = Process(pid, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    _inherited, _own = _Connection(connection, server, is_ready=True), None
+
+
+def _take_inherited() -> _Connection | None:
+    """The fork server that was forked for this process; None once it was taken, and without one."""
+    global _inherited
+    found, _inherited = _inherited, None
+    return found

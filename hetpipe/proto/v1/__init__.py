@@ -1,1 +1,0 @@
-"""Generated from proto/hetpipe/proto/v1 by scripts/protos."""

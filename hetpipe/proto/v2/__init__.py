@@ -1,0 +1,1 @@
+"""Generated from proto/hetpipe/proto/v2 by scripts/protos."""

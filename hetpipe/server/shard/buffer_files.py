@@ -1,0 +1,81 @@
+"""What stages sent at the newest barriers, on the clock shard's disk, so that one that is restarted goes on with it.
+
+Who has read what the buffers became trains on and has no reason to send its own again; so they are here before their
+sender hears that they have come. They survive the process; after a power cut a file may be missing or torn, and then
+the barrier's other buffers count.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from hetpipe.errors import ProtocolViolation, StateLost
+from hetpipe.storage.wal import NewRecord, read_snapshot, write_record
+from hetpipe.values import wire
+from hetpipe.values.ids import Clock
+from hetpipe.values.requests import BuffersHeader
+from hetpipe.weights.flat import FlatBuffer
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Whose buffers a file holds, and which ones."""
+
+    header: BuffersHeader
+    joined: bool
+    """The sender became a member at this barrier."""
+
+
+class BufferFiles:
+    """The files, one for each time that a stage sent buffers. Not thread-safe."""
+
+    def __init__(self, folder: Path) -> None:
+        """Keep them in `folder`, which is made when something is written."""
+        self._folder = folder
+
+    def write(self, sender: Sender, buffer: FlatBuffer) -> None:
+        """Keep what a stage sent. If the disk does not take it, all goes on, and says so."""
+        requester = sender.header.requester
+        name = f"{_prefix(sender.header.clock)}vw-{requester.vw}-stage-{requester.stage}"
+        temporary = self._folder / f"{name}.tmp"
+        record = NewRecord(sender.header.clock, 0, wire.to_json(Sender, sender).encode(), [buffer.memory()])
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            try:
+                write_record(descriptor, record)
+            finally:
+                os.close(descriptor)
+            temporary.replace(self._folder / name)
+        except OSError as error:
+            log.warning("buffers_not_kept", path=str(temporary), reason=error.strerror or str(error))
+
+    def read(self, room: Callable[[BuffersHeader], FlatBuffer]) -> Iterator[tuple[Sender, FlatBuffer]]:
+        """What is there, in the order of the barriers; `room` makes what it is read into."""
+        for path in sorted(self._folder.glob("clock-*")):
+            try:
+                record = read_snapshot(path)
+                sender: Sender = wire.from_json(Sender, record.header)
+                buffer = room(sender.header)
+                record.payload.read_into(buffer.memory())
+            except (StateLost, ProtocolViolation) as error:
+                log.warning("buffers_not_read", reason=str(error))
+            else:
+                yield sender, buffer
+
+    def forget(self, before: Clock) -> None:
+        """Delete what was sent at barriers below a clock."""
+        for path in self._folder.glob("clock-*"):
+            if path.name < _prefix(before):
+                path.unlink(missing_ok=True)
+
+
+def _prefix(clock: Clock) -> str:
+    return f"clock-{clock:012d}-"

@@ -1,0 +1,41 @@
+"""A write-ahead log with snapshots: what was appended is there again after the process was killed.
+
+A storage engine for one replicated state machine, or any other: records are opaque bytes, appended, made durable by the
+fsync policy, recovered in order. What a record means is known to its owner alone. Import from here only; the format on
+disk, its guarantees and recovery are in `docs/semantics/storage.md`.
+"""
+
+from hetpipe.storage.wal.log import LogOptions, WriteAheadLog
+from hetpipe.storage.wal.record import SYSTEM_DISK, DiskIO, Extent, NewRecord, Record, write_record
+from hetpipe.storage.wal.segments import LogContents, TornTail, read_log
+from hetpipe.storage.wal.snapshot import read_snapshot, write_snapshot
+from hetpipe.storage.wal.snapshotted_log import (
+    RecoveredLog,
+    Snapshot,
+    SnapshotHeader,
+    SnapshottedLog,
+    StorageOptions,
+    recover,
+)
+
+__all__ = [
+    "SYSTEM_DISK",
+    "DiskIO",
+    "Extent",
+    "LogContents",
+    "LogOptions",
+    "NewRecord",
+    "Record",
+    "RecoveredLog",
+    "Snapshot",
+    "SnapshotHeader",
+    "SnapshottedLog",
+    "StorageOptions",
+    "TornTail",
+    "WriteAheadLog",
+    "read_log",
+    "read_snapshot",
+    "recover",
+    "write_record",
+    "write_snapshot",
+]

@@ -1,0 +1,83 @@
+"""A snapshot file: one record, there whole or not at all, also across a power cut."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from hetpipe.checksum import Bytes
+from hetpipe.durable import replacing
+from hetpipe.errors import StateLost
+from hetpipe.failpoints import reach
+from hetpipe.storage.wal.record import SYSTEM_DISK, DiskIO, NewRecord, Record, read_record, write_record
+
+
+class _HalfwayDisk(DiskIO):
+    """Takes the first half of what it is given, and reaches a failpoint in between."""
+
+    def __init__(self, disk: DiskIO, points: str) -> None:
+        self._disk = disk
+        self._points = points
+        self._is_first = True
+
+    def write(self, descriptor: int, buffers: Sequence[Bytes]) -> int:
+        if not self._is_first:
+            return self._disk.write(descriptor, buffers)
+        self._is_first = False
+        written = self._disk.write(descriptor, buffers[: -(-len(buffers) // 2)])
+        if self._points:
+            reach(f"{self._points}.half_written")
+        return written
+
+
+def write_snapshot(
+    path: Path,
+    number: int,
+    header: bytes,
+    payload: Sequence[Bytes] = (),
+    *,
+    disk: DiskIO = SYSTEM_DISK,
+    points: str = "snapshot",
+) -> None:
+    """Replace `path` by a snapshot, durably whatever the fsync policy. The file before it stands until this one is.
+
+    Args:
+        path: the file.
+        number: of the snapshot, for the reader.
+        header: its small part.
+        payload: its large part, in pieces.
+        disk: what writes.
+        points: first part of the names of failpoints to reach; empty: none.
+
+    Raises:
+        OSError: it could not be written, or not be made durable.
+    """
+    with replacing(path, points=points) as temporary:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            if points:
+                reach(f"{points}.temp_open")
+            write_record(descriptor, NewRecord(number, 0, header, payload), disk=_HalfwayDisk(disk, points))
+        finally:
+            os.close(descriptor)
+
+
+def read_snapshot(path: Path) -> Record:
+    """The snapshot in `path`, whose payload has been checked, too.
+
+    Raises:
+        StateLost: there is none, it cannot be read, or it is not as it was written.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            record = read_record(descriptor, path, 0)
+            size = os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise StateLost(f"{path} cannot be read: {error.strerror}") from error
+    if record is None or record.end != size:
+        raise StateLost(f"{path} is no whole snapshot: it was torn or damaged ({size} bytes)")
+    return record

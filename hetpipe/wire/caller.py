@@ -1,0 +1,125 @@
+"""The client side of every call: `Calls` over a connection, with deadlines and typed errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+
+from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.wire.call import Download, ReplyT, RequestT, Streaming, Unary, Upload
+from hetpipe.wire.channel import as_is
+from hetpipe.wire.codec import from_bytes, to_bytes
+from hetpipe.wire.connection import Connection, Target
+from hetpipe.wire.fencing import fence_metadata
+from hetpipe.wire.patience import stream_while_busy, while_busy
+
+#: Slowest transfer that is still waited for, and the longest: a transfer's deadline follows from its size.
+_SLOWEST_BYTES_PER_SECOND = 500_000
+_LONGEST_TRANSFER_SECONDS = 3600.0
+
+
+class Caller:
+    """Makes calls of one peer over a channel of its own. Thread-safe; `close` ends all calls."""
+
+    def __init__(self, target: Target, *, clock: Clock = SYSTEM_CLOCK, fence: Callable[[], int] | None = None) -> None:
+        """Prepare the connection; it is made with the first call.
+
+        Args:
+            target: whom to call.
+            clock: measures how long calls take.
+            fence: the number of the coordinator's lead, which its orders carry.
+
+        Raises:
+            UserError: the address is malformed.
+        """
+        self._clock = clock
+        self._connection = Connection(target, clock=clock)
+        self._metadata = None if fence is None else fence_metadata(fence)
+
+    def invoke(
+        self, call: Unary[RequestT, ReplyT], request: RequestT, *, deadline_seconds: float | None = None
+    ) -> ReplyT:
+        """One request, one reply; again while the peer is busy, and there is time.
+
+        Args:
+            call: the row.
+            request: what it says.
+            deadline_seconds: instead of the row's.
+
+        Raises:
+            HetpipeError: what the peer raised, `PeerUnreachable` or `DeadlineExceeded`.
+        """
+        started = self._clock.monotonic()
+        until = started + (call.deadline_seconds if deadline_seconds is None else deadline_seconds)
+        data = to_bytes(request)
+
+        def attempt() -> bytes:
+            left = max(0.0, until - self._clock.monotonic())
+            with self._connection.calling(call.name, started, call.awaited) as channel:
+                metadata = None if self._metadata is None else self._metadata()
+                answer: bytes = channel.unary_unary(call.path, as_is, as_is)(data, timeout=left, metadata=metadata)
+            return answer
+
+        return from_bytes(call.reply, while_busy(attempt, until=until, clock=self._clock))
+
+    def stream(
+        self, call: Streaming[RequestT, ReplyT], request: RequestT, *, deadline_seconds: float | None = None
+    ) -> Generator[ReplyT, None, None]:
+        """One request, replies as they come. Closing the iterator cancels the call.
+
+        Raises:
+            HetpipeError: as `invoke`, from the iterator.
+        """
+        until = self._clock.monotonic() + (call.deadline_seconds if deadline_seconds is None else deadline_seconds)
+        data = to_bytes(request)
+        begin = self._connection_stream(call.path, call.name, call.awaited, data, until)
+        for answer in stream_while_busy(begin, until=until, clock=self._clock):
+            yield from_bytes(call.reply, answer)
+
+    def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[bytes]) -> ReplyT:
+        """A header, then chunks; one reply.
+
+        Raises:
+            HetpipeError: as `invoke`; `Busy` is not waited out.
+        """
+        seconds = _transfer_seconds(call.deadline_seconds, call.num_bytes(header))
+        data = to_bytes(header)
+        with self._connection.calling(call.name, self._clock.monotonic(), call.awaited) as channel:
+            answer: bytes = channel.stream_unary(call.path, as_is, as_is)(_after(data, chunks), timeout=seconds)
+        return from_bytes(call.reply, answer)
+
+    def download(self, call: Download[RequestT], header: RequestT) -> Iterator[bytes]:
+        """The chunks that a header asks for.
+
+        Raises:
+            HetpipeError: as `upload`, from the iterator.
+        """
+        seconds = _transfer_seconds(call.deadline_seconds, call.num_bytes(header))
+        until = self._clock.monotonic() + seconds
+        yield from self._connection_stream(call.path, call.name, call.awaited, to_bytes(header), until)()
+
+    def close(self) -> None:
+        """End all calls and the channel."""
+        self._connection.close()
+
+    def _connection_stream(
+        self, path: str, name: str, awaited: str, data: bytes, until: float
+    ) -> Callable[[], Generator[bytes, None, None]]:
+        def begin() -> Generator[bytes, None, None]:
+            started = self._clock.monotonic()
+            with self._connection.calling(name, started, awaited) as channel:
+                answers = channel.unary_stream(path, as_is, as_is)(data, timeout=max(0.0, until - started))
+                try:
+                    yield from answers
+                finally:
+                    answers.cancel()
+
+        return begin
+
+
+def _transfer_seconds(least: float, num_bytes: int) -> float:
+    return min(least + num_bytes / _SLOWEST_BYTES_PER_SECOND, _LONGEST_TRANSFER_SECONDS)
+
+
+def _after(header: bytes, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    yield header
+    yield from chunks

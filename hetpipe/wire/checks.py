@@ -1,0 +1,178 @@
+"""What the types of some classes cannot say: are the names and numbers of a value from a peer ones that can be?
+
+The codec asks it of every value it has read, wherever in a message that stands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import Any
+
+from hetpipe.errors import ProtocolViolation
+from hetpipe.values.addresses import split_address
+from hetpipe.values.bounds import JOB_ID, MAX_COUNT, MAX_LISTED, MAX_PATH_CHARACTERS, MAX_SHARDS, MAX_STAGES, cut
+from hetpipe.values.commands import (
+    ChildExit,
+    InspectionPhase,
+    InspectionResult,
+    InspectionStep,
+    LinkAwaited,
+    LinkResult,
+    StageKey,
+)
+from hetpipe.values.events import Submission
+from hetpipe.values.ids import JobId
+from hetpipe.values.measurement import ProfileStep
+from hetpipe.values.members import MemberInfo
+from hetpipe.values.run import AgentDevice, ClockSnapshot
+
+#: Members are called by host names, addresses, and what people call their nodes.
+_MEMBER_ID = re.compile(r"[0-9A-Za-z._:\[\]-]{1,255}", re.ASCII)
+_HOST = re.compile(r"[0-9A-Za-z._:%-]{1,255}", re.ASCII)
+
+#: `NODE/INDEX`, what the driver calls it, and what PyTorch calls it.
+_DEVICE = re.compile(r"[0-9A-Za-z._:\[\]-]{1,255}/\d{1,4}", re.ASCII)
+_DEVICE_TYPE = re.compile(r"[ -~]{1,200}")
+_TORCH_DEVICE = re.compile(r"cpu|cuda:\d{1,4}", re.ASCII)
+
+
+def checked_job_id(text: str) -> JobId:
+    """`text` as the id of a job.
+
+    Raises:
+        ProtocolViolation: no job could be called that.
+    """
+    if not JOB_ID.fullmatch(text):
+        raise ProtocolViolation(f"{text!r:.80} names no job: letters, digits, dots, dashes and _, 128 at most")
+    return JobId(text)
+
+
+def check_counts(whose: str, *counts: int) -> None:
+    """Refuse what nobody counts to.
+
+    Raises:
+        ProtocolViolation: one of them is too large.
+    """
+    if max(counts, default=0) >= MAX_COUNT:
+        raise ProtocolViolation(f"{whose}: {max(counts)} is no count; they stay below {MAX_COUNT}")
+
+
+def check_folder(text: str) -> None:
+    """Refuse what is no folder on any machine.
+
+    Raises:
+        ProtocolViolation: it is not absolute, too long, or has characters that nobody types.
+    """
+    if len(text) > MAX_PATH_CHARACTERS or not text.isprintable() or not PurePosixPath(text).is_absolute():
+        raise ProtocolViolation(f"{text!r:.80} is no folder; write an absolute path of printable characters")
+
+
+def check_submission(submission: Submission) -> None:
+    """Refuse what nobody could hand in.
+
+    Raises:
+        ProtocolViolation: a part is missing, or is no folder; or it has been rewound, which only a coordinator does.
+    """
+    if not submission.request_id or not submission.run_dir:
+        raise ProtocolViolation("a submission needs a request id and the folder of the run")
+    if submission.rewinds:
+        raise ProtocolViolation(f"a job that is handed in has not been rewound {submission.rewinds} times")
+    for folder in (submission.run_dir, submission.import_path, submission.restore or submission.run_dir):
+        check_folder(folder)
+
+
+def _member(info: MemberInfo) -> MemberInfo:
+    if not _MEMBER_ID.fullmatch(info.id):
+        raise ProtocolViolation(f"{info.id!r:.80} names no member: letters, digits, . _ : [ ] and -, 255 at most")
+    if not _HOST.fullmatch(info.host):
+        raise ProtocolViolation(f"member {info.id} cannot be on a host called {info.host!r:.80}")
+    if info.address:
+        split_address(info.address)
+    if info.shard_index is not None and info.shard_index >= MAX_SHARDS:
+        raise ProtocolViolation(f"member {info.id} wants to be shard {info.shard_index} of at most {MAX_SHARDS}")
+    if len(info.devices) > MAX_STAGES:
+        raise ProtocolViolation(f"member {info.id} offers {len(info.devices)} devices; at most {MAX_STAGES}")
+    if len(info.stages) > MAX_STAGES:
+        raise ProtocolViolation(f"member {info.id} has {len(info.stages)} stages; at most {MAX_STAGES}")
+    memory = (device.memory_bytes for device in info.devices)
+    check_counts(f"member {info.id}", info.highest_term, info.highest_fence, *memory)
+    for device in info.devices:
+        _check_device(device)
+    return info
+
+
+def _check_device(device: AgentDevice) -> None:
+    named = _DEVICE.fullmatch(device.device) and _DEVICE_TYPE.fullmatch(device.type)
+    if not named or not _TORCH_DEVICE.fullmatch(device.torch_device):
+        raise ProtocolViolation(
+            f"{device.device!r:.80} of type {device.type!r:.80} ({device.torch_device!r:.40}) is no device; "
+            "it is NODE/INDEX, of a printable type, and `cpu` or `cuda:INDEX`"
+        )
+
+
+def _clocks(clocks: ClockSnapshot) -> ClockSnapshot:
+    told_of = max(len(clocks.local), len(clocks.staged), len(clocks.durable))
+    if told_of > MAX_STAGES:
+        raise ProtocolViolation(f"clocks of {told_of} virtual workers; at most {MAX_STAGES} are told of")
+    if len(clocks.applied) > MAX_SHARDS:
+        raise ProtocolViolation(f"{len(clocks.applied)} shards whose disk fails; a job has at most {MAX_SHARDS}")
+    numbers = (clocks.term, clocks.published, clocks.global_clock, clocks.max_distance, clocks.epoch)
+    counts = (clocks.minibatches, clocks.samples, clocks.barrier, clocks.waves)
+    marks = (*clocks.local.values(), *clocks.staged.values(), *clocks.durable.values())
+    check_counts("the clocks of a job", *numbers, *counts, *marks)
+    return replace(clocks, barrier_reason=cut(clocks.barrier_reason))
+
+
+def _stage_key(key: StageKey) -> StageKey:
+    check_counts("the life of a stage", key.incarnation, key.term)
+    checked_job_id(key.job_id)
+    return key
+
+
+def _inspection(result: InspectionResult) -> InspectionResult:
+    checked_job_id(result.job_id)
+    problems = tuple(cut(problem) for problem in result.problems[:MAX_LISTED])
+    return replace(result, error=cut(result.error), problems=problems)
+
+
+def _inspection_step(news: InspectionStep) -> InspectionStep:
+    checked_job_id(news.job_id)
+    step = news.step
+    return replace(news, step=ProfileStep(cut(step.device_type), cut(step.layer), step.done, step.total))
+
+
+def _inspection_phase(news: InspectionPhase) -> InspectionPhase:
+    checked_job_id(news.job_id)
+    return replace(news, phase=cut(news.phase))
+
+
+def _link_awaited(news: LinkAwaited) -> LinkAwaited:
+    checked_job_id(news.job_id)
+    split_address(news.address)
+    return news
+
+
+def _link_result(news: LinkResult) -> LinkResult:
+    checked_job_id(news.job_id)
+    return replace(news, problem=cut(news.problem))
+
+
+def _child_exit(news: ChildExit) -> ChildExit:
+    return replace(news, last_output=cut(news.last_output))
+
+
+#: Class → what looks at a value of it and returns it, with sentences cut.
+CHECKS: Mapping[type, Callable[[Any], Any]] = {
+    MemberInfo: _member,
+    ClockSnapshot: _clocks,
+    StageKey: _stage_key,
+    InspectionResult: _inspection,
+    InspectionStep: _inspection_step,
+    InspectionPhase: _inspection_phase,
+    LinkAwaited: _link_awaited,
+    LinkResult: _link_result,
+    ChildExit: _child_exit,
+}

@@ -1,0 +1,520 @@
+"""One codec between frozen dataclasses and protobuf messages: the border at which generated types stop.
+
+A dataclass travels as the message of its own name, field by field under the same names. How a field travels follows
+from its type, and has to be what the proto file says; `check` compares both, for a test over the whole table of calls:
+
+* numbers, text and bytes as scalars; `None` as an absent field (`optional`);
+* an enum as its word, or as the value of a proto enum whose name ends with the member's;
+* a tuple as a repeated field, a mapping as a map; one within another, or with `None` in it, has a message around each
+  entry, with a single field;
+* a union of dataclasses as a `oneof` of the field's name, with a field per class; within a tuple as a message that
+  holds nothing but the `oneof`. A field that only says which class it is (`kind: Literal["ready"]`) does not travel;
+* a job or a result, which is free-form, as a `Document`: JSON text with a version and a digest.
+
+What comes in is held to the types of the fields, with the bounds that stand in them (`values.wire`), and to what
+`wire.checks` says of some classes. Nothing else is believed: a message that lacks a part, or names an enum's value that
+nobody knows, is refused. Codecs are compiled on first use, and kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from hetpipe.errors import ProtocolViolation
+from hetpipe.proto.v2 import coordinator_pb2, link_pb2, parameter_server_pb2, values_pb2
+from hetpipe.values.wire import revive
+from hetpipe.wire.checks import CHECKS
+
+T = TypeVar("T")
+
+#: Where the messages are defined; a peer of another version of the format does not know the calls of this one.
+PACKAGE: Final = "hetpipe.proto.v2"
+
+#: Imported so that the pool knows their messages.
+_FILES = (coordinator_pb2, link_pb2, parameter_server_pb2, values_pb2)
+
+#: Version of what a `Document` holds: a job as `job.file.Job` writes it, or a result.
+DOCUMENT_VERSION = 1
+_DOCUMENT = "Document"
+
+#: Writes one value as protobuf's Python wants it; reads one as `values.wire.revive` wants it.
+_Write = Callable[[Any], Any]
+_Read = Callable[[Any], Any]
+
+_SCALARS: Mapping[type, frozenset[int]] = {
+    bool: frozenset({FieldDescriptor.TYPE_BOOL}),
+    int: frozenset(
+        {
+            FieldDescriptor.TYPE_INT32,
+            FieldDescriptor.TYPE_INT64,
+            FieldDescriptor.TYPE_UINT32,
+            FieldDescriptor.TYPE_UINT64,
+            FieldDescriptor.TYPE_SINT32,
+            FieldDescriptor.TYPE_SINT64,
+        }
+    ),
+    float: frozenset({FieldDescriptor.TYPE_DOUBLE}),
+    str: frozenset({FieldDescriptor.TYPE_STRING}),
+    bytes: frozenset({FieldDescriptor.TYPE_BYTES}),
+}
+
+
+def to_bytes(value: object) -> bytes:
+    """A dataclass, or None for the empty message, as bytes."""
+    return to_message(value).SerializeToString()
+
+
+def from_bytes(kind: type[T], data: bytes) -> T:
+    """The inverse of `to_bytes`, of what a peer has sent.
+
+    Raises:
+        ProtocolViolation: it is no such message, or not one that can be.
+    """
+    shape = _shape(kind)
+    try:
+        message = shape.message.FromString(data)
+    except DecodeError:
+        raise ProtocolViolation(f"{len(data)} bytes that are no {shape.name}") from None
+    return cast("T", shape.value(message))
+
+
+def to_message(value: object) -> Message:
+    """A dataclass as its message."""
+    return _shape(type(value)).write(value)
+
+
+def from_message(kind: type[T], message: Message) -> T:
+    """The inverse of `to_message`.
+
+    Raises:
+        ProtocolViolation: it is not one that can be.
+    """
+    return cast("T", _shape(kind).value(message))
+
+
+def message_type(kind: type) -> type[Message]:
+    """The message that a dataclass travels as."""
+    return _shape(kind).message
+
+
+def check(kind: type) -> None:
+    """Compare a dataclass, and all it holds, with the proto files.
+
+    Raises:
+        TypeError: they do not fit; the message names the field.
+    """
+    _shape(kind)
+
+
+# -- one dataclass ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Field:
+    """One field of a dataclass."""
+
+    name: str
+    to_proto: _Write
+    """The name of the message's field and what to put there, or None to leave it out."""
+    plain: _Read
+    """Of the whole message."""
+
+
+class _Shape:
+    """How one dataclass travels."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+        self.name = "Nothing" if kind is type(None) else kind.__name__
+        descriptor = _descriptor(self.name)
+        self.message: type[Message] = GetMessageClass(descriptor)
+        self._fields: tuple[_Field, ...] = ()
+        self._descriptor = descriptor
+        #: Looks at what was read, and may cut it; None where the types say all.
+        self.check: Callable[[Any], Any] | None = CHECKS.get(kind)
+
+    def compile(self) -> None:
+        """Find the fields; apart from the constructor, so that a class may hold itself."""
+        if self.kind is type(None):
+            return
+        if not is_dataclass(self.kind):
+            raise TypeError(f"{self.name} is no dataclass")
+        hints = get_type_hints(self.kind, include_extras=True)
+        compiled = []
+        left = _parts(self._descriptor)
+        for field in fields(self.kind):
+            hint = _bare(hints[field.name])
+            if _is_tag(hint):
+                continue
+            if field.name not in left:
+                raise TypeError(f"message {self.name} has no field {field.name}")
+            left.discard(field.name)
+            compiled.append(_field(self._descriptor, field.name, hint))
+        if left:
+            raise TypeError(f"dataclass {self.name} has no field {', '.join(sorted(left))}")
+        self._fields = tuple(compiled)
+
+    def write(self, value: Any) -> Message:
+        """The message of a value."""
+        given = {}
+        for field in self._fields:
+            put = field.to_proto(getattr(value, field.name))
+            if put is not None:
+                given[put[0]] = put[1]
+        return self.message(**given)
+
+    def plain(self, message: Any) -> Any:
+        """What `revive` makes a value of; the value itself where it has to be looked at on its own."""
+        if self.check is not None:
+            return self.value(message)
+        return {field.name: field.plain(message) for field in self._fields}
+
+    def value(self, message: Any) -> Any:
+        """The value of a message."""
+        if self.kind is type(None):
+            return None
+        found: Any = revive(self.kind, {field.name: field.plain(message) for field in self._fields})
+        return found if self.check is None else self.check(found)
+
+
+_shapes: dict[type, _Shape] = {}
+
+
+def _shape(kind: type) -> _Shape:
+    shape = _shapes.get(kind)
+    if shape is None:
+        shape = _Shape(kind)
+        building = dict(_shapes)
+        _shapes[kind] = shape
+        try:
+            shape.compile()
+        except BaseException:
+            for added in _shapes.keys() - building.keys():
+                del _shapes[added]
+            raise
+    return shape
+
+
+# -- one field -------------------------------------------------------------------------------------------------------
+
+
+def _field(message: Descriptor, name: str, hint: Any) -> _Field:
+    """A field of a message."""
+    union = _classes(hint)
+    if union is not None and name in message.oneofs_by_name:
+        return _oneof_field(message, name, union)
+    descriptor = message.fields_by_name.get(name)
+    if descriptor is None:
+        raise TypeError(f"message {message.name} has no field {name}")
+    where = f"{message.name}.{name}"
+    inner = _without_none(hint)
+    if inner is not None:
+        return _optional_field(descriptor, where, inner)
+    if get_origin(hint) is tuple:
+        return _repeated_field(descriptor, where, hint)
+    if _is_map(hint, descriptor):
+        return _map_field(descriptor, where, hint)
+    return _required_field(descriptor, where, hint)
+
+
+def _required_field(descriptor: FieldDescriptor, where: str, hint: Any) -> _Field:
+    name = descriptor.name
+    if descriptor.is_repeated:
+        raise TypeError(f"{where} is repeated, and the dataclass has one {hint}")
+    write, read = _single(descriptor, where, hint)
+    if descriptor.message_type is None:
+        if descriptor.has_presence:
+            raise TypeError(f"{where} may be absent, and the dataclass has no None there")
+        return _Field(name, lambda value: (name, write(value)), lambda found: read(getattr(found, name)))
+    whole = where.partition(".")[0]
+
+    def required(found: Any) -> Any:
+        if not found.HasField(name):
+            raise ProtocolViolation(f"a {whole} without its {name}")
+        return read(getattr(found, name))
+
+    return _Field(name, lambda value: (name, write(value)), required)
+
+
+def _optional_field(descriptor: FieldDescriptor, where: str, hint: Any) -> _Field:
+    name = descriptor.name
+    if not descriptor.has_presence:
+        raise TypeError(f"{where} cannot be absent: it needs `optional`")
+    write, read = _single(descriptor, where, hint)
+    return _Field(
+        name,
+        lambda value: None if value is None else (name, write(value)),
+        lambda found: read(getattr(found, name)) if found.HasField(name) else None,
+    )
+
+
+def _repeated_field(descriptor: FieldDescriptor, where: str, hint: Any) -> _Field:
+    name = descriptor.name
+    if not descriptor.is_repeated:
+        raise TypeError(f"{where} is not repeated")
+    (entry,) = {_bare(argument) for argument in get_args(hint) if argument is not Ellipsis}
+    write, read = _entry(descriptor, where, entry)
+    return _Field(
+        name,
+        lambda value: (name, [write(one) for one in value]),
+        lambda found: [read(one) for one in getattr(found, name)],
+    )
+
+
+def _map_field(descriptor: FieldDescriptor, where: str, hint: Any) -> _Field:
+    name = descriptor.name
+    key_hint, value_hint = (_bare(argument) for argument in get_args(hint))
+    entry = _message(descriptor, where).fields_by_name
+    _single(entry["key"], f"{where} (key)", key_hint)
+    write, read = _entry(entry["value"], where, value_hint)
+
+    def plain(found: Any) -> dict[Any, Any]:
+        given = getattr(found, name)
+        return {key: read(given[key]) for key in sorted(given)}
+
+    return _Field(name, lambda value: (name, {key: write(one) for key, one in value.items()}), plain)
+
+
+def _oneof_field(message: Descriptor, name: str, classes: tuple[type, ...]) -> _Field:
+    write, read = _oneof(message, name, classes)
+    return _Field(name, write, read)
+
+
+def _oneof(message: Descriptor, name: str, classes: tuple[type, ...]) -> tuple[_Write, _Read]:
+    """A union as a `oneof`: writes the name of a field and its message, reads from the whole message."""
+    members = {_message(field, name).name: field.name for field in message.oneofs_by_name[name].fields}
+    if members.keys() != {one.__name__ for one in classes}:
+        raise TypeError(f"{message.name}.{name} has {sorted(members)}, and not {sorted(c.__name__ for c in classes)}")
+    by_class = {one: (members[one.__name__], _shape(one)) for one in classes}
+    by_field = dict(by_class.values())
+
+    def write(value: Any) -> tuple[str, Message]:
+        field, shape = by_class[type(value)]
+        return field, shape.write(value)
+
+    def read(found: Any) -> Any:
+        field = found.WhichOneof(name)
+        if field is None:
+            raise ProtocolViolation(f"a {message.name} whose {name} is of a kind this version does not know")
+        return by_field[field].value(getattr(found, field))
+
+    return write, read
+
+
+def _entry(descriptor: FieldDescriptor, where: str, hint: Any) -> tuple[_Write, _Read]:
+    """An entry of a list or a map; what cannot be one by itself has a message around it."""
+    union = _classes(hint)
+    if union is not None:
+        inner = _message(descriptor, where)
+        (oneof,) = inner.oneofs
+        around = GetMessageClass(inner)
+        write_oneof, read_oneof = _oneof(inner, oneof.name, union)
+
+        def write(value: Any) -> Message:
+            field, put = write_oneof(value)
+            return around(**{field: put})
+
+        return write, read_oneof
+    if _without_none(hint) is not None or get_origin(hint) is tuple:
+        inner = _message(descriptor, where)
+        if len(inner.fields) != 1:
+            raise TypeError(f"{where} needs a message of one field around each entry")
+        around = GetMessageClass(inner)
+        wrapped = _field(inner, inner.fields[0].name, hint)
+
+        def wrap(value: Any) -> Message:
+            put = wrapped.to_proto(value)
+            return around() if put is None else around(**{put[0]: put[1]})
+
+        return wrap, wrapped.plain
+    return _single(descriptor, where, hint)
+
+
+def _single(descriptor: FieldDescriptor, where: str, hint: Any) -> tuple[_Write, _Read]:
+    """One value in one field."""
+    hint = _bare(hint)
+    if descriptor.message_type is not None and descriptor.message_type.name == _DOCUMENT:
+        return _document(where, hint)
+    if isinstance(hint, type) and is_dataclass(hint):
+        if descriptor.message_type is None or descriptor.message_type.name != hint.__name__:
+            raise TypeError(f"{where} is no {hint.__name__}")
+        shape = _shape(hint)
+        return shape.write, shape.plain
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return _enum(descriptor, where, hint)
+    scalar = str if get_origin(hint) is Literal else hint
+    if scalar not in _SCALARS or descriptor.type not in _SCALARS[scalar]:
+        raise TypeError(f"{where} is of another type than {hint} in the dataclass")
+    return _as_it_is, _as_it_is
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _enum(descriptor: FieldDescriptor, where: str, kind: type[Enum]) -> tuple[_Write, _Read]:
+    what = _words(kind.__name__)
+    if descriptor.enum_type is None:
+        if descriptor.type != FieldDescriptor.TYPE_STRING:
+            raise TypeError(f"{where} is neither an enum nor text")
+        by_word = {member.value: member for member in kind}
+
+        def from_word(word: str) -> Enum:
+            member = by_word.get(word)
+            if member is None:
+                raise ProtocolViolation(f"{what} {word!r:.40} is not known to this version")
+            return member
+
+        return _as_it_is, from_word
+    numbers = _enum_numbers(descriptor.enum_type, kind, where)
+    members = {number: member for member, number in numbers.items()}
+
+    def from_number(number: int) -> Enum:
+        member = members.get(number)
+        if member is None:
+            raise ProtocolViolation(f"{what} {number} is not known to this version")
+        return member
+
+    return numbers.__getitem__, from_number
+
+
+def _enum_numbers(descriptor: EnumDescriptor, kind: type[Enum], where: str) -> dict[Enum, int]:
+    prefix = _words(kind.__name__).replace(" ", "_").upper()
+    known = {value.name: value.number for value in descriptor.values if value.number}
+    wanted = {f"{prefix}_{member.name}": member for member in kind}
+    if known.keys() != wanted.keys():
+        raise TypeError(f"{where}: {descriptor.name} has {sorted(known)}, and not {sorted(wanted)}")
+    return {member: known[name] for name, member in wanted.items()}
+
+
+def _document(where: str, hint: Any) -> tuple[_Write, _Read]:
+    """Free-form JSON: a mapping, or text that is JSON already."""
+    document = GetMessageClass(_descriptor(_DOCUMENT))
+    is_text = hint is str
+    if not is_text and get_origin(hint) is not dict:
+        raise TypeError(f"{where} is a {_DOCUMENT}, and neither a mapping nor text in the dataclass")
+
+    def write(value: Any) -> Message:
+        text = value if is_text else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return document(version=DOCUMENT_VERSION, sha256=_digest(text), json=text)
+
+    def read(found: Any) -> Any:
+        if found.version != DOCUMENT_VERSION:
+            raise ProtocolViolation(f"{where} has version {found.version}; this process knows {DOCUMENT_VERSION}")
+        if found.sha256 != _digest(found.json):
+            raise ProtocolViolation(f"{where} was damaged: it is not what its digest says")
+        return found.json if is_text else _parsed(found.json, where)
+
+    return write, read
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise ProtocolViolation(f"{where} is no JSON") from None
+
+
+# -- types -----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _descriptor(name: str) -> Descriptor:
+    """The message called `name`.
+
+    Raises:
+        TypeError: there is none.
+    """
+    try:
+        return descriptor_pool.Default().FindMessageTypeByName(f"{PACKAGE}.{name}")
+    except KeyError:
+        raise TypeError(f"no proto file has a message {name}") from None
+
+
+def _message(field: FieldDescriptor, where: str) -> Descriptor:
+    """The message that a field holds.
+
+    Raises:
+        TypeError: it holds none.
+    """
+    if field.message_type is None:
+        raise TypeError(f"{where} is no message")
+    return field.message_type
+
+
+def _bare(hint: Any) -> Any:
+    """A type without what only mypy or pydantic look at."""
+    while True:
+        if get_origin(hint) is Annotated:
+            hint = get_args(hint)[0]
+        elif hasattr(hint, "__supertype__"):
+            hint = hint.__supertype__
+        else:
+            return hint
+
+
+def _arguments_of_union(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in {Union, types.UnionType} else ()
+
+
+def _without_none(hint: Any) -> Any:
+    """What an optional type is else; None where it is no optional type."""
+    arguments = _arguments_of_union(hint)
+    if type(None) not in arguments:
+        return None
+    left = tuple(argument for argument in arguments if argument is not type(None))
+    return _bare(left[0]) if len(left) == 1 else None
+
+
+def _classes(hint: Any) -> tuple[type, ...] | None:
+    """The dataclasses of a union; None where it is no such union."""
+    arguments = _arguments_of_union(hint)
+    return arguments if arguments and all(is_dataclass(argument) for argument in arguments) else None
+
+
+def _is_tag(hint: Any) -> bool:
+    """Whether a field says nothing but of which class its value is."""
+    return get_origin(hint) is Literal and len(get_args(hint)) == 1
+
+
+def _is_map(hint: Any, descriptor: FieldDescriptor) -> bool:
+    is_document = descriptor.message_type is not None and descriptor.message_type.name == _DOCUMENT
+    return get_origin(hint) is dict and not is_document
+
+
+def _parts(message: Descriptor) -> set[str]:
+    """The names of what a message has: its fields, and its unions."""
+    unions = {oneof.name for oneof in message.oneofs if not _is_synthetic(oneof)}
+    within = {field.name for oneof in message.oneofs if oneof.name in unions for field in oneof.fields}
+    return unions | {field.name for field in message.fields} - within
+
+
+def _is_synthetic(oneof: Any) -> bool:
+    """Whether a `oneof` is only how protobuf keeps an `optional` field."""
+    return str(oneof.name).startswith("_")
+
+
+def _words(name: str) -> str:
+    """A class's name as words.
+
+    >>> _words("ConditionKind")
+    'condition kind'
+    """
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()

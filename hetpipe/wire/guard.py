@@ -1,0 +1,255 @@
+"""Around every call of a server: who may call, how much, what is in the request, and how the call ends.
+
+The caller is held to the table (`rpc.access`) and to the limits (`rpc.limits`), the request is read, and what is raised
+becomes a status. gRPC would read the one request of a unary call by itself, on a thread that waits for as long as the
+peer likes, and would answer INTERNAL to one it cannot read. So every call is taken as one whose requests are a stream,
+which is the same on the wire, and its first message is read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from itertools import chain
+from typing import Any, cast
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from hetpipe.clock import Clock
+from hetpipe.errors import Busy, HetpipeError, PermissionDenied, ProtocolViolation, Unauthenticated
+from hetpipe.observe.log import get_logger
+from hetpipe.observe.rpc_counters import RPC_COUNTERS
+from hetpipe.values.identity import Peer
+from hetpipe.wire.access import check_claim, check_role, peer_of
+from hetpipe.wire.audit import Refusals
+from hetpipe.wire.call import Rule
+from hetpipe.wire.grpc_internals import cancel_with_status
+from hetpipe.wire.limits import Admission, Limits, Uploads, room_of
+from hetpipe.wire.status import INTERNAL_TEXT, metadata_of, status_of, text_of
+
+_log = get_logger(__name__)
+
+_Behaviour = Callable[[Any, grpc.ServicerContext], Any]
+
+
+class Guard(grpc.ServerInterceptor):
+    """The interceptor of one server. Thread-safe."""
+
+    def __init__(self, access: Mapping[str, Rule] | None, limits: Limits, *, num_threads: int, clock: Clock) -> None:
+        """Guard nothing yet.
+
+        Args:
+            access: who may call what; None without TLS, where nobody is known.
+            limits: of a peer with a certificate; of an address they follow from the number of threads.
+            num_threads: of the server.
+            clock: measures how long peers are waited for.
+        """
+        self._access = access
+        self._limits = limits
+        self._limits_of_address = limits.of_address(num_threads)
+        self._num_threads = num_threads
+        self._refusals = Refusals(clock)
+        self._clock = clock
+        self._admission = Admission()
+        #: By the name of the call and its context.
+        self._uploads: Uploads[tuple[str, grpc.ServicerContext]] = Uploads(limits)
+
+    def intercept_service(
+        self, continuation: Callable[[Any], Any], handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        """The handler of a call, with everything around it."""
+        call: str = handler_call_details.method
+        handler = continuation(handler_call_details)
+        if handler is None:
+            return grpc.stream_unary_rpc_method_handler(partial(self._unknown, call))
+        shape = ("stream" if handler.request_streaming else "unary") + (
+            "_stream" if handler.response_streaming else "_unary"
+        )
+        behaviour: _Behaviour = getattr(handler, shape)
+        if handler.response_streaming:
+            streaming = partial(self._answer_with_stream, call, handler, behaviour)
+            return grpc.stream_stream_rpc_method_handler(streaming, None, handler.response_serializer)
+        answering = partial(self._answer, call, handler, behaviour)
+        return grpc.stream_unary_rpc_method_handler(answering, None, handler.response_serializer)
+
+    def in_flight(self, context: grpc.ServicerContext, num_bytes: int) -> AbstractContextManager[None]:
+        """Count what the peer of `context` has announced, while it comes.
+
+        Raises:
+            Busy: when entered; there is too much under way.
+        """
+        name, limits = self._name_and_limits(context, self._peer(context))
+        return self._admission.bytes_in_flight(name, max(0, num_bytes), limits)
+
+    def end_overdue(self) -> None:
+        """End the calls whose peers take too long to send, and count refusals; to be called now and then."""
+        self._refusals.summarise()
+        for (call, context), error in self._uploads.overdue(now=self._clock.monotonic()):
+            self._note_refusal(call, context, error)
+            cancel_with_status(context, status_of(error), text_of(error))
+
+    # -- a call ------------------------------------------------------------------------------------------------------
+
+    def _answer(
+        self, call: str, handler: Any, behaviour: _Behaviour, messages: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Any:
+        with RPC_COUNTERS.answering(call, cast("Any", context)):
+            try:
+                peer = self._peer(context)
+                with self._counted(handler, context, peer):
+                    return behaviour(self._request(call, handler, messages, context, peer), context)
+            except Exception as error:
+                self._abort(call, context, error)
+                raise
+            finally:
+                self._uploads.end((call, context))
+
+    def _answer_with_stream(
+        self, call: str, handler: Any, behaviour: _Behaviour, messages: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[Any]:
+        with RPC_COUNTERS.answering(call, cast("Any", context)):
+            try:
+                peer = self._peer(context)
+                with self._counted(handler, context, peer):
+                    yield from behaviour(self._request(call, handler, messages, context, peer), context)
+            except Exception as error:
+                self._abort(call, context, error)
+                raise
+            finally:
+                self._uploads.end((call, context))
+
+    def _unknown(self, call: str, _messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+        sentence = f"{call[:200]!r} is no call of this server"
+        self._note(call, context, "UnknownCall", sentence)
+        self._refusals.strain(self._name_and_limits(context, self._peer(context))[0])
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, sentence)
+
+    def _counted(self, handler: Any, context: grpc.ServicerContext, peer: Peer | None) -> AbstractContextManager[None]:
+        """Count the call while it runs.
+
+        Raises:
+            Busy: the peer, or its role, has too many, or has wanted too often what it may not have.
+        """
+        name, limits = self._name_and_limits(context, peer)
+        if peer is not None and self._refusals.is_too_much(name):  # an address may be a whole cluster
+            raise Busy(f"{name} was refused too often; ask again in a second")
+        is_stream = handler.request_streaming or handler.response_streaming
+        group = ("", None) if peer is None else (peer.role, room_of(peer.role, self._num_threads))
+        return self._admission.call(name, limits, is_stream=is_stream, group=group)
+
+    def _request(
+        self, call: str, handler: Any, messages: Iterator[bytes], context: grpc.ServicerContext, peer: Peer | None
+    ) -> Any:
+        """The request, or the stream of requests, if the caller may make it.
+
+        Raises:
+            Unauthenticated, PermissionDenied: it may not.
+            ProtocolViolation: the request cannot be read.
+        """
+        if peer is None and self._access is not None:
+            peer = peer_of(context)  # which says why it is nobody
+        claim = None if peer is None else check_role(call, peer, self._access or {})
+        both_ways = handler.request_streaming and handler.response_streaming
+        messages = self._watched((call, context), messages, first_only=both_ways)
+        requests = map(partial(_read, handler.request_deserializer), messages)
+        if peer is None or claim is None:
+            return requests if handler.request_streaming else self._only(requests, (call, context))
+        if not handler.request_streaming:
+            request = self._only(requests, (call, context))
+            check_claim(call, peer, claim, request)
+            return request
+        for first in requests:
+            check_claim(call, peer, claim, first)
+            return chain((first,), requests)
+        return iter(())
+
+    def _watched(
+        self, key: tuple[str, grpc.ServicerContext], messages: Iterator[bytes], *, first_only: bool
+    ) -> Iterator[bytes]:
+        """`messages`, with the waits for them known to the uploads; two streams, once begun, may be silent for long."""
+        uploads, clock = self._uploads, self._clock
+        uploads.begin(key, now=clock.monotonic())
+        uploads.wait(key, now=clock.monotonic())
+        for message in messages:
+            uploads.arrived(key)
+            if first_only:
+                uploads.end(key)
+            yield message
+            uploads.wait(key, now=clock.monotonic())
+        uploads.arrived(key)  # the end of the stream; of the call, `_answer` tells
+
+    def _only(self, requests: Iterator[Any], key: tuple[str, grpc.ServicerContext]) -> Any:
+        """The request of a call that has one."""
+        for request in requests:
+            self._uploads.end(key)
+            return request
+        raise ProtocolViolation("the call ended before its request")
+
+    # -- who calls, and how it ends ----------------------------------------------------------------------------------
+
+    def _peer(self, context: grpc.ServicerContext) -> Peer | None:
+        """Who calls, by its certificate; None if nobody knows."""
+        if self._access is not None:
+            with suppress(Unauthenticated):
+                return peer_of(context)
+        return None
+
+    def _identity(self, context: grpc.ServicerContext) -> str:
+        """The same for the log; empty if nobody knows."""
+        return str(self._peer(context) or "")
+
+    def _name_and_limits(self, context: grpc.ServicerContext, peer: Peer | None) -> tuple[str, Limits]:
+        return (address_of(context.peer()), self._limits_of_address) if peer is None else (str(peer), self._limits)
+
+    def _note_refusal(self, call: str, context: grpc.ServicerContext, error: HetpipeError) -> None:
+        self._note(call, context, type(error).__name__, str(error))
+        if isinstance(error, PermissionDenied | Unauthenticated):
+            self._refusals.strain(self._name_and_limits(context, self._peer(context))[0])
+        RPC_COUNTERS.refused(call, reason=type(error).__name__)
+
+    def _note(self, call: str, context: grpc.ServicerContext, error: str, sentence: str) -> None:
+        who = self._name_and_limits(context, self._peer(context))[0]
+        identity = self._identity(context)
+        self._refusals.note(call, peer=context.peer(), identity=identity, error=error, sentence=sentence, who=who)
+
+    def _abort(self, call: str, context: grpc.ServicerContext, error: Exception) -> None:
+        """End the call with the status of `error`: `abort` raises. A call that has its status already is left alone."""
+        if cast("Any", context).code() is not None:  # the stubs have no `code`
+            return
+        if call.startswith("/grpc.") and not isinstance(error, HetpipeError):
+            return  # gRPC's own services end their calls by themselves
+        if isinstance(error, grpc.RpcError) or self._uploads.is_overdue((call, context)):
+            # Whoever reads from a call that is over gets this: of a client that went away, of one that sent a message
+            # over the limit, which gRPC itself refuses, or of one that was cut off, which has its line already.
+            _log.info("call_broke_off", call=call, peer=context.peer(), identity=self._identity(context))
+            return
+        if isinstance(error, HetpipeError):
+            self._note_refusal(call, context, error)
+            context.set_trailing_metadata(metadata_of(error))
+            context.abort(status_of(error), text_of(error))
+        _log.error("call_failed", call=call, peer=context.peer(), exc_info=error)
+        context.abort(grpc.StatusCode.INTERNAL, INTERNAL_TEXT)
+
+
+def address_of(peer: str) -> str:
+    """GRPC's name of a peer without its port, which another connection does not share.
+
+    >>> address_of("ipv4:127.0.0.1:4711"), address_of("ipv6:%5B::1%5D:4711"), address_of("unix:")
+    ('ipv4:127.0.0.1', 'ipv6:%5B::1%5D', 'unix:')
+    """
+    head, _, port = peer.rpartition(":")
+    return head if port.isdigit() else peer
+
+
+def _read(read: Callable[[bytes], Any] | None, data: bytes) -> Any:
+    """The request in `data`.
+
+    Raises:
+        ProtocolViolation: it is no such message.
+    """
+    try:
+        return data if read is None else read(data)
+    except DecodeError:
+        raise ProtocolViolation(f"the request, of {len(data)} bytes, is no message of this call") from None
