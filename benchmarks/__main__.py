@@ -25,6 +25,7 @@ from benchmarks import (
     records,
     recovery_shard,
     simulator,
+    start,
     wire,
 )
 from benchmarks.sizes import SMOKE, is_smoke, sized
@@ -130,6 +131,12 @@ def _recovery_shard() -> Mapping[str, Any]:
     return {}
 
 
+def _start() -> Mapping[str, Any]:
+    found = start.measure(ROUNDS)
+    _say("(l) from the command to the first minibatch of the demo's job, seconds", found)
+    return {}
+
+
 #: Each measures, prints, and returns its ratios, nested by name; none where its figures are seconds alone.
 PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "pipeline": _pipeline,
@@ -142,6 +149,7 @@ PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "policies": _policies,
     "link": _link,
     "recovery-shard": _recovery_shard,
+    "start": _start,
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hetpipe.decide.sync.records import BarrierRecord, PublishRecord, SegmentMember, SegmentRecord
 from hetpipe.decide.sync.segment import first_progress
-from hetpipe.pipeline.synchroniser import Listener
+from hetpipe.pipeline.synchroniser import SyncListener
 from hetpipe.values.ids import Clock, Incarnation, VirtualWorkerIndex, Wave
 from hetpipe.values.requests import Blocks
 from hetpipe.values.sync import DataSpec, Progress
@@ -25,9 +25,9 @@ class AloneSynchroniser:
         self._first = first
         self._num_waves = num_waves
         self._member = SegmentMember(VirtualWorkerIndex(0), Incarnation(0), 1, joined=True)
-        self.listener: Listener | None = None
+        self.listener: SyncListener | None = None
 
-    def begin(self, listener: Listener) -> None:
+    def begin(self, listener: SyncListener) -> None:
         """Publish the start and announce the end."""
         self.listener = listener
         listener.on_records(

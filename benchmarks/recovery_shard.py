@@ -1,9 +1,9 @@
 """From kill -9 of a shard of 256 MB to serving again, and what its write-ahead log costs.
 
 The shard is a process with all that `hetpipe serve parameter-server` imports and does, but for its registration: a
-coordinator would have it forget a job that it has not heard of. It is started again on its port; *serving* means that a
-pull of the newest clock is answered. Part of that is the start of a Python process with torch, so that is measured
-beside it.
+coordinator would have it forget a job that it has not heard of. It is started again on its port as the services of a
+run on this machine are, forked from a process that has imported torch; *serving* means that a pull of the newest clock
+is answered. What a process without anything to recover takes is measured beside it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from benchmarks.sizes import sized
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.decide.sync.segment import first_progress
 from hetpipe.errors import HetpipeError
+from hetpipe.forking.environment import SINGLE_THREADED
+from hetpipe.forking.fork_server import ForkServer
 from hetpipe.observe.history import NullHistory
+from hetpipe.phases import LAUNCH
 from hetpipe.runs.service import Service, ServiceSpec
 from hetpipe.server.runtime import announce_ready
 from hetpipe.server.shard.chunks import Chunks, RunMap
 from hetpipe.server.shard.job_storage import StateOptions
 from hetpipe.server.shard.main import CALL_THREADS
 from hetpipe.server.shard.server import ShardServer
-from hetpipe.storage.wal import LogOptions, WriteAheadLog
+from hetpipe.storage.wal import WalOptions, WriteAheadLog
 from hetpipe.values.addresses import split_address
 from hetpipe.values.ids import (
     Clock,
@@ -95,8 +98,9 @@ def _config(address: str, run_dir: Path) -> ShardConfig:
     )
 
 
-def serve(state: str, port: int) -> None:
-    """The shard's process, until it is killed."""
+def serve() -> None:
+    """The shard's process, until it is killed; its state and its port are its arguments."""
+    state, port = sys.argv[1], int(sys.argv[2])
     settle_memory(one_heap=False)
     shards = ShardServer(lambda _: NullHistory(), state=StateOptions(root=Path(state)))
     shards.recover()
@@ -110,6 +114,9 @@ class Bench:
     """One shard, which is killed and started again."""
 
     def __init__(self) -> None:
+        environment = {**os.environ, **SINGLE_THREADED}
+        self._environment = environment
+        self._fork_server = ForkServer(environment, programs={"shard": "benchmarks.recovery_shard:serve"})
         self._folder = Path(tempfile.mkdtemp(prefix="recovery-"))
         self._buffer = FlatBuffer(FlatLayout([(n, (s,), "float32") for n, s in _SIZES.items()]), torch.device("cpu"))
         self._runs = RunMap(_HEADERS, [slot.offset for slot in self._buffer.layout.slots])
@@ -119,6 +126,7 @@ class Bench:
     def close(self) -> None:
         """End it, and delete everything."""
         self._shard.kill()
+        self._fork_server.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def train(self) -> None:
@@ -157,9 +165,9 @@ class Bench:
         return seconds
 
     def _start(self, state: str, port: int) -> Service:
-        command = (sys.executable, "-m", "benchmarks.recovery_shard", str(self._folder / state), str(port))
+        command = (*LAUNCH, "shard", str(self._folder / state), str(port))
         spec = ServiceSpec(key="shard", title="the shard", command=command, logs=self._folder)
-        return Service(spec, environment=os.environ, on_death=lambda _: None)
+        return Service(spec, environment=self._environment, on_death=lambda _: None, starter=self._fork_server.start)
 
     def _wait_for(self, clock: int) -> None:
         """Until a pull of `clock` is answered."""
@@ -181,7 +189,7 @@ class Bench:
 def log_seconds_per_gigabyte(rounds: int, *, fsync: bool) -> list[float]:
     """What it takes to check and keep a push, without its way to the shard; behind it the log is shortened."""
     folder = Path(tempfile.mkdtemp(prefix="log-"))
-    log = WriteAheadLog(folder, identity=b"bench", options=LogOptions(max_bytes=1 << 40, fsync=fsync))
+    log = WriteAheadLog(folder, identity=b"bench", options=WalOptions(max_bytes=1 << 40, fsync=fsync))
     payload = memoryview(bytearray(os.urandom(1 << 20) * (TOTAL_BYTES >> 20)))
     seconds = []
     for _ in range(rounds + 1):
@@ -209,7 +217,3 @@ def measure(rounds: int) -> dict[str, float]:
         "write-ahead log, per GB": statistics.median(log_seconds_per_gigabyte(rounds, fsync=False)),
         "write-ahead log with fsync, per GB": statistics.median(log_seconds_per_gigabyte(rounds, fsync=True)),
     }
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]))

@@ -77,6 +77,7 @@ def train(
             end = Training(request, folder, shell, view=view, interrupts=interrupts).run()
         finally:
             view.close()
+            shell.fork_server.close()
     if end.state is JobState.FINISHED and end.result is not None:
         return end.result
     if end.interrupted:

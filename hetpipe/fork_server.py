@@ -9,6 +9,7 @@ it ended as for any other child, and it does not notice when the fork server die
 from __future__ import annotations
 
 import argparse
+import atexit
 import ctypes
 import errno
 import gc
@@ -23,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hetpipe import launch
 from hetpipe.errors import ProtocolViolation
@@ -82,7 +83,8 @@ def main() -> None:
         sys.exit(refusal)
     opened = open_descriptors() - {0, 1, 2, connection.fileno()}
     send_message(connection, {"ready": os.getpid()})
-    serve(connection, ServerState(programs=programs, start=start, now=dict(os.environ), descriptors=opened))()
+    program = serve(connection, ServerState(programs=programs, start=start, now=dict(os.environ), descriptors=opened))
+    run_to_end(program)
 
 
 def prepare(functions: Sequence[str]) -> str:
@@ -237,6 +239,30 @@ def _become(order: ForkOrder, descriptors: Sequence[int], state: ServerState) ->
     talk.sendall(DONE)
     talk.close()
     return partial(launch.run, order.program, arguments, state.programs)
+
+
+def run_to_end(program: Callable[[], None]) -> NoReturn:
+    """Run a program and end with its exit status, as the interpreter would, but without taking itself apart.
+
+    That would go through every module that the fork server has imported, in memory that is shared until then (measured:
+    0.4 s of a processor per process).
+    """
+    status: object = 0
+    try:
+        program()
+    except SystemExit as end:
+        status = end.code
+    except BaseException:  # noqa: BLE001 - the outermost frame
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    if status is not None and not isinstance(status, int):
+        sys.stderr.write(f"{status}\n")
+        status = 1
+    atexit._run_exitfuncs()  # noqa: SLF001 - the only way to them
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # whoever listened is gone
+            stream.flush()
+    os._exit((status or 0) & 0xFF)
 
 
 def _check_parent(wanted: int) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
+import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
 import structlog
 import torch
+import typer.testing
 from hypothesis import settings
 
 #: Property tests draw the same cases each time, so that a change fails by its own fault alone. `make fresh-cases` draws
@@ -26,10 +31,34 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _commands_made_once() -> Iterator[None]:
+    """To make the commands takes typer longer than most of them take, and they keep nothing of a call."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.testing, "_get_command", cache(vars(typer.testing)["_get_command"]))
+        yield
+
+
 def pytest_configure() -> None:
     """Processes that tests start hear Ctrl-C also where a shell runs the tests in the background, which ignores it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Import a share of the test modules first, each worker another one.
+
+    All workers collect everything, in the same order: where nobody has left bytecode, each would rewrite the
+    assertions of every module, which takes ten seconds of a core. So each finds there what the others have done.
+    """
+    count, own = os.environ.get("PYTEST_XDIST_WORKER_COUNT"), os.environ.get("PYTEST_XDIST_WORKER", "")
+    if count is None or len(session.config.args) != 1:
+        return
+    folder = Path(session.config.args[0]).resolve()
+    for file in sorted(folder.rglob("test_*.py"))[int(own.removeprefix("gw")) :: int(count)]:
+        with suppress(Exception, pytest.skip.Exception):  # collection tells of it
+            importlib.import_module(".".join(file.relative_to(session.config.rootpath).with_suffix("").parts))
 
 
 #: Which tests begin first: those that wait for processes, and then those that compute for long, so that no worker is

@@ -73,7 +73,7 @@ class CheckpointedShard(Protocol[W]):
         ...
 
 
-class ReportPart(Protocol):
+class ReportShardPart(Protocol):
     """Tells the clock shard of a shard's part (`wire.calls.ReportShardCheckpointRequest`)."""
 
     def __call__(self, shard: ShardIndex, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = "") -> bool:
@@ -84,7 +84,7 @@ class ReportPart(Protocol):
 class ShardCheckpoints(Generic[W]):
     """Writes one shard's parts and reports them. `follow` is for the thread that follows the log."""
 
-    def __init__(self, shard: CheckpointedShard[W], report: ReportPart, clock: TimeSource = SYSTEM_CLOCK) -> None:
+    def __init__(self, shard: CheckpointedShard[W], report: ReportShardPart, clock: TimeSource = SYSTEM_CLOCK) -> None:
         """Write what is in `shard`; `clock` paces repeated reports."""
         self._shard = shard
         self._report = report

@@ -93,7 +93,7 @@ class PartWriter:
 # -- at a barrier ------------------------------------------------------------------------------------------------------
 
 
-class ReportPart(Protocol):
+class ReportStagePart(Protocol):
     """Tell the clock shard of a stage's part; see `Synchroniser.report_checkpoint`."""
 
     def __call__(self, clock: Clock, path: Path | None, *, failure: str = "") -> bool:
@@ -126,7 +126,7 @@ class StageCheckpoints:
         writer: PartWriter,
         content: Callable[[], StageContent],
         *,
-        report: ReportPart,
+        report: ReportStagePart,
         rest: Rest,
         clock: TimeSource,
         last_checkpoint_seconds: float,

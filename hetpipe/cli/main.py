@@ -4,27 +4,41 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from hetpipe.forking.environment import SERVICE_ENVIRONMENT
-from hetpipe.forking.fork_server import own_fork_server
 from hetpipe.server import SERVICES, serve
 
 
 def main() -> None:
     """Run the command line; never returns."""
-    if starts_services(sys.argv[1:]):
-        # What takes longest is begun first: it imports torch while this process reads the job.
-        own_fork_server({**os.environ, **SERVICE_ENVIRONMENT}).begin()
-    import hetpipe.wire  # noqa: F401 - first, for what it says to gRPC's own library
+    with fork_server_for(sys.argv[1:]):
+        import hetpipe.wire  # noqa: F401 - first, for what it says to gRPC's own library
 
-    status = _run(sys.argv[1:])
+        status = _run(sys.argv[1:])
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         # The interpreter would try to flush again at its end, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)
+
+
+@contextmanager
+def fork_server_for(arguments: Sequence[str]) -> Iterator[None]:
+    """Begin with what takes longest, for a command that needs it: another process imports torch meanwhile."""
+    if not starts_services(arguments):
+        yield
+        return
+    from hetpipe.forking.environment import SERVICE_ENVIRONMENT
+    from hetpipe.forking.fork_server import own_fork_server
+
+    fork_server = own_fork_server({**os.environ, **SERVICE_ENVIRONMENT})
+    fork_server.begin()
+    try:
+        yield
+    finally:
+        fork_server.close()
 
 
 def starts_services(arguments: Sequence[str]) -> bool:

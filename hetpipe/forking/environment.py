@@ -24,8 +24,8 @@ READ_WHILE_LOADING = (
     *("TORCH*", "PYTORCH_*", "ATEN_*", "NPY_*", "NUMPY_*", "GRPC_*"),
 )
 
-#: What a fork server needs besides, to find and import its modules.
-_NEEDED = ("PATH", "HOME", "TMPDIR", "XDG_*", "VIRTUAL_ENV", "CONDA_PREFIX")
+#: What a fork server has besides: what finds and imports its modules, and hetpipe's own.
+_NEEDED = ("PATH", "HOME", "TMPDIR", "XDG_*", "VIRTUAL_ENV", "CONDA_PREFIX", "HETPIPE_*")
 
 
 def server_environment(own: Mapping[str, str]) -> dict[str, str]:

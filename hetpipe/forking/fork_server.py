@@ -98,6 +98,16 @@ class ForkServer:
         with self._lock, suppress(_Unusable):
             self._connect()
 
+    def wait_ready(self, *, timeout_seconds: float) -> bool:
+        """Whether it can fork, or has turned out to be none, within that time; True without one that was begun."""
+        # Whoever starts a process waits for it, too, and meanwhile holds the lock.
+        if not self._lock.acquire(timeout=timeout_seconds):
+            return False
+        try:
+            return self._connection is None or self._connection.has_said_something(timeout_seconds)
+        finally:
+            self._lock.release()
+
     def look_after(self) -> None:
         """Start it again if it has died meanwhile."""
         with self._lock:
@@ -191,11 +201,19 @@ class _Connection:
     def pid(self) -> int:
         return self._process.pid
 
+    def has_said_something(self, timeout_seconds: float) -> bool:
+        """Whether it is ready, has refused or has ended within that time."""
+        return self._is_ready or bool(self._poll(timeout_seconds))
+
     def is_closed(self) -> bool:
         """Whether it has ended; without a wait."""
+        return bool(self._poll(0.0) & select.POLLHUP)
+
+    def _poll(self, timeout_seconds: float) -> int:
+        """What has happened to its socket within that time; 0 for nothing."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        return any(event & select.POLLHUP for _, event in poll.poll(0))
+        return sum(event for _, event in poll.poll(timeout_seconds * 1000.0))
 
     def end(self) -> int:
         """Kill it and what it is forking; its exit status, or minus the number of a signal."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from hetpipe.link.inbox import Ends
+from hetpipe.link.frame_queue import Ends
 from hetpipe.link.policy import Link, LinkLimits
 from hetpipe.values.requests import Requester
 from hetpipe.values.run import LinkTime

@@ -33,7 +33,7 @@ import torch.distributed as dist
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import DeadlineExceeded, MalformedFrame, PeerUnreachable, PortInUse, Unavailable, UserError
 from hetpipe.link.cut import Cut
-from hetpipe.link.inbox import Ending, Ends, Inbox, closed_by, describe
+from hetpipe.link.frame_queue import Ends, FrameQueue, LinkClosure, closed_by, describe
 from hetpipe.link.policy import Frame, Link, LinkLimits
 from hetpipe.link.send_queue import SendQueue
 from hetpipe.link.wire import (
@@ -68,7 +68,7 @@ _GOODBYE_GRACE_SECONDS = 0.5
 _JOIN_SECONDS = 5.0
 
 
-class Work(Protocol):
+class PostedMessage(Protocol):
     """A posted message (`torch.distributed.Work`)."""
 
     def wait(self, timeout: timedelta) -> bool:
@@ -79,23 +79,23 @@ class Work(Protocol):
 class PairGroup(Protocol):
     """The part of `torch.distributed.ProcessGroupGloo` that links use."""
 
-    def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> Work:
+    def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> PostedMessage:
         """Post a message."""
         ...
 
-    def recv(self, tensors: list[torch.Tensor], src: int, tag: int) -> Work:
+    def recv(self, tensors: list[torch.Tensor], src: int, tag: int) -> PostedMessage:
         """Post a buffer."""
         ...
 
 
-class Connection:
+class GlooChannel:
     """One process group of two ranks that carries frames one way. Thread-safe."""
 
     def __init__(self, group: PairGroup, *, rank: int) -> None:
         self._group: PairGroup | None = group
         self._peer_rank = 1 - rank
 
-    def post_send(self, message: torch.Tensor, tag: int) -> Work:
+    def post_send(self, message: torch.Tensor, tag: int) -> PostedMessage:
         """Start sending; `message` must not change until the work is done.
 
         Raises:
@@ -111,7 +111,7 @@ class Connection:
         """
         self.post_receive(buffer, tag).wait(_FOREVER)
 
-    def post_receive(self, buffer: torch.Tensor, tag: int) -> Work:
+    def post_receive(self, buffer: torch.Tensor, tag: int) -> PostedMessage:
         """Start receiving into `buffer`, which must be at least as long as the message.
 
         Raises:
@@ -140,8 +140,8 @@ class GlooReceiver:
 
     def __init__(
         self,
-        connection: Connection,
-        inbox: Inbox,
+        connection: GlooChannel,
+        inbox: FrameQueue,
         *,
         ends: Ends,
         limits: LinkLimits,
@@ -176,7 +176,7 @@ class GlooReceiver:
                     return
         except MalformedFrame as error:
             sentence = f"{self._ends.peer} broke the format of the link: {error}"
-            self._inbox.end(Ending(sentence, orderly=False, violation=True))
+            self._inbox.end(LinkClosure(sentence, orderly=False, violation=True))
             self._connection.disconnect()
         except RuntimeError as error:
             self._inbox.end(went_away(self._ends, error))
@@ -195,7 +195,7 @@ class GlooReceiver:
 
     def _receive_tensors(self, header: FrameHeader) -> tuple[torch.Tensor | None, ...]:
         tensors: list[torch.Tensor | None] = []
-        works: list[Work] = []
+        works: list[PostedMessage] = []
         for entry in header.tensors:
             if entry is None:
                 tensors.append(None)
@@ -224,8 +224,8 @@ class GlooSender:
 
     def __init__(
         self,
-        connection: Connection,
-        inbox: Inbox,
+        connection: GlooChannel,
+        inbox: FrameQueue,
         *,
         ends: Ends,
         limits: LinkLimits,
@@ -237,7 +237,7 @@ class GlooSender:
         self._inbox = inbox
         self._ends = ends
         self._queue = SendQueue(ends=ends, limits=limits, pace=pace, clock=clock)
-        self._broken: Ending | None = None
+        self._broken: LinkClosure | None = None
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=f"link: {ends.own} sends to {ends.peer}", daemon=True)
 
@@ -299,7 +299,7 @@ class GlooSender:
                 self._settle(broken)
                 return
 
-    def _see_through(self, frame: Frame | None) -> Ending | None:
+    def _see_through(self, frame: Frame | None) -> LinkClosure | None:
         """Send one frame and wait until it is gone; returns why that cannot be."""
         outgoing = Outgoing(encode_close(), ()) if frame is None else encode(frame)
         try:
@@ -313,16 +313,16 @@ class GlooSender:
             return went_away(self._ends, error)
         return None
 
-    def _settle(self, broken: Ending | None) -> None:
+    def _settle(self, broken: LinkClosure | None) -> None:
         """Let a good-bye that is on its way on the other connection win over what looks like a crash on this one."""
         if broken is not None and self._inbox.wait_ending(_GOODBYE_GRACE_SECONDS) is None:
             self._inbox.end(broken)
 
 
-def went_away(ends: Ends, error: RuntimeError) -> Ending:
+def went_away(ends: Ends, error: RuntimeError) -> LinkClosure:
     """The ending after gloo reported an error: no way is known to mend a gloo connection."""
     text = re.sub(r"^\[[^\]]*:\d+\]\s*", "", str(error)).split(". ")[0].split("\n")[0].strip()
-    return Ending(f"{ends.peer} went away ({text[:200]})", orderly=False)
+    return LinkClosure(f"{ends.peer} went away ({text[:200]})", orderly=False)
 
 
 _RETRY_SECONDS = 0.05
@@ -337,8 +337,8 @@ class GlooLink:
 
     def __init__(
         self,
-        outgoing: Connection,
-        incoming: Connection,
+        outgoing: GlooChannel,
+        incoming: GlooChannel,
         *,
         ends: Ends,
         limits: LinkLimits,
@@ -347,7 +347,7 @@ class GlooLink:
     ) -> None:
         self._ends = ends
         self._limits = limits
-        self._inbox = Inbox(limits.incoming_frames, ends=ends, clock=clock)
+        self._inbox = FrameQueue(limits.incoming_frames, ends=ends, clock=clock)
         self._sender = GlooSender(outgoing, self._inbox, ends=ends, limits=limits, pace=pace, clock=clock)
         self._receiver = GlooReceiver(incoming, self._inbox, ends=ends, limits=limits, when_ended=self._sender.wake)
         self._closing = threading.Lock()
@@ -517,7 +517,7 @@ def connect_gloo(store: Store, cut: Cut, *, host: str, deadline_seconds: float) 
     rank = 0 if cut.own.stage < cut.neighbour.stage else 1
     # Both sides make the groups in this order, so neither waits for the other in a circle.
     forward, backward = (
-        Connection(_group(PrefixStore(way, store), rank, options, cut.ends), rank=rank)
+        GlooChannel(_group(PrefixStore(way, store), rank, options, cut.ends), rank=rank)
         for way in ("forward", "backward")
     )
     outgoing, incoming = (forward, backward) if rank == 0 else (backward, forward)

@@ -19,7 +19,7 @@ from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import HetpipeError, MalformedFrame
 from hetpipe.link.credit import Window
 from hetpipe.link.cut import Cut
-from hetpipe.link.inbox import Ending, Ends, Inbox, closed_by, describe
+from hetpipe.link.frame_queue import Ends, FrameQueue, LinkClosure, closed_by, describe
 from hetpipe.link.policy import Frame, Link, LinkLimits
 from hetpipe.link.send_queue import SendQueue
 from hetpipe.link.stream import Assembler, Credit, credit_message, messages_of
@@ -36,7 +36,7 @@ class GrpcSender:
     """Takes frames from the caller and gives their messages to the stream, as far as there is credit for them."""
 
     def __init__(
-        self, inbox: Inbox, *, credit: int, ends: Ends, limits: LinkLimits, pace: LinkTime | None, clock: Clock
+        self, inbox: FrameQueue, *, credit: int, ends: Ends, limits: LinkLimits, pace: LinkTime | None, clock: Clock
     ) -> None:
         #: The link's ending lives in the inbox: one place for both halves.
         self._inbox = inbox
@@ -158,7 +158,7 @@ class GrpcReceiver:
     def __init__(
         self,
         stream: LinkStream,
-        inbox: Inbox,
+        inbox: FrameQueue,
         sender: GrpcSender,
         *,
         ends: Ends,
@@ -185,18 +185,20 @@ class GrpcReceiver:
         try:
             ending = self._receive()
         except MalformedFrame as error:
-            ending = Ending(f"{self._ends.peer} broke the format of the link: {error}", orderly=False, violation=True)
+            ending = LinkClosure(
+                f"{self._ends.peer} broke the format of the link: {error}", orderly=False, violation=True
+            )
             self._inbox.end(ending)
             self._stream.cancel()
         except HetpipeError as error:
-            ending = Ending(f"{self._ends.peer} went away ({error})", orderly=False)
+            ending = LinkClosure(f"{self._ends.peer} went away ({error})", orderly=False)
         except RuntimeError as error:  # torch's word for no memory, among others
-            ending = Ending(f"{self._ends.own} cannot take what {self._ends.peer} sends ({error})", orderly=False)
+            ending = LinkClosure(f"{self._ends.own} cannot take what {self._ends.peer} sends ({error})", orderly=False)
             self._stream.cancel()
         self._inbox.end(ending)
         self._sender.peer_ended()
 
-    def _receive(self) -> Ending:
+    def _receive(self) -> LinkClosure:
         """Everything from the stream to the inbox; returns how it ended."""
         for message in self._stream.incoming:
             received = self._assembler.feed(message)
@@ -206,7 +208,7 @@ class GrpcReceiver:
                 self._sender.credited(received.frames)
             elif isinstance(received, CloseHeader):
                 return closed_by(self._ends.peer, other=self._ends.own)
-        return Ending(f"{self._ends.peer} went away (it ended its stream without a good-bye)", orderly=False)
+        return LinkClosure(f"{self._ends.peer} went away (it ended its stream without a good-bye)", orderly=False)
 
 
 #: Links that are not closed.
@@ -243,7 +245,7 @@ class GrpcLink:
         self._ends = ends
         self._limits = limits
         self._clock = clock
-        self._inbox = Inbox(limits.incoming_frames, ends=ends, clock=clock)
+        self._inbox = FrameQueue(limits.incoming_frames, ends=ends, clock=clock)
         credit = stream.peer.room
         self._sender = GrpcSender(self._inbox, credit=credit, ends=ends, limits=limits, pace=pace, clock=clock)
         self._receiver = GrpcReceiver(stream, self._inbox, self._sender, ends=ends, limits=limits)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hetpipe.clock import Clock
 from hetpipe.errors import DeadlineExceeded
-from hetpipe.link.inbox import Ends, describe
+from hetpipe.link.frame_queue import Ends, describe
 from hetpipe.link.policy import Frame, LinkLimits
 from hetpipe.link.wire import portable
 from hetpipe.values.run import LinkTime

@@ -18,7 +18,7 @@ _LAST_PLACES_OF_SHORT = 4
 _SHORT = frozenset({torch.float16, torch.bfloat16})
 
 
-class Comparison:
+class TensorComparison:
     """Compares tensors, and remembers whether all were equal to the bit."""
 
     def __init__(self, *, is_loose: bool = False) -> None:

@@ -31,7 +31,7 @@ from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 from hetpipe.values.run import DeviceConfig, StageEmulation
 
 #: Where a backward starts: an edge of the graph and its gradient, None for a scalar loss.
-Start = tuple[GradientEdge, Tensor | None]
+BackwardStart = tuple[GradientEdge, Tensor | None]
 
 
 class Differentiation:
@@ -42,7 +42,7 @@ class Differentiation:
 
     def run(
         self,
-        starts: Sequence[Start],
+        starts: Sequence[BackwardStart],
         leaves: Mapping[str, Tensor],
         inputs: Sequence[Tensor],
         standing: Mapping[str, Tensor],

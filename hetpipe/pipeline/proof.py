@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from hetpipe.errors import CallableError, HetpipeError
 from hetpipe.pipeline.callables import LossFunction, MapDataset, call_loss
 from hetpipe.pipeline.chain import Layer, Values, as_values, at_boundary, chain_of, has_forward
-from hetpipe.pipeline.comparison import Comparison, same
+from hetpipe.pipeline.comparison import TensorComparison, same
 from hetpipe.pipeline.compute import StageCompute
 from hetpipe.pipeline.data import Batch
 from hetpipe.pipeline.hidden_references import leaves_behind, strangers, unregistered_paths
@@ -181,7 +181,7 @@ class _Proof:
             for local, name in layer.parameters.items()
         }
         #: Comparison of what runs alike, and of what does not.
-        self._strict, self._loose = Comparison(), Comparison(is_loose=True)
+        self._strict, self._loose = TensorComparison(), TensorComparison(is_loose=True)
         self._uncut = _Uncut(_made_again(build, chain), loss, seed)
         self._check_made_alike()
         #: Layer → what it computes with that is not registered in it.
@@ -248,7 +248,7 @@ class _Proof:
     def _compare_forward(
         self,
         cut: _Cut,
-        comparison: Comparison,
+        comparison: TensorComparison,
         computed: _Computed,
         weights: Mapping[str, Tensor],
         batch: Batch,
@@ -270,7 +270,7 @@ class _Proof:
 
     def _check_values(
         self,
-        comparison: Comparison,
+        comparison: TensorComparison,
         found: Values,
         expected: Values,
         layer: Layer | None,

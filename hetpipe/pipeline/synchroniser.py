@@ -13,7 +13,7 @@ from hetpipe.values.sync import Progress
 from hetpipe.weights.flat import FlatBuffer
 
 
-class Listener(Protocol):
+class SyncListener(Protocol):
     """Hears what background threads find out. Called on their threads; must be quick and must not raise."""
 
     def on_records(self, records: Sequence[Record]) -> None:
@@ -56,7 +56,7 @@ class Synchroniser(Protocol):
         ...
 
     def fetch(self, clock: Clock, *, ahead: bool) -> None:
-        """Pull w^(clock); it arrives at `Listener.on_fetched`. `ahead`: a guess, which may come too late."""
+        """Pull w^(clock); it arrives at `SyncListener.on_fetched`. `ahead`: a guess, which may come too late."""
         ...
 
     def hold(self, switch: int) -> tuple[Clock, Clock]:

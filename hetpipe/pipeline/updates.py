@@ -23,7 +23,7 @@ from hetpipe.pipeline.clipping import clip_factor, norm_of, scaled, squared_norm
 from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
 from hetpipe.pipeline.tally import Tally
 from hetpipe.values.ids import Minibatch
-from hetpipe.weights.averaging import Gradients, GradientSum, divided
+from hetpipe.weights.averaging import GradientsByName, GradientSum, divided
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Waiting:
     """A gradient that waits for its norm."""
 
     p: Minibatch
-    gradients: Gradients
+    gradients: GradientsByName
     squares: list[float]
     """Of this stage and, once they came, all behind it."""
     is_own: bool
@@ -65,7 +65,7 @@ class Updates:
         """Whether every gradient that came in is in an update."""
         return not self._gathered.minibatches and not self._waiting
 
-    def add(self, p: Minibatch, gradients: Gradients, samples: int) -> None:
+    def add(self, p: Minibatch, gradients: GradientsByName, samples: int) -> None:
         """Take in the gradients of minibatch `p`; makes an update if it is the last of one."""
         self._gathered.add(gradients, samples)
         self._latest = p
@@ -115,7 +115,7 @@ class Updates:
         elif self._parts.identity.is_last:
             self._pass_on(waiting)
 
-    def _averaged(self) -> Gradients | None:
+    def _averaged(self) -> GradientsByName | None:
         """The gradient of the update, or None if no replica has a sample in it."""
         replicas = self._parts.replicas
         if replicas is None:
@@ -171,7 +171,7 @@ class Updates:
             minibatches = range(waiting.p, waiting.p + 1)
             raise NonFiniteUpdate.in_parameter(name, quantity="gradient", minibatches=minibatches)
 
-    def _step(self, p: Minibatch, gradients: Gradients, *, is_own: bool) -> None:
+    def _step(self, p: Minibatch, gradients: GradientsByName, *, is_own: bool) -> None:
         parts, identity = self._parts, self._parts.identity
         started = parts.clock.monotonic()
         parts.weights.step(p, gradients)

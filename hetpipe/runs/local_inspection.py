@@ -1,4 +1,4 @@
-"""The inspection of a job that runs on this machine: before any service is started, in a process of its own.
+"""The inspection of a job that runs on this machine: in a process of its own, while the run's services start.
 
 It finds every mistake that can be found without training: optimizer, schedule, imports, loss, metrics, data, model, one
 minibatch, and a model whose layers compute something else. The job is then handed in with the report, so no agent

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
-from hetpipe.errors import JobFailed
+from hetpipe.errors import HetpipeError, JobFailed
 from hetpipe.forking.environment import SERVICE_ENVIRONMENT
 from hetpipe.forking.process import Starter, spawn
 from hetpipe.observe.log import get_logger
@@ -148,6 +148,9 @@ class Supervisor:
         self._is_stopping = False
         #: Since when all services are ready and the job still waits; None while that is not so.
         self._lacking_since: float | None = None
+        #: All services are started; then `_outcome` is the coordinator's address, or why they are not.
+        self._begun = threading.Event()
+        self._outcome: str | HetpipeError = ""
         #: All services are gone, and so the thread that has started some of them may go.
         self._over = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="supervisor", daemon=True)
@@ -167,13 +170,34 @@ class Supervisor:
             ordered = sorted(self._kept.items(), key=lambda item: -item[1].rank)
             return {key: kept.service.pid for key, kept in ordered}
 
+    def begin(self) -> None:
+        """Have all services started, in a thread that lives as long as they do."""
+        self._keeper.start()
+
     def start(self) -> str:
-        """Start all services; the coordinator's address, which answers. The others register as they come up.
+        """Start all services; see `begin` and `wait_started`."""
+        self.begin()
+        return self.wait_started()
+
+    def wait_started(self) -> str:
+        """Wait until all services are started, and the coordinator is ready; its address.
+
+        The others register as they come up. That takes no longer than the coordinator may be silent.
 
         Raises:
             JobFailed, DeadlineExceeded: one cannot be started, or the coordinator ends or is silent before it is ready.
         """
-        self._keeper.start()
+        self._begun.wait()
+        if isinstance(self._outcome, HetpipeError):
+            raise self._outcome
+        return self._outcome
+
+    def _start_all(self) -> str:
+        """Start all services, as far as nobody stops them meanwhile; the coordinator's address.
+
+        Raises:
+            As `wait_started`.
+        """
         programs = self._services.programs
         coordinator = self._start(
             _Rank.COORDINATOR, "coordinator", "the coordinator", [*programs.coordinator, "--store", "memory"]
@@ -226,6 +250,7 @@ class Supervisor:
         with self._changed:
             self._is_stopping = True
             self._changed.notify_all()
+        # Nothing is started from now on.
         for rank in sorted(_Rank, reverse=True):
             group = [kept.service for kept in self._kept.values() if kept.rank is rank]
             end_services(group, grace_seconds=grace_seconds)
@@ -244,6 +269,8 @@ class Supervisor:
             starts_processes=rank is _Rank.AGENT,
         )
         with self._changed:
+            if self._is_stopping:
+                raise JobFailed(f"{title} was not started: the run has ended before")
             service = self._service(spec)
             self._kept[key] = _Kept(rank, spec, service)
         return service
@@ -289,7 +316,13 @@ class Supervisor:
         self._on_death(final)
 
     def _keep(self) -> None:
-        """Start again what is due. This thread lives as long as what it has started (`Service`)."""
+        """Start all, and again what is due. This thread lives as long as what it has started (`Service`)."""
+        try:
+            self._outcome = self._start_all()
+        except HetpipeError as error:
+            self._outcome = error
+        finally:
+            self._begun.set()
         with self._changed:
             while not self._is_stopping:
                 due = [kept for kept in self._kept.values() if kept.due is not None]

@@ -249,7 +249,6 @@ class Training:
             patience_seconds=job.patience.members.total_seconds(),
         )
         shards = count(services.num_shards, "parameter server")
-        model = self._inspect()
         self._view.say(f"starting 1 coordinator, {shards} and 1 agent on this machine{remark}")
         with Supervisor(
             services,
@@ -259,7 +258,13 @@ class Training:
             starter=self._shell.fork_server.start,
             clock=self._shell.clock,
         ) as supervisor:
-            address = supervisor.start()
+            supervisor.begin()
+            try:
+                model = self._inspect()
+            except BaseException:
+                supervisor.stop(grace_seconds=0.0)  # they know of no job
+                raise
+            address = supervisor.wait_started()
             self._note(coordinator=address, pids={**self._record.pids, **supervisor.pids})
             ending = self._follow(address, stop_now_seconds=0.0, services=supervisor, model=model)
             hasty = ending.state is JobState.STOPPED and ending.result is None
@@ -267,7 +272,7 @@ class Training:
         return ending
 
     def _inspect(self) -> ModelReport:
-        """Find the mistakes of the job before anything is started.
+        """Find the mistakes of the job, while the services start.
 
         Raises:
             HetpipeError: the job cannot be trained, or nobody could find out.
@@ -275,6 +280,11 @@ class Training:
         request, clock = self._request, self._shell.clock
         began = clock.monotonic()
         self._view.say("inspecting the job: optimizer, imports, loss, data, model, one minibatch")
+
+        while not self._shell.fork_server.wait_ready(timeout_seconds=1.0):
+            elapsed = clock.monotonic() - began
+            if elapsed >= _NOTICE_SECONDS:
+                self._view.show(Waiting(f"waiting for the import of torch ({elapsed:.0f} s)", elapsed))
 
         def on_phase(phase: str, seconds: float) -> None:
             elapsed = clock.monotonic() - began

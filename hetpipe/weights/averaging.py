@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from torch import Tensor
 
-Gradients = dict[str, Tensor | None]
+GradientsByName = dict[str, Tensor | None]
 
 
 class GradientSum:
     """Gathers the gradients of one update after the other."""
 
     def __init__(self) -> None:
-        self._sum: Gradients = {}
+        self._sum: GradientsByName = {}
         #: Whether the sum is still the first minibatch's gradient, without its weight.
         self._is_plain = True
         #: Samples and minibatches gathered since the last update.
         self.samples = 0
         self.minibatches = 0
 
-    def add(self, gradients: Gradients, samples: int) -> None:
+    def add(self, gradients: GradientsByName, samples: int) -> None:
         """Take in one minibatch's gradients (parameter name → gradient, None where it was not used)."""
         if self.minibatches == 0:
             self._sum, self._is_plain = gradients, True
@@ -39,12 +39,12 @@ class GradientSum:
         self.samples += samples
         self.minibatches += 1
 
-    def take_sum(self) -> tuple[Gradients, int]:
+    def take_sum(self) -> tuple[GradientsByName, int]:
         """Σ n_j·g_j and Σ n_j; the next update begins."""
         self._weigh()
         return self._taken(), self._taken_samples()
 
-    def take_average(self) -> Gradients:
+    def take_average(self) -> GradientsByName:
         """The gradient of the update; the next one begins."""
         is_plain, samples = self._is_plain, self._taken_samples()
         found = self._taken()
@@ -57,7 +57,7 @@ class GradientSum:
         self._sum = {name: None if g is None else g.mul(self.samples) for name, g in self._sum.items()}
         self._is_plain = False
 
-    def _taken(self) -> Gradients:
+    def _taken(self) -> GradientsByName:
         found, self._sum, self._is_plain = self._sum, {}, True
         return found
 
@@ -66,7 +66,7 @@ class GradientSum:
         return samples
 
 
-def divided(gradients: Gradients, samples: int) -> Gradients:
+def divided(gradients: GradientsByName, samples: int) -> GradientsByName:
     """`gradients`, each divided in place."""
     for gradient in gradients.values():
         if gradient is not None:

@@ -57,8 +57,8 @@ class Cell:
     point: str
     """A name of `failpoints.POINTS`, or `any` for wherever the victim is."""
     victim: str
-    """Key of a process of the cluster, `stage-0` or `stage-1` for a stage of the last virtual worker, or several keys
-    with `+` between them."""
+    """Key of a process of the cluster, `stage-0` or `stage-1` for a stage of the last virtual worker, `fork-server` for
+    that of its agent, or several keys with `+` between them."""
     deed: Deed
     provocation: Provocation = Provocation.NONE
 
@@ -125,6 +125,9 @@ ANYWHERE = (
     "coordinator+redis",
 )
 
+#: What an agent forks its stages from, alone and with one of these, which is then started by the next one.
+FORK_SERVERS = ("fork-server", "fork-server+stage-0")
+
 #: Whom a Redis that forgets everything is tried with.
 WIPED = ("redis", "coordinator+redis")
 
@@ -162,6 +165,7 @@ def _at_points() -> Iterator[Cell]:
 def _anywhere() -> Iterator[Cell]:
     for victim in ANYWHERE:
         yield from (Cell(point="any", victim=victim, deed=deed) for deed in AT_POINTS)
+    yield from (Cell(point="any", victim=victim, deed=Deed.KILL) for victim in FORK_SERVERS)
     yield from (Cell(point="any", victim=victim, deed=Deed.WIPE) for victim in WIPED)
     yield from (Cell(point="any", victim=victim, deed=Deed.LOSE_DISK) for victim in WITHOUT_DISK)
 

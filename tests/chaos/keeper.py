@@ -249,6 +249,14 @@ def state_of(pid: int) -> str:
     return next(_stat(pid), "")
 
 
+def is_fork_server(pid: int) -> bool:
+    """Whether a process is a fork server, and none that was forked from it."""
+    try:
+        return b"\0hetpipe.fork_server\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
 def parent_of(pid: int) -> int:
     """The process that has started another one; 0 when that is gone."""
     _, parent, *_ = (*_stat(pid), "", "0")

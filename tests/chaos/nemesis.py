@@ -15,7 +15,7 @@ from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.values.life_state import LifeState
 from tests.chaos.cells import Cell, Deed, Provocation
 from tests.chaos.cluster import COORDINATOR, LEASE_SECONDS, REDIS, ROOT, Cluster, Layout
-from tests.chaos.keeper import state_of
+from tests.chaos.keeper import is_fork_server, owned, parent_of, state_of
 from tests.chaos.outcome import Outcome
 from tests.chaos.sequence import SURVIVE, Play
 from tests.chaos.trial import Trial
@@ -48,6 +48,9 @@ LAST_WORKER = 1
 
 #: Names the folder by which failpoints are armed in processes that run (`remote/sitecustomize.py`).
 ARM_VARIABLE = "HETPIPE_CHAOS_ARM"
+
+#: The victim that is a child of an agent, and no service.
+FORK_SERVER = "fork-server"
 
 
 class FailpointScene:
@@ -114,7 +117,7 @@ class Nemesis:
         if cell.deed is Deed.LOSE_DISK:
             return set(self._trial.tail.members)
         hit = {LAST_WORKER} if cell.provocation in {Provocation.WORKER_DIES, Provocation.WORKER_SLOWS} else set()
-        for victim in cell.victim.split("+"):
+        for victim in set(cell.victim.split("+")) - {FORK_SERVER}:
             hit |= {LAST_WORKER} if victim.startswith("stage-") else self._trial.workers_on(victim)
         return hit
 
@@ -255,6 +258,8 @@ class Nemesis:
         return f"stage-{max(range(len(rows)), key=lambda at: rows[at].last_layer - rows[at].first_layer)}"
 
     def _pid(self, victim: str) -> int:
+        if victim == FORK_SERVER:
+            return self._fork_server()
         if not victim.startswith("stage-"):
             return self._cluster.kept[victim].life.pid
         key = (LAST_WORKER, int(victim.partition("-")[2]))
@@ -267,6 +272,20 @@ class Nemesis:
 
         self._trial.wait(is_known, timeout_seconds=REACH_SECONDS, what=f"{victim} of virtual worker {LAST_WORKER}")
         return found[key]
+
+    def _fork_server(self) -> int:
+        """That of the last virtual worker's agent, which starts another one in place of one that has died."""
+        agent = self._cluster.kept["agent-1"].life.pid
+        found: list[int] = []
+
+        def is_there() -> bool:
+            nonlocal found
+            children = [pid for pid in owned(self._cluster.owner) if parent_of(pid) == agent]
+            found = [pid for pid in children if is_fork_server(pid) and state_of(pid) != "Z"]
+            return bool(found)
+
+        self._trial.wait(is_there, timeout_seconds=REACH_SECONDS, what="fork server of agent-1")
+        return found[0]
 
     def _expect(self, victim: str, pid: int) -> None:
         """When this process dies now, it was meant to."""

@@ -25,7 +25,7 @@ from hetpipe.wire.calls import ADD_WORKER, DRAIN_WORKER, AddWorkerRequest, Drain
 from tests.chaos.cells import Cell, Deed
 from tests.chaos.cluster import COORDINATOR, Cluster
 from tests.chaos.command import Command
-from tests.chaos.keeper import owned, parent_of, state_of
+from tests.chaos.keeper import is_fork_server, owned, parent_of, state_of
 from tests.chaos.nemesis import (
     LAST_WORKER,
     LEADING,
@@ -154,7 +154,8 @@ class PairNemesis(Nemesis):
     def _stage_processes(self) -> list[int]:
         """Those of the last virtual worker's agent, oldest first; also such as nobody knows yet."""
         agent = self._cluster.kept["agent-1"].life.pid
-        return sorted(pid for pid in owned(self._cluster.owner) if parent_of(pid) == agent and state_of(pid) != "Z")
+        children = [pid for pid in owned(self._cluster.owner) if parent_of(pid) == agent and state_of(pid) != "Z"]
+        return sorted(pid for pid in children if not is_fork_server(pid))
 
     def _wait_worker(self, states: set[LifeState], seconds: float) -> None:
         """Until the last virtual worker is in one of these states."""

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 from hetpipe.api import train
+from hetpipe.cli.app import app
 from hetpipe.values.events import JobEvent, StateChanged
 from hetpipe.values.identity import Peer
 from tests.certs.cluster import AGENT, COORDINATOR, OPERATOR, SHARD, cluster
@@ -33,6 +35,12 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 def hetpipe(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     command = [str(HETPIPE), *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=90.0, check=False)
+
+
+def in_this_process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """The same of a command that only reads: a program of its own would take a second to start, and do no more."""
+    done = CliRunner().invoke(app, [*map(str, arguments)])
+    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -67,21 +75,21 @@ def test_a_run_and_everything_one_does_with_it(tmp_path: Path, monkeypatch: pyte
     assert all((run_dir / "logs" / f"{name}.log").stat().st_size for name in ("coordinator", "agent", "hetpipe"))
     assert json.loads((run_dir / "result.json").read_text()) == {"state": "finished", **result}
 
-    status = last_line(hetpipe("status", run_dir, "--json"))
+    status = last_line(in_this_process("status", run_dir, "--json"))
     assert (status["state"], status["clocks"], status["processes"]) == ("finished", result["clocks"], [])
     assert status["proof"] == result["proof"]
     assert status["speed"].items() <= result.items()
     assert "inspection-" not in (run_dir / "logs" / "agent.log").read_text(), "the model is inspected once"
     assert "model_proven" in (run_dir / "logs" / "coordinator.log").read_text()
-    assert last_line(hetpipe("check", run_dir, "--json"))["minibatches"] == result["minibatches"]
-    exported = hetpipe("export", run_dir, tmp_path / "out.safetensors")
+    assert last_line(in_this_process("check", run_dir, "--json"))["minibatches"] == result["minibatches"]
+    exported = in_this_process("export", run_dir, tmp_path / "out.safetensors")
     assert exported.returncode == 0, exported.stderr
     weights = load_file(tmp_path / "out.safetensors")
     mlp32().load_state_dict(weights)
     for name, expected in run_reference(SMALL).weights.items():
         assert torch.equal(weights[name], expected), name
 
-    finished = hetpipe("train", "--resume", run_dir, "--json")
+    finished = in_this_process("train", "--resume", run_dir, "--json")
     assert finished.returncode == 2
     assert "is finished: it trained 2 of 2 epochs" in last_line(finished)["errors"][0]
 
@@ -166,7 +174,7 @@ def test_user_code_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.Monke
     assert last_line(outcome) == {"errors": ["model: `services.model` has no `undefined`; define it there"]}
     assert "Traceback" not in outcome.stdout + outcome.stderr
     assert not list((tmp_path / "run" / "logs").glob("coordinator*")), "no service was started"
-    assert last_line(hetpipe("status", tmp_path / "run", "--json"))["state"] == "failed"
+    assert last_line(in_this_process("status", tmp_path / "run", "--json"))["state"] == "failed"
 
 
 @pytest.mark.exhaustive

@@ -101,7 +101,7 @@ def test_a_killed_neighbour_is_noticed_within_seconds() -> None:
 
 def test_a_broken_format_is_named_and_closes_the_link() -> None:
     bad = (
-        "import torch; from hetpipe.link.gloo import Connection\n"
+        "import torch; from hetpipe.link.gloo import GlooChannel\n"
         "sender = link._sender\n"
         "queue = sender._queue\nwith queue.changed: queue.changed.wait_for(lambda: not queue.frames, 60)\n"
         "link._sender._connection.post_send(torch.full((100,), 7, dtype=torch.uint8), 0).wait()\n"

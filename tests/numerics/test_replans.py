@@ -43,7 +43,7 @@ def test_the_bits_do_not_depend_on_where_layers_are(
     counts: tuple[int, ...], changes: dict[str, Any], tmp_path: Path
 ) -> None:
     """Weights, buffers and the optimizer's state go with the layers."""
-    what = Case(**{"workers": 2, "stages": 2, "wave": 2, "epochs": 8, "staleness": 0, **changes})
+    what = Case(**{"workers": 2, "stages": 2, "wave": 2, "epochs": 5, "staleness": 0, **changes})
     result = run(what, tmp_path, deaths=(drain(number=5),), replans={1: cut(1, counts)})
     changed = membership(tmp_path, 2)
     assert [len(members) for members in changed.values()] == [1, 2]

@@ -20,7 +20,7 @@ from hetpipe.pipeline.tally import Tally
 from hetpipe.pipeline.updates import Updates
 from hetpipe.values.ids import Incarnation, Minibatch, StageIndex, VirtualWorkerIndex
 from hetpipe.values.policies import WeightPolicy
-from hetpipe.weights.averaging import Gradients
+from hetpipe.weights.averaging import GradientsByName
 from tests.support.fake_clock import FakeClock
 from tests.support.link_contract import in_thread
 from tests.support.replicas import InProcessReplicas, ReplicaMeeting
@@ -77,7 +77,7 @@ class Stage:
     ) -> None:
         #: (p, gradients) of each step; p of each line of the history and of each call; norms the tally heard.
         self.steps: list[tuple[int, Numbers]] = []
-        self.tensors: list[Gradients] = []
+        self.tensors: list[GradientsByName] = []
         self.written: list[dict[str, int]] = []
         self.made: list[int] = []
         self.computed: list[tuple[Activity, int, float]] = []
@@ -101,7 +101,7 @@ class Stage:
         )
         self.updates = Updates(cast("StageParts", parts), cast("Tally", self.tally), self.made.append, start)
 
-    def step(self, p: int, gradients: Gradients) -> None:
+    def step(self, p: int, gradients: GradientsByName) -> None:
         assert self.updates.through < p, "not made yet"
         self.tensors.append(gradients)
         self.steps.append((p, {name: None if g is None else g.tolist() for name, g in gradients.items()}))
@@ -198,7 +198,7 @@ def test_by_stage_nobody_is_asked() -> None:
 
 def test_a_gradient_that_is_small_enough_is_not_touched() -> None:
     stage = Stage(clipping=GLOBALLY)
-    gradients: Gradients = {"first": torch.tensor([0.25, 0.5]), "second": None}
+    gradients: GradientsByName = {"first": torch.tensor([0.25, 0.5]), "second": None}
     stage.updates.add(Minibatch(1), gradients, 1)
     assert stage.tensors[0]["first"] is gradients["first"]
     assert stage.norm == math.sqrt(0.25**2 + 0.5**2)

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from typer.testing import CliRunner
 
 from hetpipe.checkpoint.manifest import newest_checkpoint, read_manifest
+from hetpipe.cli.app import app
 from hetpipe.clock import SYSTEM_CLOCK
 from tests.polling import wait_until
 
@@ -84,9 +86,8 @@ class Train:
         return Path(self._stderr.name).read_text()
 
     def status(self) -> dict[str, Any]:
-        """`hetpipe status --json` of this run."""
-        command = [str(HETPIPE), "status", str(self.run_dir), "--json"]
-        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+        """`hetpipe status --json` of this run, asked in this process: a program takes half a second to start."""
+        found = CliRunner().invoke(app, ["status", str(self.run_dir), "--json"])
         status: dict[str, Any] = json.loads(found.stdout.strip().splitlines()[-1])
         return status
 

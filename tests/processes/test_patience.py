@@ -18,15 +18,14 @@ pytestmark = [pytest.mark.processes, pytest.mark.exhaustive, pytest.mark.timeout
 PATIENCE_SECONDS = 5
 
 
-def inspections() -> list[int]:
-    """The processes that import the held model, by their command lines."""
+def inspections(folder: Path) -> list[int]:
+    """The processes that import the held model for runs in a folder, by their command lines and their parents'."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if b"hetpipe.server.agent.inspect_process" in path.read_bytes() and os.environ["HELD_UNTIL"].encode() in (
-                path.with_name("environ").read_bytes()
-            ):
-                found.append(int(path.parent.name))
+            pid = int(path.parent.name)
+            if b"hetpipe.server.agent.inspect_process" in path.read_bytes() and str(folder) in ancestors(pid):
+                found.append(pid)
         except OSError:
             continue
     return found
@@ -42,7 +41,7 @@ def test_a_slow_child_is_waited_for_and_a_silent_one_is_given_up(
 
     (tmp_path / "other").mkdir()
     slow, silent = Train(tmp_path, job), Train(tmp_path / "other", job)
-    wait_until(lambda: len(inspections()) == 2, timeout_seconds=60.0, what="two inspections")
+    wait_until(lambda: len(inspections(tmp_path)) == 2, timeout_seconds=60.0, what="two inspections")
     told = re.compile(r"importing the user's code and building model and data \((\d+) s\)")
 
     def waited() -> list[int]:
@@ -50,7 +49,7 @@ def test_a_slow_child_is_waited_for_and_a_silent_one_is_given_up(
 
     wait_until(lambda: bool(waited()) and waited()[-1] > 2 * PATIENCE_SECONDS, timeout_seconds=60.0, what="a long wait")
     assert slow.process.poll() is None, slow.stderr()
-    (mute,) = [pid for pid in inspections() if str(silent.run_dir) in ancestors(pid)]
+    (mute,) = [pid for pid in inspections(tmp_path) if str(silent.run_dir) in ancestors(pid)]
     os.kill(mute, signal.SIGSTOP)
     given_up = silent.finish()
     assert given_up.returncode == 1, "2 is for bad input"

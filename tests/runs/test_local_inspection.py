@@ -112,27 +112,44 @@ def test_one_that_is_silent_for_its_patience_is_given_up_and_ended(tmp_path: Pat
     assert ends(pids[0])
 
 
+def silent_services(folder: Path) -> Programs:
+    """Each leaves its process id behind, and is never ready."""
+    note = f"import os, signal; open({str(folder / 'pid')!r}, 'w').write(f'{{os.getpid()}}\\n'); signal.pause()"
+    mark = (sys.executable, "-S", "-E", "-c", note)
+    return Programs(coordinator=mark, parameter_server=mark, agent=mark)
+
+
 def trained(
     folder: Path, body: str, view: RecordingView, *, clock: FakeClock | None = None
 ) -> tuple[RunEnd, RunFolder]:
-    """A local run whose services would leave a file behind."""
-    mark = (sys.executable, "-S", "-E", "-c", f"open({str(folder / 'started')!r}, 'w')")
-    programs = Programs(coordinator=mark, parameter_server=mark, agent=mark)
-    shell = replace(shell_of(folder, body), programs=programs, clock=clock or FakeClock())
+    """A local run whose coordinator leaves its process id behind, and is never ready."""
+    shell = replace(shell_of(folder, body), programs=silent_services(folder), clock=clock or FakeClock())
     run = RunFolder.create(folder / "run", name="small", clock=FakeClock())
     request = RunRequest(job=small_job(), import_path=folder)
     with Interrupts([]) as interrupts:
         return Training(request, run, shell, view=view, interrupts=interrupts).run(), run
 
 
-def test_a_mistake_ends_the_run_before_any_service_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+#: The inspection waits for the first line of the coordinator: they are under way at the same time, or for ever.
+WHEN_A_SERVICE_RUNS = """
+import time
+note = os.path.join(order["import_path"], "pid")
+while not (os.path.exists(note) and open(note).read().endswith(chr(10))):
+    time.sleep(0.01)
+"""
+
+
+def test_services_start_while_the_model_is_inspected_and_a_mistake_ends_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     view = RecordingView()
-    end, run = trained(tmp_path, REFUSES, view)
+    end, run = trained(tmp_path, WHEN_A_SERVICE_RUNS + REFUSES, view)
     assert (end.state, end.error, end.exit_status) == (JobState.FAILED, "CallableError", ExitStatus.USAGE)
     assert end.sentences == ("model: there is no module `nope`",)
     assert view.remarks[-1] == "inspecting the job: optimizer, imports, loss, data, model, one minibatch"
-    assert not (tmp_path / "started").exists()
+    assert ends(int((tmp_path / "pid").read_text()), timeout_seconds=0.0), "nothing is left when the command ends"
+    assert run.read_record().job_id == "", "nobody was told of the job"
     written = run.read_result()
     assert written is not None
     assert (written.state, written.errors) == ("failed", end.sentences)
@@ -169,6 +186,7 @@ def test_ctrl_c_during_the_inspection_ends_it_and_starts_nothing(tmp_path: Path)
 
     pids: list[int] = []
     shell = replace(shell_of(tmp_path, "phase(str(os.getpid()), 6.0)\nsys.stdin.read()\n"), clock=Slow())
+    shell = replace(shell, programs=silent_services(tmp_path))
     run = RunFolder.create(tmp_path / "run", name="small", clock=FakeClock())
     with Interrupts([]) as interrupts:
         request = RunRequest(job=small_job(), import_path=tmp_path)

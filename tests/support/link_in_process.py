@@ -14,7 +14,7 @@ import torch
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import DeadlineExceeded
-from hetpipe.link.inbox import Ends, Inbox, closed_by, describe
+from hetpipe.link.frame_queue import Ends, FrameQueue, closed_by, describe
 from hetpipe.link.policy import Frame, Link, LinkLimits
 from hetpipe.link.wire import portable
 
@@ -22,7 +22,9 @@ from hetpipe.link.wire import portable
 class InProcessLink:
     """One end of a pair; see `Link` for the guarantees. `send` copies in the calling thread."""
 
-    def __init__(self, ends: Ends, *, inbox: Inbox, peer_inbox: Inbox, limits: LinkLimits, clock: Clock) -> None:
+    def __init__(
+        self, ends: Ends, *, inbox: FrameQueue, peer_inbox: FrameQueue, limits: LinkLimits, clock: Clock
+    ) -> None:
         self._ends = ends
         self._inbox = inbox
         self._peer_inbox = peer_inbox
@@ -92,7 +94,7 @@ def in_process_pair(
     a, b = Ends(own=name_a, peer=name_b), Ends(own=name_b, peer=name_a)
     # Nothing is "under way" here, so one queue has the room of both the sender's and the receiver's.
     capacity = limits.outgoing_frames + limits.incoming_frames
-    to_a, to_b = Inbox(capacity, ends=a, clock=clock), Inbox(capacity, ends=b, clock=clock)
+    to_a, to_b = FrameQueue(capacity, ends=a, clock=clock), FrameQueue(capacity, ends=b, clock=clock)
     return (
         InProcessLink(a, inbox=to_a, peer_inbox=to_b, limits=limits, clock=clock),
         InProcessLink(b, inbox=to_b, peer_inbox=to_a, limits=limits, clock=clock),

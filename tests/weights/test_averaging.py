@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hetpipe.weights.averaging import Gradients, GradientSum, divided
+from hetpipe.weights.averaging import GradientsByName, GradientSum, divided
 
 
 def draw(seed: int, *, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
@@ -27,7 +27,7 @@ def tensor(*values: float) -> Tensor:
     return torch.tensor(values)
 
 
-def assert_same(found: Gradients, expected: Gradients) -> None:
+def assert_same(found: GradientsByName, expected: GradientsByName) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         got = found[name]
@@ -55,13 +55,13 @@ def test_the_average_of_a_wave_with_ragged_minibatches(samples: tuple[int, ...],
 
 def test_a_minibatch_alone_keeps_its_gradient() -> None:
     """The very tensors: multiplied by n and divided by n again they might be rounded."""
-    gradients: Gradients = {**draw(1), "unused": None}
+    gradients: GradientsByName = {**draw(1), "unused": None}
     average = gathered((gradients, 3)).take_average()
     assert all(average[name] is gradient for name, gradient in gradients.items())
 
 
 def test_the_sum_is_weighted_even_of_one_minibatch() -> None:
-    gradients: Gradients = {**draw(1), "unused": None}
+    gradients: GradientsByName = {**draw(1), "unused": None}
     total, samples = gathered((gradients, 3)).take_sum()
     expected = {name: None if g is None else g * 3 for name, g in gradients.items()}
     assert_same(total, expected)
@@ -81,7 +81,7 @@ def test_nothing_gathered_is_nothing_to_add() -> None:
 
 @pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 2), ()])
 def test_a_parameter_counts_as_zero_where_it_was_not_used(used: tuple[int, ...]) -> None:
-    minibatches: list[tuple[Gradients, int]] = [
+    minibatches: list[tuple[GradientsByName, int]] = [
         ({"w": tensor(1.0), "b": tensor(8.0) if j in used else None}, n) for j, n in enumerate((2, 1, 1))
     ]
     average = gathered(*minibatches).take_average()
@@ -93,7 +93,7 @@ def test_what_was_given_is_never_written() -> None:
     """Autograd may hand out one tensor for two parameters, or one that is broadcast."""
     shared, broadcast = tensor(1.0, 2.0), tensor(4.0).expand(2)
     late = tensor(16.0, 16.0)
-    minibatches: list[tuple[Gradients, int]] = [
+    minibatches: list[tuple[GradientsByName, int]] = [
         ({"a": shared, "b": shared, "c": broadcast, "d": None}, 2),
         ({"a": shared, "b": shared, "c": broadcast, "d": late}, 2),
         ({"a": shared, "b": shared, "c": broadcast, "d": late}, 4),
@@ -126,6 +126,6 @@ def test_a_first_minibatch_of_the_next_update_leaves_the_last_average_alone() ->
 
 
 def test_divided_in_place() -> None:
-    gradients: Gradients = {"w": tensor(6.0), "unused": None}
+    gradients: GradientsByName = {"w": tensor(6.0), "unused": None}
     assert_same(divided(gradients, 3), {"w": tensor(2.0), "unused": None})
     assert_same(gradients, {"w": tensor(2.0), "unused": None})

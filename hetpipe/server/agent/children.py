@@ -160,6 +160,8 @@ class Children:
         self._inspections: dict[JobId, Child] = {}
         #: Ends of links that are measured.
         self._ends: dict[StageKey, Child] = {}
+        #: When these were asked for, in monotonic seconds.
+        self._asked: dict[StageKey, float] = {}
         #: What those told when they got ready, as long as they are at work.
         self._ready: dict[StageKey, StageNews] = {}
         #: The newest conditions of live stages, as far as they have told any.
@@ -339,6 +341,7 @@ class Children:
             self._forget_certificate(key)
             with self._lock:
                 child = self._stages.pop(key, None)
+                self._asked.pop(key, None)
                 self._ready.pop(key, None)
                 self._conditions.pop(key, None)
                 self._exited["stage", _outcome(exit_code)] += 1
@@ -369,6 +372,8 @@ class Children:
         with self._lock:
             if isinstance(news.report, StageReady):
                 self._ready[news.key] = news
+                seconds = self._clock.monotonic() - self._asked.get(news.key, self._clock.monotonic())
+                _log.info("stage_ready", stage=str(news.key), pid=news.report.pid, seconds=round(seconds, 3))
             elif isinstance(news.report, StageConditions):
                 self._conditions[news.key] = news
             elif isinstance(news.report, StageDone | StageFailed):
@@ -450,6 +455,8 @@ class Children:
     ) -> None:
         # Under the lock, so that a child that ends at once finds itself in the table.
         with self._lock:
+            if isinstance(key, StageKey):
+                self._asked[key] = self._clock.monotonic()
             child = Child(spec, listener, starter=self._programs.starter)
             table[key] = child
             self._started[kind] += 1

@@ -105,7 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
     tls = open_tls(options, options.host)
-    fork_server = own_fork_server({**os.environ, **SINGLE_THREADED})
+    # What it forks is nobody, or who its own certificate says; never the agent.
+    inherited = {name: value for name, value in os.environ.items() if name != TLS_VARIABLE}
+    fork_server = own_fork_server({**inherited, **SINGLE_THREADED})
     fork_server.begin()
     node = own_name(options, tls, Role.AGENT, option="--node", given=options.node or "") or socket.gethostname()
     if "/" in node:

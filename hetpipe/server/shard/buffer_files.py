@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from hetpipe.errors import ProtocolViolation, StateLost
-from hetpipe.storage.wal import NewRecord, read_snapshot, write_record
+from hetpipe.storage.wal import NewLogRecord, read_snapshot, write_record
 from hetpipe.values import wire
 from hetpipe.values.ids import Clock
 from hetpipe.values.requests import BuffersHeader
@@ -45,7 +45,7 @@ class BufferFiles:
         requester = sender.header.requester
         name = f"{_prefix(sender.header.clock)}vw-{requester.vw}-stage-{requester.stage}"
         temporary = self._folder / f"{name}.tmp"
-        record = NewRecord(sender.header.clock, 0, wire.to_json(Sender, sender).encode(), [buffer.memory()])
+        record = NewLogRecord(sender.header.clock, 0, wire.to_json(Sender, sender).encode(), [buffer.memory()])
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)

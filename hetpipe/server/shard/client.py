@@ -1,7 +1,7 @@
 """A stage's side of the shards: pushes and pulls in the background, so that they overlap with compute.
 
 One thread pushes waves in order and reports them staged; one fetches published weights ahead; one follows the decision
-log. What they find out reaches the stage through the `Listener`, on their threads.
+log. What they find out reaches the stage through the `SyncListener`, on their threads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hetpipe.errors import (
     WaveOutOfOrder,
 )
 from hetpipe.observe.timeline import Activity, TimelineWriter
-from hetpipe.pipeline.synchroniser import Listener
+from hetpipe.pipeline.synchroniser import SyncListener
 from hetpipe.server.shard.buffer_exchange import buffers_layout, run_map
 from hetpipe.server.shard.chunks import ChunkReceiver, Chunks, RunMap
 from hetpipe.values.ids import Clock, ShardIndex, Wave
@@ -95,7 +95,7 @@ class ShardClient:
         *,
         shards: Sequence[Calls],
         clock_shard: Calls,
-        listener: Listener,
+        listener: SyncListener,
         clock: TimeSource,
         timeline: TimelineWriter,
     ) -> None:
@@ -144,7 +144,7 @@ class ShardClient:
         self._submit(self._pusher, lambda: self._push_and_report(wave, update, blocks, segment))
 
     def fetch(self, clock: Clock, *, ahead: bool) -> None:
-        """Pull w^(clock) into host memory in the background; it arrives at `Listener.on_fetched`."""
+        """Pull w^(clock) into host memory in the background; it arrives at `SyncListener.on_fetched`."""
 
         def pull() -> None:
             try:

@@ -20,8 +20,8 @@ from hetpipe.server.shard.decision_events import (
     Acknowledged,
     Admitted,
     BarrierRequested,
+    DecisionEvent,
     Drained,
-    Event,
     Evicted,
     Held,
     Initialized,
@@ -77,7 +77,7 @@ class ClockShard:
         self._newest_checkpoint = newest_checkpoint or (lambda: config.progress.clock)
         #: The latest events of each stage that change nothing when they come again, as they do from those who wait for
         #: others.
-        self._known: dict[tuple[type[Event], VirtualWorkerIndex, StageIndex], Event] = {}
+        self._known: dict[tuple[type[DecisionEvent], VirtualWorkerIndex, StageIndex], DecisionEvent] = {}
         #: Where stages await others.
         self._addresses: dict[tuple[VirtualWorkerIndex, StageIndex], Address] = {}
         #: What a coordinator that has never heard of the job is told of it.
@@ -297,7 +297,7 @@ class ClockShard:
     def _last_switch(self, vw: VirtualWorkerIndex) -> int | None:
         return self._log.members[vw].last_switch if vw in self._log.members else None
 
-    def _decide(self, event: Event) -> None:
+    def _decide(self, event: DecisionEvent) -> None:
         """Take an event under the bell: keep it, write its history, and ring."""
         records = event.tell(self._log)
         publishes = any(isinstance(record, PublishRecord) for record in records)
@@ -314,7 +314,7 @@ class ClockShard:
                 self.news.notify_all()
         self._consider_snapshot(at_barrier=any(isinstance(record, SegmentRecord) for record in records))
 
-    def _play(self, event: Event) -> None:
+    def _play(self, event: DecisionEvent) -> None:
         """Take an event that an earlier process kept."""
         try:
             records = event.tell(self._log)
@@ -323,7 +323,7 @@ class ClockShard:
         self._note(event)
         self._remember(records)
 
-    def _keep(self, event: Event) -> None:
+    def _keep(self, event: DecisionEvent) -> None:
         if self._journal is None:
             return
         if isinstance(event, Joined | Initialized):
@@ -338,7 +338,7 @@ class ClockShard:
             state = ClockState(self._log.state(), tuple(self._addresses.values()), self._run)
             self._journal.snapshot(state, num_records=self._log.num_records, history=self._history.position())
 
-    def _note(self, event: Event) -> None:
+    def _note(self, event: DecisionEvent) -> None:
         """Remember what of an event the log does not."""
         if isinstance(event, RunKept):
             self._run = event.run

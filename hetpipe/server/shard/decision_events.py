@@ -158,4 +158,6 @@ class RunKept:
         return ()
 
 
-Event = Joined | Initialized | Staged | Held | BarrierRequested | Evicted | Drained | Admitted | Acknowledged | RunKept
+DecisionEvent = (
+    Joined | Initialized | Staged | Held | BarrierRequested | Evicted | Drained | Admitted | Acknowledged | RunKept
+)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hetpipe.decide.sync.decision_log import LogState
-from hetpipe.server.shard.decision_events import Event, RunKept
+from hetpipe.server.shard.decision_events import DecisionEvent, RunKept
 from hetpipe.storage.wal import RecoveredLog, SnapshottedLog
 from hetpipe.values import wire
 from hetpipe.values.ids import Incarnation, StageIndex, VirtualWorkerIndex
@@ -51,7 +51,7 @@ class RecoveredDecisions:
 
     state: ClockState | None
     """In which to begin; None: a fresh one."""
-    events: tuple[Event, ...]
+    events: tuple[DecisionEvent, ...]
     history: int
     """Position in the history from which on lines may be repeated."""
 
@@ -69,9 +69,9 @@ def recovered_decisions(found: RecoveredLog) -> RecoveredDecisions:
     return RecoveredDecisions(wire.from_json(ClockState, header.content), events, header.history)
 
 
-def _events(found: RecoveredLog) -> Iterator[Event]:
+def _events(found: RecoveredLog) -> Iterator[DecisionEvent]:
     for record in found.records:
-        event: Event = wire.from_json(Event, record.header)
+        event: DecisionEvent = wire.from_json(DecisionEvent, record.header)
         yield event
 
 
@@ -84,12 +84,12 @@ class Journal:
         #: earlier process left is one, or a log whose process is killed again and again would never be short again.
         self._first_bytes = 0
 
-    def keep(self, event: Event) -> None:
+    def keep(self, event: DecisionEvent) -> None:
         """Have an event on the disk, as far as that can be had, before this returns."""
         if isinstance(event, RunKept):  # what a job file says may be infinite
-            self._storage.append(wire.to_json(Event, event).encode())
+            self._storage.append(wire.to_json(DecisionEvent, event).encode())
         else:
-            self._storage.append(wire.to_bytes(Event, event))
+            self._storage.append(wire.to_bytes(DecisionEvent, event))
 
     def wants_snapshot(self, *, at_barrier: bool) -> bool:
         """Whether it is time for one. After the disk failed nothing else makes the log whole again."""

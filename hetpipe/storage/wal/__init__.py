@@ -5,8 +5,8 @@ fsync policy, recovered in order. What a record means is known to its owner alon
 disk, its guarantees and recovery are in `docs/semantics/storage.md`.
 """
 
-from hetpipe.storage.wal.log import LogOptions, WriteAheadLog
-from hetpipe.storage.wal.record import SYSTEM_DISK, DiskIO, Extent, NewRecord, Record, write_record
+from hetpipe.storage.wal.log import WalOptions, WriteAheadLog
+from hetpipe.storage.wal.record import SYSTEM_DISK, DiskIO, Extent, LogRecord, NewLogRecord, write_record
 from hetpipe.storage.wal.segments import LogContents, TornTail, read_log
 from hetpipe.storage.wal.snapshot import read_snapshot, write_snapshot
 from hetpipe.storage.wal.snapshotted_log import (
@@ -23,15 +23,15 @@ __all__ = [
     "DiskIO",
     "Extent",
     "LogContents",
-    "LogOptions",
-    "NewRecord",
-    "Record",
+    "LogRecord",
+    "NewLogRecord",
     "RecoveredLog",
     "Snapshot",
     "SnapshotHeader",
     "SnapshottedLog",
     "StorageOptions",
     "TornTail",
+    "WalOptions",
     "WriteAheadLog",
     "read_log",
     "read_snapshot",

@@ -22,7 +22,7 @@ import structlog
 from hetpipe.checksum import Bytes
 from hetpipe.durable import make_dir, sync_dir
 from hetpipe.errors import DurabilityLost, Unavailable
-from hetpipe.storage.wal.record import SYSTEM_DISK, DiskIO, NewRecord, write_record
+from hetpipe.storage.wal.record import SYSTEM_DISK, DiskIO, NewLogRecord, write_record
 from hetpipe.storage.wal.segments import first_lsn, segment_path, segment_paths
 
 log = structlog.get_logger(__name__)
@@ -32,7 +32,7 @@ _SEGMENT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogOptions:
+class WalOptions:
     """Size and fsync policy of a log."""
 
     max_bytes: int = 1 << 62
@@ -69,7 +69,7 @@ class WriteAheadLog:
         folder: Path,
         *,
         identity: bytes,
-        options: LogOptions,
+        options: WalOptions,
         next_lsn: int = 0,
         disk: DiskIO = SYSTEM_DISK,
         on_alarm: Callable[[DurabilityLost | None], None] = _ignore_alarm,
@@ -88,7 +88,7 @@ class WriteAheadLog:
         self._on_alarm = on_alarm
         self._identity = identity
         self._options = options
-        #: See `LogOptions`; may be changed.
+        #: See `WalOptions`; may be changed.
         self.max_bytes = options.max_bytes
         self._disk = disk
         #: Guards what follows; held while a record is written.
@@ -130,7 +130,7 @@ class WriteAheadLog:
                 return None
             segment = self._segment
             lsn = self._next
-            record = NewRecord(lsn, self._durable_below, header, payload, sums)
+            record = NewLogRecord(lsn, self._durable_below, header, payload, sums)
             try:
                 num_bytes = write_record(segment.descriptor, record, disk=self._disk)
             except OSError as error:
@@ -266,7 +266,7 @@ class WriteAheadLog:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         segment = _Segment(self._next, descriptor)
         try:
-            opening = NewRecord(self._next, self._durable_below, self._identity)
+            opening = NewLogRecord(self._next, self._durable_below, self._identity)
             num_bytes = write_record(descriptor, opening, disk=self._disk)
             if self._options.fsync:
                 self._sync_segment(segment)

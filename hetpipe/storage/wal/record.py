@@ -102,7 +102,7 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class LogRecord:
     """A whole record of a file."""
 
     lsn: int
@@ -119,8 +119,8 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class NewRecord:
-    """A record that is to be written; the fields are those of `Record`."""
+class NewLogRecord:
+    """A record that is to be written; the fields are those of `LogRecord`."""
 
     lsn: int
     durable_below: int
@@ -130,7 +130,7 @@ class NewRecord:
     """Checksums of the payload where they are known; None: to be computed."""
 
 
-def write_record(descriptor: int, record: NewRecord, *, disk: DiskIO = SYSTEM_DISK) -> int:
+def write_record(descriptor: int, record: NewLogRecord, *, disk: DiskIO = SYSTEM_DISK) -> int:
     """Append a record; its size.
 
     Args:
@@ -160,7 +160,7 @@ def write_record(descriptor: int, record: NewRecord, *, disk: DiskIO = SYSTEM_DI
     return total
 
 
-def read_record(descriptor: int, path: Path, offset: int) -> Record | None:
+def read_record(descriptor: int, path: Path, offset: int) -> LogRecord | None:
     """The record at `offset` of a file, if there is a whole one.
 
     Raises:
@@ -198,7 +198,7 @@ def is_known_durable(descriptor: int, path: Path, offset: int, lsn: int) -> bool
     return False
 
 
-def _read_head(descriptor: int, path: Path, offset: int, size: int) -> Record | None:
+def _read_head(descriptor: int, path: Path, offset: int, size: int) -> LogRecord | None:
     """The record at `offset`, without a look at its payload."""
     fixed = os.pread(descriptor, _FIXED_BYTES, offset)
     if len(fixed) < _FIXED_BYTES:
@@ -214,7 +214,7 @@ def _read_head(descriptor: int, path: Path, offset: int, size: int) -> Record | 
     if len(small) != sums_bytes + header_bytes or zlib.crc32(small, zlib.crc32(fixed[: _HEAD.size])) != crc:
         return None
     sums = tuple(small[first : first + SUM_BYTES] for first in range(0, sums_bytes, SUM_BYTES))
-    return Record(lsn, durable_below, small[sums_bytes:], Extent(path, payload, payload_bytes, sums))
+    return LogRecord(lsn, durable_below, small[sums_bytes:], Extent(path, payload, payload_bytes, sums))
 
 
 def _check_version(magic: bytes, path: Path) -> None:

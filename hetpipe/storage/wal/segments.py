@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetpipe.errors import StateLost
-from hetpipe.storage.wal.record import Record, is_known_durable, read_record
+from hetpipe.storage.wal.record import LogRecord, is_known_durable, read_record
 
 _SUFFIX = ".log"
 
@@ -34,7 +34,7 @@ class TornTail:
 class LogContents:
     """The records of a log."""
 
-    records: tuple[Record, ...]
+    records: tuple[LogRecord, ...]
     torn: tuple[TornTail, ...]
     next_lsn: int
 
@@ -50,7 +50,7 @@ def read_log(folder: Path, *, identity: bytes, since: int) -> LogContents:
     Raises:
         StateLost: a record is missing or damaged though there are later ones, the log is another's, or cannot be read.
     """
-    records: list[Record] = []
+    records: list[LogRecord] = []
     torn: list[TornTail] = []
     firsts = sorted(map(first_lsn, segment_paths(folder)))
     needed = [first for first, following in zip(firsts, [*firsts[1:], since + 1], strict=False) if following > since]
@@ -70,8 +70,8 @@ def read_log(folder: Path, *, identity: bytes, since: int) -> LogContents:
     return LogContents(tuple(records), tuple(torn), expected)
 
 
-def _read_segment(path: Path, first: int) -> tuple[list[Record], TornTail | None]:
-    records: list[Record] = []
+def _read_segment(path: Path, first: int) -> tuple[list[LogRecord], TornTail | None]:
+    records: list[LogRecord] = []
     offset = 0
     try:
         descriptor = os.open(path, os.O_RDONLY)

@@ -10,7 +10,7 @@ from hetpipe.checksum import Bytes
 from hetpipe.durable import replacing
 from hetpipe.errors import StateLost
 from hetpipe.failpoints import reach
-from hetpipe.storage.wal.record import SYSTEM_DISK, DiskIO, NewRecord, Record, read_record, write_record
+from hetpipe.storage.wal.record import SYSTEM_DISK, DiskIO, LogRecord, NewLogRecord, read_record, write_record
 
 
 class _HalfwayDisk(DiskIO):
@@ -58,12 +58,12 @@ def write_snapshot(
         try:
             if points:
                 reach(f"{points}.temp_open")
-            write_record(descriptor, NewRecord(number, 0, header, payload), disk=_HalfwayDisk(disk, points))
+            write_record(descriptor, NewLogRecord(number, 0, header, payload), disk=_HalfwayDisk(disk, points))
         finally:
             os.close(descriptor)
 
 
-def read_snapshot(path: Path) -> Record:
+def read_snapshot(path: Path) -> LogRecord:
     """The snapshot in `path`, whose payload has been checked, too.
 
     Raises:

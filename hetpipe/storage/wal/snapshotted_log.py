@@ -22,8 +22,8 @@ from hetpipe.checksum import Bytes
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import DurabilityLost, InjectedFault, ProtocolViolation, StateLost
 from hetpipe.failpoints import reach
-from hetpipe.storage.wal.log import LogOptions, WriteAheadLog
-from hetpipe.storage.wal.record import SYSTEM_DISK, DiskIO, Extent, Record
+from hetpipe.storage.wal.log import WalOptions, WriteAheadLog
+from hetpipe.storage.wal.record import SYSTEM_DISK, DiskIO, Extent, LogRecord
 from hetpipe.storage.wal.segments import read_log
 from hetpipe.storage.wal.snapshot import read_snapshot, write_snapshot
 from hetpipe.values import wire
@@ -64,7 +64,7 @@ class RecoveredLog:
     """What recovery found."""
 
     snapshot: Snapshot | None
-    records: tuple[Record, ...]
+    records: tuple[LogRecord, ...]
     """Those behind the snapshot; without one, all."""
     next_lsn: int
 
@@ -94,7 +94,7 @@ class SnapshottedLog:
         self.log = WriteAheadLog(
             folder,
             identity=options.identity.encode(),
-            options=LogOptions(fsync=options.fsync),
+            options=WalOptions(fsync=options.fsync),
             next_lsn=0 if recovered is None else recovered.next_lsn,
             disk=options.disk,
             on_alarm=lambda alarm: options.on_alarm(folder, alarm),

@@ -14,7 +14,7 @@ from hetpipe.checkpoint.manifest import read_complete
 from hetpipe.errors import ClockFreed, ClockNotPublished, StaleIncarnation
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.observe.timeline import NullTimeline
-from hetpipe.pipeline.synchroniser import Listener
+from hetpipe.pipeline.synchroniser import SyncListener
 from hetpipe.server.shard.client import ShardClient
 from hetpipe.server.shard.in_process import clock_calls, tensor_calls
 from hetpipe.server.shard.job_shard import JobShard
@@ -167,7 +167,7 @@ def client_of(shard: Calls, heard: Heard, clock: FakeClock) -> ShardClient:
         BufferPool(FlatLayout([(slices[0].parameter.name, (4,), "float32")]), torch.device("cpu")),
         shards=(shard,),
         clock_shard=cast("Calls", None),
-        listener=cast("Listener", heard),
+        listener=cast("SyncListener", heard),
         clock=clock,
         timeline=NullTimeline(),
     )

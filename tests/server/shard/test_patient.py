@@ -25,7 +25,7 @@ from hetpipe.errors import (
     UnknownJob,
 )
 from hetpipe.observe.timeline import NullTimeline
-from hetpipe.pipeline.synchroniser import Listener
+from hetpipe.pipeline.synchroniser import SyncListener
 from hetpipe.server.shard.chunks import ChunkReceiver, Chunks, RunMap
 from hetpipe.server.shard.client import ShardClient
 from hetpipe.server.shard.patient import Endurance, RetryingCalls, Waits
@@ -303,7 +303,7 @@ def test_buffers_are_sent_again_only_to_who_lost_them() -> None:
         pool,
         shards=(),
         clock_shard=clock_shard,
-        listener=cast(Listener, None),
+        listener=cast(SyncListener, None),
         clock=clock,
         timeline=NullTimeline(),
     )

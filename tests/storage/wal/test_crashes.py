@@ -21,10 +21,10 @@ from hetpipe.failpoints import POINTS
 from hetpipe.storage.wal import (
     SYSTEM_DISK,
     DiskIO,
-    LogOptions,
     RecoveredLog,
     SnapshottedLog,
     StorageOptions,
+    WalOptions,
     WriteAheadLog,
     read_log,
     recover,
@@ -206,7 +206,7 @@ class TestKilled:
             assert found == appended[: len(found)]
             assert len(found) >= num_acknowledged
 
-        log = WriteAheadLog(tmp_path, identity=b"x", options=LogOptions(segment_bytes=150), disk=ByteWiseDisk(step))
+        log = WriteAheadLog(tmp_path, identity=b"x", options=WalOptions(segment_bytes=150), disk=ByteWiseDisk(step))
         for number in range(12):
             appended.append(b"%d" % number)
             assert log.append(appended[-1]) is not None

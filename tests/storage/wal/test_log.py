@@ -19,7 +19,7 @@ from hetpipe.storage.wal import (
     SYSTEM_DISK,
     DiskIO,
     LogContents,
-    LogOptions,
+    WalOptions,
     WriteAheadLog,
     read_log,
     read_snapshot,
@@ -28,10 +28,10 @@ from hetpipe.storage.wal.segments import segment_path
 from tests.storage.wal.disks import LimitedDisk
 
 WHOSE = b"job 7"
-ROOMY = LogOptions(max_bytes=1 << 30)
+ROOMY = WalOptions(max_bytes=1 << 30)
 
 
-def new_log(folder: Path, disk: DiskIO = SYSTEM_DISK, options: LogOptions = ROOMY, following: int = 0) -> WriteAheadLog:
+def new_log(folder: Path, disk: DiskIO = SYSTEM_DISK, options: WalOptions = ROOMY, following: int = 0) -> WriteAheadLog:
     return WriteAheadLog(folder, identity=WHOSE, options=options, next_lsn=following, disk=disk)
 
 
@@ -56,7 +56,7 @@ class TestLog:
         self, tmp_path_factory: pytest.TempPathFactory, records: list[tuple[bytes, list[bytes]]]
     ) -> None:
         folder = tmp_path_factory.mktemp("log")
-        log = new_log(folder, options=LogOptions(max_bytes=1 << 30, segment_bytes=100))
+        log = new_log(folder, options=WalOptions(max_bytes=1 << 30, segment_bytes=100))
         for header, payload in records:
             log.append(header, payload, sums=checksums(payload))
         found = read(folder)
@@ -281,7 +281,7 @@ class TestFailingDisk:
 
     def test_a_failed_fsync_is_an_alarm_and_is_not_tried_again(self, tmp_path: Path) -> None:
         disk = LimitedDisk(syncs=False)
-        log = new_log(tmp_path, disk, LogOptions(max_bytes=1 << 30, fsync=True))
+        log = new_log(tmp_path, disk, WalOptions(max_bytes=1 << 30, fsync=True))
         number = log.append(b"a")
         log.sync(number)
         disk.syncs = True
@@ -310,7 +310,7 @@ class TestFailingDisk:
 
 class TestLimits:
     def test_a_log_is_full_until_something_is_deleted(self, tmp_path: Path) -> None:
-        log = new_log(tmp_path, options=LogOptions(max_bytes=1_000))
+        log = new_log(tmp_path, options=WalOptions(max_bytes=1_000))
         assert not log.is_full
         log.append(b"", [b"x" * 1_000])
         assert log.is_full
@@ -321,7 +321,7 @@ class TestLimits:
 
     def test_waiting_threads_share_a_wait(self, tmp_path: Path) -> None:
         disk = LimitedDisk()
-        log = new_log(tmp_path, disk, LogOptions(max_bytes=1 << 30, fsync=True))
+        log = new_log(tmp_path, disk, WalOptions(max_bytes=1 << 30, fsync=True))
         numbers = [log.append(b"%d" % number) for number in range(5)]
         log.sync(numbers[2])
         once = disk.num_syncs
@@ -340,7 +340,7 @@ class TestLimits:
         assert log.alarm is None
 
     def test_what_nobody_was_told_of_may_be_cut_off_though_later_records_reached_the_disk(self, tmp_path: Path) -> None:
-        log = new_log(tmp_path, LimitedDisk(), LogOptions(max_bytes=1 << 30, fsync=True))
+        log = new_log(tmp_path, LimitedDisk(), WalOptions(max_bytes=1 << 30, fsync=True))
         log.sync(log.append(b"told"))
         for header in (b"lost one", b"kept one"):
             log.append(header)  # the machine dies before anybody waits for them
@@ -365,7 +365,7 @@ class TestLimits:
         monkeypatch.setattr(
             os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
         )
-        log = new_log(tmp_path / "job" / "pushes", options=LogOptions(fsync=True))
+        log = new_log(tmp_path / "job" / "pushes", options=WalOptions(fsync=True))
         log.sync(log.append(b"a"))
 
         assert {tmp_path, tmp_path / "job", tmp_path / "job" / "pushes"} < set(synced)

@@ -25,7 +25,7 @@ class Ends:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class LinkClosure:
     """Why a link is over."""
 
     sentence: str
@@ -40,9 +40,9 @@ class Ending:
         return LinkClosed(self.sentence + detail, orderly=self.orderly)
 
 
-def closed_by(closer: str, *, other: str) -> Ending:
+def closed_by(closer: str, *, other: str) -> LinkClosure:
     """The ending after `closer` closed its end in good order."""
-    return Ending(f"{closer} closed its link to {other}", orderly=True)
+    return LinkClosure(f"{closer} closed its link to {other}", orderly=True)
 
 
 def describe(frame: Frame) -> str:
@@ -50,7 +50,7 @@ def describe(frame: Frame) -> str:
     return f"the {frame.kind.name.lower()} frame of minibatch {frame.minibatch}"
 
 
-class Inbox:
+class FrameQueue:
     """A bounded first-in, first-out queue of frames with an ending. Thread-safe."""
 
     def __init__(self, capacity: int, *, ends: Ends, clock: Clock) -> None:
@@ -59,7 +59,7 @@ class Inbox:
         self._clock = clock
         self._frames: deque[Frame] = deque()
         #: Set once; the first ending wins. No frame is added after it.
-        self._ending: Ending | None = None
+        self._ending: LinkClosure | None = None
         self._watcher: Callable[[], None] | None = None
         self._lock = threading.Lock()
         #: A frame or the ending arrived.
@@ -68,12 +68,12 @@ class Inbox:
         self._room = threading.Condition(self._lock)
 
     @property
-    def ending(self) -> Ending | None:
+    def ending(self) -> LinkClosure | None:
         """Why no further frame will be added; None while some may."""
         with self._lock:
             return self._ending
 
-    def wait_ending(self, timeout_seconds: float) -> Ending | None:
+    def wait_ending(self, timeout_seconds: float) -> LinkClosure | None:
         """The ending, waiting up to `timeout_seconds` for it."""
         with self._lock:
             self._arrived.wait_for(lambda: self._ending is not None, timeout_seconds)
@@ -111,7 +111,7 @@ class Inbox:
                 return None
             return self._pop("a frame")
 
-    def end(self, ending: Ending, *, drop: bool = False) -> None:
+    def end(self, ending: LinkClosure, *, drop: bool = False) -> None:
         """No more frames will come; with `drop`, those that wait are forgotten. The first ending wins."""
         with self._lock:
             if drop:

@@ -1,0 +1,34 @@
+"""A public class of the packages that hold weights, links and storage has a name of its own."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+
+from tests.docs.pages import ROOT
+
+#: Packages that are held to it, against all others.
+_PACKAGES = ("checkpoint", "link", "pipeline", "server/shard", "storage", "weights")
+
+#: Judges the rest, and shares nothing with it, on purpose.
+_INDEPENDENT = "check"
+
+#: Names that also stand elsewhere: what agents send, and the container of Redis.
+_SHARED = {"Batch", "Store"}
+
+
+def test_each_has_a_name_of_its_own() -> None:
+    where: defaultdict[str, list[str]] = defaultdict(list)
+    for path in sorted((ROOT / "hetpipe").rglob("*.py")):
+        name = str(path.relative_to(ROOT / "hetpipe"))
+        if name.startswith((f"{_INDEPENDENT}/", "proto/", "vendor/")):
+            continue
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                where[node.name].append(name)
+    several = {
+        name: files
+        for name, files in where.items()
+        if len(files) > 1 and any(file.startswith(_PACKAGES) for file in files)
+    }
+    assert set(several) <= _SHARED, several
