@@ -34,6 +34,7 @@ from hetpipe.server.runtime import (
 )
 from hetpipe.values.identity import Role
 from hetpipe.wire.listening import is_loopback
+from hetpipe.wire.tls import TLS_VARIABLE
 
 #: Short enough to have ended within the 10 s that container runtimes give by themselves.
 DRAIN_SECONDS = 8.0
