@@ -86,10 +86,7 @@ ALLOWED: Mapping[tuple[str, str], str] = {
     ("hetpipe/clock.py", "time.time"): "the one module that reads time",
     ("hetpipe/pipeline/callables.py", "importlib.import_module"): "imports user code, in children of agents only",
     ("hetpipe/__init__.py", "importlib.import_module"): "imports its own modules on first use, from a fixed list",
-    (
-        "hetpipe/cli/app.py",
-        "importlib.import_module",
-    ): "imports the module of the command that is called, from its table",
+    ("hetpipe/cli/app.py", "importlib.import_module"): "imports the modules of commands, from its own table",
     ("hetpipe/launch.py", "importlib.import_module"): "runs its own programs, from a fixed list",
     ("benchmarks", "multiprocessing"): "each benchmark talks to children it has just started, over pipes of its own",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import typer
@@ -10,9 +11,15 @@ import typer
 from hetpipe.cli.app import app
 
 
+@cache
+def _program() -> Any:
+    """To make it takes longer than to parse with it."""
+    return typer.main.get_command(app)
+
+
 def resolve(words: Sequence[str]) -> tuple[str, Any, list[str]]:
     """The name of the command, the command, and what stands behind it."""
-    command: Any = typer.main.get_command(app)
+    command = _program()
     name, rest = "hetpipe", list(words)
     while hasattr(command, "commands"):
         name, command, rest = command.resolve_command(typer.Context(command), rest)

@@ -111,7 +111,10 @@ def test_a_local_run_knows_no_certificates(monkeypatch: pytest.MonkeyPatch) -> N
         def __exit__(self, *_: object) -> None:
             """Nothing is started."""
 
-        def start(self) -> str:
+        def begin(self) -> None:
+            """Nothing is started."""
+
+        def wait_started(self) -> str:
             return "127.0.0.1:7300"
 
         def stop(self, **_: Any) -> None:

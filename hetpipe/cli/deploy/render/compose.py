@@ -22,17 +22,11 @@ from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.shell import Shell
 
 
-@dataclass(frozen=True, kw_only=True)
-class _File:
-    """A base, so that the help shows it before what is in the file."""
-
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")] = Path("compose.yaml")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(DeploymentOptions, _File):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(DeploymentOptions):
     """Write what `hetpipe up` does as a Compose file. With the certificates it needs, in a folder of your own."""
 
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")] = Path("compose.yaml")
     as_json: Json = False
 
 
