@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -64,6 +65,9 @@ def facts() -> dict[str, object]:
         "arguments": sys.argv,
         "command line": Path("/proc/self/cmdline").read_text().rstrip("\0").split("\0"),
         "environment": dict(os.environ),
+        "first environment": sorted(
+            entry.partition("=")[0] for entry in Path("/proc/self/environ").read_text().split("\0") if entry
+        ),
         "descriptors": sorted(fork_server.open_descriptors()),
         "handlers": {number.name: str(signal.getsignal(number)) for number in signal.Signals},
         "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
@@ -97,7 +101,7 @@ def show() -> None:
                 signal.pause()
             signal.pause()
         case "return":
-            sys.stdout.write("flushed\n")
+            atexit.register(sys.stdout.write, "flushed, and what was registered is run\n")
 
 
 def parent() -> None:

@@ -25,6 +25,7 @@ from hetpipe.forking.fork_server import MOST_DEATHS, VARIABLE, ForkServer
 from hetpipe.forking.messages import MAX_MESSAGE_BYTES, receive_message, send_message
 from hetpipe.forking.process import Launch, Process, spawn
 from hetpipe.phases import LAUNCH
+from hetpipe.rpc.coordinator_client import CoordinatorClient
 from tests.forking.programs import PROGRAMS, environment
 from tests.server.agent.programs import ends
 
@@ -44,7 +45,7 @@ class Bench:
         self._stack = ExitStack()
         self.environment = environment()
 
-    def start(self, *arguments: str, starts_processes: bool = False) -> tuple[Process, IO[str]]:
+    def start(self, *arguments: str, starts_processes: bool = False, reports: bool = True) -> tuple[Process, IO[str]]:
         """A program, and what it writes to its descriptors."""
         reading, writing = os.pipe()
         stdin, self._held = os.pipe()
@@ -57,7 +58,7 @@ class Bench:
                 stdin=stdin,
                 stdout=writing,
                 stderr=writing,
-                report=writing,
+                report=writing if reports else None,
                 starts_processes=starts_processes,
             )
             process = self.server.start(launch)
@@ -94,7 +95,10 @@ def next_object(lines: IO[str]) -> dict[str, Any]:
     while True:
         line = lines.readline()
         assert line, "the process has ended without a word"
-        found: dict[str, Any] = json.loads(line)
+        try:
+            found: dict[str, Any] = json.loads(line)
+        except ValueError:  # what else it has printed
+            continue
         if found.get("kind") != "phase":
             return found
 
@@ -139,6 +143,34 @@ def test_a_forked_process_is_what_it_would_be_as_a_program(bench: Bench, spawned
     assert {name: forked[name] for name in same} == {name: as_program[name] for name in same}
 
 
+def test_its_first_environment_has_no_variables_of_others(bench: Bench) -> None:
+    """`/proc/PID/environ` shows that of the fork server, which has what is read while it is loaded and no secrets."""
+    secret = {"WANDB_API_KEY": "secret"}
+    bench.use(ForkServer({**environment(), **secret}, programs=PROGRAMS))
+    _, facts = bench.facts("show", "wait")
+    assert "OMP_NUM_THREADS" in facts["first environment"]
+    assert "WANDB_API_KEY" not in facts["first environment"]
+
+
+def test_the_real_one_starts_nothing_and_grpc_begins_in_what_it_forks() -> None:
+    """It has imported torch and gRPC, has one thread, and two services that it has forked answer calls."""
+    bench = Bench(ForkServer(environment()))
+    try:
+        for _ in range(2):
+            _, lines = bench.start("hetpipe", "serve", "coordinator", reports=False)
+            while "address" not in (said := next_object(lines)):
+                """Its log."""
+            client = CoordinatorClient(said["address"])
+            assert client.members() == ()
+            client.close()
+        threads = list(Path(f"/proc/{bench.server.pid}/task").iterdir())
+        assert len(threads) == 1
+        mapped = Path(f"/proc/{bench.server.pid}/maps").read_text()
+        assert ("libtorch_cpu" in mapped, "cygrpc" in mapped) == (True, True)
+    finally:
+        bench.close()
+
+
 def test_two_of_them_draw_different_random_numbers(bench: Bench) -> None:
     assert bench.facts("show", "wait")[1]["random"] != bench.facts("show", "wait")[1]["random"]
 
@@ -150,7 +182,7 @@ def test_two_of_them_draw_different_random_numbers(bench: Bench) -> None:
         ("sentence", 1, "no luck"),
         ("error", 1, "ValueError: of the program"),
         ("kill", -signal.SIGKILL, ""),
-        ("return", 0, "flushed"),
+        ("return", 0, "flushed, and what was registered is run"),
     ],
 )
 def test_how_it_ended_is_known(bench: Bench, argument: str, exit_code: int, words: str) -> None:

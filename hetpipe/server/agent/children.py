@@ -453,15 +453,23 @@ class Children:
     def _add(
         self, table: dict[Any, Child], key: StageKey | JobId, spec: ChildSpec, listener: Listener, kind: ChildKind
     ) -> None:
-        # Under the lock, so that a child that ends at once finds itself in the table.
-        with self._lock:
-            if isinstance(key, StageKey):
+        # Not under the lock, which heartbeats need: what it is forked from may still import torch.
+        is_entered = threading.Event()
+
+        def on_exit(exit_code: int, last_words: str) -> None:
+            is_entered.wait()  # a child that ends at once finds itself in the table
+            listener.on_exit(exit_code, last_words)
+
+        if isinstance(key, StageKey):
+            with self._lock:
                 self._asked[key] = self._clock.monotonic()
-            child = Child(spec, listener, starter=self._programs.starter)
+        child = Child(spec, replace(listener, on_exit=on_exit), starter=self._programs.starter)
+        with self._lock:
             table[key] = child
             self._started[kind] += 1
             if kind == "stage" and isinstance(key, StageKey):
                 self._later_lives += key.incarnation > 0
+        is_entered.set()
         _log.info("child_started", child=spec.name, pid=child.pid)
 
 

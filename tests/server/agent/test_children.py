@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -20,6 +21,7 @@ from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.decide.lifecycle.configs import Assignment, stage_commands
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.errors import HetpipeError, PermissionDenied, Unavailable
+from hetpipe.forking.process import Launch, Process, spawn
 from hetpipe.profiler.link_order import LinkAnswer
 from hetpipe.server.agent.child import Child, ChildSpec, Listener, end_children
 from hetpipe.server.agent.children import Children, Programs
@@ -469,3 +471,29 @@ def certified(error: HetpipeError | None = None) -> StageCertificates:
         return cluster().signer().sign_stage(request_pem, stage.peer)
 
     return StageCertificates(Tls(cluster().tls(AGENT).folder), certify)
+
+
+class TestWhatAChildIsForkedFrom:
+    def test_heartbeats_go_on_while_it_is_not_ready(self, tmp_path: Path) -> None:
+        """It may import torch for long; who asks for the agent's jobs and stages meanwhile is answered."""
+        asked, goes_on = threading.Event(), threading.Event()
+
+        def starter(launch: Launch) -> Process:
+            asked.set()
+            assert goes_on.wait(10.0)
+            return spawn(launch)
+
+        bench = Bench(tmp_path, replace(fake_programs(tmp_path), starter=starter))
+        starting = threading.Thread(target=bench.start, args=("done",))
+        starting.start()
+        assert asked.wait(10.0)
+        asking = threading.Thread(target=bench.children.jobs)
+        asking.start()
+        asking.join(5.0)
+        was_answered = not asking.is_alive()
+        goes_on.set()
+        starting.join()
+        asking.join()
+        assert was_answered
+        assert bench.next_exit().exit_code == 0
+        assert bench.children.stages() == (), "it ended after it had been entered"
