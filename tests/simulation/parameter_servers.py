@@ -1,4 +1,4 @@
-"""Parameter servers of a storm: each job has the decision log, shard states and disks of `tests.simulation`.
+"""Parameter servers: each job has a decision log and shard states of its own, with disks (`tests.simulation.run`).
 
 A process holds a `Server` per job. Killing it kills them all; each comes back with what is on its disk.
 """
@@ -6,106 +6,28 @@ A process holds a `Server` per job. Killing it kills them all; each comes back w
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
 
 from hetpipe.decide.sync.decision_log import DecisionLog
 from hetpipe.decide.sync.segment import CHECKPOINTS
-from hetpipe.errors import CheckpointError, PeerUnreachable, StaleTerm, UnknownJob
+from hetpipe.errors import CheckpointError, HetpipeError, PeerUnreachable, StaleTerm, UnknownJob
 from hetpipe.server.coordinator.tasks import Tools
-from hetpipe.server.shard.clock_shard import log_config
 from hetpipe.values.ids import Clock, Incarnation, JobId, Term, VirtualWorkerIndex
 from hetpipe.values.members import MemberInfo
-from hetpipe.values.requests import SliceHeader
-from hetpipe.values.run import ClockSnapshot, StageConfig
+from hetpipe.values.run import ClockSnapshot
 from hetpipe.values.run_document import RunDescription, RunDocument
 from hetpipe.values.shard_config import ShardConfig
 from hetpipe.values.sync import Progress
-from tests.decide.sync.scenario import Scenario, slice_header
-from tests.simulation.job import Faults, Job, draw_weather
 from tests.simulation.network import Network
 from tests.simulation.run import Run
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.server import Server
-from tests.simulation.stage import Stage
+from tests.simulation.setting import Setting
 
 T = TypeVar("T")
-
-
-class TrainingRun(Run):
-    """One term of a job as a coordinator has configured it."""
-
-    def __init__(self, config: ShardConfig, scheduler: Scheduler, network: Network, *, fsync: bool) -> None:
-        super().__init__(_job(config, fsync=fsync), scheduler, network)
-        self.config = config
-        #: Whether no shard serves this term any more.
-        self.is_over = False
-        self._configs: dict[Stage, StageConfig] = {}
-        self._slices: dict[tuple[Stage, int], tuple[SliceHeader, ...]] = {}
-        self._configured: dict[int, Server] = {}
-
-    def configure(self, config: ShardConfig) -> Server:
-        """One of its shards is configured; with the last one, all begin to follow the log."""
-        self.job.slices[int(config.shard)] = config.slices
-        server = self._configured[config.shard] = Server(self, config.shard)
-        server.name = f"{self.job.id}@{self.job.term} {server.name}"
-        server.open()
-        if len(self._configured) == config.num_shards:
-            self.servers = [self._configured[index] for index in range(config.num_shards)]
-            for each in self.servers:
-                if each.alive:
-                    each.start()
-        return server
-
-    def begin_stage(self, config: StageConfig) -> Stage:
-        """A stage process begins."""
-        vw, incarnation = int(config.vw), int(config.incarnation)
-        num_stages = len(config.plan.virtual_workers[config.vw].stages)
-        stage = Stage(self, vw, incarnation, config.stage, num_stages)
-        self._configs[stage] = config
-        there = self.stages.setdefault((vw, incarnation), [])
-        self.stages[vw, incarnation] = sorted([*there, stage], key=lambda one: one.index)
-        self.scheduler.at(1, stage.start, stage)
-        return stage
-
-    def has_met(self, stage: Stage) -> bool:
-        return super().has_met(stage) and all(
-            one.alive or one.is_done for one in self.stages[stage.vw, stage.incarnation]
-        )
-
-    def headers(self, stage: Stage, shard: int) -> tuple[SliceHeader, ...]:
-        """Those of the layers that the coordinator's plan gives it."""
-        found = self._slices.get((stage, shard))
-        if found is None:
-            config = self._configs[stage]
-            mine = config.plan.slices_of_stage(config.plan.stage(config.vw, config.stage))
-            found = self._slices[stage, shard] = tuple(slice_header(s) for s in mine if s.shard == shard)
-        return found
-
-    def is_gone(self, vw: int, incarnation: int) -> bool:
-        return self.is_over or super().is_gone(vw, incarnation)
-
-
-def _job(config: ShardConfig, *, fsync: bool) -> Job:
-    sync, data = config.sync, config.data
-    scenario = Scenario(
-        num_stages=tuple(config.membership.num_stages.values()),
-        num_shards=config.num_shards,
-        n=sync.minibatches_per_wave,
-        d=sync.staleness,
-        weights=sync.weights,
-        deterministic=sync.deterministic,
-        num_samples=data.num_samples,
-        batch_size=data.batch_size,
-        epochs=data.epochs,
-        total_minibatches=data.total_minibatches,
-        pull=sync.pull,
-        every=config.checkpoint_every_waves,
-    )
-    job = Job(scenario, Faults(), fsync=fsync, name=(config.job_id, config.term), log_config=log_config(config))
-    job.slices.clear()
-    return job
 
 
 @dataclass(slots=True)
@@ -113,7 +35,7 @@ class Served:
     """One job on one shard."""
 
     config: ShardConfig
-    training: TrainingRun
+    training: Run
     server: Server
     #: What a coordinator that has never heard of the job is told of it.
     run: RunDocument | None
@@ -197,9 +119,10 @@ class Shard:
 class Shards:
     """All of them, and the checkpoints of all runs."""
 
-    def __init__(self, random: Random, num_shards: int) -> None:
+    def __init__(self, random: Random, setting: Setting, *, traces: bool = False) -> None:
         self._random = random
-        self.all = [Shard(index) for index in range(num_shards)]
+        self.setting = setting
+        self.all = [Shard(index) for index in range(setting.num_shards)]
         #: How likely a call goes wrong: before it has had an effect, and after.
         self.flakiness = 0.0
         #: Folder of a run → its checkpoints.
@@ -207,12 +130,10 @@ class Shards:
         #: The highest term that each job has had.
         self.terms: dict[JobId, Term] = {}
         #: Time and network of stages and shards.
-        self.scheduler = Scheduler(random.getrandbits(32))
-        self.network = Network(self.scheduler, draw_weather(random))
-        #: Whether what is acknowledged outlives a machine, too.
-        self.fsync = random.random() < 0.5
+        self.scheduler = Scheduler(random.getrandbits(32), traces=traces)
+        self.network = Network(self.scheduler, setting.weather)
         #: Terms of jobs that a shard serves, or has served.
-        self.runs: dict[tuple[JobId, Term], TrainingRun] = {}
+        self.runs: dict[tuple[JobId, Term], Run] = {}
 
     def open(self, member: MemberInfo) -> Port:
         return Port(self, next(shard for shard in self.all if shard.address == member.address))
@@ -289,6 +210,21 @@ class Port:
     def _ask(self, job_id: JobId, term: Term | None, effect: Callable[[Served], T]) -> T:
         return self._shards.call(self._shard, lambda: effect(self._served(job_id, term)))
 
+    def _decide(self, job_id: JobId, term: Term, name: str, *arguments: object) -> None:
+        """Have the decision log hear of something; it may hear of it once more, long after it has answered."""
+
+        def hear(served: Served) -> None:
+            served.server.clock_part.decide(name, *arguments)
+
+        def hear_again() -> None:
+            with suppress(HetpipeError):
+                self._ask(job_id, term, hear)
+
+        self._ask(job_id, term, hear)
+        weather, random = self._shards.network.weather, self._shards.scheduler.random
+        if weather.duplication and random.random() < weather.duplication:
+            self._shards.scheduler.at(1 + random.randint(0, weather.lateness), hear_again)
+
     def configure(self, config: ShardConfig) -> None:
         self._shards.call(self._shard, lambda: self._configure(config))
 
@@ -308,7 +244,7 @@ class Port:
         name = config.job_id, config.term
         training = shards.runs.get(name)
         if training is None or training.is_over:
-            training = shards.runs[name] = TrainingRun(config, shards.scheduler, shards.network, fsync=shards.fsync)
+            training = shards.runs[name] = Run(config, shards.scheduler, shards.network, shards.setting)
         shard.jobs[config.job_id] = Served(config, training, training.configure(config), config.run)
 
     def request_barrier(self, job_id: JobId, term: Term, reason: str) -> Clock:
@@ -319,15 +255,15 @@ class Port:
         return self._ask(job_id, term, ask)
 
     def evict(self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
-        self._ask(job_id, term, lambda served: served.server.clock_part.decide("evict", vw, incarnation))
+        self._decide(job_id, term, "evict", vw, incarnation)
 
     def admit(
         self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int
     ) -> None:
-        self._ask(job_id, term, lambda served: served.server.clock_part.decide("admit", vw, incarnation, num_stages))
+        self._decide(job_id, term, "admit", vw, incarnation, num_stages)
 
     def drain(self, job_id: JobId, term: Term, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
-        self._ask(job_id, term, lambda served: served.server.clock_part.decide("drain", vw, incarnation))
+        self._decide(job_id, term, "drain", vw, incarnation)
 
     def keep_run(self, job_id: JobId, term: Term, run: RunDocument) -> None:
         def keep(served: Served) -> None:
