@@ -25,7 +25,7 @@ from hetpipe.forking.fork_server import MOST_DEATHS, VARIABLE, ForkServer
 from hetpipe.forking.messages import MAX_MESSAGE_BYTES, receive_message, send_message
 from hetpipe.forking.process import Launch, Process, spawn
 from hetpipe.phases import LAUNCH
-from hetpipe.rpc.coordinator_client import CoordinatorClient
+from hetpipe.wire.coordinator_client import CoordinatorClient
 from tests.forking.programs import PROGRAMS, environment
 from tests.server.agent.programs import ends
 
