@@ -173,7 +173,7 @@ def test_user_code_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.Monke
     assert outcome.returncode == 2, outcome.stderr
     assert last_line(outcome) == {"errors": ["model: `services.model` has no `undefined`; define it there"]}
     assert "Traceback" not in outcome.stdout + outcome.stderr
-    assert not list((tmp_path / "run" / "logs").glob("coordinator*")), "no service was started"
+    assert not list((tmp_path / "run" / "logs").glob("*stage*")), "no stage was started"
     assert last_line(in_this_process("status", tmp_path / "run", "--json"))["state"] == "failed"
 
 
