@@ -437,6 +437,7 @@ IN_STORMS: dict[str, int] = {
     "records-forgotten": 3,
     "rejoins-below": 3,
     "reported-early": 1,
+    "serves-early": 234,
     "staged-in-memory": 3,
     "stranger-for-good": 9,
 }

@@ -21,14 +21,36 @@ from tests.server.coordinator.fakes import FlakyStore
 from tests.simulation.agents import Agent, Training
 from tests.simulation.parameter_servers import Shard, Shards
 from tests.simulation.setting import Setting
-from tests.support.fake_clock import FakeClock
 
 STEP_SECONDS = 0.5
 
 #: Of the time of stages and shards.
 TICKS_PER_STEP = 5
 
+_BEGAN_WALL = 1_700_000_000.0
+
 STEPS_PER_BEAT = round(heartbeat_seconds(LEASE_SECONDS) / STEP_SECONDS)
+
+
+class SimulatedClock:
+    """A `hetpipe.clock.Clock` for one thread, which is asked the time by everybody all the while: it locks nothing."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def monotonic(self) -> float:
+        """Seconds since the beginning."""
+        return self._now
+
+    def wall(self) -> float:
+        """Seconds since 1970."""
+        return _BEGAN_WALL + self._now
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass at once."""
+        self._now += seconds
+
+    advance = sleep
 
 
 class SlowExecutor(Executor):
@@ -66,7 +88,7 @@ class World:
         self.setting = setting
         self.random = random = Random(f"hetpipe/world/{setting.seed}")
         self.folder = folder
-        self.clock = FakeClock(auto_advance=True)
+        self.clock = SimulatedClock()
         self.shards = Shards(random, setting, traces=traces)
         self.store = FlakyStore(MemoryStore(self.clock))
         self.agents = {f"n{i}": self._agent(f"n{i}", 100) for i in range(setting.num_agents)}
