@@ -11,9 +11,9 @@ from its type, and has to be what the proto file says; `check` compares both, fo
   holds nothing but the `oneof`. A field that only says which class it is (`kind: Literal["ready"]`) does not travel;
 * a job or a result, which is free-form, as a `Document`: JSON text with a version and a digest.
 
-What comes in is held to the types of the fields, with the bounds that stand in them (`values.wire`), and to what
-`wire.checks` says of some classes. Nothing else is believed: a message that lacks a part, or names an enum's value that
-nobody knows, is refused. Codecs are compiled on first use, and kept.
+What comes in is held to the types of the fields, with the bounds that stand in them (`values.wire`) where these say
+more than protobuf does, and to what `wire.checks` says of some classes. Nothing else is believed: a message that lacks
+a part, or names an enum's value that nobody knows, is refused. Codecs are compiled on first use, and kept.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
+from operator import attrgetter
 from typing import Annotated, Any, Final, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from google.protobuf import descriptor_pool
@@ -131,6 +132,8 @@ class _Field:
     """The name of the message's field and what to put there, or None to leave it out."""
     plain: _Read
     """Of the whole message."""
+    is_same: bool = False
+    """Whether it is the same on both sides."""
 
 
 class _Shape:
@@ -141,10 +144,15 @@ class _Shape:
         self.name = "Nothing" if kind is type(None) else kind.__name__
         descriptor = _descriptor(self.name)
         self.message: type[Message] = GetMessageClass(descriptor)
+        #: Fields to be translated, the names of the others, and what reads those of a value or a message.
         self._fields: tuple[_Field, ...] = ()
+        self._same: tuple[str, ...] = ()
+        self._values = _getter(())
         self._descriptor = descriptor
         #: Looks at what was read, and may cut it; None where the types say all.
         self.check: Callable[[Any], Any] | None = CHECKS.get(kind)
+        #: Whether the types say no more than protobuf does, so that there is nothing to hold a value to.
+        self.is_bare = False
 
     def compile(self) -> None:
         """Find the fields; apart from the constructor, so that a class may hold itself."""
@@ -165,11 +173,14 @@ class _Shape:
             compiled.append(_field(self._descriptor, field.name, hint))
         if left:
             raise TypeError(f"dataclass {self.name} has no field {', '.join(sorted(left))}")
-        self._fields = tuple(compiled)
+        self._fields = tuple(field for field in compiled if not field.is_same)
+        self._same = tuple(field.name for field in compiled if field.is_same)
+        self._values = _getter(self._same)
+        self.is_bare = all(_is_bare(hints[field.name]) for field in fields(self.kind))
 
     def write(self, value: Any) -> Message:
         """The message of a value."""
-        given = {}
+        given = dict(zip(self._same, self._values(value), strict=True))
         for field in self._fields:
             put = field.to_proto(getattr(value, field.name))
             if put is not None:
@@ -178,16 +189,31 @@ class _Shape:
 
     def plain(self, message: Any) -> Any:
         """What `revive` makes a value of; the value itself where it has to be looked at on its own."""
-        if self.check is not None:
+        if self.is_bare or self.check is not None:
             return self.value(message)
-        return {field.name: field.plain(message) for field in self._fields}
+        return self._plain(message)
 
     def value(self, message: Any) -> Any:
         """The value of a message."""
         if self.kind is type(None):
             return None
-        found: Any = revive(self.kind, {field.name: field.plain(message) for field in self._fields})
+        given = self._plain(message)
+        found: Any = self.kind(**given) if self.is_bare else revive(self.kind, given)
         return found if self.check is None else self.check(found)
+
+    def _plain(self, message: Any) -> dict[str, Any]:
+        given = dict(zip(self._same, self._values(message), strict=True))
+        for field in self._fields:
+            given[field.name] = field.plain(message)
+        return given
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    """Reads these attributes."""
+    if not names:
+        return lambda _: ()
+    read = attrgetter(*names)
+    return read if len(names) > 1 else lambda value: (read(value),)
 
 
 _shapes: dict[type, _Shape] = {}
@@ -238,7 +264,10 @@ def _required_field(descriptor: FieldDescriptor, where: str, hint: Any) -> _Fiel
     if descriptor.message_type is None:
         if descriptor.has_presence:
             raise TypeError(f"{where} may be absent, and the dataclass has no None there")
-        return _Field(name, lambda value: (name, write(value)), lambda found: read(getattr(found, name)))
+        is_same = write is _as_it_is and read is _as_it_is
+        return _Field(
+            name, lambda value: (name, write(value)), lambda found: read(getattr(found, name)), is_same=is_same
+        )
     whole = where.partition(".")[0]
 
     def required(found: Any) -> Any:
@@ -270,7 +299,7 @@ def _repeated_field(descriptor: FieldDescriptor, where: str, hint: Any) -> _Fiel
     return _Field(
         name,
         lambda value: (name, [write(one) for one in value]),
-        lambda found: [read(one) for one in getattr(found, name)],
+        lambda found: tuple([read(one) for one in getattr(found, name)]),
     )
 
 
@@ -487,6 +516,20 @@ def _classes(hint: Any) -> tuple[type, ...] | None:
     """The dataclasses of a union; None where it is no such union."""
     arguments = _arguments_of_union(hint)
     return arguments if arguments and all(is_dataclass(argument) for argument in arguments) else None
+
+
+def _is_bare(hint: Any) -> bool:
+    """Whether whatever protobuf has read for a type is a value of it: no bounds, no words to choose from, no map."""
+    if _is_tag(hint):
+        return True
+    origin = get_origin(hint)
+    if origin in {Annotated, Literal, dict}:
+        return False
+    if hasattr(hint, "__supertype__"):
+        return _is_bare(hint.__supertype__)
+    if is_dataclass(hint):
+        return _shape(cast("type", hint)).is_bare
+    return all(_is_bare(argument) for argument in get_args(hint) if argument is not Ellipsis)
 
 
 def _is_tag(hint: Any) -> bool:
