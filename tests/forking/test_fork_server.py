@@ -25,6 +25,7 @@ from hetpipe.forking.fork_server import MOST_DEATHS, VARIABLE, ForkServer
 from hetpipe.forking.messages import MAX_MESSAGE_BYTES, receive_message, send_message
 from hetpipe.forking.process import Launch, Process, spawn
 from hetpipe.phases import LAUNCH
+from hetpipe.wire.calls import LIST_MEMBERS, ListMembersRequest
 from hetpipe.wire.coordinator_client import CoordinatorClient
 from tests.forking.programs import PROGRAMS, environment
 from tests.server.agent.programs import ends
@@ -161,7 +162,7 @@ def test_the_real_one_starts_nothing_and_grpc_begins_in_what_it_forks() -> None:
             while "address" not in (said := next_object(lines)):
                 """Its log."""
             client = CoordinatorClient(said["address"])
-            assert client.members() == ()
+            assert client.invoke(LIST_MEMBERS, ListMembersRequest()).members == ()
             client.close()
         threads = list(Path(f"/proc/{bench.server.pid}/task").iterdir())
         assert len(threads) == 1
