@@ -6,6 +6,7 @@ says why.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -40,8 +41,9 @@ ANSWER_SECONDS = 30.0
 #: So many that died in a row, without a process between, are enough.
 MOST_DEATHS = 3
 
-#: prctl option: orphaned descendants of this process become its children.
+#: prctl options: orphaned descendants of this process become its children, and whether they do.
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
 
 #: What to do where the kernel has no room for a process, as the end of a sentence.
 _REMEDIES: Mapping[int, str] = {
@@ -93,10 +95,17 @@ class ForkServer:
         connection = self._connection
         return None if connection is None else connection.pid
 
-    def begin(self) -> None:
-        """Start it, so that it imports while there are other things to do; nothing happens where that fails."""
+    def begin(self, command: Sequence[str] = (*LAUNCH, "hetpipe")) -> None:
+        """Start it, so that it imports while there are other things to do; nothing happens where that fails.
+
+        In a thread that lives as long as what is started: the kernel ends it with that thread.
+
+        Args:
+            command: what it will be asked for; nothing happens where that is no program that it can fork.
+        """
         with self._lock, suppress(_Unusable):
-            self._connect()
+            if self._is_program(command):
+                self._connect()
 
     def wait_ready(self, *, timeout_seconds: float) -> bool:
         """Whether it can fork, or has turned out to be none, within that time; True without one that was begun."""
@@ -147,10 +156,9 @@ class ForkServer:
 
     def _order(self, launch: Launch) -> ForkOrder | None:
         """What the fork server is asked for; None for what is no program of its, or where there is none."""
-        length = len(LAUNCH)
-        if self._is_off or tuple(launch.command[:length]) != LAUNCH or len(launch.command) == length:
+        if self._is_off or not self._is_program(launch.command):
             return None
-        program, *arguments = launch.command[length:]
+        program, *arguments = launch.command[len(LAUNCH) :]
         return ForkOrder(
             program=program,
             arguments=tuple(arguments),
@@ -160,6 +168,10 @@ class ForkServer:
             reports=launch.report is not None,
             starts_processes=launch.starts_processes,
         )
+
+    @staticmethod
+    def _is_program(command: Sequence[str]) -> bool:
+        return tuple(command[: len(LAUNCH)]) == LAUNCH and len(command) > len(LAUNCH)
 
     def _connect(self) -> _Connection:
         """The fork server, started if there is none.
@@ -349,16 +361,22 @@ def _adopting_orphans() -> Iterator[None]:
         _Unusable: the kernel cannot do that.
     """
     with _adopting:
+        was_on = _is_subreaper()
         _set_subreaper(is_on=True)
         try:
             yield
         finally:
-            _set_subreaper(is_on=False)
+            _set_subreaper(is_on=was_on)
+
+
+def _is_subreaper() -> bool:
+    """Whether this process is one anyway."""
+    found = ctypes.c_int(0)
+    ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
+    return bool(found.value)
 
 
 def _set_subreaper(*, is_on: bool) -> None:
-    import ctypes
-
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(is_on), 0, 0, 0):
         raise _Unusable(f"this process cannot adopt what is forked: {os.strerror(ctypes.get_errno())}")
 

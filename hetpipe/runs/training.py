@@ -248,6 +248,7 @@ class Training:
             programs=self._shell.programs,
             patience_seconds=job.patience.members.total_seconds(),
         )
+        self._shell.fork_server.begin(self._shell.inspection)
         shards = count(services.num_shards, "parameter server")
         self._view.say(f"starting 1 coordinator, {shards} and 1 agent on this machine{remark}")
         with Supervisor(

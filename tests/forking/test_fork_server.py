@@ -34,6 +34,7 @@ pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
 
+_PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
 
@@ -241,6 +242,25 @@ def test_nobody_is_adopted_but_what_is_forked(bench: Bench) -> None:
     is_subreaper = ctypes.c_int(-1)
     ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(is_subreaper), 0, 0, 0)
     assert is_subreaper.value == 0
+
+
+def test_who_adopts_orphans_anyway_goes_on(bench: Bench) -> None:
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        bench.facts("show", "wait")
+        is_subreaper = ctypes.c_int(-1)
+        libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(is_subreaper), 0, 0, 0)
+    finally:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    assert is_subreaper.value == 1
+
+
+def test_it_is_not_begun_for_what_it_cannot_fork(bench: Bench) -> None:
+    bench.server.begin((sys.executable, "-c", "pass"))
+    assert bench.server.pid is None
+    bench.server.begin((*LAUNCH, "show"))
+    assert bench.server.pid is not None
 
 
 def test_a_process_that_starts_others_has_a_fork_server_of_its_own(bench: Bench) -> None:

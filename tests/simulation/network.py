@@ -23,7 +23,7 @@ _MOST_COPIES = 30
 PARKED = object()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Weather:
     """How bad the network is."""
 

@@ -109,7 +109,7 @@ class Server(Process):
 
     def _take(self, records: Sequence[Record]) -> None:
         self.shard.follow(records)
-        if self._world.scheduler.random.random() < 0.1:
+        if self._world.scheduler.random.random() < self._world.snapshots:
             self.shard.take_snapshot()
 
     def _fail(self, error: HetpipeError) -> None:

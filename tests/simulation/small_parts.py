@@ -14,7 +14,7 @@ from hetpipe.values.ids import Incarnation, VirtualWorkerIndex
 from hetpipe.values.requests import PushHeader
 from tests.decide.sync.scenario import Scenario
 from tests.simulation.freezing import freeze_object
-from tests.simulation.job import Faults, Job
+from tests.simulation.job import Job
 from tests.simulation.scheduler import Violation
 
 #: What copies of a shard's state share, and what does not tell two of them apart.
@@ -112,7 +112,7 @@ def small_job(staleness: int, *, samples: int, deterministic: bool) -> Job:
         total_minibatches=None,
         every=None,
     )
-    return Job(scenario, Faults(), fsync=False)
+    return Job(scenario, fsync=False)
 
 
 def forget_pushes(shard: Shard) -> None:

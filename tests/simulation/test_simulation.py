@@ -1,4 +1,4 @@
-"""A fixed selection of histories; `make simulate` runs ten thousand, `make explore` the small scopes whole."""
+"""A fixed selection of histories; `make simulate` plays ten thousand, `make explore` the small scopes whole."""
 
 from __future__ import annotations
 
@@ -6,25 +6,36 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.bugs import BUGS
+from tests.simulation.bugs import BUGS, IN_STORMS
 from tests.simulation.explore import explore
-from tests.simulation.job import draw
+from tests.simulation.history import play
 from tests.simulation.scheduler import Violation
-from tests.simulation.world import run
+from tests.simulation.setting import draw_short, draw_storm
 
 #: Histories per test.
 _HISTORIES = 25
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("first", range(0, 8 * _HISTORIES, _HISTORIES))
+@pytest.mark.parametrize("first", range(0, 4 * _HISTORIES, _HISTORIES))
 def test_no_history_breaks_a_promise(first: int) -> None:
-    broken = [history for seed in range(first, first + _HISTORIES) if (history := run(seed)).violation is not None]
-    assert not broken
+    assert [played for seed in range(first, first + _HISTORIES) if (played := play(draw_short(seed))).violation] == []
+
+
+@pytest.mark.matrix
+def test_some_storms() -> None:
+    assert [storm for seed in range(10) if (storm := play(draw_storm(seed))).violation] == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(100, 700, 100))
+def test_many_storms(first: int) -> None:
+    assert [storm for seed in range(first, first + 100) if (storm := play(draw_storm(seed))).violation] == []
 
 
 def test_a_seed_replays_its_history() -> None:
-    assert run(11) == run(11)
+    assert play(draw_short(11)) == play(draw_short(11))
 
 
 @pytest.mark.matrix
@@ -37,12 +48,19 @@ def test_the_clock_can_advance_from_every_state_near_a_normal_run(staleness: int
 @pytest.mark.parametrize("name", sorted(BUGS))
 def test_a_bug_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bug = BUGS[name]
+    assert play(bug.suits(draw_short(bug.seed))).violation is None
+    bug.patch(monkeypatch)
     # Where the machines have changed, another history may be the one that shows it.
     seeds = (bug.seed, *range(40))
-    assert run(bug.seed, job=bug.suits(draw(bug.seed))).violation is None
-    bug.patch(monkeypatch)
-    seen = (run(seed, job=bug.suits(draw(seed))).violation for seed in seeds)
-    assert any(violation is not None for violation in seen), f"nobody saw it: {bug.what}"
+    assert any(play(bug.suits(draw_short(seed))).violation for seed in seeds), f"nobody saw it: {bug.what}"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", sorted(IN_STORMS))
+def test_a_storm_sees_a_bug(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    BUGS[name].patch(monkeypatch)
+    seeds = (IN_STORMS[name], *range(40))
+    assert any(play(draw_storm(seed)).violation for seed in seeds), f"nobody saw it: {BUGS[name].what}"
 
 
 def test_the_page_names_every_bug() -> None:

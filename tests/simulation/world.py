@@ -1,126 +1,315 @@
-"""One history: a job, its processes, its faults, and whether every promise held."""
+"""The world: one cluster, its coordinators one after the other, and time in small steps. `faults` makes the weather."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from random import Random
+from typing import Any
 
-from hetpipe.values.policies import POLICIES
-from tests.decide.sync.scenario import NUM_LAYERS
-from tests.simulation.coordinator import Coordinator
-from tests.simulation.job import FAULTY_TICKS, Job, draw
-from tests.simulation.nemesis import Nemesis
-from tests.simulation.network import Network
-from tests.simulation.run import Run
-from tests.simulation.scheduler import Scheduler, Violation
-from tests.simulation.server import Server
-from tests.simulation.stage import Stage
+from hetpipe.errors import HetpipeError, MemberReplaced, UnknownJob, UnknownMember
+from hetpipe.job.file import load_job
+from hetpipe.server.coordinator.coordinator import Coordinator
+from hetpipe.storage.memory_store import MemoryStore
+from hetpipe.values.ids import AgentId, JobId, ShardIndex, Term
+from hetpipe.values.leases import LEASE_SECONDS, heartbeat_seconds
+from hetpipe.values.members import MemberId, MemberInfo, MemberRole, Registration
+from tests.server.coordinator.builders import BASE, agent_info, submission
+from tests.server.coordinator.fakes import FlakyStore
+from tests.simulation.agents import Agent, Training
+from tests.simulation.parameter_servers import Shard, Shards
+from tests.simulation.setting import Setting
 
-#: A run that is not over so long after the last fault stands still (P5).
-_LONGEST_TICKS = FAULTY_TICKS + 6000
+STEP_SECONDS = 0.5
 
+#: Of the time of stages and shards.
+TICKS_PER_STEP = 5
 
-@dataclass(frozen=True, slots=True)
-class History:
-    """What happened under a seed."""
+_BEGAN_WALL = 1_700_000_000.0
 
-    seed: int
-    ticks: int
-    records: int
-    lives: int
-    faults: tuple[str, ...]
-    violation: str | None
+STEPS_PER_BEAT = round(heartbeat_seconds(LEASE_SECONDS) / STEP_SECONDS)
 
 
-class World(Run):
-    """One run, with a coordinator of few lines, so that ten thousand histories take a minute."""
+class SimulatedClock:
+    """A `hetpipe.clock.Clock` for one thread, which is asked the time by everybody all the while: it locks nothing."""
 
-    def __init__(self, job: Job, seed: int, *, traces: bool = False) -> None:
-        scheduler = Scheduler(seed, traces=traces)
-        super().__init__(job, scheduler, Network(scheduler, job.faults.weather))
-        self.servers = [Server(self, index) for index in range(job.scenario.num_shards)]
-        self.coordinator = Coordinator(self)
-        #: Virtual worker → its newest life, as the agents know it.
-        self.lives: dict[int, int] = {}
-        self.nemesis = Nemesis(self)
+    def __init__(self) -> None:
+        self._now = 0.0
 
-    # -- running -----------------------------------------------------------------------------------------------------
+    def monotonic(self) -> float:
+        """Seconds since the beginning."""
+        return self._now
 
-    def run(self) -> None:
-        """Until the run is over everywhere. Raises `Violation`, or what a machine of hetpipe asserts."""
-        for server in self.servers:
-            server.start()
-        for vw in range(len(self.job.scenario.num_stages)):
-            self.begin_life(vw, 0)
-        self.coordinator.start()
-        self.nemesis.start()
-        while not self._is_over():
-            if not self.scheduler.step() or self.scheduler.now > _LONGEST_TICKS:
-                log = self.servers[0].clock_part.log
-                raise Violation(f"P5: nothing moves any more: {log.pending_publish_reason()}; {log.snapshot()}")
-        self.promises.check_the_end()
+    def wall(self) -> float:
+        """Seconds since 1970."""
+        return _BEGAN_WALL + self._now
 
-    def _is_over(self) -> bool:
-        if not self.promises.finished or self.scheduler.now <= self.nemesis.ends_at:
-            return False
-        num_records = len(self.promises.records)
-        caught_up = all(server.shard.state.followed == num_records for server in self.servers)
-        return caught_up and not any(stage.alive for stages in self.stages.values() for stage in stages)
+    def sleep(self, seconds: float) -> None:
+        """Let time pass at once."""
+        self._now += seconds
 
-    # -- virtual workers ---------------------------------------------------------------------------------------------
+    advance = sleep
 
-    def num_stages(self, vw: int, incarnation: int) -> int:
-        """Of a life; a later one may be cut otherwise."""
-        count = self.job.scenario.num_stages[vw]
-        if incarnation % 3 == 2:
-            count = 1 + count % NUM_LAYERS
-        # Some weight policies need as many minibatches per wave as there are stages.
-        return count if POLICIES[self.job.weights].least_minibatches_per_wave(count) <= self.job.n else 1
 
-    def begin_life(self, vw: int, incarnation: int) -> None:
-        """Start the stage processes of a new life, unless somebody did."""
-        if self.lives.get(vw, -1) >= incarnation:
+class SlowExecutor(Executor):
+    """Runs what was submitted in order, some at a time. One for each coordinator."""
+
+    def __init__(self) -> None:
+        self._queue: deque[Callable[[], Any]] = deque()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self._queue.append(lambda: fn(*args, **kwargs))
+        return Future()
+
+    def run(self, most: int) -> None:
+        while self._queue and most:
+            most -= 1
+            self._queue.popleft()()
+
+
+class Leading:
+    """A lead: its number grows, unless the store forgets it; `hetpipe.server.coordinator.control_numbers.Election`."""
+
+    outage = ""
+
+    def __init__(self, fence: int) -> None:
+        self.fence = fence
+
+    def outbid(self, fence: int) -> None:
+        self.fence = fence + 1
+
+
+class World:
+    """Everything there is. One setting gives one history."""
+
+    def __init__(self, folder: Path, setting: Setting, *, traces: bool = False) -> None:
+        self.setting = setting
+        self.random = random = Random(f"hetpipe/world/{setting.seed}")
+        self.folder = folder
+        self.clock = SimulatedClock()
+        self.shards = Shards(random, setting, traces=traces)
+        self.store = FlakyStore(MemoryStore(self.clock))
+        self.agents = {f"n{i}": self._agent(f"n{i}", 100) for i in range(setting.num_agents)}
+        self._next_pid = 1000
+        self._num_steps = 0
+        self._shard_registrations: dict[int, Registration] = {}
+        self.training = Training(self, random)
+        #: What is to happen, and when.
+        self.plans: list[tuple[float, Callable[[], None]]] = []
+        self.executor = SlowExecutor()
+        self.coordinator: Coordinator | None = None
+        self.jobs: list[JobId] = []
+        self.lead = Leading(0)
+        #: Whether the store has ever lost its memory.
+        self.was_wiped = False
+        self.begin_coordinator()
+
+    # -- who there is ------------------------------------------------------------------------------------------------
+
+    def _agent(self, name: str, pid: int) -> Agent:
+        return Agent(name, pid, self.setting.num_devices, self.setting.samples)
+
+    @property
+    def now(self) -> float:
+        return self.clock.monotonic()
+
+    def begin_coordinator(self, *, wiped: bool = False) -> None:
+        """A coordinator begins, unless the store is away; what the one before had on its way is forgotten."""
+        if wiped:
+            self.was_wiped = True
+            if self.coordinator is None:
+                # One that leads gets its lead back, with its number.
+                self.lead = Leading(0)
+            # Now only shards know of terms, each as long as its process lasts or it serves the job.
+            self.shards.terms.clear()
+            self.store._behind = MemoryStore(self.clock)
+        if self.coordinator is None and not self.store.away:
+            self.executor = executor = SlowExecutor()
+            self.lead = Leading(self.lead.fence + 1)
+            self.coordinator = Coordinator(
+                self.store,
+                self.shards.tools,
+                clock=self.clock,
+                executor_of=lambda _: executor,
+                election=self.lead,
+            )
+
+    def submit(self) -> JobId:
+        """Hand in the job of the setting, once more."""
+        assert self.coordinator is not None
+        request_id = f"{self.random.randrange(10**8):08d}"
+        handed_in = submission(load_job(BASE, self.setting.job), str(self.folder / request_id), request_id=request_id)
+        self.jobs.append(self.coordinator.submit_job(handed_in))
+        return self.jobs[-1]
+
+    def new_agent(self, name: str) -> None:
+        """A process begins under the name of one that has ended."""
+        self._next_pid += 1
+        self.agents[name] = self._agent(name, self._next_pid)
+
+    def later(self, seconds: float, what: Callable[[], None]) -> None:
+        self.plans.append((self.now + seconds, what))
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Half a second."""
+        self.clock.advance(STEP_SECONDS)
+        self._num_steps += 1
+        due = [what for at, what in self.plans if at <= self.now]
+        self.plans = [(at, what) for at, what in self.plans if at > self.now]
+        for what in due:
+            what()
+        doings: list[Callable[[], None]] = [self.training.step, self._train, self._run_tasks, self._tick]
+        doings += [lambda agent=agent: self._live(agent) for agent in self.agents.values()]  # type: ignore[misc]
+        if self.is_beat:
+            doings += [lambda shard=shard: self._beat_shard(shard) for shard in self.shards.all]  # type: ignore[misc]
+        self.random.shuffle(doings)
+        for do in doings:
+            do()
+
+    @property
+    def is_beat(self) -> bool:
+        """Whether members send heartbeats in this step, and stages report: they do once a second."""
+        return self._num_steps % STEPS_PER_BEAT == 0
+
+    def _train(self) -> None:
+        scheduler = self.shards.scheduler
+        scheduler.run_until(scheduler.now + TICKS_PER_STEP)
+        self.shards.write_checkpoints()
+
+    def _run_tasks(self) -> None:
+        self.executor.run(self.random.choice([0, 1, 3, 100]))
+
+    def _tick(self) -> None:
+        if self.coordinator is not None:
+            self.coordinator.tick()
+
+    # -- members -----------------------------------------------------------------------------------------------------
+
+    def _live(self, agent: Agent) -> None:
+        """What an agent does in half a second."""
+        if agent is not self.agents[agent.name] or not agent.is_alive:
             return
-        self.lives[vw] = incarnation
-        count = self.num_stages(vw, incarnation)
-        stages = [Stage(self, vw, incarnation, index, count) for index in range(count)]
-        self.stages[vw, incarnation] = stages
-        for stage in stages:
-            self.scheduler.at(self.scheduler.random.randint(1, 6), stage.start, stage)
+        if self.coordinator is not None and agent.cut_until <= self.now:
+            try:
+                self._talk(agent, self.coordinator)
+            except MemberReplaced:
+                agent.die()
+            except UnknownMember:
+                agent.registration = None
+            except HetpipeError:
+                """It tries again."""
+        if agent.leaves_by is not None and (self.now >= agent.leaves_by or not agent.stages):
+            self._leave(agent)
 
-    def has_failed(self, vw: int, incarnation: int, lease: int) -> bool:
-        """Whether the agents would say so: a stage is gone, or silent."""
-        now = self.scheduler.now
-        return any(
-            (not stage.alive and not stage.is_done)
-            or (stage.paused_since is not None and now - stage.paused_since > lease)
-            for stage in self.stages[vw, incarnation]
+    def _talk(self, agent: Agent, coordinator: Coordinator) -> None:
+        is_new = agent.registration is None
+        if is_new:
+            lease = coordinator.register(self._info(agent))
+            assert lease.fence >= agent.fence, f"{agent.name} has seen lead {agent.fence}, and is led by {lease.fence}"
+            agent.registered(lease.registration, lease.fence)
+        assert agent.registration is not None
+        me, registration = AgentId(agent.name), agent.registration
+        if self.is_beat or is_new:
+            jobs = tuple(sorted({key.job_id for key in agent.stages}))
+            renewal = coordinator.heartbeat(
+                MemberId(agent.name), registration, clocks={}, jobs=jobs, last_command=agent.done
+            )
+            for key in [key for key in agent.stages if key.job_id in renewal.ended_jobs]:
+                agent.end(key, -15)
+        if agent.leaves_by is not None and not agent.has_told_departure:
+            coordinator.depart(me, registration)
+            agent.has_told_departure = True
+        for numbered in coordinator.commands(me, registration, after=agent.done)[: self.random.choice([0, 1, 2, 50])]:
+            agent.obey(numbered)
+        if agent.mute_until <= self.now:
+            self._send_news(agent, coordinator)
+
+    def _send_news(self, agent: Agent, coordinator: Coordinator) -> None:
+        """The next batch, or the last one again, whose answer was lost."""
+        assert agent.registration is not None
+        if not agent.unconfirmed:
+            if not agent.waiting:
+                return
+            agent.batch += 1
+            agent.unconfirmed, agent.waiting = tuple(agent.waiting), []
+        coordinator.report(AgentId(agent.name), agent.registration, agent.batch, agent.unconfirmed)
+        if self.random.random() < 0.9:
+            agent.unconfirmed = ()
+
+    def _leave(self, agent: Agent) -> None:
+        registration = agent.registration
+        agent.die()
+        if self.coordinator is not None and registration is not None and agent.cut_until <= self.now:
+            self.coordinator.leave(MemberId(agent.name), registration)
+
+    def _info(self, agent: Agent) -> MemberInfo:
+        info = agent_info(agent.name, devices=agent.num_devices, pid=agent.pid)
+        stages = tuple(sorted(agent.stages))
+        return MemberInfo(
+            MemberRole.AGENT,
+            MemberId(agent.name),
+            info.host,
+            info.pid,
+            devices=info.devices,
+            highest_fence=agent.fence,
+            stages=stages,
         )
 
-    def has_left(self, vw: int, incarnation: int) -> bool:
-        """Whether all stages of a life have ended in order."""
-        return all(stage.is_done for stage in self.stages[vw, incarnation])
+    def _beat_shard(self, shard: Shard) -> None:
+        if not shard.is_reachable or self.coordinator is None:
+            return
+        member = MemberId(f"ps{shard.index}")
+        try:
+            if shard.index not in self._shard_registrations:
+                lease = self.coordinator.register(self._shard_info(shard))
+                self._shard_registrations[shard.index], shard.fence = lease.registration, lease.fence
+            renewal = self.coordinator.heartbeat(
+                member,
+                self._shard_registrations[shard.index],
+                clocks={job_id: served.log.snapshot() for job_id, served in shard.jobs.items() if served.run},
+                jobs=tuple(sorted(shard.jobs)),
+                last_command=0,
+                lost=shard.lost,
+            )
+        except UnknownMember:
+            self._shard_registrations.pop(shard.index, None)
+        except HetpipeError:
+            """It tries again."""
+        else:
+            for job_id in renewal.ended_jobs:
+                shard.drop(job_id)
+                shard.lost.pop(job_id, None)
 
-    def kill_stages(self, vw: int, incarnation: int) -> None:
-        """The agents are told to; one that cannot be reached leaves a zombie."""
-        for stage in self.stages[vw, incarnation]:
-            if stage.alive and self.scheduler.random.random() < 0.7:
-                self.crash_stage(stage)
+    def _shard_info(self, shard: Shard) -> MemberInfo:
+        return MemberInfo(
+            MemberRole.PARAMETER_SERVER,
+            MemberId(f"ps{shard.index}"),
+            "shards.host",
+            shard.pid,
+            address=shard.address,
+            shard_index=ShardIndex(shard.index),
+            highest_term=shard.highest_term,
+            highest_fence=shard.fence,
+        )
 
+    def begin_shard(self, shard: Shard) -> None:
+        """A new process takes what is on the disk."""
+        if not shard.is_alive:
+            shard.pid += 10
+            shard.begin()
+            shard.highest_term = max((served.config.term for served in shard.jobs.values()), default=Term(0))
+            self._shard_registrations.pop(shard.index, None)
 
-def run(seed: int, *, traces: bool = False, job: Job | None = None) -> History:
-    """The history of a seed; what broke is in it."""
-    job = job or draw(seed)
-    world = World(job, seed, traces=traces)
-    violation = None
-    try:
-        world.run()
-    except Exception as error:  # noqa: BLE001 - whatever a machine raises where it should not
-        violation = f"{type(error).__name__}: {error}"
-    return History(
-        seed,
-        world.scheduler.now,
-        len(world.promises.records),
-        len(world.stages),
-        tuple(world.nemesis.done),
-        violation,
-    )
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    def has_ended(self, job_id: JobId) -> bool:
+        """Whether a job has, or nobody remembers it."""
+        assert self.coordinator is not None
+        try:
+            return self.coordinator.record(job_id).state.is_terminal
+        except UnknownJob:
+            return True

@@ -44,7 +44,9 @@ def test_the_plan_file_simulates_to_what_it_says(
     staleness: int | None, weights: WeightPolicy, schedule: ScheduleChoice
 ) -> None:
     profile, cluster = plans.profile(6), plans.cluster(2)
-    options = PlanOptions(allocation="ED", staleness=staleness, weights=weights, schedule=schedule)
+    options = PlanOptions(
+        allocation="ED", staleness=staleness, weights=weights, schedule=schedule, minibatches_per_wave=4
+    )
     document = choose_plan(profile, cluster, options, predict=predicted)
     n = document.minibatches_per_wave
     again = simulate(

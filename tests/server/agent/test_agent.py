@@ -114,8 +114,8 @@ class Node:
         else:
             self.outcome.put(None)
 
-    def submit(self, behaviour: str, *, request_id: str = "0123456789abcdef") -> JobId:
-        handed_in = submission(job(), str(self.folder / "run"), request_id=request_id)
+    def submit(self, behaviour: str, *overrides: str, request_id: str = "0123456789abcdef") -> JobId:
+        handed_in = submission(job(*overrides), str(self.folder / "run"), request_id=request_id)
         return self.client.invoke(SUBMIT_JOB, SubmitJobRequest(replace(handed_in, import_path=f"/{behaviour}"))).job_id
 
     def wait_state(self, state: JobState) -> None:
@@ -205,7 +205,7 @@ def test_a_killed_stage_ends_its_virtual_worker_which_begins_a_new_life(node: No
 
 def test_a_stage_that_ends_without_a_word_is_quoted(node: Node) -> None:
     node.start_agent()
-    node.submit("fail")
+    node.submit("fail", "survive.backoff=0s")
 
     assert node.wait_end().sentence.endswith(
         "ended with exit code 3 before the run did; its last words: ValueError: the last words"

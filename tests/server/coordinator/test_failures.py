@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hetpipe.decide.lifecycle.exchange import AskBarrier, MemberGone, MemberSeen, StopAsked, TaskFailed
+from hetpipe.decide.lifecycle.job_machine import ENDS_AT_CHECKPOINT
 from hetpipe.values.events import JobState, StateChanged, StopMode, Waiting
 from hetpipe.values.members import MemberId
 from tests.server.coordinator.builders import job, shard_member
@@ -52,14 +53,14 @@ class TestWithoutWeightsOnParameterServers:
 
         assert driver.stop_commands == ["n0", "n1"]
         assert len(driver.wrap_up_tasks) == 1
-        assert not driver.machine.may_have_processes(now=driver.now)
+        assert driver.machine.may_have_processes(now=driver.now)
         assert not driver.machine.is_settled(now=driver.now)
         for vw, stage in ((0, 0), (1, 0), (1, 1)):
             driver.exit(vw, stage, -15)
         assert driver.machine.is_settled(now=driver.now)
         ended = driver.ended()
-        assert (ended.state, ended.error) == (JobState.FAILED, "JobFailed")
-        assert ended.sentence.endswith(f"SIGKILL{WHY}")
+        assert (ended.state, ended.error) == (JobState.STOPPED, "")
+        assert ended.sentence.endswith(f"SIGKILL{WHY}; {ENDS_AT_CHECKPOINT}")
 
     def test_a_stage_that_ends_without_a_word_is_told_with_its_last_output(self, driver: Driver) -> None:
         driver.exit(1, 1, 3, "MemoryError")

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
-from random import Random
 
 import pytest
 
 from hetpipe.decide.lifecycle.job_machine import ENDS_AT_CHECKPOINT
 from hetpipe.values.events import JobState, StopMode
 from hetpipe.values.ids import JobId
-from tests.server.coordinator.storm.promises import Promises
-from tests.server.coordinator.storm.world import World
+from tests.simulation.coordinator_promises import CoordinatorPromises
+from tests.simulation.setting import Setting
+from tests.simulation.world import World
 
-#: A job that has checkpoints and would train for a long time.
-JOB = ("workers.count=2", "workers.stages=2", "epochs=2000", "checkpoint.every_waves=3", "sync.D=1")
+#: A job that has checkpoints and would train for a long time, and nothing that goes wrong by itself.
+SETTING = Setting(
+    seed=11,
+    job={"workers.count": 2, "workers.stages": 2, "epochs": 2000, "checkpoint.every_waves": 3, "sync.D": 1},
+    num_devices=2,
+    faults={},
+    steps=0,
+    often=0.0,
+    bursts=(),
+    away=(),
+    first=None,
+    is_short=False,
+)
 
 
 class Stopping:
     """A job that has trained past a checkpoint."""
 
     def __init__(self, folder: Path) -> None:
-        self.world = World(folder, Random(11), num_agents=2, num_devices=2)
-        self.promises = Promises(self.world)
-        self.job: JobId = self.world.submit(*JOB, request_id="00000000")
+        self.world = World(folder, SETTING)
+        self.promises = CoordinatorPromises(self.world)
+        self.job: JobId = self.world.submit()
         self.until(lambda: self.state is JobState.RUNNING and len(self.checkpoints) >= 2)
 
     @property
@@ -43,6 +54,11 @@ class Stopping:
             self.promises.check()
             self.world.step()
         raise AssertionError(f"not within {seconds:.0f} s; the job is {self.state}")
+
+    def is_stop_kept(self) -> bool:
+        """Whether the store knows of the stop: the command asks again where it may not."""
+        record = self.world.store.job(self.job)
+        return record is not None and record.stop is not None
 
     def lose_disk(self, index: int) -> None:
         shard = self.world.shards.all[index]
@@ -73,6 +89,7 @@ def test_also_where_the_coordinator_goes_with_the_disk(tmp_path: Path) -> None:
     assert world.coordinator is not None
     world.coordinator.stop_job(case.job, StopMode.CHECKPOINT)
     case.lose_disk(0)
+    case.until(case.is_stop_kept)
     world.coordinator = None
     world.later(2.0, world.begin_coordinator)
     case.until(lambda: world.coordinator is not None)

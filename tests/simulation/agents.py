@@ -1,4 +1,4 @@
-"""Agents of a storm, small models of `hetpipe.server.agent`, around the stages of `tests.simulation`."""
+"""Agents, small models of `hetpipe.server.agent`, around the stages of `tests.simulation.stage`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from hetpipe.values.ids import Clock
 from hetpipe.values.members import Registration
 from hetpipe.values.run import StageConfig, StageDone, StageFailed, StageReady
 from tests.server.coordinator.builders import measured, model, progress
-from tests.server.coordinator.storm.shards import Served
+from tests.simulation.parameter_servers import Served
 from tests.simulation.stage import Stage
 
 if TYPE_CHECKING:
-    from tests.server.coordinator.storm.world import World
+    from tests.simulation.world import World
 
 
 @dataclass(slots=True)
@@ -52,6 +52,12 @@ class Child:
         if self.process is not None:
             self.process.pause()
 
+    def wake(self) -> None:
+        """Go on as if nothing had been."""
+        self.hangs = False
+        if self.process is not None and self.process.alive:
+            self.process.resume()
+
     def stop(self) -> None:
         """The process is gone."""
         if self.process is not None:
@@ -65,6 +71,8 @@ class Agent:
     name: str
     pid: int
     num_devices: int
+    samples: int
+    """Of the data that its processes load."""
     is_alive: bool = True
     registration: Registration | None = None
     #: Of the coordinator that led it last.
@@ -88,10 +96,10 @@ class Agent:
         ready = [stage.key for stage in self.stages.values() if stage.is_ready and stage.exits is None]
         self.waiting += [StageNews(key, StageReady(pid=1)) for key in ready]
 
-    def die(self) -> None:
-        """SIGKILL."""
+    def die(self, *, leaves_orphans: bool = False) -> None:
+        """SIGKILL; its stages end with it, or do not notice for a while."""
         self.is_alive, self.registration = False, None
-        for stage in self.stages.values():
+        for stage in () if leaves_orphans else self.stages.values():
             stage.stop()
         self.stages.clear()
         self.waiting, self.unconfirmed = [], ()
@@ -100,7 +108,7 @@ class Agent:
     def obey(self, numbered: NumberedCommand) -> None:
         match numbered.command:
             case InspectCommand(job_id=job_id) as command:
-                found = model(4) if command.with_model else None
+                found = model(4, samples=self.samples) if command.with_model else None
                 measurements = tuple(measured(kind, 4) for kind in command.measure)
                 self.waiting.append(InspectionResult(job_id, found, measurements=measurements))
             case StartStageCommand(config=config) as start:
@@ -181,7 +189,7 @@ class Training:
         elif process.has_joined and not stage.is_ready:
             stage.is_ready = True
             agent.waiting.append(StageNews(stage.key, StageReady(pid=1)))
-        elif stage.is_ready:
+        elif stage.is_ready and self._world.is_beat:
             self._report(agent, stage, process)
         is_reachable = process.world.servers[0].is_reachable
         is_known = process.alive and is_reachable and not process.world.is_gone(process.vw, process.incarnation)

@@ -1,19 +1,21 @@
-"""What goes wrong in a storm, and what people want meanwhile; most of it heals by itself."""
+"""What goes wrong, and what people want meanwhile; most of it heals by itself. `setting` says what, and how often."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
+from hetpipe.decide.sync.segment import CHECKPOINT
 from hetpipe.errors import HetpipeError
 from hetpipe.server.coordinator.worker_wishes import WorkerWishes
 from hetpipe.values.events import StopMode
 from hetpipe.values.ids import VirtualWorkerIndex
-from tests.server.coordinator.storm.agents import Agent, Child
-from tests.server.coordinator.storm.shards import Shard
-from tests.server.coordinator.storm.world import World
+from tests.simulation.agents import Agent, Child
 from tests.simulation.network import Weather
+from tests.simulation.parameter_servers import Shard
 from tests.simulation.scheduler import Process
+from tests.simulation.world import TICKS_PER_STEP, World
 
 
 class Faults:
@@ -24,47 +26,24 @@ class Faults:
         self._random = world.random
         #: What happened, for people.
         self.story: list[str] = []
+        #: Kinds that happened.
+        self.kinds: set[str] = set()
         #: Parameter server → calls that it answers before it is killed.
         self._armed: dict[int, int] = {}
         world.shards.network.after_serving = self._after_serving
-        self._all: list[tuple[float, Callable[[], str]]] = [
-            (3.0, self._kill_stage),
-            (1.0, self._stage_exits),
-            (1.5, self._link_breaks),
-            (0.6, self._no_memory),
-            (0.15, self._own_fault),
-            (1.0, self._hang),
-            (1.5, self._slow),
-            (1.5, self._kill_agent),
-            (2.0, self._cut_agent),
-            (1.5, self._depart),
-            (0.7, self._replace_agent),
-            (1.0, self._mute),
-            (1.5, self._kill_shard),
-            (1.0, self._kill_before_answer),
-            (0.5, self._kill_all_shards),
-            (0.7, self._cut_power),
-            (1.0, self._pause_shard),
-            (1.0, self._cut_shard),
-            (1.0, self._old_term),
-            (0.4, self._lose_disk),
-            (2.0, self._replace_coordinator),
-            (1.0, self._lose_node),
-            (0.7, self._store_away),
-            (1.0, self._flaky),
-            (0.7, self._pause),
-            (3.0, self._drain),
-            (0.5, self._drain_all),
-            (3.0, self._add),
-            (0.15, self._stop),
-        ]
+        #: Kinds that there are, and how likely each is.
+        self._kinds, self._weights = [*world.setting.faults], [*world.setting.faults.values()]
 
     def one(self) -> None:
-        """Draw one."""
-        weights = [weight for weight, _ in self._all]
-        [(_, fault)] = self._random.choices(self._all, weights)
-        told = fault()
-        self.story.append(f"{self._world.now:6.1f} {fault.__name__[1:]} {told}")
+        """Draw one; it happens within the next half second."""
+        [kind] = self._random.choices(self._kinds, self._weights)
+        self._world.shards.scheduler.at(self._random.randrange(TICKS_PER_STEP), partial(self._happen, kind))
+
+    def _happen(self, kind: str) -> None:
+        told = getattr(self, f"_{kind}")()
+        self.story.append(f"{self._world.now:6.1f} {kind} {told}")
+        self.kinds.add(kind)
+        self._world.shards.scheduler.trace("fault", kind, told)
 
     def heal(self) -> None:
         """Nothing goes wrong any more, and who was away comes back."""
@@ -119,6 +98,16 @@ class Faults:
     def _hang(self) -> str:
         return self._with_stage(lambda agent, stage: stage.hang())
 
+    def _pause_stage(self) -> str:
+        """It may have been given up when it goes on."""
+        seconds = self._random.choice([1.0, 6.0, 12.0])
+
+        def pause(_: Agent, stage: Child) -> None:
+            stage.hang()
+            self._world.later(seconds, stage.wake)
+
+        return f"{self._with_stage(pause)} for {seconds}"
+
     def _slow(self) -> str:
         def slow(_: Agent, stage: Child) -> None:
             stage.slowness = self._random.choice([1.0, 10.0])
@@ -140,13 +129,23 @@ class Faults:
         self._world.later(seconds, come)
 
     def _seconds(self) -> float:
-        return self._random.choice([0.5, 2.0, 5.5, 8.0, 15.0, 40.0, 70.0])
+        return self._random.choice(self._world.setting.away)
 
     def _kill_agent(self) -> str:
         agent, seconds = self._agent(), self._seconds()
         agent.die()
         self._back_later(agent, seconds)
         return f"{agent.name} for {seconds}"
+
+    def _orphan_stages(self) -> str:
+        """Its processes do not notice for a while: they are given up, and train on."""
+        agent, scheduler = self._agent(), self._world.shards.scheduler
+        orphans = [stage for stage in agent.stages.values() if stage.process is not None]
+        agent.die(leaves_orphans=True)
+        for stage in orphans:
+            scheduler.at(self._random.choice([3, 15, 60, 120]), stage.stop)
+        self._back_later(agent, self._random.choice([0.5, 2.0]))
+        return agent.name
 
     def _replace_agent(self) -> str:
         """Another process begins while the old one lives on, until it hears of it."""
@@ -204,7 +203,7 @@ class Faults:
 
     def _cut_power(self) -> str:
         """Without `fsync` a machine must not fail."""
-        return self._away(self._random.choice(self._world.shards.all), power=self._world.shards.fsync)
+        return self._away(self._random.choice(self._world.shards.all), power=self._world.setting.fsync)
 
     def _pause_shard(self) -> str:
         shard, seconds = self._random.choice(self._world.shards.all), self._random.choice([0.5, 2.0, 7.0, 15.0])
@@ -226,6 +225,16 @@ class Faults:
         cuts.add(pair)
         self._world.later(self._seconds(), lambda: cuts.discard(pair))
         return " from ".join(pair)
+
+    def _ask_barrier(self) -> str:
+        """Somebody wants one."""
+        jobs = [served for served in self._world.shards.all[0].jobs.values() if served.training.servers]
+        if not jobs or not self._world.shards.all[0].is_reachable:
+            return "nobody"
+        served = self._random.choice(jobs)
+        with suppress(HetpipeError):
+            served.training.request_barrier(served.server, CHECKPOINT)
+        return str(served.config.job_id)
 
     def _old_term(self) -> str:
         """A stage of the term before this one wakes up and pushes what it had to push."""
@@ -300,6 +309,19 @@ class Faults:
     def _drain(self) -> str:
         vw = VirtualWorkerIndex(self._random.randrange(3))
         return self._wish(lambda wishes: wishes.drain(self._random.choice(self._world.jobs), vw))
+
+    def _drain_and_kill(self) -> str:
+        """Somebody who was asked to leave dies on its way out, or with it behind it."""
+        told, found = self._drain(), self._stage()
+        if found is not None:
+            agent, stage = found
+
+            def kill() -> None:
+                if agent.stages.get(stage.key) is stage:
+                    agent.end(stage.key, -9)
+
+            self._world.shards.scheduler.at(self._random.randint(1, 40), kill)
+        return told
 
     def _drain_all(self) -> str:
         job = self._random.choice(self._world.jobs)

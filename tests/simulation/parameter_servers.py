@@ -1,4 +1,4 @@
-"""Parameter servers of a storm: each job has the decision log, shard states and disks of `tests.simulation`.
+"""Parameter servers: each job has a decision log and shard states of its own, with disks (`tests.simulation.run`).
 
 A process holds a `Server` per job. Killing it kills them all; each comes back with what is on its disk.
 """
@@ -6,20 +6,18 @@ A process holds a `Server` per job. Killing it kills them all; each comes back w
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
 from typing import TypeVar
 
 from hetpipe.decide.sync.decision_log import DecisionLog
 from hetpipe.decide.sync.segment import CHECKPOINTS
-from hetpipe.errors import CheckpointError, PeerUnreachable, StaleTerm, UnknownJob
+from hetpipe.errors import CheckpointError, HetpipeError, PeerUnreachable, StaleTerm, UnknownJob
 from hetpipe.server.coordinator.tasks import Tools
-from hetpipe.server.shard.clock_shard import log_config
 from hetpipe.values.ids import Clock, JobId, Term
 from hetpipe.values.members import MemberInfo
-from hetpipe.values.requests import SliceHeader
-from hetpipe.values.run import ClockSnapshot, StageConfig
+from hetpipe.values.run import ClockSnapshot
 from hetpipe.values.run_document import RunDescription, RunDocument
 from hetpipe.values.shard_config import ShardConfig
 from hetpipe.values.sync import Progress
@@ -34,91 +32,14 @@ from hetpipe.wire.calls import (
     ReleaseRequest,
     RequestBarrierRequest,
 )
-from tests.decide.sync.scenario import Scenario, slice_header
-from tests.simulation.job import Faults, Job, draw_weather
 from tests.simulation.network import Network
 from tests.simulation.run import Run
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.server import Server
-from tests.simulation.stage import Stage
+from tests.simulation.setting import Setting
 from tests.support.method_calls import MethodCalls
 
 T = TypeVar("T")
-
-
-class TrainingRun(Run):
-    """One term of a job as a coordinator has configured it."""
-
-    def __init__(self, config: ShardConfig, scheduler: Scheduler, network: Network, *, fsync: bool) -> None:
-        super().__init__(_job(config, fsync=fsync), scheduler, network)
-        self.config = config
-        #: Whether no shard serves this term any more.
-        self.is_over = False
-        self._configs: dict[Stage, StageConfig] = {}
-        self._slices: dict[tuple[Stage, int], tuple[SliceHeader, ...]] = {}
-        self._configured: dict[int, Server] = {}
-
-    def configure(self, config: ShardConfig) -> Server:
-        """One of its shards is configured; with the last one, all begin to follow the log."""
-        self.job.slices[int(config.shard)] = config.slices
-        server = self._configured[config.shard] = Server(self, config.shard)
-        server.name = f"{self.job.id}@{self.job.term} {server.name}"
-        server.open()
-        if len(self._configured) == config.num_shards:
-            self.servers = [self._configured[index] for index in range(config.num_shards)]
-            for each in self.servers:
-                if each.alive:
-                    each.start()
-        return server
-
-    def begin_stage(self, config: StageConfig) -> Stage:
-        """A stage process begins."""
-        vw, incarnation = int(config.vw), int(config.incarnation)
-        num_stages = len(config.plan.virtual_workers[config.vw].stages)
-        stage = Stage(self, vw, incarnation, config.stage, num_stages)
-        self._configs[stage] = config
-        there = self.stages.setdefault((vw, incarnation), [])
-        self.stages[vw, incarnation] = sorted([*there, stage], key=lambda one: one.index)
-        self.scheduler.at(1, stage.start, stage)
-        return stage
-
-    def has_met(self, stage: Stage) -> bool:
-        return super().has_met(stage) and all(
-            one.alive or one.is_done for one in self.stages[stage.vw, stage.incarnation]
-        )
-
-    def headers(self, stage: Stage, shard: int) -> tuple[SliceHeader, ...]:
-        """Those of the layers that the coordinator's plan gives it."""
-        found = self._slices.get((stage, shard))
-        if found is None:
-            config = self._configs[stage]
-            mine = config.plan.slices_of_stage(config.plan.stage(config.vw, config.stage))
-            found = self._slices[stage, shard] = tuple(slice_header(s) for s in mine if s.shard == shard)
-        return found
-
-    def is_gone(self, vw: int, incarnation: int) -> bool:
-        return self.is_over or super().is_gone(vw, incarnation)
-
-
-def _job(config: ShardConfig, *, fsync: bool) -> Job:
-    sync, data = config.sync, config.data
-    scenario = Scenario(
-        num_stages=tuple(config.membership.num_stages.values()),
-        num_shards=config.num_shards,
-        n=sync.minibatches_per_wave,
-        d=sync.staleness,
-        weights=sync.weights,
-        deterministic=sync.deterministic,
-        num_samples=data.num_samples,
-        batch_size=data.batch_size,
-        epochs=data.epochs,
-        total_minibatches=data.total_minibatches,
-        pull=sync.pull,
-        every=config.checkpoint_every_waves,
-    )
-    job = Job(scenario, Faults(), fsync=fsync, name=(config.job_id, config.term), log_config=log_config(config))
-    job.slices.clear()
-    return job
 
 
 @dataclass(slots=True)
@@ -126,7 +47,7 @@ class Served:
     """One job on one shard."""
 
     config: ShardConfig
-    training: TrainingRun
+    training: Run
     server: Server
     #: What a coordinator that has never heard of the job is told of it.
     run: RunDocument | None
@@ -210,9 +131,10 @@ class Shard:
 class Shards:
     """All of them, and the checkpoints of all runs."""
 
-    def __init__(self, random: Random, num_shards: int) -> None:
+    def __init__(self, random: Random, setting: Setting, *, traces: bool = False) -> None:
         self._random = random
-        self.all = [Shard(index) for index in range(num_shards)]
+        self.setting = setting
+        self.all = [Shard(index) for index in range(setting.num_shards)]
         #: How likely a call goes wrong: before it has had an effect, and after.
         self.flakiness = 0.0
         #: Folder of a run → its checkpoints.
@@ -220,12 +142,10 @@ class Shards:
         #: The highest term that each job has had.
         self.terms: dict[JobId, Term] = {}
         #: Time and network of stages and shards.
-        self.scheduler = Scheduler(random.getrandbits(32))
-        self.network = Network(self.scheduler, draw_weather(random))
-        #: Whether what is acknowledged outlives a machine, too.
-        self.fsync = random.random() < 0.5
+        self.scheduler = Scheduler(random.getrandbits(32), traces=traces)
+        self.network = Network(self.scheduler, setting.weather)
         #: Terms of jobs that a shard serves, or has served.
-        self.runs: dict[tuple[JobId, Term], TrainingRun] = {}
+        self.runs: dict[tuple[JobId, Term], Run] = {}
 
     def open(self, member: MemberInfo) -> Port:
         return Port(self, next(shard for shard in self.all if shard.address == member.address))
@@ -302,6 +222,21 @@ class Port(MethodCalls):
     def _ask(self, job_id: JobId, term: Term | None, effect: Callable[[Served], T]) -> T:
         return self._shards.call(self._shard, lambda: effect(self._served(job_id, term)))
 
+    def _decide(self, request: EvictRequest | AdmitRequest | DrainRequest, name: str, *about: int) -> None:
+        """Have the decision log hear of something; it may hear of it once more, long after it has answered."""
+
+        def hear(served: Served) -> None:
+            served.server.clock_part.decide(name, *about)
+
+        def hear_again() -> None:
+            with suppress(HetpipeError):
+                self._ask(request.job_id, request.term, hear)
+
+        self._ask(request.job_id, request.term, hear)
+        weather, random = self._shards.network.weather, self._shards.scheduler.random
+        if weather.duplication and random.random() < weather.duplication:
+            self._shards.scheduler.at(1 + random.randint(0, weather.lateness), hear_again)
+
     def configure(self, config: ShardConfig) -> None:
         self._shards.call(self._shard, lambda: self._configure(config))
 
@@ -321,7 +256,7 @@ class Port(MethodCalls):
         name = config.job_id, config.term
         training = shards.runs.get(name)
         if training is None or training.is_over:
-            training = shards.runs[name] = TrainingRun(config, shards.scheduler, shards.network, fsync=shards.fsync)
+            training = shards.runs[name] = Run(config, shards.scheduler, shards.network, shards.setting)
         shard.jobs[config.job_id] = Served(config, training, training.configure(config), config.run)
 
     def request_barrier(self, request: RequestBarrierRequest) -> Barrier:
@@ -339,14 +274,6 @@ class Port(MethodCalls):
 
     def drain(self, request: DrainRequest) -> None:
         self._decide(request, "drain", request.vw, request.incarnation)
-
-    def _decide(self, request: EvictRequest | AdmitRequest | DrainRequest, name: str, *about: int) -> None:
-        decide = partial(self._decided, name, about)
-        self._ask(request.job_id, request.term, decide)
-
-    @staticmethod
-    def _decided(name: str, about: tuple[int, ...], served: Served) -> None:
-        served.server.clock_part.decide(name, *about)
 
     def keep_run(self, request: KeepRunRequest) -> None:
         def keep(served: Served) -> None:
