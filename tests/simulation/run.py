@@ -104,7 +104,8 @@ class Run:
         link = (sender, index)
         arrival = max(self.scheduler.now + self.compute_ticks(), self._frame_times.get(link, 0))
         self._frame_times[link] = arrival
-        self.scheduler.at(arrival - self.scheduler.now, lambda: take(receiver), receiver)
+        if receiver.alive:  # who is gone gets nothing, though its neighbour has yet to notice
+            self.scheduler.at(arrival - self.scheduler.now, lambda: take(receiver), receiver)
 
     def compute_ticks(self) -> int:
         """How long a minibatch takes at a stage."""
