@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from hetpipe.errors import CallableError, HetpipeError
 from hetpipe.pipeline.callables import LossFunction, MapDataset, call_loss
-from hetpipe.pipeline.chain import Layer, Values, as_values, at_boundary, chain_of, has_forward
+from hetpipe.pipeline.chain import Layer, SeedKey, Values, as_values, at_boundary, chain_of, has_forward
 from hetpipe.pipeline.comparison import Comparison, same
 from hetpipe.pipeline.compute import StageCompute
 from hetpipe.pipeline.data import Batch
@@ -779,10 +779,10 @@ class _Cut:
 class _UnseededCompute(StageCompute):
     """Draws on from one layer to the next, for the comparison with a model whose layers cannot be told apart."""
 
-    def _seed_for(self, p: Minibatch, layer: Layer) -> None:
+    def _seed_for(self, p: Minibatch, key: SeedKey) -> None:
         """Leave the generators alone."""
 
-    def _seed_for_evaluation(self, number: int, layer: Layer) -> None:
+    def _seed_for_evaluation(self, number: int, key: SeedKey) -> None:
         """Leave the generators alone."""
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from hetpipe.decide.sync.division import Block, deal, shuffled
-from hetpipe.pipeline.chain import Layer, chain_of, run_layers
+from hetpipe.pipeline.chain import SeedKey, chain_of, run_layers
 from hetpipe.pipeline.modes import enter_evaluation
 from hetpipe.pipeline.seeds import (
     evaluation_fetch_seed,
@@ -234,8 +234,8 @@ def _merged_buffers(buffers: Sequence[Tensors]) -> Tensors:
     }
 
 
-def _seed_evaluation(run: ReferenceRun, vw: VirtualWorkerIndex, number: int, layer: Layer) -> None:
-    seed_generators(evaluation_layer_seed(run.seed, vw, number, layer.index))
+def _seed_evaluation(run: ReferenceRun, vw: VirtualWorkerIndex, number: int, key: SeedKey) -> None:
+    seed_generators(evaluation_layer_seed(run.seed, vw, number, key))
 
 
 def evaluate(
@@ -272,7 +272,7 @@ def evaluate(
                 seed_generators(evaluation_fetch_seed(run.seed, vw, number))
                 inputs, target = read_block(dataset, block)
                 seed = partial(_seed_evaluation, run, vw, number)
-                output = output_of(run_layers(layers, weights, inputs, before_layer=seed))
+                output = output_of(run_layers(layers, weights, inputs, seed=seed))
                 for name, function in functions.items():
                     sums[name] += float(function(output, target)) * len(block)
             totals = {name: total + sums[name] for name, total in totals.items()}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from hetpipe.pipeline.chain import GradientHook, Layer, Values, chain_of, run_layers, weights_in_place
+from hetpipe.pipeline.chain import GradientHook, Layer, SeedKey, Values, chain_of, run_layers, weights_in_place
 from hetpipe.pipeline.seeds import fetch_seed, layer_seed, seed_generators
 from hetpipe.values.ids import Clock, Minibatch, VirtualWorkerIndex
 from tests.reference.gradients import Gradients, MinibatchGradients, average, clipped
@@ -226,13 +226,13 @@ class ReferenceWorker:
         """Loss and gradients of `p`: forward with `used`, backward with `read`, or with `used` if that is None."""
         run = self._run
 
-        def seed(layer: Layer) -> None:
-            seed_generators(layer_seed(run.seed, self.index, p, layer.index))
+        def seed(key: SeedKey) -> None:
+            seed_generators(layer_seed(run.seed, self.index, p, key))
 
         seed_generators(fetch_seed(run.seed, self.index, p))
         inputs, target = read_block(run.train, block)
         leaves = {name: weight.detach().clone().requires_grad_() for name, weight in used.items()}
-        outputs = run_layers(self._layers, leaves, inputs, before_layer=seed)
+        outputs = run_layers(self._layers, leaves, inputs, seed=seed)
         loss = run.loss(output_of(outputs), target)
         if read is not None:
             # Algorithm 1 of PipeOptim to the letter: the parameters' storage, which whatever autograd saved of a

@@ -1,0 +1,344 @@
+"""Where a model may be cut, and what crosses there. Pure: it decides from what a recording has noted.
+
+A forward is a tree of *frames*, one per call of a module. In a frame, *entries* follow each other: calls of modules,
+and calls of functions ("glue") on values that depend on weights. A cut stands before an entry; the frames around it are
+open there, and every stage behind the cut runs their Python again, with the entries before the cut answered from a log.
+
+A value is *shared* if it depends on integer inputs and constants only (masks, position ids): every stage computes it
+again, so it never crosses. All others are made by one entry and cross every cut between it and their last use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+#: Why a cut is forbidden, by what is wrong; each is the end of the sentence "no cut before X: …".
+CHECKPOINTED = "it is inside a region that is recomputed as a whole (torch.utils.checkpoint)"
+REENTRANT = "{} before it is under torch.utils.checkpoint(use_reentrant=True); use_reentrant=False can be cut"
+SIDE_CHANNEL = "a value made in {} is used after it without being returned by it"
+OPAQUE = "{} returns an object ({}) that cannot be made again on another stage"
+ALIASED = "{} and {} share memory that is changed in place behind it"
+CHANGED_SHARED = "{} is changed in place by what depends on weights"
+BUFFER = "buffer {} is written before it and used behind it"
+UNSEEN = "the forward of {} computes with a value that no module and no torch function has made"
+DRAWS = "the forward of {} draws from `random` or NumPy by itself"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One call of a module."""
+
+    position: str
+    """The path of the calls that lead to it; empty for the model itself."""
+    path: str
+    """The module's name in the model."""
+    parent: int | None
+    """Index of the frame in which it is an entry."""
+    closed: str = ""
+    """Why no cut may be inside it; empty if there may be one."""
+    is_reentrant: bool = False
+    """It was called inside `torch.utils.checkpoint` with `use_reentrant=True`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One tensor."""
+
+    dtype: str
+    num_bytes: int
+    has_gradient: bool
+    storage: int
+    """Values of one storage share memory."""
+    shared_in: int | None
+    """The frame in which it was computed from shared values only; None: it depends on an entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Something that happened in the recorded forward: a call of a function, or a call of a module that has ended."""
+
+    started: int
+    """When: positions of one common count of starts and ends."""
+    ended: int
+    frame: int
+    """In whose forward."""
+    key: str
+    """Names the entry; empty for a call on shared values only, which is none."""
+    label: str
+    """For people: the module's path, or the function's name."""
+    inputs: frozenset[int] = frozenset()
+    """Values that it computes with; empty for modules, whose inner steps say so."""
+    outputs: tuple[int, ...] = ()
+    """Values, by leaf; those that are new or that a module hands on."""
+    parameters: frozenset[str] = frozenset()
+    """Trainable parameters that it reads."""
+    buffers: frozenset[str] = frozenset()
+    """Buffers that it reads or writes."""
+    written_buffers: frozenset[str] = frozenset()
+    changed: frozenset[int] = frozenset()
+    """Values that it changes in place."""
+    opens: int | None = None
+    """The frame of the module that it calls; None for a function."""
+    opaque: str = ""
+    """The type of an object in what it returns that cannot be made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What one forward did."""
+
+    frames: tuple[Frame, ...]
+    steps: tuple[Step, ...]
+    """In the order in which they ended."""
+    values: tuple[Value, ...]
+    inputs: Mapping[str, int]
+    """Floating inputs of the model: name → value. Integer inputs are shared."""
+    results: frozenset[int]
+    """Values that the loss needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A value that crosses a cut."""
+
+    name: str
+    """`input:NAME`, `parameter:NAME`, or the entry that made it and the leaf: `decoder.2:0`."""
+    places: tuple[tuple[str, int], ...]
+    """Entries (by key) and leaves that are this value, as they stand in the log."""
+    dtype: str
+    num_bytes: int
+    has_gradient: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A place between two entries."""
+
+    key: str
+    """The entry behind it."""
+    label: str
+    order: int
+    """When that entry started."""
+    around: tuple[str, ...]
+    """Positions of the frames that are open here, the model's first."""
+    crossing: tuple[Crossing, ...]
+    """Ordered; integer inputs and the log cross every cut and are not named here."""
+    reason: str = ""
+    """Why it is forbidden; empty if it is allowed."""
+
+    @property
+    def forward_bytes(self) -> int:
+        """What moves to the next stage, tied weights left aside."""
+        return sum(each.num_bytes for each in self.crossing if not each.name.startswith("parameter:"))
+
+    @property
+    def backward_bytes(self) -> int:
+        """What comes back of it."""
+        return sum(
+            each.num_bytes for each in self.crossing if each.has_gradient and not each.name.startswith("parameter:")
+        )
+
+    @property
+    def tie_bytes(self) -> int:
+        """Weights that both sides use; they move both ways."""
+        return sum(each.num_bytes for each in self.crossing if each.name.startswith("parameter:"))
+
+
+@dataclass(slots=True)
+class _Use:
+    first: int
+    last: int
+
+
+@dataclass(slots=True)
+class _Analysis:
+    recording: Recording
+    parameter_specs: Mapping[str, tuple[str, int]]
+    made: list[int] = field(default_factory=list)
+    used: list[int] = field(default_factory=list)
+    names: list[list[Step]] = field(default_factory=list)
+    parameters: dict[str, _Use] = field(default_factory=dict)
+    buffers: dict[str, _Use] = field(default_factory=dict)
+    written: dict[str, _Use] = field(default_factory=dict)
+    storage_used: dict[int, int] = field(default_factory=dict)
+
+
+def first_uses(recording: Recording) -> dict[str, int]:
+    """Parameter or buffer → when the first step that uses it started."""
+    found: dict[str, int] = {}
+    for step in recording.steps:
+        for name in (*step.parameters, *step.buffers):
+            found[name] = min(found.get(name, step.started), step.started)
+    return found
+
+
+def cuts_of(recording: Recording, parameter_specs: Mapping[str, tuple[str, int]]) -> tuple[Cut, ...]:
+    """Every place where the model could be cut, in order; those that are forbidden say why.
+
+    Args:
+        recording: of one forward.
+        parameter_specs: trainable parameter → dtype and bytes.
+    """
+    analysis = _analysed(recording, parameter_specs)
+    first_entries: dict[int, Step] = {}
+    for step in recording.steps:
+        if step.key and (step.frame not in first_entries or step.started < first_entries[step.frame].started):
+            first_entries[step.frame] = step
+    # The place before the first entry of a frame is the one before the frame itself.
+    entries = sorted(
+        (step for step in recording.steps if step.key and first_entries[step.frame] is not step),
+        key=lambda step: step.started,
+    )
+    return tuple(_cut(analysis, step) for step in entries)
+
+
+def _analysed(recording: Recording, parameter_specs: Mapping[str, tuple[str, int]]) -> _Analysis:
+    never = -1
+    found = _Analysis(
+        recording,
+        parameter_specs,
+        made=[never] * len(recording.values),
+        used=[never] * len(recording.values),
+        names=[[] for _ in recording.values],
+    )
+    end = max((step.ended for step in recording.steps), default=0) + 1
+    for value in recording.results:
+        found.used[value] = end
+    for step in recording.steps:
+        for value in step.inputs:
+            found.used[value] = max(found.used[value], step.started)
+        for value in filter(never.__ne__, step.outputs):
+            if found.made[value] == never:
+                found.made[value] = step.ended
+            if step.key:
+                found.names[value].append(step)
+        for table, names in (
+            (found.parameters, step.parameters),
+            (found.buffers, step.buffers),
+            (found.written, step.written_buffers),
+        ):
+            for name in names:
+                use = table.setdefault(name, _Use(step.started, step.started))
+                use.first, use.last = min(use.first, step.started), max(use.last, step.started)
+    for value, used in zip(recording.values, found.used, strict=True):
+        found.storage_used[value.storage] = max(found.storage_used.get(value.storage, never), used)
+    return found
+
+
+def _around(recording: Recording, frame: int) -> tuple[int, ...]:
+    found: list[int] = []
+    at: int | None = frame
+    while at is not None:
+        found.append(at)
+        at = recording.frames[at].parent
+    return tuple(reversed(found))
+
+
+def _cut(analysis: _Analysis, behind: Step) -> Cut:
+    recording = analysis.recording
+    around = _around(recording, behind.frame)
+    inside = frozenset(around)
+    at = behind.started
+    crossing: list[tuple[int, Crossing]] = []
+    reason = _forbidden_frames(recording, around, inside, at)
+    for name, value in recording.inputs.items():
+        if analysis.used[value] >= at:
+            crossing.append((-1, _crossing(f"input:{name}", (), recording.values[value])))
+    inputs = set(recording.inputs.values())
+    alive: list[int] = []
+    for index, value in enumerate(recording.values):
+        if index in inputs or not 0 <= analysis.made[index] < at <= analysis.used[index]:
+            continue
+        if value.shared_in in inside:
+            continue
+        steps = [step for step in analysis.names[index] if step.ended < at and step.frame in inside]
+        if not steps:
+            maker = analysis.names[index][0].label if analysis.names[index] else _maker(recording, index)
+            reason = reason or SIDE_CHANNEL.format(maker)
+            continue
+        places = tuple(
+            (step.key, leaf) for step in steps for leaf, output in enumerate(step.outputs) if output == index
+        )
+        first = steps[0]
+        name = f"{first.key}:{first.outputs.index(index)}"
+        crossing.append((analysis.made[index], _crossing(name, places, value)))
+        alive.append(index)
+    for name, use in analysis.parameters.items():
+        if use.first < at <= use.last:
+            dtype, num_bytes = analysis.parameter_specs[name]
+            crossing.append((-1, Crossing(f"parameter:{name}", (), dtype, num_bytes, has_gradient=True)))
+    crossing.sort(key=lambda each: each[0])
+    return Cut(
+        behind.key,
+        behind.label,
+        at,
+        tuple(recording.frames[frame].position for frame in around),
+        tuple(each for _, each in crossing),
+        reason or _forbidden_changes(analysis, inside, at, alive),
+    )
+
+
+def _crossing(name: str, places: tuple[tuple[str, int], ...], value: Value) -> Crossing:
+    return Crossing(name, places, value.dtype, value.num_bytes, value.has_gradient)
+
+
+def _maker(recording: Recording, index: int) -> str:
+    return next((step.label for step in recording.steps if index in step.outputs), "the model")
+
+
+def _forbidden_frames(recording: Recording, around: Sequence[int], inside: frozenset[int], at: int) -> str:
+    for frame in map(recording.frames.__getitem__, around):
+        if frame.closed:
+            return frame.closed.format(frame.path or "the model")
+    for step in recording.steps:
+        if step.key and step.ended < at and step.frame in inside:
+            if step.opaque:
+                return OPAQUE.format(step.label, step.opaque)
+            if step.opens is not None and recording.frames[step.opens].is_reentrant:
+                return REENTRANT.format(step.label)
+    return ""
+
+
+def _forbidden_changes(analysis: _Analysis, inside: frozenset[int], at: int, alive: Sequence[int]) -> str:
+    recording = analysis.recording
+    by_storage: dict[int, list[int]] = {}
+    for index in alive:
+        by_storage.setdefault(recording.values[index].storage, []).append(index)
+    for step in recording.steps:
+        for changed in step.changed:
+            value = recording.values[changed]
+            mates = by_storage.get(value.storage, ())
+            if step.started >= at and len(mates) > 1:
+                first, second = (analysis.names[mate][0].label for mate in mates[:2])
+                return ALIASED.format(first, second)
+            if (
+                value.shared_in in inside
+                and step.started < at <= analysis.storage_used[value.storage]
+                and (step.key or step.frame not in inside)
+            ):
+                return CHANGED_SHARED.format(_maker(recording, changed))
+    for name, written in analysis.written.items():
+        if written.first < at <= analysis.buffers[name].last:
+            return BUFFER.format(name)
+    return ""
+
+
+def layers_from(cuts: Sequence[Cut], *, reach: int = 6) -> tuple[Cut, ...]:
+    """Of the allowed cuts, those that are worth having: the others move more than a neighbour on either side.
+
+    Args:
+        cuts: in order.
+        reach: how many neighbours on each side are looked at.
+    """
+    allowed = [cut for cut in cuts if not cut.reason]
+    sizes = [cut.forward_bytes + cut.backward_bytes for cut in allowed]
+    return tuple(
+        cut
+        for index, cut in enumerate(allowed)
+        if sizes[index]
+        <= max(
+            min(sizes[max(0, index - reach) : index], default=sizes[index]),
+            min(sizes[index + 1 : index + 1 + reach], default=sizes[index]),
+        )
+    )
