@@ -191,7 +191,7 @@ class _Proof:
         uncut, chain = self._uncut, self._chain
         self._compare_as_made(first)
         # From here on the weights are others than those that the model was made with, as after any update.
-        others = _other_weights(self._weights)
+        others = other_weights(self._weights)
         uncut.take_over(others)
         before = _buffers_of(chain)
         swapped = uncut.train(first)
@@ -817,7 +817,7 @@ def _made_again(build: Callable[[], nn.Module], chain: Sequence[Layer]) -> nn.Mo
         ) from error
 
 
-def _other_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def other_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Leaves that differ from `weights` in every element, by a few percent of their size."""
     generator = torch.Generator().manual_seed(0)
     others: dict[str, Tensor] = {}
