@@ -20,7 +20,7 @@ class AbsentTensor(Tensor):
         cls, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device, *, requires_grad: bool
     ) -> Self:
         """The tensor that the entry `name` made elsewhere."""
-        found: Self = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]  # noqa: SLF001 - its only name
+        found: Self = Tensor._make_wrapper_subclass(  # noqa: SLF001 - its only name
             cls, tuple(shape), dtype=dtype, device=device, requires_grad=requires_grad
         )
         found.origin = name
@@ -29,7 +29,7 @@ class AbsentTensor(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # noqa: SLF001
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """See `AbsentTensor`.
 
         Raises:
@@ -44,7 +44,7 @@ class AbsentTensor(Tensor):
             "let it train with `workers: {stages: 1}`"
         )
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         """For messages."""
         return f"AbsentTensor({self.origin}, {list(self.shape)}, {self.dtype})"
 

@@ -14,7 +14,7 @@ from hetpipe.errors import CallableError
 from hetpipe.model.absent import AbsentTensor
 from hetpipe.model.forward import Normalise, StageForward, Ways
 from hetpipe.model.forward_log import Entry, LogCodec, noted
-from hetpipe.model.graph import Cut, cuts_of, first_uses, layers_from
+from hetpipe.model.graph import Cut, cuts_of, first_uses, layers_from, work_until
 from hetpipe.model.recording import Recorded, record
 from hetpipe.model.structure import Leaf, Several, tensors_in
 
@@ -114,7 +114,7 @@ class CutModel:
         self.cuts = found[True]
         allowed = {cut.key: cut for cut in found[False] if not cut.reason}
         common = [cut for cut in self.cuts if not cut.reason and cut.key in allowed]
-        chosen = common if keep_all else layers_from(common)
+        chosen = common if keep_all else layers_from(common, work_until(records[True].recording, specs))
         self._modes = {
             True: _mode(model, records[True], tuple(chosen), len(self._floating)),
             False: _mode(model, records[False], tuple(allowed[cut.key] for cut in chosen), len(self._floating)),

@@ -10,6 +10,7 @@ again, so it never crosses. All others are made by one entry and cross every cut
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -203,16 +204,16 @@ def _analysed(recording: Recording, parameter_specs: Mapping[str, tuple[str, int
         names=[[] for _ in recording.values],
     )
     end = max((step.ended for step in recording.steps), default=0) + 1
-    for value in recording.results:
-        found.used[value] = end
+    for result in recording.results:
+        found.used[result] = end
     for step in recording.steps:
-        for value in step.inputs:
-            found.used[value] = max(found.used[value], step.started)
-        for value in filter(never.__ne__, step.outputs):
-            if found.made[value] == never:
-                found.made[value] = step.ended
+        for index in step.inputs:
+            found.used[index] = max(found.used[index], step.started)
+        for index in filter(never.__ne__, step.outputs):
+            if found.made[index] == never:
+                found.made[index] = step.ended
             if step.key:
-                found.names[value].append(step)
+                found.names[index].append(step)
         for table, names in (
             (found.parameters, step.parameters),
             (found.buffers, step.buffers),
@@ -242,9 +243,9 @@ def _cut(analysis: _Analysis, behind: Step) -> Cut:
     at = behind.started
     crossing: list[tuple[int, Crossing]] = []
     reason = _forbidden_frames(recording, around, inside, at)
-    for name, value in recording.inputs.items():
-        if analysis.used[value] >= at:
-            crossing.append((-1, _crossing(f"input:{name}", (), recording.values[value])))
+    for name, given in recording.inputs.items():
+        if analysis.used[given] >= at:
+            crossing.append((-1, _crossing(f"input:{name}", (), recording.values[given])))
     inputs = set(recording.inputs.values())
     alive: list[int] = []
     for index, value in enumerate(recording.values):
@@ -324,21 +325,68 @@ def _forbidden_changes(analysis: _Analysis, inside: frozenset[int], at: int, ali
     return ""
 
 
-def layers_from(cuts: Sequence[Cut], *, reach: int = 6) -> tuple[Cut, ...]:
-    """Of the allowed cuts, those that are worth having: the others move more than a neighbour on either side.
+#: A layer has at most this share of the model's work, if there is a cut that divides it, …
+_MOST_WORK = 1 / 24
+#: … and at least this one, if there is a neighbour to join.
+_LEAST_WORK = 1 / 240
+#: A cut that moves more than this many times what a neighbour moves is not worth having.
+_TOLERATED = 1.2
+
+
+def work_until(recording: Recording, parameter_specs: Mapping[str, tuple[str, int]]) -> list[tuple[int, int]]:
+    """(when, bytes that functions have read and written up to then), in order: work, measured without a clock."""
+    total = 0
+    found: list[tuple[int, int]] = []
+    for step in sorted(recording.steps, key=lambda step: step.started):
+        if step.opens is not None or not step.key:
+            continue
+        touched = {*step.inputs, *(output for output in step.outputs if output >= 0)}
+        total += sum(recording.values[value].num_bytes for value in touched)
+        total += sum(parameter_specs[name][1] for name in step.parameters)
+        found.append((step.started, total))
+    return found
+
+
+def layers_from(cuts: Sequence[Cut], work: Sequence[tuple[int, int]]) -> tuple[Cut, ...]:
+    """Of allowed cuts, those that are worth having as borders of layers.
+
+    Those that move much more than a neighbour go, the worst first, as long as no layer gets too large; then neighbours
+    with hardly any work between them are joined. The same for every process that has made the same recording.
 
     Args:
-        cuts: in order.
-        reach: how many neighbours on each side are looked at.
+        cuts: allowed ones, in order.
+        work: of the recording (`work_until`).
     """
-    allowed = [cut for cut in cuts if not cut.reason]
-    sizes = [cut.forward_bytes + cut.backward_bytes for cut in allowed]
-    return tuple(
-        cut
-        for index, cut in enumerate(allowed)
-        if sizes[index]
-        <= max(
-            min(sizes[max(0, index - reach) : index], default=sizes[index]),
-            min(sizes[index + 1 : index + 1 + reach], default=sizes[index]),
-        )
-    )
+    total = work[-1][1] if work else 0
+    times = [when for when, _ in work]
+
+    def done(cut: Cut) -> int:
+        index = bisect_left(times, cut.order)
+        return work[index - 1][1] if index else 0
+
+    kept = [(cut, done(cut), cut.forward_bytes + cut.backward_bytes + 1) for cut in cuts]
+    while (worst := _worst(kept, total)) is not None:
+        del kept[worst]
+    index = 0
+    while index < len(kept):
+        before = kept[index - 1][1] if index else 0
+        after = kept[index + 1][1] if index + 1 < len(kept) else total
+        is_small = min(kept[index][1] - before, after - kept[index][1]) < total * _LEAST_WORK
+        if is_small and after - before <= total * _MOST_WORK:
+            del kept[index]
+        else:
+            index += 1
+    return tuple(cut for cut, _, _ in kept)
+
+
+def _worst(kept: Sequence[tuple[Cut, int, int]], total: int) -> int | None:
+    """The cut that moves most, compared with its better neighbour, of those that may go."""
+    found, most = None, _TOLERATED
+    for index, (_, _, size) in enumerate(kept):
+        before = kept[index - 1] if index else None
+        after = kept[index + 1] if index + 1 < len(kept) else None
+        gap = (after[1] if after else total) - (before[1] if before else 0)
+        least = min(each[2] for each in (before, after) if each is not None) if before or after else size
+        if size / least > most and gap <= total * _MOST_WORK:
+            found, most = index, size / least
+    return found

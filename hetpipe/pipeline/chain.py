@@ -196,7 +196,7 @@ class LayerTensors(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LayerTensors:  # noqa: FBT001, FBT002 - torch's
         """Move the tensors, and the read-only buffers of the other layers, to where `fn` says."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch ships it untyped
         for name, places in self._places.items():
             local = local_name(name)
             moved = self._parameters.get(local)

@@ -20,8 +20,8 @@ def import_torchvision() -> Any:
     except RuntimeError as error:
         if "does not exist" not in str(error):
             raise
-    library = torch.library.Library("torchvision", "FRAGMENT")
+    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch ships it untyped
     _kept.append(library)
     for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]
     return importlib.import_module("torchvision")

@@ -105,8 +105,13 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
     if reads or not says_its_layers(model):
         train, evaluation = build_datasets(job, import_path)
     num_samples = len(train) if train is not None else 0
-    given = load_loss(job, import_path) if identity.is_last or not says_its_layers(model) else None
-    chain = chain_of(model) if train is None else layers_of(model, example_of(job, train), given)
+    if says_its_layers(model):
+        given = load_loss(job, import_path) if identity.is_last else None
+        chain = chain_of(model)
+    else:
+        assert train is not None, "what is cut by its own forward is cut on an example"
+        given = load_loss(job, import_path)
+        chain = layers_of(model, example_of(job, train), given)
     layers = chain[stage.first_layer : stage.last_layer]
     keep_layers(layers)
     loss = on_output(chain, given) if identity.is_last else None
