@@ -241,8 +241,14 @@ class CutModel:
                 crossing.append(ties[name] if name in ties else weights[name].clone())
             elif kind == "input":
                 crossing.append(floating[name])
-            else:
+            elif each.name in forward.values:
                 crossing.append(forward.values[each.name])
+            else:
+                raise CallableError(
+                    f"model: {name} crosses the cut before {end.label} and is not made in this minibatch, as it was in "
+                    "the one on which the model was cut: it depends on the data what is made; let it train with "
+                    "`workers: {stages: 1}`"
+                )
         return (log, *integers.values(), *crossing)
 
     def _given(self, start: Cut | None, values: Values, normalise: Normalise) -> dict[str, Tensor]:

@@ -23,6 +23,7 @@ ALIASED = "{} and {} share memory that is changed in place behind it"
 CHANGED_SHARED = "{} is changed in place by what depends on weights"
 BUFFER = "buffer {} is written before it and used behind it"
 UNSEEN = "the forward of {} computes with a value that no module and no torch function has made"
+DECIDES = "the forward of {} asks for a number that depends on weights, so it may take another way each time"
 DRAWS = "the forward of {} draws from `random` or NumPy by itself"
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.model.calls import Frame, Interception, calling_frame, checkpointing_above, has_own_call, name_of
-from hetpipe.model.graph import CHECKPOINTED, DRAWS, UNSEEN, Recording, Step, Value
+from hetpipe.model.graph import CHECKPOINTED, DECIDES, DRAWS, UNSEEN, Recording, Step, Value
 from hetpipe.model.graph import Frame as FrameNote
 from hetpipe.model.structure import Named, Opaque, Several, Skeleton, parts_of, take_apart, tensors_in
 
@@ -254,6 +254,8 @@ class _Recorder(Interception):
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
                 note.outputs.append(-1)
+                if note.opens is None:
+                    self._closed.setdefault(note.frame, DECIDES)
                 continue
             if id(leaf) in self._parameters or id(leaf) in self._frozen:
                 note.outputs.append(-1)

@@ -85,7 +85,7 @@ class Subject:
         loss = self._loss(output)
         named = {name: p for name, p in self.bare.named_parameters() if p.requires_grad}
         found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-        return Outcome(float(loss), dict(zip(named, found, strict=True)), dict(self.bare.named_buffers()))
+        return Outcome(float(loss.detach()), dict(zip(named, found, strict=True)), dict(self.bare.named_buffers()))
 
     def watched(self, made: Made) -> Outcome:
         """The same, watched, from the same seed."""
@@ -97,7 +97,7 @@ class Subject:
             )
             loss = self._loss(self.cut.output)
             found = torch.autograd.grad(loss, list(self.weights.values()), allow_unused=True)
-        return Outcome(float(loss), dict(zip(self.weights, found, strict=True)), self._found_buffers())
+        return Outcome(float(loss.detach()), dict(zip(self.weights, found, strict=True)), self._found_buffers())
 
     def stages(self, bounds: Sequence[int], made: Made) -> Outcome:
         """Stages between `bounds`; without any it is one."""
@@ -148,7 +148,7 @@ def copies(values: Values) -> Values:
 
 
 def assert_cut_anywhere(subject: Subject, made: Made, *, at_most: int = 1000) -> int:
-    """At each border of layers, and at all at once, the bits are those of one stage; returns how many cuts were tried."""
+    """At each border of layers, and at all at once: the bits of one stage. Returns how many borders there are."""
     whole = subject.stages((), made)
     count = len(subject.layers)
     step = max(1, count // at_most)

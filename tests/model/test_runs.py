@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from hetpipe.check import check_run
 from hetpipe.clock import SYSTEM_CLOCK
@@ -28,9 +30,17 @@ MODELS: dict[str, tuple[str, str | None]] = {
 MOMENTUM = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
 
 
+def needs(name: str) -> None:
+    """Skip where the package is not installed that has the model."""
+    if name in {"gpt2", "t5"}:
+        pytest.importorskip("transformers")
+    if name == "resnet18":
+        pytest.importorskip("PIL")
+
+
 def job_of(name: str, *, stages: int, weights: str = "wave", kind: str = "wsp", workers: int = 2) -> Job:
     data, loss = MODELS[name]
-    sync: dict[str, Any] = {"kind": kind, "minibatches_per_wave": 2}
+    sync: dict[str, Any] = {"kind": kind, "minibatches_per_wave": 2 if weights == "wave" else 4}
     if kind == "wsp":
         sync.update(D=1, deterministic=True)
     return Job(
@@ -39,7 +49,7 @@ def job_of(name: str, *, stages: int, weights: str = "wave", kind: str = "wsp", 
         loss=None if loss is None else f"tests.model.zoo:{loss}",
         data={"train": f"tests.model.zoo:{data}"},
         batch_size=2,
-        minibatches=6,
+        minibatches=6 if weights == "wave" else 8,
         seed=3,
         optimizer={"name": "SGD", **MOMENTUM},
         weights=weights,
@@ -72,6 +82,7 @@ def reference_of(name: str, job: Job) -> ReferenceRun:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_two_stages_train_to_the_bits_of_the_reference(name: str, tmp_path: Path) -> None:
+    needs(name)
     job = job_of(name, stages=2)
     run_in_process(InProcessRun(job=job, run_dir=tmp_path, import_path=ROOT, stall_seconds=60.0))
     assert not (report := check_run(tmp_path, require_complete=True)).violations, "\n".join(report.lines())
@@ -80,7 +91,24 @@ def test_two_stages_train_to_the_bits_of_the_reference(name: str, tmp_path: Path
 
 @pytest.mark.parametrize("name", ["gpt2", "t5"])
 def test_the_proof_holds(name: str) -> None:
+    needs(name)
     subject = load_subject(job_of(name, stages=2), ROOT)
     report = prove_subject(subject, ROOT, SYSTEM_CLOCK)
     assert report.equality == "bits"
     assert len(subject.chain) > 10
+
+
+@pytest.mark.parametrize(
+    ("weights", "stages"), [("flush", 2), ("flush", 4), ("double_buffer", 2), ("double_buffer", 4)]
+)
+def test_a_tied_weight_travels_under_every_policy_that_allows_it(weights: str, stages: int, tmp_path: Path) -> None:
+    """One virtual worker in one stage and in several, over which the two uses are divided: the same bits."""
+    needs("gpt2")
+    found: dict[int, dict[str, Tensor]] = {}
+    for count in (1, stages):
+        folder = tmp_path / str(count)
+        job = job_of("gpt2", stages=count, weights=weights, kind="none", workers=1)
+        run_in_process(InProcessRun(job=job, run_dir=folder, import_path=ROOT, stall_seconds=60.0))
+        found[count] = trained(folder)
+    assert found[1].keys() == found[stages].keys()
+    assert not [name for name, value in found[1].items() if not torch.equal(value, found[stages][name])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,7 +52,7 @@ def images() -> Images:
 
 def hugging_face(kind: str, model_type: str, **config: Any) -> nn.Module:
     import_torchvision()  # before transformers, which imports it, too
-    import transformers
+    transformers = importlib.import_module("transformers")
 
     made = transformers.AutoConfig.for_model(model_type, **config)
     model: nn.Module = getattr(transformers, kind).from_config(made)
