@@ -254,7 +254,7 @@ class _Recorder(Interception):
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
                 note.outputs.append(-1)
-                if note.opens is None:
+                if note.opens is None and note.key:
                     self._closed.setdefault(note.frame, DECIDES)
                 continue
             if id(leaf) in self._parameters or id(leaf) in self._frozen:

@@ -40,7 +40,7 @@ def load_subject(job: Job, import_path: Path) -> Subject:
     """
     # The cheapest first, as the first mistake ends it; with the first optimizer torch imports its compiler.
     check_optimizer_names(job.optimizer, import_path)
-    load_callable(job.model, import_path)
+    load_callable(str(job.model), import_path)
     loss = load_loss(job, import_path)
     load_callable(job.data.train, import_path, "data.train")
     check_optimization(job, import_path)

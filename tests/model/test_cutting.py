@@ -45,7 +45,8 @@ class Deciding(nn.Module):
 
     def forward(self, one: Tensor, other: Tensor) -> Tensor:
         inner: Tensor = self.linear(other)
-        return inner * 0.5 if float(one.detach().mean()) > 0 else inner.tanh() + one
+        halved = inner * 0.5
+        return halved if float(one.detach().mean()) > 0 else inner.tanh() + one
 
 
 class Program(nn.Module):
