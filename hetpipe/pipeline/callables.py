@@ -72,6 +72,8 @@ def load_callable(reference: str, import_path: Path, key: str = "model") -> Call
             names = [name for name in vars(found) if not name.startswith("_")] if hasattr(found, "__dict__") else []
             help_text = did_you_mean(attribute, names) if closest(attribute, names) else "define it there"
             raise CallableError(f"{key}: `{place}` has no `{attribute}`; {help_text}") from None
+        except (Exception, SystemExit) as error:  # packages that import what is asked for when it is asked for
+            raise CallableError(f"{key}: looking up `{attribute}` in `{place}` raised {raised_text(error)}") from error
         if isinstance(found, ModuleType):
             check_module(found.__name__, key)
         place += f".{attribute}"
