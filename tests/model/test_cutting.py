@@ -175,7 +175,8 @@ class Recomputing(nn.Module):
 
     def forward(self, value: Tensor) -> Tensor:
         for block in self.blocks:
-            value = value + checkpoint(block, value, use_reentrant=False)
+            recomputed: Tensor = checkpoint(block, value, use_reentrant=False)
+            value = value + recomputed
         return value
 
 
@@ -205,7 +206,8 @@ class Aliasing(nn.Module):
         part = value[:, :2]
         bias = self.second(value * 2)
         value += 1
-        return bias + value.sum() + part.sum()
+        result: Tensor = bias + value.sum() + part.sum()
+        return result
 
 
 def test_no_cut_between_two_values_that_share_memory_which_is_changed() -> None:
