@@ -15,7 +15,7 @@ from tests.model import zoo
 from tests.model.harness import Made, Subject, assert_cut_anywhere, differences
 from tests.model.without_operators import import_torchvision
 
-_SMALL = {
+_SMALL: dict[str, Any] = {
     "vocab_size": zoo.VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
     "intermediate_size": 32, "max_position_embeddings": 32,
 }  # fmt: skip
