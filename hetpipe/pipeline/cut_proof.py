@@ -231,7 +231,7 @@ class _Proof:
             )
         for layer in self._chain:
             for name in layer.parameters.values():
-                if not same(expected[name], found[name]):
+                if (expected[name] is None) != (found[name] is None) or not same(expected[name], found[name]):
                     difference = _by(expected[name], found[name])
                     raise CallableError(
                         f"{_HEAD}: first difference at {layer.name} (gradient of {name}{difference}), compared "
