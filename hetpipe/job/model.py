@@ -26,6 +26,7 @@ from hetpipe.job.patience import PatienceSection
 from hetpipe.job.rules import contradictions
 from hetpipe.job.sections import (
     DEFAULT_MINIBATCHES_PER_WAVE,
+    Call,
     CheckpointSection,
     ClusterSection,
     DataSection,
@@ -78,10 +79,12 @@ class Job(Section):
 
     name: Annotated[str, AfterValidator(_checked_job_name)] = Field(default="job", examples=["digits"])
     """Begins the name of the run's folder."""
-    model: Reference = Field(examples=["model:build"])
-    """Returns the `nn.Module`: an `nn.Sequential`, or one with a method `layers()`."""
-    loss: Reference = Field(examples=["torch.nn.functional:cross_entropy"])
-    """Called with (output, target) of a minibatch; returns the mean over its samples as a scalar."""
+    model: Call = Field(examples=["model:build"])
+    """Returns the `nn.Module`; with arguments as `{call: module:callable, args: {…}}`. An `nn.Sequential`, or one with
+    a method `layers()`, is cut between its entries; any other model by its own forward."""
+    loss: Reference | None = Field(default=None, examples=["torch.nn.functional:cross_entropy"])
+    """Called with (output, target) of a minibatch, or with (output, batch) where a sample is a mapping; returns the
+    mean over its samples as a scalar. None: the model computes it, and its output has it as `.loss` or `["loss"]`."""
     metrics: dict[Annotated[str, AfterValidator(_checked_metric_name)], Reference] = Field(default_factory=dict)
     """Name → callable like `loss`; computed at evaluation beside the loss."""
     data: DataSection = Field(examples=["{train: model:train_data}"])

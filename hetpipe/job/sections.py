@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -82,11 +82,35 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
+class CallSpec(Section):
+    """A callable with arguments, wherever one is named."""
+
+    call: Reference = Field(examples=["transformers:AutoModelForCausalLM.from_config"])
+    """What is called."""
+    args: dict[str, Any] = Field(default_factory=dict, examples=["{num_classes: 10}"])
+    """Its keyword arguments. A mapping with a key `call` among them is called as well, and what it returns is taken."""
+
+    def __str__(self) -> str:
+        """As people name it."""
+        return self.call
+
+
+def _call_branch(value: object) -> str:
+    return "<text>" if isinstance(value, str) else "<call>"
+
+
+Call = Annotated[
+    Annotated[Reference, Tag("<text>")] | Annotated[CallSpec, Tag("<call>")],
+    Discriminator(_call_branch),
+]
+"""A `module:callable`, or one with arguments."""
+
+
 class DataSection(Section):
     """Where the samples come from. Each callable takes no arguments and returns a map-style dataset."""
 
     train: Reference = Field(examples=["model:train_data"])
-    """What is trained on: `len()` samples, each an (input, target) pair."""
+    """What is trained on: `len()` samples, each an (input, target) pair, or a mapping of the model's arguments."""
     eval: Reference | None = Field(default=None, examples=["model:eval_data"])
     """What is evaluated on at the end of each epoch, and within epochs if `evaluate` says so; None: no evaluation."""
 

@@ -18,11 +18,13 @@ from types import ModuleType
 from typing import Any, Protocol, cast
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from hetpipe.errors import CallableError
 from hetpipe.job.file import Job
+from hetpipe.job.sections import CallSpec
 from hetpipe.pipeline.allowed_modules import check_attribute, check_module
 from hetpipe.pipeline.seeds import dataset_seed, seed_generators
 from hetpipe.values.suggest import closest, did_you_mean
@@ -70,6 +72,8 @@ def load_callable(reference: str, import_path: Path, key: str = "model") -> Call
             names = [name for name in vars(found) if not name.startswith("_")] if hasattr(found, "__dict__") else []
             help_text = did_you_mean(attribute, names) if closest(attribute, names) else "define it there"
             raise CallableError(f"{key}: `{place}` has no `{attribute}`; {help_text}") from None
+        except (Exception, SystemExit) as error:  # packages that import what is asked for when it is asked for
+            raise CallableError(f"{key}: looking up `{attribute}` in `{place}` raised {raised_text(error)}") from error
         if isinstance(found, ModuleType):
             check_module(found.__name__, key)
         place += f".{attribute}"
@@ -140,21 +144,44 @@ def raised_text(error: BaseException) -> str:
     return f"{type(error).__name__}{': ' if text else ''}{text}{_where(error)}"
 
 
-def _call(reference: str, import_path: Path, key: str) -> Any:
-    """Call what `reference` names without arguments."""
+def _arguments(call: CallSpec, import_path: Path, key: str) -> dict[str, Any]:
+    """The arguments of a call, with those that are calls themselves called."""
+
+    def resolved(value: Any, path: str) -> Any:
+        if isinstance(value, Mapping):
+            if "call" in value and value.keys() <= {"call", "args"}:
+                try:
+                    inner = CallSpec.model_validate(value)
+                except ValidationError as error:
+                    raise CallableError(f"{path}: {error.errors()[0]['msg']}") from None
+                return _call(inner, import_path, path)
+            return {name: resolved(entry, f"{path}.{name}") for name, entry in value.items()}
+        if isinstance(value, list | tuple):
+            return [resolved(entry, f"{path}.{index}") for index, entry in enumerate(value)]
+        return value
+
+    return {name: resolved(value, f"{key}.args.{name}") for name, value in call.args.items()}
+
+
+def _call(named: str | CallSpec, import_path: Path, key: str) -> Any:
+    """Call what a job names, with its arguments, or without."""
+    reference = str(named)
     function = load_callable(reference, import_path, key)
     if isinstance(function, nn.Module):
         raise CallableError(f"{key}: `{reference}` is a module already; name a function that returns a new one")
+    arguments = _arguments(named, import_path, key) if isinstance(named, CallSpec) else {}
     try:
-        inspect.signature(function).bind()
+        inspect.signature(function).bind(**arguments)
     except TypeError as error:
+        how, fix = ("without arguments", "give it defaults") if not arguments else ("with these arguments", "mend them")
         raise CallableError(
-            f"{key}: `{reference}` is called without arguments, but {error}; give it defaults"
+            f"{key}: `{reference}` is called {how}, but {error}; {fix}, or name it as "
+            "{call: module:callable, args: {…}}"
         ) from None
     except ValueError:
         pass  # Some built-in callables have no signature; the call itself will tell.
     try:
-        return function()
+        return function(**arguments)
     except (Exception, SystemExit) as error:
         raise CallableError(f"{key}: `{reference}()` raised {raised_text(error)}") from error
 
@@ -235,8 +262,12 @@ def _build_dataset(job: Job, reference: str, import_path: Path, key: str) -> Map
         raise CallableError(f"{place}: reading its length and first sample raised {raised_text(error)}") from error
     if not num_samples:
         raise CallableError(f"{place} is empty; a dataset needs at least one sample")
-    if not (isinstance(sample, tuple | list) and len(sample) == 2):  # noqa: PLR2004 - a pair
-        raise CallableError(f"{place}: sample 0 is {_type_name(sample)}; each sample must be a pair (input, target)")
+    is_pair = isinstance(sample, tuple | list) and len(sample) == len(("input", "target"))
+    if not (is_pair or isinstance(sample, Mapping)):
+        raise CallableError(
+            f"{place}: sample 0 is {_type_name(sample)}; each sample must be a pair (input, target), or a mapping of "
+            "the model's arguments"
+        )
     return found
 
 
@@ -246,12 +277,14 @@ def _type_name(value: object) -> str:
     return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
-def load_loss(job: Job, import_path: Path) -> LossFunction:
-    """The loss: called with (output, target), see `call_loss`.
+def load_loss(job: Job, import_path: Path) -> LossFunction | None:
+    """The loss: called with (output, target), see `call_loss`; None where the model itself computes it.
 
     Raises:
         CallableError: it cannot be imported, cannot take two arguments, or has parameters of its own.
     """
+    if job.loss is None:
+        return None
     function = _load_two_argument(job.loss, import_path, "loss", "torch.nn.functional:cross_entropy")
     parameters = function.named_parameters() if isinstance(function, nn.Module) else ()
     trainable = [name for name, parameter in parameters if parameter.requires_grad]

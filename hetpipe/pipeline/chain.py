@@ -1,8 +1,9 @@
 """A model as a chain of layers, and a stage as a run of consecutive ones.
 
-The chain is the model's own: the entries of an `nn.Sequential`, or what the model's documented `layers()` returns. Cut
-or not, a layer boundary treats values alike: forward and backward tensors are contiguous and 64-byte aligned
-(`wsp.md` §3, Arithmetic), so that another partition of the same model computes the same bits.
+The chain is the model's own: the entries of an `nn.Sequential`, or what the model's documented `layers()` returns; or
+it is made from the model's own forward (`hetpipe.model`), whose layers stand between its cuts. Cut or not, a layer
+boundary treats values alike: forward and backward tensors are contiguous and 64-byte aligned (`wsp.md` §3, Arithmetic),
+so that another partition of the same model computes the same bits.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from hetpipe.errors import CallableError
-from hetpipe.pipeline.modes import ModuleMode, modes_of
+from hetpipe.model.cut_model import CutModel, Signature
+from hetpipe.pipeline.modes import ModuleMode, enter_evaluation, enter_training, modes_of
 from hetpipe.values.ids import LayerIndex
 from hetpipe.values.plan import DTYPE_BYTES, TensorSpec
 
@@ -28,6 +30,9 @@ ALIGNMENT_BYTES = 64
 
 #: What `Tensor.register_hook` takes: a gradient → the gradient to use instead, or None to use it as it is.
 GradientHook = Callable[[Tensor], Tensor | None]
+
+#: What tells one draw of random numbers in a minibatch from another: the layer, or in a cut model the name of the call.
+SeedKey = LayerIndex | str
 
 #: What `nn.Module` calls around forward and backward: attribute → how it is registered.
 _MODULE_HOOKS = {
@@ -58,6 +63,10 @@ class Layer:
     gradient_hooks: Mapping[str, Mapping[int, GradientHook]] = field(default_factory=dict)
     """The model's parameter name → the hooks that the user registered on the parameter, in order. The mapping is
     torch's own, so a hook that is removed is gone here as well."""
+    buffer_places: tuple[tuple[dict[str, Tensor], str], ...] = ()
+    """Where the module looks up its buffers: a module's own dictionary, and the key in it."""
+    cut: CutModel | None = None
+    """The model whose own forward runs this layer; None: `module` is called."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -153,6 +162,11 @@ def chain_of(model: nn.Module) -> tuple[Layer, ...]:
                     for part in module.modules()
                 ),
                 _gradient_hooks(module, parameters),
+                tuple(
+                    (cast("dict[str, Tensor]", part._buffers), key)  # noqa: SLF001 - as parameters
+                    for part in module.modules()
+                    for key, _ in part.named_buffers(recurse=False)
+                ),
             )
         )
     if not layers:
@@ -162,6 +176,127 @@ def chain_of(model: nn.Module) -> tuple[Layer, ...]:
         raise CallableError(f"parameters outside of the chain of layers would never train: {', '.join(outside)}")
     _refuse_hooks_outside(model, layers)
     return tuple(layers)
+
+
+class LayerTensors(nn.Module):
+    """The parameters and buffers of one layer of a cut model, whose modules belong to several layers at once."""
+
+    def __init__(self, cut: CutModel, names: Mapping[str, Sequence[tuple[dict[str, Tensor], str]]]) -> None:
+        """Register what stands at the first of the places of each name."""
+        super().__init__()
+        self._places = names
+        self._model = [cut.model]  # in a list, so that it is no module of this one
+        for name, places in names.items():
+            owner, key = places[0]
+            tensor = owner[key]
+            if isinstance(tensor, nn.Parameter):
+                self.register_parameter(local_name(name), tensor)
+            else:
+                self.register_buffer(local_name(name), tensor)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LayerTensors:  # noqa: FBT001, FBT002 - torch's
+        """Move the tensors, and the read-only buffers of the other layers, to where `fn` says."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch ships it untyped
+        for name, places in self._places.items():
+            local = local_name(name)
+            moved = self._parameters.get(local)
+            tensor = self._buffers[local] if moved is None else moved
+            assert tensor is not None, "registered above"
+            for owner, key in places:
+                owner[key] = tensor
+        for module in self._model[0].modules():
+            for key, buffer in module.named_buffers(recurse=False):
+                module._buffers[key] = fn(buffer)  # noqa: SLF001 - as torch does
+        for name in self._places:
+            local = local_name(name)
+            if local in self._buffers:
+                owner, key = self._places[name][0]
+                self._buffers[local] = owner[key]
+        return self
+
+
+def local_name(name: str) -> str:
+    """The name of a tensor inside its layer of a cut model: dots would be looked for in submodules."""
+    return name.replace(".", "/")
+
+
+def cut_chain(
+    model: nn.Module,
+    signature: Signature,
+    example: Values,
+    *,
+    results_of: Callable[[Any], Any] = lambda output: output,
+    keep_all: bool = False,
+) -> tuple[Layer, ...]:
+    """Make a chain of any `model` from its own forward, and leave it in the mode in which it trains.
+
+    Args:
+        model: as the user's callable returned it.
+        signature: how a minibatch becomes a call of it.
+        example: the tensors of one minibatch.
+        results_of: what the loss needs of its output.
+        keep_all: make every allowed cut the border of a layer.
+
+    Raises:
+        CallableError: it does not run, or parameters have no shape.
+    """
+    modes = tuple(modes_of(model).values())
+    for name, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise CallableError(
+                f"parameter {name} has no shape before the first forward (a lazy module); run the model once on a "
+                "sample before you return it, or give the module its sizes"
+            )
+    cut = CutModel(
+        model,
+        signature,
+        example,
+        results_of=results_of,
+        set_training=lambda training: (enter_training if training else enter_evaluation)(modes),
+        keep_all=keep_all,
+    )
+    layers: list[Layer] = []
+    for index, layer in enumerate(cut.layers):
+        names = (*layer.parameters, *layer.frozen)
+        module = LayerTensors(
+            cut,
+            {
+                **{name: cut.parameter_places[name] for name in names},
+                **{name: cut.buffer_places[name] for name in layer.buffers},
+            },
+        )
+        parameters = {local_name(name): name for name in layer.parameters}
+        layers.append(
+            Layer(
+                LayerIndex(index),
+                layer.name,
+                module,
+                parameters,
+                {local_name(name): name for name in layer.frozen},
+                {local_name(name): name for name in layer.buffers},
+                tuple((owner, key, name) for name in layer.parameters for owner, key in cut.parameter_places[name]),
+                modes,
+                _gradient_hooks(module, parameters),
+                tuple(place for places in cut.buffer_places.values() for place in places),
+                cut,
+            )
+        )
+    return tuple(layers)
+
+
+def keep_layers(layers: Sequence[Layer]) -> None:
+    """Free the trainable parameters that other layers than `layers` of the same cut model own."""
+    cut = layers[0].cut
+    if cut is None:
+        return
+    own = {name for layer in layers for name in layer.parameters.values()}
+    parameters = dict(cut.model.named_parameters())
+    for name, places in cut.parameter_places.items():
+        if name in own or not parameters[name].requires_grad:
+            continue
+        placeholder = nn.Parameter(torch.empty_like(parameters[name], device="meta"))
+        for owner, key in places:
+            owner[key] = placeholder
 
 
 def _gradient_hooks(module: nn.Module, parameters: Mapping[str, str]) -> dict[str, Mapping[int, GradientHook]]:
@@ -239,12 +374,7 @@ def copied_buffers(layers: Sequence[Layer]) -> Iterator[None]:
 
     The buffers themselves are not touched, as minibatches between forward and backward may have saved them.
     """
-    kept = [
-        (part._buffers, name, buffer)  # noqa: SLF001 - as the places of parameters
-        for layer in layers
-        for part in layer.module.modules()
-        for name, buffer in part.named_buffers(recurse=False)
-    ]
+    kept = [(owner, key, owner[key]) for layer in layers for owner, key in layer.buffer_places]
     try:
         for owner, name, buffer in kept:
             owner[name] = buffer.clone()
@@ -296,7 +426,7 @@ def run_layers(
     layers: Sequence[Layer],
     weights: Mapping[str, Tensor],
     values: Values,
-    before_layer: Callable[[Layer], None] | None = None,
+    seed: Callable[[SeedKey], None] | None = None,
 ) -> Values:
     """Run consecutive layers with the given weights instead of the modules' own.
 
@@ -307,14 +437,29 @@ def run_layers(
         layers: consecutive layers.
         weights: the model's parameter name → tensor; every trainable parameter of `layers`.
         values: the input of the first layer.
-        before_layer: called before each layer, to seed the random generator.
+        seed: seeds the random generators: called before each layer, in a cut model before each call that draws.
     """
     with weights_in_place(layers, weights):
+        if layers[0].cut is not None:
+            first, last = layers[0].index, layers[-1].index + 1
+            return layers[0].cut.run(first, last, weights, values, seed=seed or _unseeded, normalise=_boundary)
         for layer in layers:
-            if before_layer is not None:
-                before_layer(layer)
+            if seed is not None:
+                seed(layer.index)
             values = as_values(layer.module(*at_boundary(values)), layer)
     return values
+
+
+def _unseeded(_: SeedKey) -> None:
+    """Leave the generators alone."""
+
+
+def gradient_flags(layers: Sequence[Layer], values: Values) -> tuple[bool, ...]:
+    """Per value that comes into `layers`: whether its gradient goes back to the stage before."""
+    first = layers[0]
+    if first.cut is not None:
+        return first.cut.gradient_flags(first.index)
+    return tuple(value.is_floating_point() and first.index > 0 for value in values)
 
 
 def at_boundary(values: Values) -> Values:

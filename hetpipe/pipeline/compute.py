@@ -22,7 +22,16 @@ from hetpipe.clock import Clock
 from hetpipe.decide.schedule.policy import Kind
 from hetpipe.pipeline.activation_bytes import ActivationBytes
 from hetpipe.pipeline.callables import LossFunction, call_loss, call_metric
-from hetpipe.pipeline.chain import Layer, Values, copied_buffers, hooked, run_layers, weights_in_place
+from hetpipe.pipeline.chain import (
+    Layer,
+    SeedKey,
+    Values,
+    copied_buffers,
+    gradient_flags,
+    hooked,
+    run_layers,
+    weights_in_place,
+)
 from hetpipe.pipeline.modes import enter_evaluation, enter_training
 from hetpipe.pipeline.remapping import Remapping
 from hetpipe.pipeline.saved_tensors import keep
@@ -185,7 +194,7 @@ class StageCompute:
         self._most_pending = 0
         self._activations = ActivationBytes(layers, watches=watches_activations)
         self._differentiation = Differentiation()
-        self._modes = tuple(mode for layer in layers for mode in layer.modes)
+        self._modes = tuple({id(mode.module): mode for layer in layers for mode in layer.modes}.values())
         for layer in layers:
             layer.module.to(device)
         enter_training(self._modes)
@@ -202,12 +211,13 @@ class StageCompute:
             saving: made for `weights`, if they do not last until the backward; afterwards nothing refers to their
                 memory any more.
         """
-        inputs = tuple(self._leaf(value) for value in values)
+        flags = gradient_flags(self._layers, values)
+        inputs = tuple(self._leaf(value, flag) for value, flag in zip(values, flags, strict=True))
         with saving or nullcontext():
             outputs = self._activations.watch(
                 p,
                 inputs,
-                lambda: run_layers(self._layers, weights, inputs, lambda layer: self._seed_for(p, layer)),
+                lambda: run_layers(self._layers, weights, inputs, lambda key: self._seed_for(p, key)),
                 keep if saving is None else saving.pack,
             )
             if saving is not None:
@@ -268,7 +278,7 @@ class StageCompute:
         enter_evaluation(self._modes)
         try:
             with copied_buffers(self._layers):
-                return run_layers(self._layers, weights, values, lambda layer: self._seed_for_evaluation(number, layer))
+                return run_layers(self._layers, weights, values, lambda key: self._seed_for_evaluation(number, key))
         finally:
             enter_training(self._modes)
 
@@ -296,16 +306,15 @@ class StageCompute:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _leaf(self, value: Tensor) -> Tensor:
+    def _leaf(self, value: Tensor, needs_gradient: bool) -> Tensor:  # noqa: FBT001 - called in one place
         value = value.to(self._device)
-        needs_gradient = value.is_floating_point() and self._layers[0].index > 0
         return value.detach().requires_grad_() if needs_gradient else value
 
-    def _seed_for(self, p: Minibatch, layer: Layer) -> None:
-        seed_generators(layer_seed(self._seed, self._vw, p, layer.index), self._device)
+    def _seed_for(self, p: Minibatch, key: SeedKey) -> None:
+        seed_generators(layer_seed(self._seed, self._vw, p, key), self._device)
 
-    def _seed_for_evaluation(self, number: int, layer: Layer) -> None:
-        seed_generators(evaluation_layer_seed(self._seed, self._vw, number, layer.index), self._device)
+    def _seed_for_evaluation(self, number: int, key: SeedKey) -> None:
+        seed_generators(evaluation_layer_seed(self._seed, self._vw, number, key), self._device)
 
 
 def _edge(tensor: Tensor) -> GradientEdge | None:

@@ -14,12 +14,16 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from hetpipe.errors import CallableError
+from hetpipe.job.file import Job
 from hetpipe.observe.log import get_logger, log_path
 from hetpipe.pipeline.callables import MapDataset, raised_text
 from hetpipe.pipeline.seeds import evaluation_fetch_seed, fetch_seed, seed_generators
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 
 _log = get_logger(__name__)
+
+#: Samples of the minibatch that a model is cut on.
+EXAMPLE_SAMPLES = 4
 
 #: How many names of a dict a message shows.
 _MAX_NAMED = 6
@@ -31,7 +35,10 @@ class Batch:
 
     inputs: tuple[Tensor, ...]
     target: Any
+    """What the loss gets beside the output; the whole batch where samples are mappings."""
     num_samples: int
+    keys: tuple[str, ...] | None = None
+    """The names of `inputs`, which the model takes as keyword arguments; None: it takes them by position."""
 
 
 def read_batch(dataset: MapDataset, indices: Sequence[int], *, key: str = "data.train") -> Batch:
@@ -48,13 +55,31 @@ def read_batch(dataset: MapDataset, indices: Sequence[int], *, key: str = "data.
     """
     samples = [_read(dataset, index, key) for index in indices]
     try:
-        inputs, target = default_collate(samples)
+        collated = default_collate(samples)
     except (RuntimeError, TypeError, ValueError, KeyError) as error:
         raise CallableError(_why_not_stacked(samples, indices, key, error)) from error
+    if isinstance(collated, Mapping):
+        return _mapping_batch(collated, len(indices), f"{key}: sample {indices[0]}")
+    inputs, target = collated
     values = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
     if not all(isinstance(value, Tensor) for value in values):
         raise CallableError(f"{key}: sample {indices[0]}: {_why_no_tensors(samples[0][0])}")
     return Batch(values, target, len(indices))
+
+
+def _mapping_batch(collated: Mapping[str, Any], num_samples: int, where: str) -> Batch:
+    """A minibatch of samples that are mappings.
+
+    Raises:
+        CallableError: an entry is no tensor.
+    """
+    wrong = [name for name, value in collated.items() if not isinstance(value, Tensor)]
+    if wrong:
+        raise CallableError(
+            f"{where}: its entry {wrong[0]} is of type {type(collated[wrong[0]]).__name__} when samples are stacked; a "
+            "mapping of the model's arguments holds tensors, numbers or NumPy arrays, and leaves out what is None"
+        )
+    return Batch(tuple(collated.values()), dict(collated), num_samples, tuple(map(str, collated)))
 
 
 def _read(dataset: MapDataset, index: int, key: str) -> Any:
@@ -66,8 +91,12 @@ def _read(dataset: MapDataset, index: int, key: str) -> Any:
         _log.exception("dataset_raised", key=key, index=index)
         traceback = f"; the traceback is in {log}" if log is not None else ""
         raise CallableError(f"{key}: reading sample {index} raised {raised_text(error)}{traceback}") from error
-    if not (isinstance(sample, tuple | list) and len(sample) == len(("input", "target"))):
-        raise CallableError(f"{key}: sample {index} must be a pair (input, target), not {sample!r:.80}")
+    is_pair = isinstance(sample, tuple | list) and len(sample) == len(("input", "target"))
+    if not (is_pair or isinstance(sample, Mapping)):
+        raise CallableError(
+            f"{key}: sample {index} must be a pair (input, target), or a mapping of the model's arguments, not "
+            f"{sample!r:.80}"
+        )
     return sample
 
 
@@ -86,8 +115,11 @@ def _why_no_tensors(value: object) -> str:
 
 def _why_not_stacked(samples: Sequence[Any], indices: Sequence[int], key: str, error: Exception) -> str:
     """Which samples differ, and what to do."""
-    for part, name in enumerate(("input", "target")):
-        shapes = [_shape(sample[part]) for sample in samples]
+    parts: list[tuple[Any, str]] = [(0, "input"), (1, "target")]
+    if isinstance(samples[0], Mapping):
+        parts = [(name, f"entry {name}") for name in samples[0]]
+    for part, name in parts:
+        shapes = [_shape(sample.get(part) if isinstance(sample, Mapping) else sample[part]) for sample in samples]
         other = next((place for place, shape in enumerate(shapes) if shape != shapes[0]), None)
         if other is not None:
             return (
@@ -118,6 +150,12 @@ def read_minibatch(
     """The tensors of minibatch `p` of `vw`, read under its own seed."""
     seed_generators(fetch_seed(seed, vw, p))
     return read_batch(dataset, indices, key="data.train")
+
+
+def example_of(job: Job, dataset: MapDataset) -> Batch:
+    """The samples on which a model is cut: the same in every process of the job."""
+    count = min(EXAMPLE_SAMPLES, job.batch_size)
+    return read_minibatch(dataset, range(count), seed=job.seed, vw=VirtualWorkerIndex(0), p=Minibatch(1))
 
 
 def read_evaluation_minibatch(

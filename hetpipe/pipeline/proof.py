@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from hetpipe.errors import CallableError, HetpipeError
 from hetpipe.pipeline.callables import LossFunction, MapDataset, call_loss
-from hetpipe.pipeline.chain import Layer, Values, as_values, at_boundary, chain_of, has_forward
+from hetpipe.pipeline.chain import Layer, SeedKey, Values, as_values, at_boundary, chain_of, has_forward
 from hetpipe.pipeline.comparison import TensorComparison, same
 from hetpipe.pipeline.compute import StageCompute
 from hetpipe.pipeline.data import Batch
@@ -191,7 +191,7 @@ class _Proof:
         uncut, chain = self._uncut, self._chain
         self._compare_as_made(first)
         # From here on the weights are others than those that the model was made with, as after any update.
-        others = _other_weights(self._weights)
+        others = other_weights(self._weights)
         uncut.take_over(others)
         before = _buffers_of(chain)
         swapped = uncut.train(first)
@@ -779,10 +779,10 @@ class _Cut:
 class _UnseededCompute(StageCompute):
     """Draws on from one layer to the next, for the comparison with a model whose layers cannot be told apart."""
 
-    def _seed_for(self, p: Minibatch, layer: Layer) -> None:
+    def _seed_for(self, p: Minibatch, key: SeedKey) -> None:
         """Leave the generators alone."""
 
-    def _seed_for_evaluation(self, number: int, layer: Layer) -> None:
+    def _seed_for_evaluation(self, number: int, key: SeedKey) -> None:
         """Leave the generators alone."""
 
 
@@ -817,7 +817,7 @@ def _made_again(build: Callable[[], nn.Module], chain: Sequence[Layer]) -> nn.Mo
         ) from error
 
 
-def _other_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def other_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Leaves that differ from `weights` in every element, by a few percent of their size."""
     generator = torch.Generator().manual_seed(0)
     others: dict[str, Tensor] = {}

@@ -25,8 +25,11 @@ def _digest(*parts: object) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def layer_seed(seed: int, vw: VirtualWorkerIndex, p: Minibatch, layer: LayerIndex) -> int:
-    """The seed (63 bits) that layer `layer` runs the forward of minibatch `p` of `vw` under; dropout draws from it."""
+def layer_seed(seed: int, vw: VirtualWorkerIndex, p: Minibatch, layer: LayerIndex | str) -> int:
+    """The seed (63 bits) that layer `layer` runs the forward of minibatch `p` of `vw` under; dropout draws from it.
+
+    In a model that is cut by its own forward, `layer` is the name of the call that draws.
+    """
     return _digest("layer", seed, vw, p, layer)
 
 
@@ -35,7 +38,7 @@ def fetch_seed(seed: int, vw: VirtualWorkerIndex, p: Minibatch) -> int:
     return _digest("fetch", seed, vw, p)
 
 
-def evaluation_layer_seed(seed: int, vw: VirtualWorkerIndex, number: int, layer: LayerIndex) -> int:
+def evaluation_layer_seed(seed: int, vw: VirtualWorkerIndex, number: int, layer: LayerIndex | str) -> int:
     """The seed (63 bits) of layer `layer` in evaluation minibatch `number` (from 1) of `vw`."""
     return _digest("evaluation layer", seed, vw, number, layer)
 

@@ -60,8 +60,8 @@ class Fingerprint:
 def fingerprint_of(subject: Subject, device: torch.device, import_path: Path) -> Fingerprint:
     """The fingerprint of `subject` on `device`; its code was imported from `import_path`."""
     return Fingerprint(
-        model=subject.job.model,
-        loss=subject.job.loss,
+        model=subject.job.model if isinstance(subject.job.model, str) else subject.job.model.model_dump_json(),
+        loss=subject.job.loss or "",
         sources=digests(sys.modules, import_path.resolve()),
         layers=tuple((layer.name, _specs(layer.module)) for layer in subject.chain),
         inputs=tuple(tensor_spec(str(index), value) for index, value in enumerate(subject.batch.inputs)),

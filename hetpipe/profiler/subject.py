@@ -10,8 +10,9 @@ from pathlib import Path
 
 from hetpipe.job.file import Job
 from hetpipe.pipeline.callables import LossFunction, MapDataset, build_model, build_train_data, load_callable, load_loss
-from hetpipe.pipeline.chain import Layer, chain_of
-from hetpipe.pipeline.data import Batch, read_minibatch
+from hetpipe.pipeline.chain import Layer
+from hetpipe.pipeline.data import Batch, example_of, read_minibatch
+from hetpipe.pipeline.layering import layers_of, on_output
 from hetpipe.pipeline.optimizer_choice import check_groups, check_optimization, check_optimizer_names
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 
@@ -39,12 +40,12 @@ def load_subject(job: Job, import_path: Path) -> Subject:
     """
     # The cheapest first, as the first mistake ends it; with the first optimizer torch imports its compiler.
     check_optimizer_names(job.optimizer, import_path)
-    load_callable(job.model, import_path)
+    load_callable(str(job.model), import_path)
     loss = load_loss(job, import_path)
     load_callable(job.data.train, import_path, "data.train")
     check_optimization(job, import_path)
     train = build_train_data(job, import_path)
     batch = read_minibatch(train, range(job.batch_size), seed=job.seed, vw=VIRTUAL_WORKER, p=MINIBATCH)
-    chain = chain_of(build_model(job, import_path))
+    chain = layers_of(build_model(job, import_path), example_of(job, train), loss)
     check_groups(job.optimizer, [name for layer in chain for name in layer.parameters.values()])
-    return Subject(job, chain, train, batch, loss)
+    return Subject(job, chain, train, batch, on_output(chain, loss))

@@ -58,7 +58,9 @@ def test_a_job_and_its_code_fit_together(path: Path, import_path: Path) -> None:
     train, evaluation = build_datasets(job, import_path)
     assert evaluation is not None
     inputs, targets = torch.utils.data.default_collate([train[i] for i in range(job.batch_size)])
-    loss = call_loss(load_loss(job, import_path), model(inputs), targets)
+    function = load_loss(job, import_path)
+    assert function is not None
+    loss = call_loss(function, model(inputs), targets)
     loss.backward()  # type: ignore[no-untyped-call]  # torch ships it untyped
     assert all(parameter.grad is not None for parameter in model.parameters())
     for name, metric in load_metrics(job, import_path).items():

@@ -282,6 +282,7 @@ class TestDatasets:
 class TestLossAndMetrics:
     def test_good(self, folder: Path) -> None:
         loss = load_loss(job(), folder)
+        assert loss is not None
         assert call_loss(loss, torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0])).item() == 5.0
         metrics = load_metrics(job(metrics={"b": "user_code:metric", "a": "user_code:loss"}), folder)
         assert list(metrics) == ["b", "a"]

@@ -15,12 +15,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hetpipe.decide.sync.division import Block, deal, shuffled
-from hetpipe.pipeline.chain import Layer, chain_of, run_layers
+from hetpipe.pipeline.chain import SeedKey, run_layers
+from hetpipe.pipeline.layering import on_output
 from hetpipe.pipeline.modes import enter_evaluation
 from hetpipe.pipeline.seeds import (
     evaluation_fetch_seed,
@@ -45,6 +47,7 @@ from tests.reference.values import (
 from tests.reference.worker import (
     ReferenceWorker,
     buffers_of,
+    layers_for,
     load_buffers,
     output_of,
     parameters_of,
@@ -68,7 +71,7 @@ Records = dict[tuple[VirtualWorkerIndex, Minibatch], MinibatchRecord]
 def initial_state(run: ReferenceRun) -> ReferenceState:
     """The state at clock 0: the model as built under the run's seed, fresh optimizers, no sample used."""
     with preserved_generators():
-        layers = chain_of(_built(run))
+        layers = layers_for(run, _built(run))
     weights = parameters_of(layers)
     fresh, num_workers = ReferenceOptimizer(run, weights).memory(), run.num_virtual_workers
     return ReferenceState(
@@ -234,8 +237,8 @@ def _merged_buffers(buffers: Sequence[Tensors]) -> Tensors:
     }
 
 
-def _seed_evaluation(run: ReferenceRun, vw: VirtualWorkerIndex, number: int, layer: Layer) -> None:
-    seed_generators(evaluation_layer_seed(run.seed, vw, number, layer.index))
+def _seed_evaluation(run: ReferenceRun, vw: VirtualWorkerIndex, number: int, key: SeedKey) -> None:
+    seed_generators(evaluation_layer_seed(run.seed, vw, number, key))
 
 
 def evaluate(
@@ -258,22 +261,23 @@ def evaluate(
         dataset: what to evaluate on; not empty.
         metrics: name → (output, target) → scalar mean.
     """
-    functions: dict[str, ScalarCallable] = {"loss": run.loss, **(metrics or {})}
+    given: dict[str, ScalarCallable | None] = {"loss": run.loss, **(metrics or {})}
     num_samples = len(dataset)
     blocks = [range(i, min(i + run.batch_size, num_samples)) for i in range(0, num_samples, run.batch_size)]
-    totals = dict.fromkeys(functions, 0.0)
+    totals = dict.fromkeys(given, 0.0)
     with preserved_generators(), torch.no_grad():
-        layers = chain_of(_built(run))
+        layers = layers_for(run, _built(run))
+        functions = {name: on_output(layers, function) for name, function in given.items()}
         enter_evaluation(mode for layer in layers for mode in layer.modes)
         load_buffers(layers, buffers)
         for vw in map(VirtualWorkerIndex, range(run.num_virtual_workers)):
-            sums = dict.fromkeys(functions, 0.0)
+            sums = dict.fromkeys(given, 0.0)
             for number, block in enumerate(blocks[vw :: run.num_virtual_workers], start=1):
                 seed_generators(evaluation_fetch_seed(run.seed, vw, number))
                 inputs, target = read_block(dataset, block)
                 seed = partial(_seed_evaluation, run, vw, number)
-                output = output_of(run_layers(layers, weights, inputs, before_layer=seed))
+                output = output_of(run_layers(layers, weights, inputs, seed=seed))
                 for name, function in functions.items():
-                    sums[name] += float(function(output, target)) * len(block)
+                    sums[name] += float(cast("Tensor", function(output, target))) * len(block)
             totals = {name: total + sums[name] for name, total in totals.items()}
     return ReferenceEvaluation(num_samples, {name: total / num_samples for name, total in totals.items()})

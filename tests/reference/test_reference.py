@@ -142,6 +142,7 @@ def test_one_worker_and_one_minibatch_per_wave_is_a_plain_loop(
         samples = [run.train[index] for index in record.samples]
         plain.zero_grad()
         x, y = (torch.stack([sample[part] for sample in samples]) for part in (0, 1))
+        assert run.loss is not None
         torch.autograd.backward(run.loss(model(x), y))
         plain.step()
     rtol, atol = (1e-12, 1e-12) if dtype == torch.float64 else (0.0, 1e-6)
@@ -165,6 +166,7 @@ def test_one_worker_with_waves_is_delayed_sgd(n: int, staleness: int | None) -> 
         leaves = {name: weight.clone().requires_grad_() for name, weight in used.items()}
         samples = [run.train[index] for index in record.samples]
         x, y = (torch.stack([sample[part] for sample in samples]) for part in (0, 1))
+        assert run.loss is not None
         loss = run.loss(torch.func.functional_call(model, leaves, (x,)), y)
         assert record.loss == pytest.approx(loss.item(), rel=1e-12)
         gradients = torch.autograd.grad(loss, list(leaves.values()))

@@ -33,6 +33,7 @@ def plain(run: ReferenceRun, batches: Iterator[Sequence[int]]) -> Mapping[str, T
         samples = [run.train[index] for index in batch]
         x, y = (torch.stack([sample[part] for sample in samples]) for part in (0, 1))
         optimizer.zero_grad()
+        assert run.loss is not None
         torch.autograd.backward(run.loss(model(x), y))
         if run.max_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), run.max_norm, foreach=False)

@@ -48,8 +48,9 @@ class ReferenceRun:
 
     model: Callable[[], nn.Module]
     """Builds a new model; called under `torch.manual_seed(seed)`, for w_0 and once per virtual worker."""
-    loss: Callable[[Any, Any], Tensor]
-    """(output, target) → scalar mean; `output` is a tuple only if the last layer returns several tensors."""
+    loss: Callable[[Any, Any], Tensor] | None
+    """(output, target) → scalar mean; `output` is a tuple only if the last layer returns several tensors. None: the
+    model computes it."""
     train: MapDataset
     batch_size: int
     """Samples per minibatch."""

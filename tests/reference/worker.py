@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from hetpipe.pipeline.chain import GradientHook, Layer, Values, chain_of, run_layers, weights_in_place
+from hetpipe.pipeline.chain import GradientHook, Layer, SeedKey, Values, chain_of, run_layers, weights_in_place
+from hetpipe.pipeline.data import EXAMPLE_SAMPLES, Batch
+from hetpipe.pipeline.layering import layers_of, on_output, says_its_layers
 from hetpipe.pipeline.seeds import fetch_seed, layer_seed, seed_generators
 from hetpipe.values.ids import Clock, Minibatch, VirtualWorkerIndex
 from tests.reference.gradients import Gradients, MinibatchGradients, average, clipped
@@ -62,6 +64,8 @@ def read_block(dataset: MapDataset, block: Sequence[int]) -> tuple[Values, Any]:
         ValueError: a sample is no (input, target), or its input no tensor or flat tuple of tensors.
     """
     collated = default_collate([dataset[index] for index in block])
+    if isinstance(collated, dict):
+        return tuple(collated.values()), collated
     if not isinstance(collated, tuple | list) or len(collated) != len(("input", "target")):
         raise ValueError(f"a sample must be (input, target), not {type(dataset[block[0]]).__name__}")
     inputs, target = collated
@@ -74,6 +78,17 @@ def read_block(dataset: MapDataset, block: Sequence[int]) -> tuple[Values, Any]:
 def output_of(values: Values) -> Tensor | Values:
     """What loss and metrics receive: the last layer's tensor, or the tuple if there are several."""
     return values[0] if len(values) == 1 else values
+
+
+def layers_for(run: ReferenceRun, model: nn.Module) -> tuple[Layer, ...]:
+    """The layers of `model`: its own, or, of a model that names none, those between the cuts of its forward."""
+    if says_its_layers(model):
+        return chain_of(model)
+    count = min(EXAMPLE_SAMPLES, run.batch_size)
+    seed_generators(fetch_seed(run.seed, VirtualWorkerIndex(0), Minibatch(1)))
+    values, target = read_block(run.train, range(count))
+    keys = tuple(target) if isinstance(run.train[0], Mapping) else None
+    return layers_of(model, Batch(values, target, count, keys), run.loss)
 
 
 def _stages_of(layers: Sequence[Layer], counts: Sequence[int]) -> tuple[tuple[str, ...], ...]:
@@ -118,7 +133,8 @@ class ReferenceWorker:
         self.clock = Clock(0)
         self._run = run
         self._policy = POLICIES[run.weights]
-        self._layers = chain_of(model)
+        self._layers = layers_for(run, model)
+        self._loss = on_output(self._layers, run.loss)
         self._stages = _stages_of(self._layers, run.stages[index] if run.stages else (len(self._layers),))
 
     def begin(self, state: ReferenceState, last: int) -> None:
@@ -226,14 +242,14 @@ class ReferenceWorker:
         """Loss and gradients of `p`: forward with `used`, backward with `read`, or with `used` if that is None."""
         run = self._run
 
-        def seed(layer: Layer) -> None:
-            seed_generators(layer_seed(run.seed, self.index, p, layer.index))
+        def seed(key: SeedKey) -> None:
+            seed_generators(layer_seed(run.seed, self.index, p, key))
 
         seed_generators(fetch_seed(run.seed, self.index, p))
         inputs, target = read_block(run.train, block)
         leaves = {name: weight.detach().clone().requires_grad_() for name, weight in used.items()}
-        outputs = run_layers(self._layers, leaves, inputs, before_layer=seed)
-        loss = run.loss(output_of(outputs), target)
+        outputs = run_layers(self._layers, leaves, inputs, seed=seed)
+        loss: Any = self._loss(output_of(outputs), target)
         if read is not None:
             # Algorithm 1 of PipeOptim to the letter: the parameters' storage, which whatever autograd saved of a
             # parameter shares, gets other weights between forward and backward. No version counter sees it.

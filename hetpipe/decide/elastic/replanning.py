@@ -360,7 +360,7 @@ def _sizes(layers: Sequence[LayerReport], job: Job, kinds: Collection[str]) -> P
     """Layers whose times are their sizes."""
     return Profile(
         version=1,
-        model=job.model,
+        model=str(job.model),
         batch_size=job.batch_size,
         input_bytes=0,
         layers=tuple(_sized(layer, kinds) for layer in layers),

@@ -61,7 +61,7 @@ def profile_for(job: Job, measured: Sequence[Measurement], types: Iterable[str])
                 f"{did_you_mean(kind, [*CATALOGUE, *here])}"
             )
     return profile_of(
-        job.model,
+        str(job.model),
         job.batch_size,
         measured=measured,
         estimated=[estimated(measured, kind) for kind in others],

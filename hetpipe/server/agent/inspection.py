@@ -23,9 +23,11 @@ from hetpipe.pipeline.callables import (
     build_model,
     build_train_data,
     call_loss,
+    load_loss,
     load_metrics,
 )
 from hetpipe.pipeline.chain import Layer, Values, run_layers, tensor_spec
+from hetpipe.pipeline.cut_proof import prove_cut_model
 from hetpipe.pipeline.data import Batch, read_evaluation_minibatch, read_minibatch
 from hetpipe.pipeline.model_work import model_work
 from hetpipe.pipeline.proof import PROVEN_SAMPLES, Proof, UncutFailure, prove_data, prove_model
@@ -179,6 +181,15 @@ def _prove_model(subject: Subject, import_path: Path) -> Proof:
             for p, start in ((1, 0), (2, count))
         )
         try:
+            if subject.chain[0].cut is not None:
+                return prove_cut_model(
+                    lambda: build_model(job, import_path),
+                    subject.chain,
+                    given_loss=load_loss(job, import_path),
+                    loss=subject.loss,
+                    batches=(first, second),
+                    seed=job.seed,
+                )
             return prove_model(
                 lambda: build_model(job, import_path),
                 subject.chain,

@@ -27,10 +27,12 @@ from hetpipe.observe.history import HistoryWriter
 from hetpipe.observe.metrics import MetricsWriter, NullMetrics
 from hetpipe.observe.timeline import NullTimeline, TimelineWriter
 from hetpipe.pipeline.callables import build_datasets, build_model, load_callable, load_loss, load_metrics
-from hetpipe.pipeline.chain import Layer, chain_of
+from hetpipe.pipeline.chain import Layer, chain_of, keep_layers
 from hetpipe.pipeline.compute import Emulator, StageCompute
+from hetpipe.pipeline.data import example_of
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled, layout_of
+from hetpipe.pipeline.layering import layers_of, on_output, says_its_layers
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import Clipping, Replicas, StageData, StageIdentity, StageParts
 from hetpipe.server.shard.client import ShardClient
@@ -95,17 +97,31 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
         CallableError: something of it cannot be used.
     """
     import_path = Path(config.import_path)
-    chain = chain_of(build_model(job, import_path))
+    model = build_model(job, import_path)
     identity = identity_of(config)
     stage = config.plan.stage(config.vw, config.stage)
     train = evaluation = None
-    if identity.is_first or identity.is_last:
+    reads = identity.is_first or identity.is_last
+    if reads or not says_its_layers(model):
         train, evaluation = build_datasets(job, import_path)
     num_samples = len(train) if train is not None else 0
-    loss = load_loss(job, import_path) if identity.is_last else None
-    metrics = {"loss": loss, **load_metrics(job, import_path)} if loss is not None else {}
+    if says_its_layers(model):
+        given = load_loss(job, import_path) if identity.is_last else None
+        chain = chain_of(model)
+    else:
+        assert train is not None, "what is cut by its own forward is cut on an example"
+        given = load_loss(job, import_path)
+        chain = layers_of(model, example_of(job, train), given)
+    layers = chain[stage.first_layer : stage.last_layer]
+    keep_layers(layers)
+    loss = on_output(chain, given) if identity.is_last else None
+    metrics = {} if loss is None else {"loss": loss}
+    if identity.is_last:
+        metrics |= {name: on_output(chain, metric) for name, metric in load_metrics(job, import_path).items()}
+    if not reads:
+        train = evaluation = None
     return UserCode(
-        chain[stage.first_layer : stage.last_layer],
+        layers,
         StageData(
             job.data_spec(num_samples),
             train,

@@ -1,0 +1,359 @@
+"""A user's model, unchanged, as a row of layers that can be cut apart and run on several stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.errors import CallableError
+from hetpipe.model.absent import AbsentTensor
+from hetpipe.model.forward import Normalise, StageForward, Ways
+from hetpipe.model.forward_log import Entry, LogCodec, noted
+from hetpipe.model.graph import Cut, cuts_of, first_uses, layers_from, work_until
+from hetpipe.model.recording import Recorded, record
+from hetpipe.model.structure import Leaf, Several, tensors_in
+
+Values = tuple[Tensor, ...]
+
+#: Where modules look up one tensor: a module's own dictionary, and the key in it.
+Places = tuple[tuple[dict[str, Tensor], str], ...]
+
+_INPUTS = "inputs"
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """How a minibatch becomes a call of the model."""
+
+    keys: tuple[str, ...]
+    """Names of the tensors, in order; of positional ones their numbers."""
+    is_mapping: bool
+    """`model(**batch)`, or else `model(*inputs)`."""
+
+    def call(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Any:
+        """Call the model."""
+        if self.is_mapping:
+            return model(**{key: tensors[key] for key in self.keys})
+        return model(*(tensors[key] for key in self.keys))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLayer:
+    """What stands between two neighbouring cuts."""
+
+    name: str
+    """The entry that it begins with."""
+    parameters: tuple[str, ...]
+    """Trainable ones that are first used here, by their names in the model."""
+    frozen: tuple[str, ...]
+    buffers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Mode:
+    """What differs between training and evaluation."""
+
+    ways: Ways
+    cuts: tuple[Cut, ...]
+    """The chosen ones, in order."""
+
+
+class CutModel:
+    """One instance of the user's model, with the places where it can be cut.
+
+    Attributes:
+        layers: in order.
+        cuts: all places, forbidden ones too, as training has them.
+        output: what the model returned in the last forward that reached its end.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        signature: Signature,
+        example: Values,
+        *,
+        results_of: Callable[[Any], Any],
+        set_training: Callable[[bool], None],
+        keep_all: bool = False,
+    ) -> None:
+        """Run `model` twice on `example`, in training and in evaluation, to see what it does. Its buffers stay.
+
+        Args:
+            model: as the user's callable returned it.
+            signature: how it is called.
+            example: a minibatch.
+            results_of: what the loss needs of its output.
+            set_training: puts the training flags for training (True) or evaluation.
+            keep_all: make every allowed cut the border of a layer, also those that are not worth it.
+
+        Raises:
+            CallableError: it does not run.
+        """
+        self.model = model
+        self.signature = signature
+        self._floating = tuple(key for key, value in zip(signature.keys, example, strict=True) if _is_floating(value))
+        self._integers = tuple(key for key in signature.keys if key not in self._floating)
+        self.parameter_places = _places(model, "_parameters")
+        self.buffer_places = _places(model, "_buffers")
+        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        specs = {name: (str(p.dtype).removeprefix("torch."), p.nbytes) for name, p in trainable.items()}
+        records: dict[bool, Recorded] = {}
+        with self._kept_buffers():
+            for training in (False, True):
+                set_training(training)
+                with torch.set_grad_enabled(training):
+                    records[training] = self._record(example, results_of if training else lambda output: output)
+        set_training(True)
+        found = {training: cuts_of(each.recording, specs) for training, each in records.items()}
+        self.cuts = found[True]
+        allowed = {cut.key: cut for cut in found[False] if not cut.reason}
+        common = [cut for cut in self.cuts if not cut.reason and cut.key in allowed]
+        chosen = common if keep_all else layers_from(common, work_until(records[True].recording, specs))
+        self._modes = {
+            True: _mode(model, records[True], tuple(chosen), len(self._floating)),
+            False: _mode(model, records[False], tuple(allowed[cut.key] for cut in chosen), len(self._floating)),
+        }
+        self.layers = _layers(model, records[True], tuple(chosen))
+        self.output: Any = None
+
+    def _record(self, example: Values, results_of: Callable[[Any], Any]) -> Recorded:
+        tensors = {key: value.detach().clone() for key, value in zip(self.signature.keys, example, strict=True)}
+        try:
+            return record(
+                self.model,
+                lambda: self.signature.call(self.model, tensors),
+                {key: tensors[key] for key in self._floating},
+                results_of,
+            )
+        except CallableError:
+            raise
+        except Exception as error:
+            shapes = ", ".join(f"{key} {list(value.shape)}" for key, value in tensors.items())
+            raise CallableError(
+                f"model: {type(self.model).__name__}'s forward failed on a minibatch of {shapes}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    @contextmanager
+    def _kept_buffers(self) -> Iterator[None]:
+        kept = {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, buffer in self.model.named_buffers():
+                    buffer.copy_(kept[name])
+
+    # -- the boundary ------------------------------------------------------------------------------------------------
+
+    def border(self, layer: int, *, training: bool = True) -> Cut | None:
+        """The cut before `layer`; None at both ends of the model."""
+        return self._modes[training].cuts[layer - 1] if 0 < layer < len(self.layers) else None
+
+    def gradient_flags(self, layer: int) -> tuple[bool, ...]:
+        """Per value that comes into `layer`: whether its gradient goes back."""
+        cut = self.border(layer)
+        if cut is None:
+            return (False,) * len(self.signature.keys)
+        return (False,) * (1 + len(self._integers)) + tuple(each.has_gradient for each in cut.crossing)
+
+    def value_names(self, layer: int) -> tuple[str, ...]:
+        """The names of the values that come into `layer`."""
+        cut = self.border(layer)
+        if cut is None:
+            return tuple(f"input:{key}" for key in self.signature.keys)
+        return ("log", *(f"input:{key}" for key in self._integers), *(each.name for each in cut.crossing))
+
+    # -- computing ---------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        first: int,
+        last: int,
+        weights: Mapping[str, Tensor],
+        values: Values,
+        *,
+        seed: Callable[[str], None],
+        normalise: Normalise,
+        on_value: Callable[[str, int, Tensor], None] | None = None,
+    ) -> Values:
+        """Run layers [first, last).
+
+        Training if gradients are enabled, else evaluation. Weights of the layers stand in their places already.
+
+        Args:
+            first: the first layer.
+            last: the one behind the last.
+            weights: trainable parameter of these layers → what stands for it.
+            values: what comes into `first`, as `value_names` says.
+            seed: seeds the generators by the name of what draws.
+            normalise: gives values the layout that they have when they cross a cut.
+            on_value: hears of every value that crosses some cut, as it is made.
+
+        Returns:
+            What comes into `last`; of the last layer the tensors of the model's output, those left aside that only
+            earlier stages have and the loss does not need.
+        """
+        training = torch.is_grad_enabled()
+        mode = self._modes[training]
+        start, end = self.border(first, training=training), self.border(last, training=training)
+        given = self._given(start, values, normalise)
+        integers = {key: given[f"input:{key}"] for key in self._integers}
+        forward = StageForward(
+            mode.ways,
+            start,
+            end,
+            log=values[0] if start is not None else None,
+            received=given,
+            device=values[-1].device,
+            seed=seed,
+            normalise=normalise,
+        )
+        forward.on_value = on_value
+        floating = forward.take_inputs(
+            self._floating, {key: given[f"input:{key}"] for key in self._floating if f"input:{key}" in given}
+        )
+        # The model may change its inputs in place; the next stage gets them as they came.
+        tensors = {**{key: value.clone() for key, value in integers.items()}, **floating}
+        ties = {
+            name.removeprefix("parameter:"): value for name, value in given.items() if name.startswith("parameter:")
+        }
+        with self._in_place(ties):
+            forward.run(lambda: self.signature.call(self.model, tensors), floating, [*weights.values(), *ties.values()])
+        if end is None:
+            self.output = forward.output
+            # What the loss does not need may have been left behind on earlier stages.
+            return tuple(value for value in tensors_in(forward.output) if not isinstance(value, AbsentTensor))
+        inputs = Entry(
+            _INPUTS, _inputs_skeleton(len(self._floating)), tuple(noted(floating[key]) for key in self._floating)
+        )
+        log = mode.ways.codec.encode([inputs, *forward.entries()])
+        crossing: list[Tensor] = []
+        for each in end.crossing:
+            kind, _, name = each.name.partition(":")
+            if kind == "parameter":
+                crossing.append(ties[name] if name in ties else weights[name].clone())
+            elif kind == "input":
+                crossing.append(floating[name])
+            elif each.name in forward.values:
+                crossing.append(forward.values[each.name])
+            else:
+                raise CallableError(
+                    f"model: {name} crosses the cut before {end.label} and is not made in this minibatch, as it was in "
+                    "the one on which the model was cut: it depends on the data what is made; let it train with "
+                    "`workers: {stages: 1}`"
+                )
+        return (log, *integers.values(), *crossing)
+
+    def _given(self, start: Cut | None, values: Values, normalise: Normalise) -> dict[str, Tensor]:
+        if start is None:
+            names: Sequence[str] = tuple(f"input:{key}" for key in self.signature.keys)
+        else:
+            names = (_INPUTS, *(f"input:{key}" for key in self._integers), *(each.name for each in start.crossing))
+        if len(names) != len(values):
+            raise CallableError(
+                f"model: a minibatch of {len(values)} tensors, where the one on which the model was cut has "
+                f"{len(names)}: {', '.join(names)}; give every minibatch the same entries"
+            )
+        return {
+            name: normalise(value) if value.is_floating_point() else value
+            for name, value in zip(names, values, strict=True)
+        }
+
+    @contextmanager
+    def _in_place(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Weights of other stages, which have come, in every place where they are used."""
+        kept: list[tuple[dict[str, Tensor], str, Tensor]] = []
+        try:
+            for name, weight in weights.items():
+                for owner, key in self.parameter_places[name]:
+                    kept.append((owner, key, owner[key]))
+                    owner[key] = weight
+            yield
+        finally:
+            for owner, key, before in kept:
+                owner[key] = before
+
+
+def _is_floating(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _inputs_skeleton(count: int) -> Several:
+    return Several(tuple, (Leaf(),) * count)
+
+
+def _places(model: nn.Module, attribute: str) -> dict[str, Places]:
+    """The model's name of a tensor → every place where a module looks it up."""
+    names = {
+        id(tensor): name
+        for name, tensor in (model.named_parameters() if attribute == "_parameters" else model.named_buffers())
+    }
+    found: dict[str, list[tuple[dict[str, Tensor], str]]] = {name: [] for name in names.values()}
+    for module in model.modules():
+        table = cast("dict[str, Tensor | None]", getattr(module, attribute))
+        for key, tensor in table.items():
+            if tensor is not None:
+                found[names[id(tensor)]].append((cast("dict[str, Tensor]", table), key))
+    return {name: tuple(places) for name, places in found.items()}
+
+
+def _mode(model: nn.Module, recorded: Recorded, cuts: tuple[Cut, ...], num_floating: int) -> _Mode:
+    paths = {frame.position: frame.path for frame in recorded.recording.frames}
+    open_paths = frozenset(paths[position] for cut in cuts for position in cut.around)
+    names: dict[int, str] = {}
+    for name, module in model.named_modules():
+        names.setdefault(id(module), name)
+    # What is called in an open module is watched: open ones themselves, and those that run whole.
+    watched_paths = open_paths | {
+        frame.path
+        for frame in recorded.recording.frames
+        if frame.parent is not None and recorded.recording.frames[frame.parent].path in open_paths
+    }
+    by_name = {names[id(module)]: module for module in model.modules()}
+    ways = Ways(
+        LogCodec({_INPUTS: _inputs_skeleton(num_floating), **recorded.skeletons}),
+        open_paths or frozenset({""}),
+        frozenset(place for cut in cuts for each in cut.crossing for place in each.places),
+        recorded.drawing_paths,
+        recorded.drawing_functions,
+        recorded.seeded_after,
+        names,
+        tuple(by_name[path] for path in sorted(watched_paths | {""})),
+    )
+    return _Mode(ways, cuts)
+
+
+def _layers(model: nn.Module, recorded: Recorded, cuts: tuple[Cut, ...]) -> tuple[ModelLayer, ...]:
+    uses = first_uses(recorded.recording)
+    orders = [cut.order for cut in cuts]
+    last = len(cuts)
+
+    def owner(name: str) -> int:
+        if name not in uses:
+            return last
+        return sum(order <= uses[name] for order in orders)
+
+    parameters: list[list[str]] = [[] for _ in range(last + 1)]
+    frozen: list[list[str]] = [[] for _ in range(last + 1)]
+    buffers: list[list[str]] = [[] for _ in range(last + 1)]
+    for name, parameter in model.named_parameters():
+        (parameters if parameter.requires_grad else frozen)[owner(name)].append(name)
+    for name, _ in model.named_buffers():
+        buffers[owner(name)].append(name)
+    first = next((step.label for step in sorted(recorded.recording.steps, key=lambda s: s.started) if step.key), "")
+    labels = [first, *(cut.label for cut in cuts)]
+    names: list[str] = []
+    for label, cut in zip(labels, (None, *cuts), strict=True):
+        name = label or "model"
+        names.append(name if name not in names or cut is None else cut.key.lstrip("/"))
+    return tuple(
+        ModelLayer(name, tuple(p), tuple(f), tuple(b))
+        for name, p, f, b in zip(names, parameters, frozen, buffers, strict=True)
+    )

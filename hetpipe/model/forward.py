@@ -1,0 +1,295 @@
+"""One minibatch through the layers of one stage: the user's own forward, begun by a log and ended by an exception.
+
+Before the stage's first entry, calls are answered: from the log, from the values that have come, or with absent
+tensors. Then they are carried out. The call that would be the next stage's first entry ends the forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.errors import CallableError
+from hetpipe.model.absent import AbsentTensor
+from hetpipe.model.calls import Frame, Interception
+from hetpipe.model.forward_log import Entry, LogCodec, TensorNote, check_of, noted
+from hetpipe.model.graph import Cut
+from hetpipe.model.structure import SINGLE, Leaf, parts_of, put_together, take_apart, tensors_in
+
+#: Normalises a value that may cross a cut, both ways.
+Normalise = Callable[[Tensor], Tensor]
+
+
+class Stop(BaseException):
+    """The stage has done its part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What a model's forwards have in common in one mode: training or evaluation."""
+
+    codec: LogCodec
+    open_paths: frozenset[str]
+    """Modules in which some cut of the model is."""
+    normalised: frozenset[tuple[str, int]]
+    """Entries and leaves that cross some cut of the model."""
+    drawing_paths: frozenset[str]
+    drawing_functions: frozenset[Any]
+    seeded_after: Mapping[str, str]
+    names: Mapping[int, str]
+    """`id` of a module → its name."""
+    watched: tuple[nn.Module, ...]
+
+
+class StageForward(Interception):
+    """One forward between two cuts; `values` has afterwards what crosses the second one."""
+
+    def __init__(
+        self,
+        ways: Ways,
+        start: Cut | None,
+        end: Cut | None,
+        *,
+        log: Tensor | None,
+        received: Mapping[str, Tensor],
+        device: torch.device,
+        seed: Callable[[str], None],
+        normalise: Normalise,
+    ) -> None:
+        """Prepare it.
+
+        Args:
+            ways: of the model.
+            start: where it begins; None: with the model.
+            end: where it ends; None: with the model.
+            log: of what was done before `start`.
+            received: what crosses `start`, by name.
+            device: of the stage.
+            seed: seeds the generators, by the name of what draws.
+            normalise: gives a value the layout that it has when it crosses a cut.
+        """
+        super().__init__(ways.names)
+        self._ways = ways
+        self._around_start = frozenset(start.around) if start is not None else frozenset()
+        self._around_end = frozenset(end.around) if end is not None else frozenset()
+        self._end_key = None if end is None else end.key
+        self._log = ways.codec.decode(log) if log is not None else []
+        self._next = 0
+        self._received: dict[tuple[str, int], Tensor] = {}
+        for crossing in () if start is None else start.crossing:
+            for place in crossing.places:
+                self._received[place] = received[crossing.name]
+        self._wanted: dict[tuple[str, int], str] = {}
+        for crossing in () if end is None else end.crossing:
+            for place in crossing.places:
+                self._wanted[place] = crossing.name
+        self._device = device
+        self._seed = seed
+        self._normalise = normalise
+        #: Tensors that have the layout of a crossing value already.
+        self._normal_mark = object()
+        self.values: dict[str, Tensor] = {}
+        self.output: Any = None
+        self._left: tuple[Frame, ...] = ()
+        #: Called with every value that crosses some cut of the model, as it is made; for the proof.
+        self.on_value: Callable[[str, int, Tensor], None] | None = None
+
+    def take_inputs(self, names: Sequence[str], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The floating inputs: those that are `given`, and for the others absent ones of the shapes in the log."""
+        if not self._log:
+            return dict(given)
+        leaves = self._log.pop(0)[2]
+        return {
+            name: given[name]
+            if name in given
+            else AbsentTensor(f"input {name}", leaf.shape, leaf.dtype, self._device, requires_grad=leaf.requires_grad)
+            for name, leaf in zip(names, leaves, strict=True)
+            if isinstance(leaf, TensorNote)
+        }
+
+    def run(self, call: Callable[[], Any], inputs: Mapping[str, Tensor], weights: Sequence[Tensor]) -> None:
+        """Run the user's forward.
+
+        Args:
+            call: calls the model.
+            inputs: its floating inputs, by name; those that are absent here as `AbsentTensor`s.
+            weights: what stands in the modules for trainable parameters.
+
+        Raises:
+            CallableError: the forward took another way than when the model was cut.
+        """
+        for tensor in (*inputs.values(), *weights):
+            self.marked(tensor)
+        try:
+            with self.watching(self._ways.watched):
+                self.output = call()
+        except Stop:
+            return
+        if self._end_key is not None:
+            raise CallableError(
+                f"model: its forward ended without reaching {self._end_key.lstrip('/')}, before which it is cut: it "
+                "depends on the data what it calls; let it train with `workers: {stages: 1}`"
+            )
+        if self._next < len(self._log):
+            raise self._astray("the end of the model")
+
+    def entries(self) -> list[Entry]:
+        """The log for the stage behind."""
+        return [entry for frame in self._left for entry in frame.entries]
+
+    # -- modules -----------------------------------------------------------------------------------------------------
+
+    def on_module(self, module: nn.Module, path: str, run: Any, args: Any, kwargs: Any) -> Any:
+        """Answer the call of a module, run it whole, enter it, or stop before it."""
+        ways = self._ways
+        if not self.stack:
+            return self._entered("", run, args, kwargs)
+        frame = self.stack[-1]
+        key = frame.key(path)
+        if key == self._end_key and self._next == len(self._log):
+            self._stop()
+        if self._next < len(self._log):
+            if key not in self._around_start:
+                return self._answered(frame, key, args, kwargs)
+            return self._noted(frame, key, self._entered(key, run, args, kwargs), args, kwargs)
+        if path in ways.open_paths:
+            return self._noted(frame, key, self._entered(key, run, args, kwargs), args, kwargs)
+        if path in ways.drawing_paths and key not in ways.seeded_after.values():
+            self._seed(key)
+        shared = self._shared_among(tensors_in((args, kwargs)))
+        result = run(*args, **kwargs)
+        self._mark_changed(shared)
+        return self._noted(frame, key, result, args, kwargs)
+
+    def _entered(self, key: str, run: Any, args: Any, kwargs: Any) -> Any:
+        self.stack.append(Frame(key, logs=key in self._around_end))
+        try:
+            if key in self._ways.seeded_after:
+                self._seed(self._ways.seeded_after[key])
+            return self.opened(run, args, kwargs)
+        finally:
+            self.stack.pop()
+
+    # -- functions ---------------------------------------------------------------------------------------------------
+
+    def on_function(self, function: Any, name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        """The same for a function."""
+        if not self.stack:
+            return function(*args, **kwargs)
+        frame = self.stack[-1]
+        key = frame.key(name)
+        if self._next < len(self._log):
+            return self._answered(frame, key, args, kwargs)
+        if key == self._end_key:
+            self._stop()
+        if function in self._ways.drawing_functions:
+            self._seed(key)
+        shared = self._shared_among(tensors)
+        result = function(*args, **kwargs)
+        self._mark_changed(shared)
+        return self._noted(frame, key, result, args, kwargs)
+
+    def on_shared(self, function: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        """Seed before what draws."""
+        if function in self._ways.drawing_functions and self.stack:
+            self._seed(self.stack[-1].key(f"shared {getattr(function, '__name__', '')}"))
+        return function(*args, **kwargs)
+
+    def depends(self, tensor: Tensor) -> bool:
+        """See `Interception`."""
+        mark = getattr(tensor, "_hetpipe_mark", None)
+        return mark is self.mark or mark is self._normal_mark or type(tensor) is nn.Parameter
+
+    def _shared_among(self, tensors: Iterable[Tensor]) -> list[tuple[Tensor, int]]:
+        """Those that depend on no weights yet, with their versions."""
+        return [(tensor, tensor._version) for tensor in tensors if not self.depends(tensor)]  # noqa: SLF001
+
+    def _mark_changed(self, shared: list[tuple[Tensor, int]]) -> None:
+        for tensor, version in shared:
+            if tensor._version != version:  # noqa: SLF001 - the only name for it
+                self.marked(tensor)
+
+    # -- entries -----------------------------------------------------------------------------------------------------
+
+    def _stop(self) -> None:
+        self._left = tuple(self.stack)
+        raise Stop
+
+    def _answered(self, frame: Frame, key: str, args: Any, kwargs: Any) -> Any:
+        """What an earlier stage has computed."""
+        check, skeleton, leaves = self._log[self._next]
+        if check != check_of(key):
+            raise self._astray(key.lstrip("/"))
+        self._next += 1
+        found: list[Any] = []
+        for index, leaf in enumerate(leaves):
+            if not isinstance(leaf, TensorNote):
+                found.append(leaf)
+                continue
+            tensor = self._received.get((key, index))
+            if tensor is None:
+                tensor = AbsentTensor(
+                    key.lstrip("/"), leaf.shape, leaf.dtype, self._device, requires_grad=leaf.requires_grad
+                )
+            setattr(tensor, "_hetpipe_mark", self._normal_mark)  # noqa: B010 - mypy knows of no such attribute
+            self._keep(key, index, tensor)
+            found.append(tensor)
+        if frame.logs:
+            frame.entries.append(Entry(key, skeleton, leaves))
+        self._seed_after(key)
+        if isinstance(skeleton, Leaf):
+            return found[0]
+        return put_together(skeleton, iter(found), parts_of(args, kwargs))
+
+    def _noted(self, frame: Frame, key: str, result: Any, args: Any, kwargs: Any) -> Any:
+        """What this stage has computed: marked, normalised if it may cross a cut, kept if it crosses the next one."""
+        ways = self._ways
+        # `contiguous()` may hand back its argument here and not in the recording, where nothing was normalised.
+        if isinstance(result, Tensor) and isinstance(ways.codec.skeleton(key), Leaf):
+            leaves: list[Any] = [result]
+            skeleton: Any = SINGLE
+        else:
+            leaves, skeleton = take_apart(result, parts_of(args, kwargs))
+        is_changed = False
+        for index, leaf in enumerate(leaves):
+            if not isinstance(leaf, Tensor):
+                continue
+            mark = getattr(leaf, "_hetpipe_mark", None)
+            tensor = leaf
+            if (key, index) in ways.normalised and mark is not self._normal_mark:
+                tensor = self._normalise(leaf) if leaf.is_floating_point() else leaf
+                setattr(tensor, "_hetpipe_mark", self._normal_mark)  # noqa: B010
+                if self.on_value is not None:
+                    self.on_value(key, index, tensor)
+                is_changed = is_changed or tensor is not leaf
+                leaves[index] = tensor
+            elif mark is not self._normal_mark and type(leaf) is not nn.Parameter:
+                self.marked(tensor)
+            self._keep(key, index, tensor)
+        if frame.logs:
+            frame.entries.append(Entry(key, skeleton, tuple(noted(leaf) for leaf in leaves)))
+        self._seed_after(key)
+        if not is_changed:
+            return result
+        return leaves[0] if skeleton is SINGLE else put_together(skeleton, iter(leaves), parts_of(args, kwargs))
+
+    def _keep(self, key: str, index: int, tensor: Tensor) -> None:
+        name = self._wanted.get((key, index))
+        if name is not None:
+            self.values[name] = tensor
+
+    def _seed_after(self, key: str) -> None:
+        behind = self._ways.seeded_after.get(key)
+        if behind is not None:
+            self._seed(behind)
+
+    def _astray(self, where: str) -> CallableError:
+        return CallableError(
+            f"model: its forward takes another way on this stage than on the one before it, at {where}: it depends on "
+            "what is no tensor and differs from process to process, or on the data; let it train with "
+            "`workers: {stages: 1}`"
+        )

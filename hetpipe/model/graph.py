@@ -1,0 +1,393 @@
+"""Where a model may be cut, and what crosses there. Pure: it decides from what a recording has noted.
+
+A forward is a tree of *frames*, one per call of a module. In a frame, *entries* follow each other: calls of modules,
+and calls of functions ("glue") on values that depend on weights. A cut stands before an entry; the frames around it are
+open there, and every stage behind the cut runs their Python again, with the entries before the cut answered from a log.
+
+A value is *shared* if it depends on integer inputs and constants only (masks, position ids): every stage computes it
+again, so it never crosses. All others are made by one entry and cross every cut between it and their last use.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+#: Why a cut is forbidden, by what is wrong; each is the end of the sentence "no cut before X: …".
+CHECKPOINTED = "it is inside a region that is recomputed as a whole (torch.utils.checkpoint)"
+REENTRANT = "{} before it is under torch.utils.checkpoint(use_reentrant=True); use_reentrant=False can be cut"
+SIDE_CHANNEL = "a value made in {} is used after it without being returned by it"
+OPAQUE = "{} returns an object ({}) that cannot be made again on another stage"
+ALIASED = "{} and {} share memory that is changed in place behind it"
+CHANGED_SHARED = "{} is changed in place by what depends on weights"
+BUFFER = "buffer {} is written before it and used behind it"
+UNSEEN = "the forward of {} computes with a value that no module and no torch function has made"
+DECIDES = "the forward of {} asks for a number that depends on weights, so it may take another way each time"
+DRAWS = "the forward of {} draws from `random` or NumPy by itself"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One call of a module."""
+
+    position: str
+    """The path of the calls that lead to it; empty for the model itself."""
+    path: str
+    """The module's name in the model."""
+    parent: int | None
+    """Index of the frame in which it is an entry."""
+    closed: str = ""
+    """Why no cut may be inside it; empty if there may be one."""
+    is_reentrant: bool = False
+    """It was called inside `torch.utils.checkpoint` with `use_reentrant=True`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One tensor."""
+
+    dtype: str
+    num_bytes: int
+    has_gradient: bool
+    storage: int
+    """Values of one storage share memory."""
+    shared_in: int | None
+    """The frame in which it was computed from shared values only; None: it depends on an entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Something that happened in the recorded forward: a call of a function, or a call of a module that has ended."""
+
+    started: int
+    """When: positions of one common count of starts and ends."""
+    ended: int
+    frame: int
+    """In whose forward."""
+    key: str
+    """Names the entry; empty for a call on shared values only, which is none."""
+    label: str
+    """For people: the module's path, or the function's name."""
+    inputs: frozenset[int] = frozenset()
+    """Values that it computes with; empty for modules, whose inner steps say so."""
+    outputs: tuple[int, ...] = ()
+    """Values, by leaf; those that are new or that a module hands on."""
+    parameters: frozenset[str] = frozenset()
+    """Trainable parameters that it reads."""
+    buffers: frozenset[str] = frozenset()
+    """Buffers that it reads or writes."""
+    written_buffers: frozenset[str] = frozenset()
+    changed: frozenset[int] = frozenset()
+    """Values that it changes in place."""
+    opens: int | None = None
+    """The frame of the module that it calls; None for a function."""
+    opaque: str = ""
+    """The type of an object in what it returns that cannot be made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What one forward did."""
+
+    frames: tuple[Frame, ...]
+    steps: tuple[Step, ...]
+    """In the order in which they ended."""
+    values: tuple[Value, ...]
+    inputs: Mapping[str, int]
+    """Floating inputs of the model: name → value. Integer inputs are shared."""
+    results: frozenset[int]
+    """Values that the loss needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A value that crosses a cut."""
+
+    name: str
+    """`input:NAME`, `parameter:NAME`, or the entry that made it and the leaf: `decoder.2:0`."""
+    places: tuple[tuple[str, int], ...]
+    """Entries (by key) and leaves that are this value, as they stand in the log."""
+    dtype: str
+    num_bytes: int
+    has_gradient: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A place between two entries."""
+
+    key: str
+    """The entry behind it."""
+    label: str
+    order: int
+    """When that entry started."""
+    around: tuple[str, ...]
+    """Positions of the frames that are open here, the model's first."""
+    crossing: tuple[Crossing, ...]
+    """Ordered; integer inputs and the log cross every cut and are not named here."""
+    reason: str = ""
+    """Why it is forbidden; empty if it is allowed."""
+
+    @property
+    def forward_bytes(self) -> int:
+        """What moves to the next stage, tied weights left aside."""
+        return sum(each.num_bytes for each in self.crossing if not each.name.startswith("parameter:"))
+
+    @property
+    def backward_bytes(self) -> int:
+        """What comes back of it."""
+        return sum(
+            each.num_bytes for each in self.crossing if each.has_gradient and not each.name.startswith("parameter:")
+        )
+
+    @property
+    def tie_bytes(self) -> int:
+        """Weights that both sides use; they move both ways."""
+        return sum(each.num_bytes for each in self.crossing if each.name.startswith("parameter:"))
+
+
+@dataclass(slots=True)
+class _Use:
+    first: int
+    last: int
+
+
+@dataclass(slots=True)
+class _Analysis:
+    recording: Recording
+    parameter_specs: Mapping[str, tuple[str, int]]
+    made: list[int] = field(default_factory=list)
+    used: list[int] = field(default_factory=list)
+    names: list[list[Step]] = field(default_factory=list)
+    parameters: dict[str, _Use] = field(default_factory=dict)
+    buffers: dict[str, _Use] = field(default_factory=dict)
+    written: dict[str, _Use] = field(default_factory=dict)
+    storage_used: dict[int, int] = field(default_factory=dict)
+
+
+def first_uses(recording: Recording) -> dict[str, int]:
+    """Parameter or buffer → when the first step that uses it started."""
+    found: dict[str, int] = {}
+    for step in recording.steps:
+        for name in (*step.parameters, *step.buffers):
+            found[name] = min(found.get(name, step.started), step.started)
+    return found
+
+
+def cuts_of(recording: Recording, parameter_specs: Mapping[str, tuple[str, int]]) -> tuple[Cut, ...]:
+    """Every place where the model could be cut, in order; those that are forbidden say why.
+
+    Args:
+        recording: of one forward.
+        parameter_specs: trainable parameter → dtype and bytes.
+    """
+    analysis = _analysed(recording, parameter_specs)
+    first_entries: dict[int, Step] = {}
+    for step in recording.steps:
+        if step.key and (step.frame not in first_entries or step.started < first_entries[step.frame].started):
+            first_entries[step.frame] = step
+    # The place before the first entry of a frame is the one before the frame itself.
+    entries = sorted(
+        (step for step in recording.steps if step.key and first_entries[step.frame] is not step),
+        key=lambda step: step.started,
+    )
+    return tuple(_cut(analysis, step) for step in entries)
+
+
+def _analysed(recording: Recording, parameter_specs: Mapping[str, tuple[str, int]]) -> _Analysis:
+    never = -1
+    found = _Analysis(
+        recording,
+        parameter_specs,
+        made=[never] * len(recording.values),
+        used=[never] * len(recording.values),
+        names=[[] for _ in recording.values],
+    )
+    end = max((step.ended for step in recording.steps), default=0) + 1
+    for result in recording.results:
+        found.used[result] = end
+    for step in recording.steps:
+        for index in step.inputs:
+            found.used[index] = max(found.used[index], step.started)
+        for index in filter(never.__ne__, step.outputs):
+            if found.made[index] == never:
+                found.made[index] = step.ended
+            if step.key:
+                found.names[index].append(step)
+        for table, names in (
+            (found.parameters, step.parameters),
+            (found.buffers, step.buffers),
+            (found.written, step.written_buffers),
+        ):
+            for name in names:
+                use = table.setdefault(name, _Use(step.started, step.started))
+                use.first, use.last = min(use.first, step.started), max(use.last, step.started)
+    for value, used in zip(recording.values, found.used, strict=True):
+        found.storage_used[value.storage] = max(found.storage_used.get(value.storage, never), used)
+    return found
+
+
+def _around(recording: Recording, frame: int) -> tuple[int, ...]:
+    found: list[int] = []
+    at: int | None = frame
+    while at is not None:
+        found.append(at)
+        at = recording.frames[at].parent
+    return tuple(reversed(found))
+
+
+def _cut(analysis: _Analysis, behind: Step) -> Cut:
+    recording = analysis.recording
+    around = _around(recording, behind.frame)
+    inside = frozenset(around)
+    at = behind.started
+    crossing: list[tuple[int, Crossing]] = []
+    reason = _forbidden_frames(recording, around, inside, at)
+    for name, given in recording.inputs.items():
+        if analysis.used[given] >= at:
+            crossing.append((-1, _crossing(f"input:{name}", (), recording.values[given])))
+    inputs = set(recording.inputs.values())
+    alive: list[int] = []
+    for index, value in enumerate(recording.values):
+        if index in inputs or not 0 <= analysis.made[index] < at <= analysis.used[index]:
+            continue
+        if value.shared_in in inside:
+            continue
+        steps = [step for step in analysis.names[index] if step.ended < at and step.frame in inside]
+        if not steps:
+            maker = analysis.names[index][0].label if analysis.names[index] else _maker(recording, index)
+            reason = reason or SIDE_CHANNEL.format(maker)
+            continue
+        places = tuple(
+            (step.key, leaf) for step in steps for leaf, output in enumerate(step.outputs) if output == index
+        )
+        first = steps[0]
+        name = f"{first.key}:{first.outputs.index(index)}"
+        crossing.append((analysis.made[index], _crossing(name, places, value)))
+        alive.append(index)
+    for name, use in analysis.parameters.items():
+        if use.first < at <= use.last:
+            dtype, num_bytes = analysis.parameter_specs[name]
+            crossing.append((-1, Crossing(f"parameter:{name}", (), dtype, num_bytes, has_gradient=True)))
+    crossing.sort(key=lambda each: each[0])
+    return Cut(
+        behind.key,
+        behind.label,
+        at,
+        tuple(recording.frames[frame].position for frame in around),
+        tuple(each for _, each in crossing),
+        reason or _forbidden_changes(analysis, inside, at, alive),
+    )
+
+
+def _crossing(name: str, places: tuple[tuple[str, int], ...], value: Value) -> Crossing:
+    return Crossing(name, places, value.dtype, value.num_bytes, value.has_gradient)
+
+
+def _maker(recording: Recording, index: int) -> str:
+    return next((step.label for step in recording.steps if index in step.outputs), "the model")
+
+
+def _forbidden_frames(recording: Recording, around: Sequence[int], inside: frozenset[int], at: int) -> str:
+    for frame in map(recording.frames.__getitem__, around):
+        if frame.closed:
+            return frame.closed.format(frame.path or "the model")
+    for step in recording.steps:
+        if step.key and step.ended < at and step.frame in inside:
+            if step.opaque:
+                return OPAQUE.format(step.label, step.opaque)
+            if step.opens is not None and recording.frames[step.opens].is_reentrant:
+                return REENTRANT.format(step.label)
+    return ""
+
+
+def _forbidden_changes(analysis: _Analysis, inside: frozenset[int], at: int, alive: Sequence[int]) -> str:
+    recording = analysis.recording
+    by_storage: dict[int, list[int]] = {}
+    for index in alive:
+        by_storage.setdefault(recording.values[index].storage, []).append(index)
+    for step in recording.steps:
+        for changed in step.changed:
+            value = recording.values[changed]
+            mates = by_storage.get(value.storage, ())
+            if step.started >= at and len(mates) > 1:
+                first, second = (analysis.names[mate][0].label for mate in mates[:2])
+                return ALIASED.format(first, second)
+            if (
+                value.shared_in in inside
+                and step.started < at <= analysis.storage_used[value.storage]
+                and (step.key or step.frame not in inside)
+            ):
+                return CHANGED_SHARED.format(_maker(recording, changed))
+    for name, written in analysis.written.items():
+        if written.first < at <= analysis.buffers[name].last:
+            return BUFFER.format(name)
+    return ""
+
+
+#: A layer has at most this share of the model's work, if there is a cut that divides it, …
+_MOST_WORK = 1 / 24
+#: … and at least this one, if there is a neighbour to join.
+_LEAST_WORK = 1 / 240
+#: A cut that moves more than this many times what a neighbour moves is not worth having.
+_TOLERATED = 1.2
+
+
+def work_until(recording: Recording, parameter_specs: Mapping[str, tuple[str, int]]) -> list[tuple[int, int]]:
+    """(when, bytes that functions have read and written up to then), in order: work, measured without a clock."""
+    total = 0
+    found: list[tuple[int, int]] = []
+    for step in sorted(recording.steps, key=lambda step: step.started):
+        if step.opens is not None or not step.key:
+            continue
+        touched = {*step.inputs, *(output for output in step.outputs if output >= 0)}
+        total += sum(recording.values[value].num_bytes for value in touched)
+        total += sum(parameter_specs[name][1] for name in step.parameters)
+        found.append((step.started, total))
+    return found
+
+
+def layers_from(cuts: Sequence[Cut], work: Sequence[tuple[int, int]]) -> tuple[Cut, ...]:
+    """Of allowed cuts, those that are worth having as borders of layers.
+
+    Those that move much more than a neighbour go, the worst first, as long as no layer gets too large; then neighbours
+    with hardly any work between them are joined. The same for every process that has made the same recording.
+
+    Args:
+        cuts: allowed ones, in order.
+        work: of the recording (`work_until`).
+    """
+    total = work[-1][1] if work else 0
+    times = [when for when, _ in work]
+
+    def done(cut: Cut) -> int:
+        index = bisect_left(times, cut.order)
+        return work[index - 1][1] if index else 0
+
+    kept = [(cut, done(cut), cut.forward_bytes + cut.backward_bytes + 1) for cut in cuts]
+    while (worst := _worst(kept, total)) is not None:
+        del kept[worst]
+    index = 0
+    while index < len(kept):
+        before = kept[index - 1][1] if index else 0
+        after = kept[index + 1][1] if index + 1 < len(kept) else total
+        is_small = min(kept[index][1] - before, after - kept[index][1]) < total * _LEAST_WORK
+        if is_small and after - before <= total * _MOST_WORK:
+            del kept[index]
+        else:
+            index += 1
+    return tuple(cut for cut, _, _ in kept)
+
+
+def _worst(kept: Sequence[tuple[Cut, int, int]], total: int) -> int | None:
+    """The cut that moves most, compared with its better neighbour, of those that may go."""
+    found, most = None, _TOLERATED
+    for index, (_, _, size) in enumerate(kept):
+        before = kept[index - 1] if index else None
+        after = kept[index + 1] if index + 1 < len(kept) else None
+        gap = (after[1] if after else total) - (before[1] if before else 0)
+        least = min(each[2] for each in (before, after) if each is not None) if before or after else size
+        if size / least > most and gap <= total * _MOST_WORK:
+            found, most = index, size / least
+    return found

@@ -1,0 +1,330 @@
+"""One forward of the uncut model, watched whole: which calls there are, what each makes, uses and changes."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.model.calls import Frame, Interception, calling_frame, checkpointing_above, has_own_call, name_of
+from hetpipe.model.graph import CHECKPOINTED, DECIDES, DRAWS, UNSEEN, Recording, Step, Value
+from hetpipe.model.graph import Frame as FrameNote
+from hetpipe.model.structure import Named, Opaque, Several, Skeleton, parts_of, take_apart, tensors_in
+
+
+@dataclass(slots=True)
+class Recorded:
+    """A recording, and what a forward needs of it beside the graph."""
+
+    recording: Recording
+    skeletons: dict[str, Skeleton]
+    """Entry → what it returned."""
+    drawing_paths: frozenset[str]
+    """Modules in which random numbers are drawn."""
+    drawing_functions: frozenset[Any]
+    """Functions that draw."""
+    seeded_after: dict[str, str]
+    """Entry → the entry behind it that draws and is recomputed: its seed is set right after the first one, so that what
+    `torch.utils.checkpoint` stashes is that seed."""
+    output: Any
+    """What the model returned."""
+
+
+@dataclass(slots=True)
+class _StepNote:
+    started: int
+    frame: int
+    key: str
+    label: str
+    inputs: set[int] = field(default_factory=set)
+    outputs: list[int] = field(default_factory=list)
+    parameters: set[str] = field(default_factory=set)
+    buffers: set[str] = field(default_factory=set)
+    written: set[str] = field(default_factory=set)
+    changed: set[int] = field(default_factory=set)
+    opens: int | None = None
+    opaque: str = ""
+
+
+def record(
+    model: nn.Module, call: Callable[[], Any], inputs: Mapping[str, Tensor], results_of: Callable[[Any], Any]
+) -> Recorded:
+    """Watch `call`, which calls `model` with `inputs` among others.
+
+    Args:
+        model: in the mode in which it shall be recorded; its buffers change.
+        call: one forward.
+        inputs: the floating ones, by name.
+        results_of: what the loss needs of what `call` returns, as nested containers of tensors.
+    """
+    return _Recorder(model, inputs).run(call, results_of)
+
+
+def _states() -> tuple[bytes | Tensor, Any, Any]:
+    numpy = sys.modules.get("numpy")
+    of_numpy = None if numpy is None else numpy.random.get_state()[1:3]
+    return torch.get_rng_state(), random.getstate(), of_numpy
+
+
+def _same_python(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    numpys = (one[2], other[2])
+    same_numpy = numpys[0] is numpys[1] or (
+        None not in numpys and numpys[0][1] == numpys[1][1] and bool((numpys[0][0] == numpys[1][0]).all())
+    )
+    return bool(one[1] == other[1]) and same_numpy
+
+
+class _Recorder(Interception):
+    """Keeps every tensor of the forward alive, so that their identities tell them apart."""
+
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> None:
+        names: dict[int, str] = {}
+        for name, module in model.named_modules():
+            names.setdefault(id(module), name)
+        super().__init__(names)
+        self._model = model
+        self._parameters = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+        self._frozen = {id(p) for p in model.parameters() if not p.requires_grad}
+        self._buffers = {id(buffer): name for name, buffer in model.named_buffers()}
+        self._count = 0
+        self._frames: list[FrameNote] = []
+        self._steps: list[tuple[int, _StepNote]] = []
+        self._values: list[Value] = []
+        self._tensors: list[Tensor] = []
+        self._indices: dict[int, int] = {}
+        self._skeletons: dict[str, Skeleton] = {}
+        self._drawing_paths: set[str] = set()
+        self._drawing_functions: set[Any] = set()
+        self._seeded_after: dict[str, str] = {}
+        self._last_entries: dict[int, tuple[str, FrameType | None]] = {}
+        #: Frame → why no cut may be in it, as was found out while it ran.
+        self._closed: dict[int, str] = {}
+        self._states: Any = None
+        self._inputs = {name: self._noted(self.marked(tensor), shared_in=None) for name, tensor in inputs.items()}
+
+    def run(self, call: Callable[[], Any], results_of: Callable[[Any], Any]) -> Recorded:
+        modules = {
+            id(module): module for module in self._model.modules() if not isinstance(module, torch.jit.ScriptModule)
+        }
+        with self.watching(modules.values()):
+            output = call()
+        recording = Recording(
+            tuple(
+                replace(
+                    note,
+                    closed=note.closed or self._closed.get(index, ""),
+                )
+                for index, note in enumerate(self._frames)
+            ),
+            tuple(self._step(ended, note) for ended, note in self._steps),
+            tuple(
+                replace(value, has_gradient=tensor.requires_grad)
+                for value, tensor in zip(self._values, self._tensors, strict=True)
+            ),
+            self._inputs,
+            frozenset(self._indices[id(t)] for t in tensors_in(results_of(output)) if id(t) in self._indices),
+        )
+        return Recorded(
+            recording,
+            self._skeletons,
+            frozenset(self._drawing_paths),
+            frozenset(self._drawing_functions),
+            self._seeded_after,
+            output,
+        )
+
+    # -- modules -----------------------------------------------------------------------------------------------------
+
+    def on_module(self, module: nn.Module, path: str, run: Any, args: Any, kwargs: Any) -> Any:
+        region = checkpointing_above(calling_frame(), until="on_module")
+        parent = self.stack[-1] if self.stack else None
+        self._look_for_draws()
+        key = "" if parent is None else parent.key(path)
+        frame = Frame(key, len(self._frames))
+        self._frames.append(
+            FrameNote(
+                key,
+                path,
+                None if parent is None else parent.index,
+                CHECKPOINTED if region.is_inside or self._recomputes(module) else "",
+                region.is_reentrant,
+            )
+        )
+        if region.is_inside and parent is not None and parent.has_own_call:
+            self._closed.setdefault(parent.index, CHECKPOINTED)
+        frame.has_own_call = has_own_call(type(module))
+        started = self._now()
+        before = self._states
+        self.stack.append(frame)
+        try:
+            result = self.opened(run, args, kwargs)
+            self._look_for_draws()
+        finally:
+            self.stack.pop()
+        draws = not self._drew_nothing(before, self._states)
+        if draws:
+            self._drawing_paths.add(path)
+        if parent is None:
+            return result
+        if region.is_inside and draws:
+            last, last_region = self._last_entries.get(parent.index, (parent.position, None))
+            if last_region is not None and last_region is region.frame:
+                self._closed.setdefault(parent.index, CHECKPOINTED)
+            self._seeded_after[last] = key
+        note = _StepNote(started, parent.index, key, path, opens=frame.index)
+        self._note_outputs(note, result, args, kwargs)
+        self._last_entries[parent.index] = (key, region.frame)
+        return result
+
+    def _recomputes(self, module: nn.Module) -> bool:
+        """Whether a layer with a `__call__` of its own runs its forward under `torch.utils.checkpoint`."""
+        return bool(getattr(module, "gradient_checkpointing", False)) and module.training and has_own_call(type(module))
+
+    # -- functions ---------------------------------------------------------------------------------------------------
+
+    def on_function(self, function: Any, name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        return self._call(function, name, args, kwargs, tensors, is_shared=False)
+
+    def on_shared(self, function: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        if not self.stack:
+            return function(*args, **kwargs)
+        return self._call(function, name_of(function), args, kwargs, tensors, is_shared=True)
+
+    def _call(self, function: Any, name: str, args: Any, kwargs: Any, tensors: list[Tensor], *, is_shared: bool) -> Any:
+        frame = self.stack[-1]
+        self._look_for_draws()
+        note = _StepNote(self._now(), frame.index, "" if is_shared else frame.key(name), name)
+        for tensor in tensors:
+            self._note_use(note, tensor)
+        versions = [tensor._version for tensor in tensors]  # noqa: SLF001 - the only name for it
+        before = self._states
+        result = function(*args, **kwargs)
+        self._states = _states()
+        region = checkpointing_above(calling_frame(), until="on_module")
+        if not self._drew_nothing(before, self._states):
+            self._drawing_functions.add(function)
+            if region.is_inside:
+                self._closed.setdefault(frame.index, CHECKPOINTED)
+        for tensor, version in zip(tensors, versions, strict=True):
+            if tensor._version != version:  # noqa: SLF001
+                if id(tensor) in self._buffers:
+                    note.written.add(self._buffers[id(tensor)])
+                note.changed.add(self._noted(tensor, shared_in=None))
+                if not is_shared:
+                    self.marked(tensor)
+        self._note_outputs(note, result, args, kwargs, shared_in=frame.index if is_shared else None)
+        if note.key:
+            self._last_entries[frame.index] = (note.key, region.frame)
+        return result
+
+    # -- notes -------------------------------------------------------------------------------------------------------
+
+    def _now(self) -> int:
+        self._count += 1
+        return self._count
+
+    def _note_use(self, note: _StepNote, tensor: Tensor) -> None:
+        identity = id(tensor)
+        if identity in self._parameters:
+            note.parameters.add(self._parameters[identity])
+            return
+        if identity in self._buffers:
+            note.buffers.add(self._buffers[identity])
+        if identity in self._indices and identity not in self._frozen:
+            note.inputs.add(self._indices[identity])
+        elif tensor.requires_grad and identity not in self._frozen:
+            self._closed.setdefault(note.frame, UNSEEN)
+
+    def _note_outputs(
+        self, note: _StepNote, result: Any, args: Any, kwargs: Any, *, shared_in: int | None = None
+    ) -> None:
+        if isinstance(result, Tensor) and not note.key:
+            leaves: list[Any] = [result]
+        else:
+            leaves, skeleton = take_apart(result, parts_of(args, kwargs))
+            if note.key:
+                self._skeletons[note.key] = skeleton
+                note.opaque = _opaque_type(skeleton)
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor):
+                note.outputs.append(-1)
+                if note.opens is None and note.key:
+                    self._closed.setdefault(note.frame, DECIDES)
+                continue
+            if id(leaf) in self._parameters or id(leaf) in self._frozen:
+                note.outputs.append(-1)
+                continue
+            note.outputs.append(self._noted(leaf, shared_in=shared_in))
+            if note.key:
+                self.marked(leaf)
+        self._steps.append((self._now(), note))
+
+    def _noted(self, tensor: Tensor, *, shared_in: int | None) -> int:
+        index = self._indices.get(id(tensor))
+        if index is None:
+            index = self._indices[id(tensor)] = len(self._values)
+            self._tensors.append(tensor)
+            self._values.append(
+                Value(
+                    str(tensor.dtype).removeprefix("torch."),
+                    tensor.numel() * tensor.element_size(),
+                    has_gradient=False,
+                    storage=_storage(tensor),
+                    shared_in=shared_in,
+                )
+            )
+        return index
+
+    @staticmethod
+    def _step(ended: int, note: _StepNote) -> Step:
+        return Step(
+            note.started,
+            ended,
+            note.frame,
+            note.key,
+            note.label,
+            frozenset(note.inputs),
+            tuple(note.outputs),
+            frozenset(note.parameters),
+            frozenset(note.buffers),
+            frozenset(note.written),
+            frozenset(note.changed),
+            note.opens,
+            note.opaque,
+        )
+
+    # -- random numbers ----------------------------------------------------------------------------------------------
+
+    def _look_for_draws(self) -> None:
+        """Has Python drawn since the last call?"""
+        states = _states()
+        if self.stack and self._states is not None and not _same_python(self._states, states):
+            self._closed.setdefault(self.stack[-1].index, DRAWS)
+        self._states = states
+
+    @staticmethod
+    def _drew_nothing(before: Any, after: Any) -> bool:
+        return before is None or (torch.equal(before[0], after[0]) and _same_python(before, after))
+
+
+def _storage(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr() or -id(tensor)
+    except (RuntimeError, NotImplementedError):
+        return -id(tensor)
+
+
+def _opaque_type(skeleton: Skeleton) -> str:
+    match skeleton:
+        case Opaque(kind):
+            return kind.__name__
+        case Several(_, items) | Named(_, _, items):
+            return next((found for item in items if (found := _opaque_type(item))), "")
+        case _:
+            return ""

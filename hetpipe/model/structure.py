@@ -1,0 +1,213 @@
+"""What modules and functions return, taken apart into tensors, numbers and a skeleton that can be built again.
+
+A skeleton is what both sides of a cut have from their own recordings; only the leaves differ from minibatch to
+minibatch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Number = bool | int | float
+
+#: Values that are the same object, or equal, wherever they are made.
+_CONSTANTS = (type(None), str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, type)
+
+_SCALARS = (*_CONSTANTS, bool, int, float)
+
+#: How deep containers are looked into.
+_DEEPEST = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A tensor of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class NumberLeaf:
+    """A `bool`, `int` or `float`, which may differ from minibatch to minibatch."""
+
+    kind: type
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """An argument of the call, handed back."""
+
+    position: int
+    """Among the parts of the arguments, see `parts_of`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The same in every minibatch."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """A tuple, a named one, a list, or a `torch.Size`."""
+
+    kind: type
+    items: tuple[Skeleton, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A mapping, or a dataclass (a `ModelOutput` is both)."""
+
+    kind: type
+    keys: tuple[Any, ...]
+    items: tuple[Skeleton, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """An object of another type: it cannot be made again on the other side of a cut."""
+
+    kind: type
+
+
+Skeleton = Leaf | NumberLeaf | Alias | Constant | Several | Named | Opaque
+
+SINGLE = Leaf()
+
+
+class NotRebuilt:
+    """Stands for an opaque object where it was not made. Whoever looks into it gets a sentence."""
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{self._kind.__name__}.{name} is asked for on a stage that did not make it")
+
+
+def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
+    """The tensors in nested containers, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from tensors_in(item, depth + 1)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item, depth + 1)
+    elif depth < _DEEPEST and dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for each in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, each.name, None), depth + 1)
+
+
+def parts_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The tensors and objects in the arguments of a call, to find those that it hands back."""
+    found: list[Any] = []
+
+    def walk(value: Any, depth: int) -> None:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            for item in value:
+                walk(item, depth + 1)
+        elif isinstance(value, dict):
+            for item in value.values():
+                walk(item, depth + 1)
+        elif not isinstance(value, _SCALARS):
+            found.append(value)
+
+    walk(args, 0)
+    walk(kwargs, 0)
+    return found
+
+
+def take_apart(value: Any, parts: Sequence[Any]) -> tuple[list[Tensor | Number], Skeleton]:
+    """The leaves of what a call returned, and the rest.
+
+    Args:
+        value: returned.
+        parts: of its arguments (`parts_of`).
+    """
+    leaves: list[Tensor | Number] = []
+    positions = {id(part): position for position, part in reversed(list(enumerate(parts)))}
+    return leaves, _skeleton(value, positions, leaves, 0)
+
+
+def _skeleton(value: Any, positions: Mapping[int, int], leaves: list[Tensor | Number], depth: int) -> Skeleton:  # noqa: C901, PLR0911 - one case per kind of value
+    def inner(item: Any) -> Skeleton:
+        return _skeleton(item, positions, leaves, depth + 1)
+
+    if isinstance(value, Tensor):
+        position = positions.get(id(value))
+        if position is not None:
+            return Alias(position)
+        leaves.append(value)
+        return SINGLE
+    if isinstance(value, bool | int | float) and not isinstance(value, enum.Enum):
+        leaves.append(value)
+        return NumberLeaf(bool if isinstance(value, bool) else int if isinstance(value, int) else float)
+    if isinstance(value, _CONSTANTS):
+        return Constant(value)
+    if depth == _DEEPEST:
+        return Opaque(type(value))
+    if isinstance(value, tuple | list):
+        return Several(type(value), tuple(map(inner, value)))
+    if isinstance(value, dict):
+        return Named(type(value), tuple(value), tuple(map(inner, value.values())))
+    position = positions.get(id(value))
+    if position is not None:
+        return Alias(position)
+    if dataclasses.is_dataclass(value):
+        names = tuple(each.name for each in dataclasses.fields(value))
+        return Named(type(value), names, tuple(inner(getattr(value, name)) for name in names))
+    return Opaque(type(value))
+
+
+def put_together(skeleton: Skeleton, leaves: Iterator[Any], parts: Sequence[Any]) -> Any:  # noqa: PLR0911 - one case per kind
+    """Build what `take_apart` took apart, with other leaves, for a call with other arguments."""
+    match skeleton:
+        case Leaf() | NumberLeaf():
+            return next(leaves)
+        case Alias(position):
+            return parts[position]
+        case Constant(value):
+            return value
+        case Several(kind, items):
+            found = [put_together(item, leaves, parts) for item in items]
+            if kind is list or kind is tuple:
+                return kind(found)
+            return kind(*found) if hasattr(kind, "_fields") else kind(found)
+        case Named(kind, keys, items):
+            values = [put_together(item, leaves, parts) for item in items]
+            pairs = dict(zip(keys, values, strict=True))
+            return kind(**pairs) if dataclasses.is_dataclass(kind) else kind(pairs)
+        case Opaque(kind):
+            return NotRebuilt(kind)
+
+
+def kinds_of(skeleton: Skeleton) -> Iterator[type | None]:
+    """Per leaf, in order: None for a tensor, else the type of the number."""
+    match skeleton:
+        case Leaf():
+            yield None
+        case NumberLeaf(kind):
+            yield kind
+        case Several(_, items) | Named(_, _, items):
+            for item in items:
+                yield from kinds_of(item)
+        case _:
+            return
+
+
+def is_opaque(skeleton: Skeleton) -> bool:
+    """Whether something in it cannot be made again."""
+    if isinstance(skeleton, Several | Named):
+        return any(map(is_opaque, skeleton.items))
+    return isinstance(skeleton, Opaque)

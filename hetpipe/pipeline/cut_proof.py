@@ -1,0 +1,270 @@
+"""Proof before training, of a model that is cut by its own forward (`docs/semantics/models.md`).
+
+Three runs of one minibatch are compared: *bare*, the user's model as it is; *watched*, the same forward as one stage,
+without seeds and normalisation of its own, which must give the same bits; and with both, as one stage (*whole*) and
+with every layer as a stage of its own (*cut*), which must give the same bits again. Then once more on other weights,
+which a second instance of the model really has, and with two minibatches in flight.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.errors import CallableError, HetpipeError
+from hetpipe.model.cut_model import CutModel
+from hetpipe.model.structure import tensors_in
+from hetpipe.pipeline.callables import LossFunction, call_loss
+from hetpipe.pipeline.chain import Layer, Values, weights_in_place
+from hetpipe.pipeline.comparison import same
+from hetpipe.pipeline.compute import StageCompute
+from hetpipe.pipeline.data import Batch
+from hetpipe.pipeline.layering import own_loss
+from hetpipe.pipeline.modes import modes_of
+from hetpipe.pipeline.proof import Proof, UncutFailure, other_weights
+from hetpipe.pipeline.seeds import preserved_generators, seed_generators
+from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
+
+_VW = VirtualWorkerIndex(0)
+_FIRST, _SECOND = Minibatch(1), Minibatch(2)
+_CPU = torch.device("cpu")
+_HEAD = "model: the cut model does not compute what the model computes"
+
+Weights = Mapping[str, Tensor]
+Gradients = Mapping[str, Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """One minibatch, forward and backward."""
+
+    loss: float
+    gradients: dict[str, Tensor | None]
+    buffers: dict[str, Tensor]
+
+
+def prove_cut_model(
+    build: Callable[[], nn.Module],
+    chain: Sequence[Layer],
+    *,
+    given_loss: LossFunction | None,
+    loss: LossFunction,
+    batches: tuple[Batch, Batch],
+    seed: int,
+) -> Proof:
+    """Compare the user's model with its layers; `chain` is left as it was, and the generators, too.
+
+    Args:
+        build: makes the user's model under the job's seed.
+        chain: the layers of a model that `build` has made.
+        given_loss: the job's; None: the model computes it.
+        loss: what stages call.
+        batches: two minibatches of as many samples.
+        seed: of the job.
+
+    Raises:
+        UncutFailure: the model does not run on these minibatches.
+        CallableError: the model would be trained to something else; the first place of difference and the fix.
+    """
+    cut = chain[0].cut
+    assert cut is not None, "another proof is for chains"
+    proof = _Proof(cut, chain, given_loss, loss, seed)
+    with preserved_generators(), torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            proof.run(build, *batches)
+        finally:
+            proof.restore()
+    forbidden = [one for one in cut.cuts if one.reason]
+    notices = []
+    if len(chain) == 1:
+        why = f": {forbidden[0].reason}" if forbidden else ""
+        notices.append(f"The model cannot be cut{why}, so it trains in one stage per virtual worker")
+    return Proof(batches[0].num_samples, is_exact=True, notices=tuple(notices))
+
+
+class _Proof:
+    def __init__(
+        self,
+        cut: CutModel,
+        chain: Sequence[Layer],
+        given_loss: LossFunction | None,
+        loss: LossFunction,
+        seed: int,
+    ) -> None:
+        self._cut = cut
+        self._chain = chain
+        self._given_loss = given_loss
+        self._loss = loss
+        self._seed = seed
+        for layer in chain:
+            layer.module.to(_CPU)
+        self._start = {name: b.detach().clone() for name, b in cut.model.named_buffers()}
+
+    def restore(self) -> None:
+        """The buffers as they were."""
+        with torch.no_grad():
+            for name, buffer in self._cut.model.named_buffers():
+                buffer.copy_(self._start[name])
+
+    def run(self, build: Callable[[], nn.Module], first: Batch, second: Batch) -> None:
+        """Compare everything."""
+        bare = build()
+        if any(id(module) in set(map(id, self._cut.model.modules())) for module in bare.modules()):
+            raise CallableError("model: called twice, it returned the same modules; return a new one at each call")
+        modes_of(bare)  # leaves it as it trains
+        weights = {
+            name: layer.module.get_parameter(local).detach().requires_grad_()
+            for layer in self._chain
+            for local, name in layer.parameters.items()
+        }
+        self._compare_made(bare, weights)
+        self._compare(self._bare(bare, first), self._watched(weights, first), "the model as it is")
+        others = other_weights(weights)
+        with torch.no_grad():
+            for name, parameter in bare.named_parameters():
+                if name in others:
+                    parameter.copy_(others[name])
+            for name, buffer in bare.named_buffers():
+                buffer.copy_(self._start[name])
+        self._compare(self._bare(bare, first), self._watched(others, first), "the model on other weights")
+        whole = self._stages(others, [first], alone=False)
+        self._compare(whole, self._stages(others, [first], alone=True), "the model as one stage")
+        in_flight = self._stages(others, [first, second], alone=True)
+        self._compare_gradients(whole.gradients, in_flight.gradients, "the same with two minibatches in flight")
+
+    # -- runs --------------------------------------------------------------------------------------------------------
+
+    def _bare(self, model: nn.Module, batch: Batch) -> _Result:
+        seed_generators(self._seed)
+        tensors = dict(zip(self._cut.signature.keys, _copies(batch.inputs), strict=True))
+        try:
+            output = self._cut.signature.call(model, tensors)
+        except HetpipeError:
+            raise
+        except Exception as error:
+            shapes = ", ".join(f"{key} {list(value.shape)}" for key, value in tensors.items())
+            raise UncutFailure(
+                f"model: {type(model).__name__}'s forward failed on a minibatch of {shapes}: {type(error).__name__}: "
+                f"{error}"
+            ) from error
+        loss = own_loss(output) if self._given_loss is None else call_loss(self._given_loss, output, batch.target)
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+        return _Result(float(loss.detach()), dict(zip(named, found, strict=True)), _buffers(model))
+
+    def _watched(self, weights: Weights, batch: Batch) -> _Result:
+        self.restore()
+        seed_generators(self._seed)
+        with weights_in_place(self._chain, weights):
+            self._cut.run(
+                0, len(self._chain), weights, _copies(batch.inputs), seed=_leave, normalise=lambda value: value
+            )
+            loss = call_loss(self._loss, tuple(tensors_in(self._cut.output)), batch.target)
+            found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+        return _Result(float(loss.detach()), dict(zip(weights, found, strict=True)), _buffers(self._cut.model))
+
+    def _stages(self, weights: Weights, batches: Sequence[Batch], *, alone: bool) -> _Result:
+        """The first of `batches`, whose backward comes after the forwards of all."""
+        self.restore()
+        groups = [(layer,) for layer in self._chain] if alone else [tuple(self._chain)]
+        stages = [
+            StageCompute(
+                group,
+                vw=_VW,
+                seed=self._seed,
+                device=_CPU,
+                loss=self._loss if group is groups[-1] else None,
+                watches_activations=False,
+            )
+            for group in groups
+        ]
+        own = [{n: weights[n] for layer in group for n in layer.parameters.values()} for group in groups]
+        losses: list[float] = []
+        for p, batch in zip((_FIRST, _SECOND), batches, strict=False):
+            values: Values = _copies(batch.inputs)
+            for stage, part in zip(stages, own, strict=True):
+                # As over a link: the next stage has memory of its own.
+                received = values if stage is stages[0] else _copies(tuple(value.detach() for value in values))
+                values = stage.forward(p, part, received)
+            losses.append(stages[-1].loss(p, values, batch.target))
+        buffers = _buffers(self._cut.model)
+        gradients: dict[str, Tensor | None] = {}
+        sent: Sequence[Tensor | None] | None = None
+        for stage, part in reversed(list(zip(stages, own, strict=True))):
+            found = stage.backward(_FIRST, part, sent)
+            gradients |= found.weights
+            sent = found.inputs
+        return _Result(losses[0], gradients, buffers)
+
+    # -- comparisons -------------------------------------------------------------------------------------------------
+
+    def _compare_made(self, model: nn.Module, weights: Weights) -> None:
+        again = dict(model.named_parameters())
+        for name, weight in weights.items():
+            if name not in again or not same(again[name].detach(), weight.detach()):
+                raise CallableError(
+                    f"model: made twice under one seed, its parameter {name} differs; every stage makes the model for "
+                    "itself: draw from torch, `random` or NumPy's global functions, or from a generator with a fixed "
+                    "seed"
+                )
+
+    def _compare(self, expected: _Result, found: _Result, who: str) -> None:
+        self._compare_gradients(expected.gradients, found.gradients, who, (expected.loss, found.loss))
+        for name, buffer in expected.buffers.items():
+            if not same(buffer, found.buffers[name]):
+                raise CallableError(f"{_HEAD}: first difference at buffer {name}, compared with {who}")
+
+    def _compare_gradients(
+        self, expected: Gradients, found: Gradients, who: str, losses: tuple[float, float] = (0.0, 0.0)
+    ) -> None:
+        if losses[0] != losses[1] and not (losses[0] != losses[0] and losses[1] != losses[1]):
+            raise CallableError(
+                f"{_HEAD}: compared with {who}, the loss is {losses[1]:.9g} instead of {losses[0]:.9g}. It computes "
+                "with tensors that are not registered as parameters, or keeps something between minibatches; "
+                f"{self._hidden()}"
+            )
+        for layer in self._chain:
+            for name in layer.parameters.values():
+                if (expected[name] is None) != (found[name] is None) or not same(expected[name], found[name]):
+                    difference = _by(expected[name], found[name])
+                    raise CallableError(
+                        f"{_HEAD}: first difference at {layer.name} (gradient of {name}{difference}), compared "
+                        f"with {who}; {self._hidden()}"
+                    )
+
+    def _hidden(self) -> str:
+        """What to do, with tensors that modules keep without having registered them."""
+        known = {id(tensor) for tensor in (*self._cut.model.parameters(), *self._cut.model.buffers())}
+        for path, module in self._cut.model.named_modules():
+            for attribute, value in vars(module).items():
+                if attribute.startswith("_"):
+                    continue
+                for tensor in tensors_in(value):
+                    if id(tensor) not in known or isinstance(tensor, nn.Parameter):
+                        where = f"{path}.{attribute}" if path else attribute
+                        return f"{where} holds a tensor that is not registered there"
+        return "let the model train with `workers: {stages: 1}`"
+
+
+def _leave(_: Any) -> None:
+    """Leave the generators alone."""
+
+
+def _copies(values: Values) -> Values:
+    return tuple(value.clone() for value in values)
+
+
+def _buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+
+
+def _by(expected: Tensor | None, found: Tensor | None) -> str:
+    if expected is None or found is None:
+        return ", which is there on one side only"
+    return f", {float((expected - found).abs().max()):.1e}" if expected.shape == found.shape else ""

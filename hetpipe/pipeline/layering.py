@@ -1,0 +1,99 @@
+"""From the user's model and one minibatch to the chain of layers that stages share, and to the loss behind it.
+
+A model that says itself how it is cut (`nn.Sequential`, `layers()`) is taken at its word; any other one is cut by its
+own forward (`hetpipe.model`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.errors import CallableError
+from hetpipe.model.cut_model import CutModel, Signature
+from hetpipe.pipeline.callables import LossFunction
+from hetpipe.pipeline.chain import Layer, chain_of, cut_chain
+from hetpipe.pipeline.data import Batch
+from hetpipe.pipeline.seeds import preserved_generators
+
+
+def says_its_layers(model: nn.Module) -> bool:
+    """Whether the model gives its layers itself."""
+    layers = getattr(model, "layers", None)
+    return isinstance(model, nn.Sequential) or (callable(layers) and not isinstance(layers, nn.Module))
+
+
+def layers_of(model: nn.Module, example: Batch, loss: LossFunction | None) -> tuple[Layer, ...]:
+    """The chain of `model`, which is left in the mode in which it trains.
+
+    Every process that makes it from the same model and example gets the same one.
+
+    Args:
+        model: as the user's callable returned it.
+        example: a minibatch, or a few samples of one.
+        loss: the job's; None: the model computes it.
+
+    Raises:
+        CallableError: the model cannot be cut, or takes other minibatches.
+    """
+    if says_its_layers(model):
+        if example.keys is not None:
+            raise CallableError(
+                f"data.train: samples are mappings ({', '.join(example.keys)}), and {type(model).__name__} is a chain, "
+                "whose first layer takes tensors by position; return pairs ((tensor, …), target)"
+            )
+        if loss is None:
+            raise CallableError(
+                f"loss: is not given, and {type(model).__name__} is a chain of layers, which computes none; name one, "
+                "for example `loss: torch.nn.functional:cross_entropy`"
+            )
+        return chain_of(model)
+    keys = example.keys
+    signature = Signature(keys or tuple(map(str, range(len(example.inputs)))), is_mapping=keys is not None)
+    with preserved_generators(), torch.enable_grad():
+        return cut_chain(model, signature, example.inputs, results_of=own_loss if loss is None else _whole)
+
+
+def _whole(output: Any) -> Any:
+    return output
+
+
+def own_loss(output: Any) -> Tensor:
+    """The loss that a model has computed itself.
+
+    Raises:
+        CallableError: there is none.
+    """
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if not isinstance(found, Tensor):
+        raise CallableError(
+            f"loss: is not given, and the model's output ({type(output).__name__}) has no tensor `loss`; name a loss, "
+            "or give the model what it computes one from, as `labels`"
+        )
+    return found
+
+
+class OutputFunction:
+    """A loss or metric on what a cut model really returned, of which only the tensors came out of its last layer."""
+
+    def __init__(self, cut: CutModel, function: LossFunction | None) -> None:
+        """Call `function` with (output, target); None: take the model's own loss."""
+        self._cut = cut
+        self._function = function
+
+    def __call__(self, _: Any, target: Any) -> object:
+        """Of the model's last forward."""
+        output = self._cut.output
+        return own_loss(output) if self._function is None else self._function(output, target)
+
+
+def on_output(chain: tuple[Layer, ...], function: LossFunction | None) -> LossFunction:
+    """What stages call with (output, target) instead of the job's loss or metric."""
+    cut = chain[0].cut
+    if cut is not None:
+        return OutputFunction(cut, function)
+    assert function is not None, "a chain has a loss"
+    return function

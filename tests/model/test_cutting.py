@@ -1,0 +1,260 @@
+"""A model cut anywhere computes the bits of the uncut one: random modules, and what users do to real ones."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from hetpipe.errors import CallableError
+from hetpipe.model.graph import ALIASED, CHECKPOINTED, DECIDES
+from tests.model import zoo
+from tests.model.harness import Subject, assert_cut_anywhere, differences
+
+WIDTH = 6
+
+
+class Block(nn.Module):
+    """A module with glue of its own that returns several things."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden: Tensor, scale: Tensor | None = None) -> dict[str, Any]:
+        inner = self.inner(self.norm(hidden))
+        if scale is not None:
+            inner = inner * scale
+        return {"hidden": hidden + inner, "extra": (inner.mean(), None, [inner.detach()]), "size": inner.shape[0]}
+
+
+class Deciding(nn.Module):
+    """Asks for a number that depends on weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, one: Tensor, other: Tensor) -> Tensor:
+        inner: Tensor = self.linear(other)
+        halved = inner * 0.5
+        return halved if float(one.detach().mean()) > 0 else inner.tanh() + one
+
+
+class Program(nn.Module):
+    """A forward of random steps over everything that it has made so far."""
+
+    def __init__(self, seed: int, length: int) -> None:
+        super().__init__()
+        self.steps = [random.Random(seed + step).randrange(1 << 30) for step in range(length)]
+        self.embedding = nn.Embedding(20, WIDTH)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.linears = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(3)])
+        self.deciding = Deciding()
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.drop = nn.Dropout(0.3)
+        self.relu = nn.ReLU(inplace=True)
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+        self.register_buffer("offset", torch.linspace(-1.0, 1.0, WIDTH))
+        self.head = nn.Linear(WIDTH, 20, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: Tensor, mask: Tensor, labels: Tensor) -> dict[str, Tensor]:  # noqa: C901 - a case per kind
+        keep = (mask > 0).unsqueeze(-1)
+        made = [self.embedding(ids) * keep]
+        for step in self.steps:
+            draw = random.Random(step)
+            one, other = draw.choice(made), made[-1]
+            kind = draw.randrange(11)
+            if kind == 0:
+                made.append(self.linears[draw.randrange(3)](one) + other)
+            elif kind == 1:
+                found = draw.choice(list(self.blocks))(one, other.sigmoid() if draw.random() < 0.5 else None)
+                made.append(found["hidden"] * found["size"] + found["extra"][0] + found["extra"][2][0])
+            elif kind == 2:
+                made.append(self.norm(other.transpose(1, 2)).transpose(1, 2))
+            elif kind == 3:
+                made.append(self.drop(one))
+            elif kind == 4:
+                made.append(self.relu(self.linears[0](one)))
+            elif kind == 5:
+                fresh = one * self.scale
+                fresh += other
+                made.append(fresh)
+            elif kind == 6:
+                made.append(one.masked_fill(~keep, 0.0) + self.offset)
+            elif kind == 7:
+                first, second = torch.cat([one, other], -1).chunk(2, dim=-1)
+                made.append(first - second)
+            elif kind == 8:  # decided by shared values, and by what depends on weights
+                made.append(one * 2 if bool(mask.all()) else one + 1)
+                made.append(self.deciding(one, other))
+            elif kind == 9:
+                filled = torch.zeros_like(other)
+                filled[:, :2] = one[:, :2]
+                made.append(filled + other)
+            else:
+                made.append(nn.functional.dropout(other, 0.2, self.training))
+        logits = self.head(sum(made[-3:], made[0]))
+        return {"logits": logits, "loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())}
+
+
+def batch(rows: int = 2, length: int = 5, seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, 20, (rows, length), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[0, length - 1 - seed % 2 :] = seed % 2
+    return {"ids": ids, "mask": mask, "labels": ids.roll(1)}
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 8))
+def test_random_modules_have_the_uncut_models_bits_at_every_cut(seed: int, length: int) -> None:
+    subject = Subject(lambda: Program(seed, length), batch())
+    assert not differences(subject.uncut(batch()), subject.watched(batch()))
+    assert_cut_anywhere(subject, batch(), at_most=12)
+    # Another length, other rows and another answer of mask.all(), on the same cuts: the same bits, or a sentence where
+    # what is made or used depends on that answer.
+    with suppress(CallableError):
+        assert_cut_anywhere(subject, batch(3, 7, seed=1), at_most=6)
+
+
+def test_a_u_net_is_cut_at_every_call() -> None:
+    image = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    subject = Subject(zoo.u_net, (image,), loss=lambda output: output.square().mean())
+    assert not differences(subject.uncut((image,)), subject.watched((image,)))
+    assert assert_cut_anywhere(subject, (image,)) > 20
+
+
+def sentences(length: int = zoo.TOKENS) -> dict[str, Tensor]:
+    rows = [zoo.tokens()[index] for index in range(3)]
+    return {key: torch.stack([row[key] for row in rows])[:, :length].contiguous() for key in rows[0]}
+
+
+def test_gpt2_of_other_lengths_is_cut_as_of_the_first_one() -> None:
+    pytest.importorskip("transformers")
+    subject = Subject(zoo.gpt2, sentences())
+    assert not differences(subject.uncut(sentences()), subject.watched(sentences()))
+    assert_cut_anywhere(subject, sentences(), at_most=12)
+    for length in (3, 7):
+        assert_cut_anywhere(subject, sentences(length), at_most=4)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_gradient_checkpointing_as_hugging_face_switches_it_on(*, use_reentrant: bool) -> None:
+    pytest.importorskip("transformers")
+
+    def build() -> nn.Module:
+        model: Any = zoo.gpt2()
+        model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+        return model  # type: ignore[no-any-return]
+
+    subject = Subject(build, sentences())
+    assert any(cut.reason == CHECKPOINTED for cut in subject.cut.cuts)
+    assert assert_cut_anywhere(subject, sentences(), at_most=8) > 5
+    assert any("h.1" in layer.name for layer in subject.layers), "a cut between two blocks"
+
+
+class Recomputing(nn.Module):
+    """Checkpoints its blocks by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(0.3)) for _ in range(3)]
+        )
+
+    def forward(self, value: Tensor) -> Tensor:
+        for block in self.blocks:
+            recomputed: Tensor = checkpoint(block, value, use_reentrant=False)
+            value = value + recomputed
+        return value
+
+
+def test_a_recomputed_region_draws_the_same_numbers_again() -> None:
+    value = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0))
+    recomputed = Subject(Recomputing, (value,), loss=lambda output: output.square().mean())
+    assert assert_cut_anywhere(recomputed, (value,)) >= 2
+
+    class Plain(Recomputing):
+        def forward(self, value: Tensor) -> Tensor:
+            for block in self.blocks:
+                value = value + block(value)
+            return value
+
+    # The seeds have other names, so the draws differ; without them the two are one computation.
+    plain = Subject(Plain, (value,), loss=lambda output: output.square().mean())
+    assert not differences(recomputed.watched((value,)), plain.watched((value,)))
+
+
+class Aliasing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        value = self.first(value) * 1
+        part = value[:, :2]
+        bias = self.second(value * 2)
+        value += 1
+        result: Tensor = bias + value.sum() + part.sum()
+        return result
+
+
+def test_no_cut_between_two_values_that_share_memory_which_is_changed() -> None:
+    value = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0))
+    subject = Subject(Aliasing, (value,), loss=lambda output: output.square().mean())
+    reasons = {cut.label: cut.reason for cut in subject.cut.cuts}
+    assert reasons["second"].endswith(ALIASED.rpartition("{}")[2])
+    assert_cut_anywhere(subject, (value,))
+
+
+def test_a_module_that_decides_by_what_depends_on_weights_runs_whole() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.deciding, self.last = nn.Linear(WIDTH, WIDTH), Deciding(), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, value: Tensor) -> Tensor:
+            value = self.first(value)
+            result: Tensor = self.last(self.deciding(value, value))
+            return result
+
+    value = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0))
+    subject = Subject(Outer, (value,), loss=lambda output: output.square().mean())
+    assert {cut.label for cut in subject.cut.cuts if cut.reason == DECIDES.format("deciding")} >= {"mean"}
+    assert [layer.name for layer in subject.layers][-2:] == ["deciding", "last"]
+    for sign in (1.0, -1.0, 3.0, -3.0):
+        assert_cut_anywhere(subject, (sign * value,))
+
+
+class Wavering(nn.Module):
+    """Uses another value in every second minibatch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.calls = 0
+
+    def forward(self, value: Tensor) -> Tensor:
+        kept = self.first(value)
+        self.calls += 1
+        result: Tensor = self.second(kept.tanh())
+        return result + kept if self.calls > 2 else result
+
+
+def test_a_model_that_needs_other_values_later_is_told_so() -> None:
+    value = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0))
+    subject = Subject(Wavering, (value,), loss=lambda output: output.square().mean())
+    last = len(subject.layers) - 1
+    with pytest.raises(CallableError, match=r"takes another way|is used here"):
+        subject.stages((last,), (value,))

@@ -1,0 +1,114 @@
+"""Models that were not written for hetpipe train over stages to the bits of the reference executor, and are proven."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hetpipe.check import check_run
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.job.file import Job
+from hetpipe.profiler.subject import load_subject
+from hetpipe.server.agent.inspection import prove_subject
+from tests.model import zoo
+from tests.numerics.compare import ROOT, assert_same_bits, plan_of, trained
+from tests.reference.executor import ReferenceRun, run_reference
+from tests.support.in_process import InProcessRun, run_in_process
+
+#: Model → data, loss by its name in the zoo (None: the model's own).
+MODELS: dict[str, tuple[str, str | None]] = {
+    "gpt2": ("tokens", None),
+    "t5": ("tokens", None),
+    "resnet18": ("images", "cross_entropy"),
+    "u_net": ("images", "cross_entropy"),
+}
+
+MOMENTUM = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
+
+
+def needs(name: str) -> None:
+    """Skip where the package is not installed that has the model."""
+    if name in {"gpt2", "t5"}:
+        pytest.importorskip("transformers")
+    if name == "resnet18":
+        pytest.importorskip("PIL")
+
+
+def job_of(name: str, *, stages: int, weights: str = "wave", kind: str = "wsp", workers: int = 2) -> Job:
+    data, loss = MODELS[name]
+    sync: dict[str, Any] = {"kind": kind, "minibatches_per_wave": 2 if weights == "wave" else 4}
+    if kind == "wsp":
+        sync.update(D=1, deterministic=True)
+    return Job(
+        name="any",
+        model=f"tests.model.zoo:{name}",
+        loss=None if loss is None else f"tests.model.zoo:{loss}",
+        data={"train": f"tests.model.zoo:{data}"},
+        batch_size=2,
+        minibatches=6 if weights == "wave" else 8,
+        seed=3,
+        optimizer={"name": "SGD", **MOMENTUM},
+        weights=weights,
+        workers={"count": workers, "stages": stages},
+        sync=sync,
+        parameter_servers={"count": 2} if kind == "wsp" else {},
+        patience={"last_checkpoint": "1s"},
+    )
+
+
+def reference_of(name: str, job: Job) -> ReferenceRun:
+    data, loss = MODELS[name]
+    plan = plan_of(job)
+    return ReferenceRun(
+        model=getattr(zoo, name),
+        loss=None if loss is None else getattr(zoo, loss),
+        train=getattr(zoo, data)(),
+        batch_size=2,
+        seed=3,
+        optimizer="SGD",
+        arguments=MOMENTUM,
+        num_virtual_workers=job.num_workers,
+        minibatches_per_wave=2,
+        staleness=1,
+        total_minibatches=6 * job.num_workers,
+        weights=job.weights,
+        stages=tuple(tuple(s.last_layer - s.first_layer for s in vw.stages) for vw in plan.virtual_workers),
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_stages_train_to_the_bits_of_the_reference(name: str, tmp_path: Path) -> None:
+    needs(name)
+    job = job_of(name, stages=2)
+    run_in_process(InProcessRun(job=job, run_dir=tmp_path, import_path=ROOT, stall_seconds=60.0))
+    assert not (report := check_run(tmp_path, require_complete=True)).violations, "\n".join(report.lines())
+    assert_same_bits(trained(tmp_path), run_reference(reference_of(name, job)))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_the_proof_holds(name: str) -> None:
+    needs(name)
+    subject = load_subject(job_of(name, stages=2), ROOT)
+    report = prove_subject(subject, ROOT, SYSTEM_CLOCK)
+    assert report.equality == "bits"
+    assert len(subject.chain) > 10
+
+
+@pytest.mark.parametrize(
+    ("weights", "stages"), [("flush", 2), ("flush", 4), ("double_buffer", 2), ("double_buffer", 4)]
+)
+def test_a_tied_weight_travels_under_every_policy_that_allows_it(weights: str, stages: int, tmp_path: Path) -> None:
+    """One virtual worker in one stage and in several, over which the two uses are divided: the same bits."""
+    needs("gpt2")
+    found: dict[int, dict[str, Tensor]] = {}
+    for count in (1, stages):
+        folder = tmp_path / str(count)
+        job = job_of("gpt2", stages=count, weights=weights, kind="none", workers=1)
+        run_in_process(InProcessRun(job=job, run_dir=folder, import_path=ROOT, stall_seconds=60.0))
+        found[count] = trained(folder)
+    assert found[1].keys() == found[stages].keys()
+    assert not [name for name, value in found[1].items() if not torch.equal(value, found[stages][name])]
