@@ -304,6 +304,7 @@ ROLES_OF: Mapping[str, tuple[str, ...]] = {
     "hetpipe/server/shard/": ("parameter_server",),
     "hetpipe/wire/": ("parameter_server",),
     "hetpipe/durable.py": ("parameter_server",),
+    "hetpipe/storage/wal/": ("parameter_server",),
     "hetpipe/checkpoint/": ("parameter_server",),
 }
 

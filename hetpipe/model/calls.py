@@ -91,7 +91,7 @@ def looks_into(name: str, args: Sequence[Any]) -> bool:
     return name not in _METADATA and not (name == "type" and len(args) == 1)
 
 
-class Frame:
+class OpenCall:
     """One call of a module, while it runs."""
 
     __slots__ = ("entries", "has_own_call", "index", "logs", "position", "times")
@@ -121,7 +121,7 @@ class Interception(TorchFunctionMode):
         """Watch the modules whose `id` is in `names`, by their names in the model."""
         super().__init__()
         self.names = names
-        self.stack: list[Frame] = []
+        self.stack: list[OpenCall] = []
         self.mark = object()
 
     def on_module(self, module: nn.Module, path: str, run: Forward, args: Any, kwargs: Any) -> Any:

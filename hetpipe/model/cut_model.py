@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from hetpipe.errors import CallableError
 from hetpipe.model.absent import AbsentTensor
 from hetpipe.model.forward import Normalise, StageForward, Ways
-from hetpipe.model.forward_log import Entry, LogCodec, noted
-from hetpipe.model.graph import Cut, cuts_of, first_uses, layers_from, work_until
+from hetpipe.model.forward_log import LogCodec, LoggedCall, noted
+from hetpipe.model.graph import CutPoint, cuts_of, first_uses, layers_from, work_until
 from hetpipe.model.recording import Recorded, record
 from hetpipe.model.structure import Leaf, Several, tensors_in
 
@@ -59,7 +59,7 @@ class _Mode:
     """What differs between training and evaluation."""
 
     ways: Ways
-    cuts: tuple[Cut, ...]
+    cuts: tuple[CutPoint, ...]
     """The chosen ones, in order."""
 
 
@@ -152,7 +152,7 @@ class CutModel:
 
     # -- the boundary ------------------------------------------------------------------------------------------------
 
-    def border(self, layer: int, *, training: bool = True) -> Cut | None:
+    def border(self, layer: int, *, training: bool = True) -> CutPoint | None:
         """The cut before `layer`; None at both ends of the model."""
         return self._modes[training].cuts[layer - 1] if 0 < layer < len(self.layers) else None
 
@@ -230,7 +230,7 @@ class CutModel:
             self.output = forward.output
             # What the loss does not need may have been left behind on earlier stages.
             return tuple(value for value in tensors_in(forward.output) if not isinstance(value, AbsentTensor))
-        inputs = Entry(
+        inputs = LoggedCall(
             _INPUTS, _inputs_skeleton(len(self._floating)), tuple(noted(floating[key]) for key in self._floating)
         )
         log = mode.ways.codec.encode([inputs, *forward.entries()])
@@ -251,7 +251,7 @@ class CutModel:
                 )
         return (log, *integers.values(), *crossing)
 
-    def _given(self, start: Cut | None, values: Values, normalise: Normalise) -> dict[str, Tensor]:
+    def _given(self, start: CutPoint | None, values: Values, normalise: Normalise) -> dict[str, Tensor]:
         if start is None:
             names: Sequence[str] = tuple(f"input:{key}" for key in self.signature.keys)
         else:
@@ -304,7 +304,7 @@ def _places(model: nn.Module, attribute: str) -> dict[str, Places]:
     return {name: tuple(places) for name, places in found.items()}
 
 
-def _mode(model: nn.Module, recorded: Recorded, cuts: tuple[Cut, ...], num_floating: int) -> _Mode:
+def _mode(model: nn.Module, recorded: Recorded, cuts: tuple[CutPoint, ...], num_floating: int) -> _Mode:
     paths = {frame.position: frame.path for frame in recorded.recording.frames}
     open_paths = frozenset(paths[position] for cut in cuts for position in cut.around)
     names: dict[int, str] = {}
@@ -330,7 +330,7 @@ def _mode(model: nn.Module, recorded: Recorded, cuts: tuple[Cut, ...], num_float
     return _Mode(ways, cuts)
 
 
-def _layers(model: nn.Module, recorded: Recorded, cuts: tuple[Cut, ...]) -> tuple[ModelLayer, ...]:
+def _layers(model: nn.Module, recorded: Recorded, cuts: tuple[CutPoint, ...]) -> tuple[ModelLayer, ...]:
     uses = first_uses(recorded.recording)
     orders = [cut.order for cut in cuts]
     last = len(cuts)

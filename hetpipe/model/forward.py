@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from hetpipe.errors import CallableError
 from hetpipe.model.absent import AbsentTensor
-from hetpipe.model.calls import Frame, Interception
-from hetpipe.model.forward_log import Entry, LogCodec, TensorNote, check_of, noted
-from hetpipe.model.graph import Cut
+from hetpipe.model.calls import Interception, OpenCall
+from hetpipe.model.forward_log import LogCodec, LoggedCall, TensorNote, check_of, noted
+from hetpipe.model.graph import CutPoint
 from hetpipe.model.structure import SINGLE, Leaf, parts_of, put_together, take_apart, tensors_in
 
 #: Normalises a value that may cross a cut, both ways.
@@ -51,8 +51,8 @@ class StageForward(Interception):
     def __init__(
         self,
         ways: Ways,
-        start: Cut | None,
-        end: Cut | None,
+        start: CutPoint | None,
+        end: CutPoint | None,
         *,
         log: Tensor | None,
         received: Mapping[str, Tensor],
@@ -94,7 +94,7 @@ class StageForward(Interception):
         self._normal_mark = object()
         self.values: dict[str, Tensor] = {}
         self.output: Any = None
-        self._left: tuple[Frame, ...] = ()
+        self._left: tuple[OpenCall, ...] = ()
         #: Called with every value that crosses some cut of the model, as it is made; for the proof.
         self.on_value: Callable[[str, int, Tensor], None] | None = None
 
@@ -137,7 +137,7 @@ class StageForward(Interception):
         if self._next < len(self._log):
             raise self._astray("the end of the model")
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[LoggedCall]:
         """The log for the stage behind."""
         return [entry for frame in self._left for entry in frame.entries]
 
@@ -166,7 +166,7 @@ class StageForward(Interception):
         return self._noted(frame, key, result, args, kwargs)
 
     def _entered(self, key: str, run: Any, args: Any, kwargs: Any) -> Any:
-        self.stack.append(Frame(key, logs=key in self._around_end))
+        self.stack.append(OpenCall(key, logs=key in self._around_end))
         try:
             if key in self._ways.seeded_after:
                 self._seed(self._ways.seeded_after[key])
@@ -219,7 +219,7 @@ class StageForward(Interception):
         self._left = tuple(self.stack)
         raise Stop
 
-    def _answered(self, frame: Frame, key: str, args: Any, kwargs: Any) -> Any:
+    def _answered(self, frame: OpenCall, key: str, args: Any, kwargs: Any) -> Any:
         """What an earlier stage has computed."""
         check, skeleton, leaves = self._log[self._next]
         if check != check_of(key):
@@ -239,13 +239,13 @@ class StageForward(Interception):
             self._keep(key, index, tensor)
             found.append(tensor)
         if frame.logs:
-            frame.entries.append(Entry(key, skeleton, leaves))
+            frame.entries.append(LoggedCall(key, skeleton, leaves))
         self._seed_after(key)
         if isinstance(skeleton, Leaf):
             return found[0]
         return put_together(skeleton, iter(found), parts_of(args, kwargs))
 
-    def _noted(self, frame: Frame, key: str, result: Any, args: Any, kwargs: Any) -> Any:
+    def _noted(self, frame: OpenCall, key: str, result: Any, args: Any, kwargs: Any) -> Any:
         """What this stage has computed: marked, normalised if it may cross a cut, kept if it crosses the next one."""
         ways = self._ways
         # `contiguous()` may hand back its argument here and not in the recording, where nothing was normalised.
@@ -271,7 +271,7 @@ class StageForward(Interception):
                 self.marked(tensor)
             self._keep(key, index, tensor)
         if frame.logs:
-            frame.entries.append(Entry(key, skeleton, tuple(noted(leaf) for leaf in leaves)))
+            frame.entries.append(LoggedCall(key, skeleton, tuple(noted(leaf) for leaf in leaves)))
         self._seed_after(key)
         if not is_changed:
             return result

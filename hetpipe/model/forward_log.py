@@ -33,7 +33,7 @@ class TensorNote:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LoggedCall:
     """What one call made."""
 
     key: str
@@ -66,7 +66,7 @@ class LogCodec:
         """What the entry returned in the recording; None: there was no such entry."""
         return self._skeletons.get(key)
 
-    def encode(self, entries: Sequence[Entry]) -> Tensor:
+    def encode(self, entries: Sequence[LoggedCall]) -> Tensor:
         """The vector.
 
         Raises:

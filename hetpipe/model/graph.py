@@ -28,7 +28,7 @@ DRAWS = "the forward of {} draws from `random` or NumPy by itself"
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class RecordedCall:
     """One call of a module."""
 
     position: str
@@ -90,7 +90,7 @@ class Step:
 class Recording:
     """What one forward did."""
 
-    frames: tuple[Frame, ...]
+    frames: tuple[RecordedCall, ...]
     steps: tuple[Step, ...]
     """In the order in which they ended."""
     values: tuple[Value, ...]
@@ -114,7 +114,7 @@ class Crossing:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class CutPoint:
     """A place between two entries."""
 
     key: str
@@ -175,7 +175,7 @@ def first_uses(recording: Recording) -> dict[str, int]:
     return found
 
 
-def cuts_of(recording: Recording, parameter_specs: Mapping[str, tuple[str, int]]) -> tuple[Cut, ...]:
+def cuts_of(recording: Recording, parameter_specs: Mapping[str, tuple[str, int]]) -> tuple[CutPoint, ...]:
     """Every place where the model could be cut, in order; those that are forbidden say why.
 
     Args:
@@ -237,7 +237,7 @@ def _around(recording: Recording, frame: int) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
-def _cut(analysis: _Analysis, behind: Step) -> Cut:
+def _cut(analysis: _Analysis, behind: Step) -> CutPoint:
     recording = analysis.recording
     around = _around(recording, behind.frame)
     inside = frozenset(around)
@@ -271,7 +271,7 @@ def _cut(analysis: _Analysis, behind: Step) -> Cut:
             dtype, num_bytes = analysis.parameter_specs[name]
             crossing.append((-1, Crossing(f"parameter:{name}", (), dtype, num_bytes, has_gradient=True)))
     crossing.sort(key=lambda each: each[0])
-    return Cut(
+    return CutPoint(
         behind.key,
         behind.label,
         at,
@@ -348,7 +348,7 @@ def work_until(recording: Recording, parameter_specs: Mapping[str, tuple[str, in
     return found
 
 
-def layers_from(cuts: Sequence[Cut], work: Sequence[tuple[int, int]]) -> tuple[Cut, ...]:
+def layers_from(cuts: Sequence[CutPoint], work: Sequence[tuple[int, int]]) -> tuple[CutPoint, ...]:
     """Of allowed cuts, those that are worth having as borders of layers.
 
     Those that move much more than a neighbour go, the worst first, as long as no layer gets too large; then neighbours
@@ -361,7 +361,7 @@ def layers_from(cuts: Sequence[Cut], work: Sequence[tuple[int, int]]) -> tuple[C
     total = work[-1][1] if work else 0
     times = [when for when, _ in work]
 
-    def done(cut: Cut) -> int:
+    def done(cut: CutPoint) -> int:
         index = bisect_left(times, cut.order)
         return work[index - 1][1] if index else 0
 
@@ -380,7 +380,7 @@ def layers_from(cuts: Sequence[Cut], work: Sequence[tuple[int, int]]) -> tuple[C
     return tuple(cut for cut, _, _ in kept)
 
 
-def _worst(kept: Sequence[tuple[Cut, int, int]], total: int) -> int | None:
+def _worst(kept: Sequence[tuple[CutPoint, int, int]], total: int) -> int | None:
     """The cut that moves most, compared with its better neighbour, of those that may go."""
     found, most = None, _TOLERATED
     for index, (_, _, size) in enumerate(kept):

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetpipe.model.calls import Frame, Interception, calling_frame, checkpointing_above, has_own_call, name_of
-from hetpipe.model.graph import CHECKPOINTED, DECIDES, DRAWS, UNSEEN, Recording, Step, Value
-from hetpipe.model.graph import Frame as FrameNote
+from hetpipe.model.calls import Interception, OpenCall, calling_frame, checkpointing_above, has_own_call, name_of
+from hetpipe.model.graph import CHECKPOINTED, DECIDES, DRAWS, UNSEEN, RecordedCall, Recording, Step, Value
 from hetpipe.model.structure import Named, Opaque, Several, Skeleton, parts_of, take_apart, tensors_in
 
 
@@ -93,7 +92,7 @@ class _Recorder(Interception):
         self._frozen = {id(p) for p in model.parameters() if not p.requires_grad}
         self._buffers = {id(buffer): name for name, buffer in model.named_buffers()}
         self._count = 0
-        self._frames: list[FrameNote] = []
+        self._frames: list[RecordedCall] = []
         self._steps: list[tuple[int, _StepNote]] = []
         self._values: list[Value] = []
         self._tensors: list[Tensor] = []
@@ -146,9 +145,9 @@ class _Recorder(Interception):
         parent = self.stack[-1] if self.stack else None
         self._look_for_draws()
         key = "" if parent is None else parent.key(path)
-        frame = Frame(key, len(self._frames))
+        frame = OpenCall(key, len(self._frames))
         self._frames.append(
-            FrameNote(
+            RecordedCall(
                 key,
                 path,
                 None if parent is None else parent.index,
