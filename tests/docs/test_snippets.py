@@ -111,7 +111,7 @@ def test_job_files_load(block: Block) -> None:
 
 
 def test_the_job_file_of_the_readme_is_the_demo() -> None:
-    (block,) = (block for block in blocks("yaml") if block.page.name == "README.md")
+    block = next(block for block in blocks("yaml") if block.page.name == "README.md")
     assert load_job(yaml.safe_load(block.text)) == load_job(ROOT / "examples" / "digits" / "job.yaml")
 
 
