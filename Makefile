@@ -20,7 +20,7 @@ help:
 	@echo "make wheel-test   the wheel, installed into a clean environment, does without the source (some minutes, most of them pip's)"
 	@echo "make bench   the speed figures, side by side in one run"
 	@echo "make bench-smoke   each benchmark, small: whether it still works (some minutes)"
-	@echo "make simulate   10,000 simulated histories with faults of every kind, by seed (two or three minutes)"
+	@echo "make simulate   10,000 simulated histories with faults of every kind, by seed (two minutes)"
 	@echo "make explore    200,000 states of three virtual workers and two shards (a minute)"
 	@echo "make chaos   kill -9 and pause of every process at every failpoint, real processes, TLS (a quarter of an hour)"
 	@echo "make chaos-pairs   two faults at once, or one while the job gets over the other; ARGS=\"--count 40\" for some"

@@ -196,6 +196,16 @@ class Shards:
                 if served.training.promises.finished:
                     served.training.promises.check_the_end()
 
+    def follow_clock_shard(self, shard: Shard) -> None:
+        """Lose the jobs of which the clock shard serves a later term: the log of this one is not told any more."""
+        clock_shard = self.all[0]
+        if not (shard.is_reachable and clock_shard.is_reachable):
+            return
+        for job_id, served in list(shard.jobs.items()):
+            newest = clock_shard.jobs.get(job_id)
+            if newest is not None and newest.config.term > served.config.term:
+                shard.drop(job_id)
+
     def call(self, shard: Shard, effect: Callable[[], T]) -> T:
         if not shard.is_reachable or self._random.random() < self.flakiness:
             raise PeerUnreachable(f"parameter server at {shard.address} cannot be reached")

@@ -262,6 +262,7 @@ class World:
     def _beat_shard(self, shard: Shard) -> None:
         if not shard.is_reachable or self.coordinator is None:
             return
+        self.shards.follow_clock_shard(shard)
         member = MemberId(f"ps{shard.index}")
         try:
             if shard.index not in self._shard_registrations:
