@@ -120,7 +120,9 @@ def test_who_is_hung_up_on_is_told_from_who_finds_nobody() -> None:
     assert code is grpc.StatusCode.UNAVAILABLE
     assert hung_up(details), (details, VERSION)
 
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+    # A pool of its own: the connection of the channel before may still be known with how it failed.
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
         code, details = ended(called(channel, iter(())))
     assert code is grpc.StatusCode.UNAVAILABLE
     assert not hung_up(details), (details, VERSION)
