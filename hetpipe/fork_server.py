@@ -15,7 +15,6 @@ import errno
 import gc
 import json
 import os
-import signal
 import socket
 import sys
 import time
@@ -32,9 +31,7 @@ from hetpipe.forking.environment import differences, forked_environment
 from hetpipe.forking.fork_server import inherit
 from hetpipe.forking.messages import DONE, GO, PADDING, TITLE, ForkOrder, receive_message, send_message
 from hetpipe.forking.process import REPORT_FD
-
-#: prctl option: the signal this process gets when its parent ends.
-_PR_SET_PDEATHSIG = 1
+from hetpipe.server.parent_death import die_with_parent
 
 #: What the programs of `launch.PROGRAMS` import once they run: `hetpipe serve NAME` its service, and an optimizer what
 #: could compile it, which takes as long as torch itself.
@@ -306,11 +303,6 @@ def _take_environment(environment: Mapping[str, str]) -> None:
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
-
-
-def die_with_parent() -> None:
-    """Have the kernel end this process with its parent."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def show_as(command: Sequence[str]) -> None:

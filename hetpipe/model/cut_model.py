@@ -234,22 +234,12 @@ class CutModel:
             _INPUTS, _inputs_skeleton(len(self._floating)), tuple(noted(floating[key]) for key in self._floating)
         )
         log = mode.ways.codec.encode([inputs, *forward.entries()])
-        crossing: list[Tensor] = []
-        for each in end.crossing:
-            kind, _, name = each.name.partition(":")
-            if kind == "parameter":
-                crossing.append(ties[name] if name in ties else weights[name].clone())
-            elif kind == "input":
-                crossing.append(floating[name])
-            elif each.name in forward.values:
-                crossing.append(forward.values[each.name])
-            else:
-                raise CallableError(
-                    f"model: {name} crosses the cut before {end.label} and is not made in this minibatch, as it was in "
-                    "the one on which the model was cut: it depends on the data what is made; let it train with "
-                    "`workers: {stages: 1}`"
-                )
-        return (log, *integers.values(), *crossing)
+        made = {
+            **forward.values,
+            **{f"input:{key}": value for key, value in floating.items()},
+            **{f"parameter:{name}": value for name, value in ties.items()},
+        }
+        return (log, *integers.values(), *(_crossing(each.name, end, made, weights) for each in end.crossing))
 
     def _given(self, start: CutPoint | None, values: Values, normalise: Normalise) -> dict[str, Tensor]:
         if start is None:
@@ -279,6 +269,23 @@ class CutModel:
         finally:
             for owner, key, before in kept:
                 owner[key] = before
+
+
+def _crossing(name: str, end: CutPoint, made: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Tensor:
+    """A value that crosses a cut: one that came or was made, or a copy of a weight that stands on this side.
+
+    Raises:
+        CallableError: it was not made in this minibatch.
+    """
+    if name in made:
+        return made[name]
+    kind, _, own = name.partition(":")
+    if kind == "parameter":
+        return weights[own].clone()
+    raise CallableError(
+        f"model: {own} crosses the cut before {end.label} and is not made in this minibatch, as it was in the one on "
+        "which the model was cut: it depends on the data what is made; let it train with `workers: {stages: 1}`"
+    )
 
 
 def _is_floating(tensor: Tensor) -> bool:

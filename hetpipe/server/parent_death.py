@@ -13,6 +13,11 @@ from collections.abc import Callable
 _PR_SET_PDEATHSIG = 1
 
 
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process `number` when its parent ends; not if it has ended before."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+
+
 def follow_parent(number: signal.Signals, on_gone: Callable[[], None]) -> None:
     """Have the kernel send `number` when the parent dies, and call `on_gone` when it is gone or closes standard input.
 
@@ -21,7 +26,7 @@ def follow_parent(number: signal.Signals, on_gone: Callable[[], None]) -> None:
         on_gone: called from a thread, or at once if the parent was gone before the kernel knew that we care.
     """
     parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    die_with_parent(number)
     if os.getppid() != parent:
         on_gone()
 
