@@ -79,7 +79,7 @@ exhaustive: setup
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m exhaustive tests
 
 sweep: setup
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m sweep tests/decide/planner
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m sweep -o faulthandler_timeout=3600 tests/decide/planner
 
 unit: setup
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not matrix and not processes and not exhaustive and not sweep"

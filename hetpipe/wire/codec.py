@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import threading
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -216,21 +217,34 @@ def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
     return read if len(names) > 1 else lambda value: (read(value),)
 
 
+#: Compiled ones; nobody finds one here before it is whole.
 _shapes: dict[type, _Shape] = {}
+
+#: Those that are being compiled, by the thread that holds the lock: a class may hold itself.
+_unfinished: dict[type, _Shape] = {}
+_compiling = threading.RLock()
 
 
 def _shape(kind: type) -> _Shape:
-    shape = _shapes.get(kind)
-    if shape is None:
-        shape = _Shape(kind)
-        building = dict(_shapes)
-        _shapes[kind] = shape
-        try:
-            shape.compile()
-        except BaseException:
-            for added in _shapes.keys() - building.keys():
-                del _shapes[added]
-            raise
+    """The codec of a class, compiled with all that it holds when it is first asked for."""
+    found = _shapes.get(kind)
+    if found is not None:
+        return found
+    with _compiling:
+        found = _shapes.get(kind) or _unfinished.get(kind)
+        return _compile(kind) if found is None else found
+
+
+def _compile(kind: type) -> _Shape:
+    is_outermost = not _unfinished
+    shape = _unfinished[kind] = _Shape(kind)
+    try:
+        shape.compile()
+        if is_outermost:
+            _shapes.update(_unfinished)
+    finally:
+        if is_outermost:
+            _unfinished.clear()
     return shape
 
 

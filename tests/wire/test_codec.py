@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from hetpipe.values.conditions import Condition
 from hetpipe.values.events import JobEnded, JobStatus, NumberedEvent, StateChanged, WorkerStatus
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.requests import LinkHello, PushHeader
-from hetpipe.wire import calls
+from hetpipe.wire import calls, codec
 from hetpipe.wire.call import Streaming, Unary
 from hetpipe.wire.calls import CALLS, TENSOR_SERVICE
 from hetpipe.wire.codec import check, from_bytes, from_message, message_type, to_bytes, to_message
@@ -198,6 +199,26 @@ def test_no_codec_is_made_of_what_does_not_fit() -> None:
     ):
         with pytest.raises(TypeError, match=sentence):
             check(kind)
+
+
+def test_nobody_writes_with_a_codec_that_another_thread_is_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    example = EXAMPLES[calls.HeartbeatRequest][0]
+    whole = to_bytes(example)
+    monkeypatch.setattr(codec, "_shapes", {})
+    compile_it = codec._Shape.compile
+    written: list[bytes] = []
+    other = threading.Thread(target=lambda: written.append(to_bytes(example)), daemon=True)
+
+    def compile_while_another_writes(shape: Any) -> None:
+        if other.ident is None:
+            other.start()
+            other.join(0.2)  # without a lock it has written by now
+        compile_it(shape)
+
+    monkeypatch.setattr(codec._Shape, "compile", compile_while_another_writes)
+    assert to_bytes(example) == whole
+    other.join(10.0)
+    assert written == [whole]
 
 
 def test_a_size_beyond_the_row_is_refused_before_it_is_read() -> None:
