@@ -38,6 +38,11 @@ _OWN_PACKAGE = __name__.partition(".")[0]
 _OWN_FOLDER = str(Path(__file__).parents[1]) + os.sep
 
 
+#: Packages of the extra `models`: what asks for one that is missing is told how to get it.
+_OF_MODELS = frozenset({"peft", "timm", "torchvision", "transformers"})
+_INSTALL_MODELS = "install it, for example with pip install 'hetpipe[models]'"
+
+
 class MapDataset(Protocol):
     """A map-style dataset: `dataset[i]` is the (input, target) pair of sample i, 0 ≤ i < len(dataset)."""
 
@@ -97,15 +102,22 @@ def _import(name: str, folder: Path, key: str) -> Any:
         if name == missing or name.startswith(f"{missing}."):
             neighbours = [path.stem for path in folder.glob("*.py")]
             likely = closest(missing, neighbours) if "." not in missing else None
-            hint = f"did you mean `{likely}`?" if likely else "check the name, or run from the folder that holds it"
+            hint = f"did you mean `{likely}`?" if likely else _how_to_get(missing)
             raise CallableError(
                 f"{key}: there is no module `{missing}`; looked in {folder}, then among the installed packages; {hint}"
             ) from None
         raise CallableError(
-            f"{key}: importing `{name}` needs the module `{missing}`, which is not installed{_where(error)}; install it"
+            f"{key}: importing `{name}` needs the module `{missing}`, which is not installed{_where(error)}; "
+            + (_INSTALL_MODELS if missing in _OF_MODELS else "install it")
         ) from error
     except (Exception, SystemExit) as error:
         raise CallableError(f"{key}: importing `{name}` raised {raised_text(error)}; fix the module") from error
+
+
+def _how_to_get(missing: str) -> str:
+    if missing in _OF_MODELS:
+        return _INSTALL_MODELS
+    return "check the name, or run from the folder that holds it"
 
 
 def _refuse_namesake(top: str, folder: Path, key: str) -> None:
