@@ -17,8 +17,6 @@ from hetpipe.report.progress import (
     cells,
     evaluation_text,
     headings,
-    life_text,
-    rewind_text,
     slow_text,
     totals_text,
 )
@@ -30,12 +28,11 @@ from hetpipe.values.events import (
     Evaluated,
     JobEnded,
     JobEvent,
+    Notice,
     ProgressTable,
     Rewound,
     StateChanged,
     Waiting,
-    WorkerEvent,
-    severity_of,
 )
 
 _REFRESHES_PER_SECOND = 4
@@ -87,10 +84,10 @@ class LiveView(View):
                 if goes_on and self._waiting:
                     self._waiting = ""  # who still waits says so again
                     self._live.refresh()
-            case _ if isinstance(event, WorkerEvent):
-                self._print(life_text(event), style="yellow" if severity_of(event) == "warning" else "")
             case Rewound():
-                self._print(rewind_text(event), style="bold red")
+                self._print(event.text, style="bold red")
+            case Notice():
+                self._print(event.text, style="yellow" if event.severity == "warning" else "")
             case ConditionRaised() | ConditionCleared():
                 self._conditions.hear(event)
                 self._print(condition_text(event), style="bold red" if isinstance(event, ConditionRaised) else "")

@@ -9,18 +9,11 @@ from hetpipe.report.text import count, duration, loss_first, measure, pairs, per
 from hetpipe.values.events import (
     Evaluated,
     JobState,
+    Notice,
     ProgressTable,
-    ReplanJudged,
-    Rewound,
     StageRow,
     Straggling,
     VirtualWorkerRow,
-    WorkerEvent,
-    WorkerLeft,
-    WorkerLost,
-    WorkerQuarantined,
-    WorkerRejoined,
-    WorkerReplanned,
 )
 from hetpipe.values.life_state import WORKING, LifeState
 
@@ -176,62 +169,6 @@ def evaluation_line(evaluated: Evaluated) -> str:
     return pairs({**place, "samples": evaluated.samples, **_loss_first(evaluated.values)})
 
 
-def life_text(event: WorkerEvent) -> str:
-    """What happened to a virtual worker: `virtual worker 1 is lost (life 1): …`. People count lives from 1."""
-    match event:
-        case WorkerLost():
-            return f"virtual worker {event.vw} is lost (life {event.incarnation + 1}): {event.sentence}"
-        case WorkerRejoined():
-            return f"virtual worker {event.vw} is ready (life {event.incarnation + 1}); it joins at the next barrier"
-        case WorkerLeft(returns=True):
-            return f"virtual worker {event.vw} has left (life {event.incarnation + 1}); it comes back as soon as it can"
-        case WorkerLeft():
-            back = f"`hetpipe workers add {event.vw}` brings it back"
-            return f"virtual worker {event.vw} has left (life {event.incarnation + 1}); {back}"
-        case WorkerReplanned():
-            moved = f"layers {_counts(event.before)} become {_counts(event.after)}"
-            gain = "" if event.foreseen is None else f"; the job is to be {percent(event.foreseen)} faster"
-            return f"virtual worker {event.vw} has a new plan: {moved}{gain}"
-        case WorkerQuarantined() | ReplanJudged():
-            return event.sentence
-
-
-def _counts(layers: Sequence[int]) -> str:
-    """Layers of each stage.
-
-    >>> _counts((3, 5))
-    '3-5'
-    """
-    return "-".join(map(str, layers))
-
-
-def rewind_text(event: Rewound) -> str:
-    """That the whole job went back: what is lost, and why."""
-    lost = f"what was committed from clock {event.to_clock} to {event.from_clock} is lost and is trained again"
-    return f"THE JOB WENT BACK TO CLOCK {event.to_clock}: {lost}, in {event.folder}; {event.sentence}"
-
-
-def rewind_line(event: Rewound) -> str:
-    """The same as one `key=value` line."""
-    clocks: dict[str, object] = {"from_clock": event.from_clock, "to_clock": event.to_clock}
-    return pairs({"event": event.kind, **clocks, "folder": event.folder, "sentence": event.sentence})
-
-
-def life_line(event: WorkerEvent) -> str:
-    """The same as one `key=value` line."""
-    told: dict[str, object]
-    match event:
-        case WorkerLost(incarnation=life, sentence=sentence):
-            told = {"life": life + 1, "sentence": sentence}
-        case WorkerRejoined(incarnation=life):
-            told = {"life": life + 1}
-        case WorkerLeft(incarnation=life, returns=returns):
-            told = {"life": life + 1, "returns": returns}
-        case WorkerReplanned(incarnation=life):
-            told = {"life": life + 1, "before": _counts(event.before), "after": _counts(event.after)}
-            told["foreseen_percent"] = None if event.foreseen is None else round(100 * event.foreseen, 1)
-        case WorkerQuarantined(sentence=sentence):
-            told = {"sentence": sentence}
-        case ReplanJudged(gained=gained, sentence=sentence):
-            told = {"gained_percent": None if gained is None else round(100 * gained, 1), "sentence": sentence}
-    return pairs({"event": event.kind, "vw": event.vw, **told})
+def notice_line(notice: Notice) -> str:
+    """A notice as one `key=value` line."""
+    return pairs({"event": notice.kind, **notice.pairs})

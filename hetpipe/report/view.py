@@ -12,7 +12,7 @@ from typing import Protocol, TextIO
 
 from hetpipe.clock import Clock
 from hetpipe.report.conditions import condition_line
-from hetpipe.report.progress import evaluation_line, life_line, rewind_line, table_line
+from hetpipe.report.progress import evaluation_line, notice_line, table_line
 from hetpipe.report.text import pairs
 from hetpipe.values.events import (
     ConditionCleared,
@@ -20,11 +20,10 @@ from hetpipe.values.events import (
     Evaluated,
     JobEnded,
     JobEvent,
+    Notice,
     ProgressTable,
-    Rewound,
     StateChanged,
     Waiting,
-    WorkerEvent,
 )
 
 #: Seconds between two lines about the progress, and between two evaluations.
@@ -101,10 +100,8 @@ class LineView(View):
                 self._write(self._evaluations.admit(evaluation_line(event), now=self._clock.monotonic()))
             case ProgressTable():
                 self._write(self._progress.admit(table_line(event), now=self._clock.monotonic()))
-            case _ if isinstance(event, WorkerEvent):
-                self._write(life_line(event))
-            case Rewound():
-                self._write(rewind_line(event))
+            case Notice():
+                self._write(notice_line(event))
             case ConditionRaised() | ConditionCleared():
                 self._write(condition_line(event))
             case JobEnded():
