@@ -14,9 +14,10 @@ from hetpipe.errors import CallableError
 from hetpipe.model.absent import AbsentTensor
 from hetpipe.model.forward import Normalise, StageForward, Ways
 from hetpipe.model.forward_log import LogCodec, LoggedCall, noted
-from hetpipe.model.graph import CutPoint, cuts_of, first_uses, layers_from, work_until
+from hetpipe.model.graph import CHECKPOINTED, CutPoint, cuts_of, first_uses, layers_from, work_until
 from hetpipe.model.recording import Recorded, record
 from hetpipe.model.structure import Leaf, Several, tensors_in
+from hetpipe.model.user_errors import forward_failure, is_out_of_memory
 
 Values = tuple[Tensor, ...]
 
@@ -69,6 +70,7 @@ class CutModel:
     Attributes:
         layers: in order.
         cuts: all places, forbidden ones too, as training has them.
+        whole: why modules that are not cut inside run whole, each as a clause, in the order of the forward.
         output: what the model returned in the last forward that reached its end.
     """
 
@@ -112,6 +114,13 @@ class CutModel:
         set_training(True)
         found = {training: cuts_of(each.recording, specs) for training, each in records.items()}
         self.cuts = found[True]
+        self.whole = tuple(
+            dict.fromkeys(
+                frame.why_closed
+                for frame in records[True].recording.frames
+                if frame.closed and frame.closed != CHECKPOINTED
+            )
+        )
         allowed = {cut.key: cut for cut in found[False] if not cut.reason}
         common = [cut for cut in self.cuts if not cut.reason and cut.key in allowed]
         chosen = common if keep_all else layers_from(common, work_until(records[True].recording, specs))
@@ -134,11 +143,9 @@ class CutModel:
         except CallableError:
             raise
         except Exception as error:
-            shapes = ", ".join(f"{key} {list(value.shape)}" for key, value in tensors.items())
-            raise CallableError(
-                f"model: {type(self.model).__name__}'s forward failed on a minibatch of {shapes}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+            if is_out_of_memory(error):
+                raise
+            raise CallableError(forward_failure(self.model, tensors, error)) from error
 
     @contextmanager
     def _kept_buffers(self) -> Iterator[None]:

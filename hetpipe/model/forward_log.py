@@ -18,7 +18,11 @@ from hetpipe.errors import CallableError, MalformedFrame
 from hetpipe.model.structure import Number, Skeleton, kinds_of
 from hetpipe.values.plan import DTYPE_BYTES
 
-_DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in DTYPE_BYTES)
+#: Those that cross cuts, and those that only the log tells of.
+_DTYPES: tuple[torch.dtype, ...] = tuple(
+    getattr(torch, name)
+    for name in (*DTYPE_BYTES, "complex32", "complex64", "complex128", "uint16", "uint32", "uint64")
+)
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _MAX_RANK = 16
 

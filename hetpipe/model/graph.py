@@ -14,6 +14,11 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hetpipe.values.plan import DTYPE_BYTES
+
+#: Types that cross no cut, no shard and no checkpoint have none here.
+_MOVED = frozenset(DTYPE_BYTES)
+
 #: Why a cut is forbidden, by what is wrong; each is the end of the sentence "no cut before X: …".
 CHECKPOINTED = "it is inside a region that is recomputed as a whole (torch.utils.checkpoint)"
 REENTRANT = "{} before it is under torch.utils.checkpoint(use_reentrant=True); use_reentrant=False can be cut"
@@ -24,6 +29,7 @@ CHANGED_SHARED = "{} is changed in place by what depends on weights"
 BUFFER = "buffer {} is written before it and used behind it"
 UNSEEN = "the forward of {} computes with a value that no module and no torch function has made"
 DECIDES = "the forward of {} asks for a number that depends on weights, so it may take another way each time"
+UNMOVED = "{} is of type {}, which does not cross cuts"
 DRAWS = "the forward of {} draws from `random` or NumPy by itself"
 
 
@@ -39,8 +45,15 @@ class RecordedCall:
     """Index of the frame in which it is an entry."""
     closed: str = ""
     """Why no cut may be inside it; empty if there may be one."""
+    closed_at: str = ""
+    """The line of the user's code that `closed` is about."""
     is_reentrant: bool = False
     """It was called inside `torch.utils.checkpoint` with `use_reentrant=True`."""
+
+    @property
+    def why_closed(self) -> str:
+        """`closed`, with the module's name and the line."""
+        return self.closed.format(self.path or "the model") + self.closed_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +290,13 @@ def _cut(analysis: _Analysis, behind: Step) -> CutPoint:
         at,
         tuple(recording.frames[frame].position for frame in around),
         tuple(each for _, each in crossing),
-        reason or _forbidden_changes(analysis, inside, at, alive),
+        reason or _forbidden_types(crossing) or _forbidden_changes(analysis, inside, at, alive),
     )
+
+
+def _forbidden_types(crossing: Sequence[tuple[int, Crossing]]) -> str:
+    found = next((each for _, each in crossing if each.dtype not in _MOVED), None)
+    return "" if found is None else UNMOVED.format(found.name.lstrip("/"), found.dtype)
 
 
 def _crossing(name: str, places: tuple[tuple[str, int], ...], value: Value) -> Crossing:
@@ -292,7 +310,7 @@ def _maker(recording: Recording, index: int) -> str:
 def _forbidden_frames(recording: Recording, around: Sequence[int], inside: frozenset[int], at: int) -> str:
     for frame in map(recording.frames.__getitem__, around):
         if frame.closed:
-            return frame.closed.format(frame.path or "the model")
+            return frame.why_closed
     for step in recording.steps:
         if step.key and step.ended < at and step.frame in inside:
             if step.opaque:

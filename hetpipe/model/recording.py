@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hetpipe.model.calls import Interception, OpenCall, calling_frame, checkpointing_above, has_own_call, name_of
 from hetpipe.model.graph import CHECKPOINTED, DECIDES, DRAWS, UNSEEN, RecordedCall, Recording, Step, Value
 from hetpipe.model.structure import Named, Opaque, Several, Skeleton, parts_of, take_apart, tensors_in
+from hetpipe.model.user_errors import place_of_call, place_of_function
 
 
 @dataclass(slots=True)
@@ -102,8 +103,8 @@ class _Recorder(Interception):
         self._drawing_functions: set[Any] = set()
         self._seeded_after: dict[str, str] = {}
         self._last_entries: dict[int, tuple[str, FrameType | None]] = {}
-        #: Frame → why no cut may be in it, as was found out while it ran.
-        self._closed: dict[int, str] = {}
+        #: Frame → why no cut may be in it, as was found out while it ran, and the line of the user's code.
+        self._closed: dict[int, tuple[str, str]] = {}
         self._states: Any = None
         self._inputs = {name: self._noted(self.marked(tensor), shared_in=None) for name, tensor in inputs.items()}
 
@@ -117,7 +118,8 @@ class _Recorder(Interception):
             tuple(
                 replace(
                     note,
-                    closed=note.closed or self._closed.get(index, ""),
+                    closed=note.closed or self._closed.get(index, ("", ""))[0],
+                    closed_at=self._closed.get(index, ("", ""))[1] if not note.closed else "",
                 )
                 for index, note in enumerate(self._frames)
             ),
@@ -152,11 +154,11 @@ class _Recorder(Interception):
                 path,
                 None if parent is None else parent.index,
                 CHECKPOINTED if region.is_inside or self._recomputes(module) else "",
-                region.is_reentrant,
+                is_reentrant=region.is_reentrant,
             )
         )
         if region.is_inside and parent is not None and parent.has_own_call:
-            self._closed.setdefault(parent.index, CHECKPOINTED)
+            self._close(parent.index, CHECKPOINTED)
         frame.has_own_call = has_own_call(type(module))
         started = self._now()
         before = self._states
@@ -174,7 +176,7 @@ class _Recorder(Interception):
         if region.is_inside and draws:
             last, last_region = self._last_entries.get(parent.index, (parent.position, None))
             if last_region is not None and last_region is region.frame:
-                self._closed.setdefault(parent.index, CHECKPOINTED)
+                self._close(parent.index, CHECKPOINTED)
             self._seeded_after[last] = key
         note = _StepNote(started, parent.index, key, path, opens=frame.index)
         self._note_outputs(note, result, args, kwargs)
@@ -209,7 +211,7 @@ class _Recorder(Interception):
         if not self._drew_nothing(before, self._states):
             self._drawing_functions.add(function)
             if region.is_inside:
-                self._closed.setdefault(frame.index, CHECKPOINTED)
+                self._close(frame.index, CHECKPOINTED)
         for tensor, version in zip(tensors, versions, strict=True):
             if tensor._version != version:  # noqa: SLF001
                 if id(tensor) in self._buffers:
@@ -238,7 +240,7 @@ class _Recorder(Interception):
         if identity in self._indices and identity not in self._frozen:
             note.inputs.add(self._indices[identity])
         elif tensor.requires_grad and identity not in self._frozen:
-            self._closed.setdefault(note.frame, UNSEEN)
+            self._close(note.frame, UNSEEN)
 
     def _note_outputs(
         self, note: _StepNote, result: Any, args: Any, kwargs: Any, *, shared_in: int | None = None
@@ -254,7 +256,7 @@ class _Recorder(Interception):
             if not isinstance(leaf, Tensor):
                 note.outputs.append(-1)
                 if note.opens is None and note.key:
-                    self._closed.setdefault(note.frame, DECIDES)
+                    self._close(note.frame, DECIDES)
                 continue
             if id(leaf) in self._parameters or id(leaf) in self._frozen:
                 note.outputs.append(-1)
@@ -298,13 +300,23 @@ class _Recorder(Interception):
             note.opaque,
         )
 
+    def _close(self, frame: int, reason: str) -> None:
+        if frame in self._closed:
+            return
+        at = ""
+        if reason == DRAWS:  # somewhere in it, before the call that noticed
+            at = place_of_function(self._model.get_submodule(self._frames[frame].path).forward)
+        elif reason != CHECKPOINTED:
+            at = place_of_call(calling_frame())
+        self._closed[frame] = (reason, at)
+
     # -- random numbers ----------------------------------------------------------------------------------------------
 
     def _look_for_draws(self) -> None:
         """Has Python drawn since the last call?"""
         states = _states()
         if self.stack and self._states is not None and not _same_python(self._states, states):
-            self._closed.setdefault(self.stack[-1].index, DRAWS)
+            self._close(self.stack[-1].index, DRAWS)
         self._states = states
 
     @staticmethod

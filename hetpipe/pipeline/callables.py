@@ -9,9 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.machinery
 import inspect
-import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +23,7 @@ from torch.utils.data import IterableDataset
 from hetpipe.errors import CallableError
 from hetpipe.job.file import Job
 from hetpipe.job.sections import CallSpec
+from hetpipe.model.user_errors import place_of, raised_text
 from hetpipe.pipeline.allowed_modules import check_attribute, check_module
 from hetpipe.pipeline.seeds import dataset_seed, seed_generators
 from hetpipe.values.suggest import closest, did_you_mean
@@ -34,13 +33,9 @@ LossFunction = Callable[[Any, Any], object]
 
 _OWN_PACKAGE = __name__.partition(".")[0]
 
-#: Where hetpipe itself is.
-_OWN_FOLDER = str(Path(__file__).parents[1]) + os.sep
-
-
-#: Packages of the extra `models`: what asks for one that is missing is told how to get it.
+#: Packages that models and data name, and that hetpipe does not bring along; the first ones are those of its extra.
 _OF_MODELS = frozenset({"peft", "timm", "torchvision", "transformers"})
-_INSTALL_MODELS = "install it, for example with pip install 'hetpipe[models]'"
+_KNOWN_PACKAGES = _OF_MODELS | {"datasets", "torchaudio"}
 
 
 class MapDataset(Protocol):
@@ -101,23 +96,27 @@ def _import(name: str, folder: Path, key: str) -> Any:
         missing = error.name or ""
         if name == missing or name.startswith(f"{missing}."):
             neighbours = [path.stem for path in folder.glob("*.py")]
+            if missing in _KNOWN_PACKAGES:
+                raise CallableError(
+                    f"{key}: `{name}` is of the package `{missing}`, which is not installed beside hetpipe; "
+                    f"{_how_to_install(missing)}"
+                ) from None
             likely = closest(missing, neighbours) if "." not in missing else None
-            hint = f"did you mean `{likely}`?" if likely else _how_to_get(missing)
+            hint = f"did you mean `{likely}`?" if likely else "check the name, or run from the folder that holds it"
             raise CallableError(
                 f"{key}: there is no module `{missing}`; looked in {folder}, then among the installed packages; {hint}"
             ) from None
         raise CallableError(
-            f"{key}: importing `{name}` needs the module `{missing}`, which is not installed{_where(error)}; "
-            + (_INSTALL_MODELS if missing in _OF_MODELS else "install it")
+            f"{key}: importing `{name}` needs the module `{missing}`, which is not installed{place_of(error)}; "
+            f"{_how_to_install(missing)}"
         ) from error
     except (Exception, SystemExit) as error:
         raise CallableError(f"{key}: importing `{name}` raised {raised_text(error)}; fix the module") from error
 
 
-def _how_to_get(missing: str) -> str:
-    if missing in _OF_MODELS:
-        return _INSTALL_MODELS
-    return "check the name, or run from the folder that holds it"
+def _how_to_install(package: str) -> str:
+    what = "'hetpipe[models]'" if package in _OF_MODELS else package
+    return f"install it on every node: pip install {what}" if package in _KNOWN_PACKAGES else "install it"
 
 
 def _refuse_namesake(top: str, folder: Path, key: str) -> None:
@@ -136,24 +135,6 @@ def _refuse_namesake(top: str, folder: Path, key: str) -> None:
         f"{key}: the module `{top}` of {folder} is hidden by the one that is already imported from {taken}; give yours "
         "another name"
     )
-
-
-def _where(error: BaseException) -> str:
-    """` (FILE line N)`: the innermost line of user code (neither installed nor ours) that took part in `error`."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(("<frozen", _OWN_FOLDER)) and "-packages" not in frame.filename
-    ]
-    return f" ({frames[-1].filename} line {frames[-1].lineno})" if frames else ""
-
-
-def raised_text(error: BaseException) -> str:
-    """What user code raised, and where: `ValueError: no image (data.py line 12)`."""
-    if isinstance(error, SyntaxError):
-        return f"SyntaxError: {error.msg} ({error.filename} line {error.lineno})"
-    text = str(error)
-    return f"{type(error).__name__}{': ' if text else ''}{text}{_where(error)}"
 
 
 def _arguments(call: CallSpec, import_path: Path, key: str) -> dict[str, Any]:

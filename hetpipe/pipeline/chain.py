@@ -82,7 +82,16 @@ def tensor_spec(name: str, tensor: Tensor) -> TensorSpec:
     """
     dtype = dtype_name(tensor.dtype)
     if dtype not in DTYPE_BYTES:
-        raise CallableError(f"{name} has dtype {dtype}; hetpipe moves {', '.join(DTYPE_BYTES)}")
+        fix = (
+            "keep its real and its imaginary part as one real tensor, and join them in the forward "
+            "(torch.view_as_real, torch.view_as_complex)"
+            if tensor.is_complex()
+            else "convert it before the model is returned"
+        )
+        raise CallableError(
+            f"model: {name} is of type {dtype}, which crosses no link and no shard; hetpipe moves "
+            f"{', '.join(DTYPE_BYTES)}; {fix}"
+        )
     return TensorSpec(name, tuple(tensor.shape), dtype)
 
 

@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from hetpipe.errors import CallableError, HetpipeError
 from hetpipe.model.cut_model import CutModel
 from hetpipe.model.structure import tensors_in
+from hetpipe.model.user_errors import forward_failure, is_out_of_memory, later_failures_told
 from hetpipe.pipeline.callables import LossFunction, call_loss
 from hetpipe.pipeline.chain import Layer, Values, weights_in_place
 from hetpipe.pipeline.comparison import same
 from hetpipe.pipeline.compute import StageCompute
 from hetpipe.pipeline.data import Batch
-from hetpipe.pipeline.layering import own_loss
+from hetpipe.pipeline.layering import own_loss, why_one_layer
 from hetpipe.pipeline.modes import modes_of
 from hetpipe.pipeline.proof import Proof, UncutFailure, other_weights
 from hetpipe.pipeline.seeds import preserved_generators, seed_generators
@@ -80,11 +81,11 @@ def prove_cut_model(
             proof.run(build, *batches)
         finally:
             proof.restore()
-    forbidden = [one for one in cut.cuts if one.reason]
-    notices = []
-    if len(chain) == 1:
-        why = f": {forbidden[0].reason}" if forbidden else ""
-        notices.append(f"The model cannot be cut{why}, so it trains in one stage per virtual worker")
+    notices = (
+        [f"The model {why_one_layer(cut)}, so it trains in one stage per virtual worker"] if len(chain) == 1 else []
+    )
+    if len(chain) > 1:
+        notices += [f"A module runs whole, on one stage: {why}" for why in cut.whole]
     return Proof(batches[0].num_samples, is_exact=True, notices=tuple(notices))
 
 
@@ -148,11 +149,9 @@ class _Proof:
         except HetpipeError:
             raise
         except Exception as error:
-            shapes = ", ".join(f"{key} {list(value.shape)}" for key, value in tensors.items())
-            raise UncutFailure(
-                f"model: {type(model).__name__}'s forward failed on a minibatch of {shapes}: {type(error).__name__}: "
-                f"{error}"
-            ) from error
+            if is_out_of_memory(error):
+                raise
+            raise UncutFailure(forward_failure(model, tensors, error)) from error
         loss = own_loss(output) if self._given_loss is None else call_loss(self._given_loss, output, batch.target)
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
@@ -161,7 +160,7 @@ class _Proof:
     def _watched(self, weights: Weights, batch: Batch) -> _Result:
         self.restore()
         seed_generators(self._seed)
-        with weights_in_place(self._chain, weights):
+        with later_failures_told("a later forward of the proof"), weights_in_place(self._chain, weights):
             self._cut.run(
                 0, len(self._chain), weights, _copies(batch.inputs), seed=_leave, normalise=lambda value: value
             )
@@ -188,16 +187,18 @@ class _Proof:
         losses: list[float] = []
         for p, batch in zip((_FIRST, _SECOND), batches, strict=False):
             values: Values = _copies(batch.inputs)
-            for stage, part in zip(stages, own, strict=True):
-                # As over a link: the next stage has memory of its own.
-                received = values if stage is stages[0] else _copies(tuple(value.detach() for value in values))
-                values = stage.forward(p, part, received)
+            with later_failures_told(f"the forward of minibatch {p} of the proof"):
+                for stage, part in zip(stages, own, strict=True):
+                    # As over a link: the next stage has memory of its own.
+                    received = values if stage is stages[0] else _copies(tuple(value.detach() for value in values))
+                    values = stage.forward(p, part, received)
             losses.append(stages[-1].loss(p, values, batch.target))
         buffers = _buffers(self._cut.model)
         gradients: dict[str, Tensor | None] = {}
         sent: Sequence[Tensor | None] | None = None
         for stage, part in reversed(list(zip(stages, own, strict=True))):
-            found = stage.backward(_FIRST, part, sent)
+            with later_failures_told("the backward of minibatch 1 of the proof"):
+                found = stage.backward(_FIRST, part, sent)
             gradients |= found.weights
             sent = found.inputs
         return _Result(losses[0], gradients, buffers)

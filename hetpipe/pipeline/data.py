@@ -15,8 +15,9 @@ from torch.utils.data import default_collate
 
 from hetpipe.errors import CallableError
 from hetpipe.job.file import Job
+from hetpipe.model.user_errors import raised_text
 from hetpipe.observe.log import get_logger, log_path
-from hetpipe.pipeline.callables import MapDataset, raised_text
+from hetpipe.pipeline.callables import MapDataset
 from hetpipe.pipeline.seeds import evaluation_fetch_seed, fetch_seed, seed_generators
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 
@@ -77,7 +78,9 @@ def _mapping_batch(collated: Mapping[str, Any], num_samples: int, where: str) ->
     if wrong:
         raise CallableError(
             f"{where}: its entry {wrong[0]} is of type {type(collated[wrong[0]]).__name__} when samples are stacked; a "
-            "mapping of the model's arguments holds tensors, numbers or NumPy arrays, and leaves out what is None"
+            "mapping of the model's arguments holds tensors, numbers or NumPy arrays, and leaves out what is None: pad "
+            "boxes or the like to one number per sample, give each list or mapping in it an entry of its own, and "
+            "put it together again in a model around yours"
         )
     return Batch(tuple(collated.values()), dict(collated), num_samples, tuple(map(str, collated)))
 

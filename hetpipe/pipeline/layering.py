@@ -6,6 +6,7 @@ own forward (`hetpipe.model`).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from hetpipe.errors import CallableError
 from hetpipe.model.cut_model import CutModel, Signature
+from hetpipe.model.user_errors import place_of_function
 from hetpipe.pipeline.callables import LossFunction
 from hetpipe.pipeline.chain import Layer, chain_of, cut_chain
 from hetpipe.pipeline.data import Batch
@@ -53,8 +55,61 @@ def layers_of(model: nn.Module, example: Batch, loss: LossFunction | None) -> tu
         return chain_of(model)
     keys = example.keys
     signature = Signature(keys or tuple(map(str, range(len(example.inputs)))), is_mapping=keys is not None)
+    _check_arguments(model, signature)
     with preserved_generators(), torch.enable_grad():
         return cut_chain(model, signature, example.inputs, results_of=own_loss if loss is None else _whole)
+
+
+def _check_arguments(model: nn.Module, signature: Signature) -> None:
+    """Refuse samples that are no arguments of the model.
+
+    Raises:
+        CallableError: it needs one that they lack, or they have one that it does not take.
+    """
+    try:
+        takes = inspect.signature(model.forward)
+    except (TypeError, ValueError):
+        return  # of a compiled forward, which tells when it is called
+    keys, named = signature.keys, signature.is_mapping
+    try:
+        takes.bind(*(() if named else keys), **(dict.fromkeys(keys) if named else {}))
+    except TypeError:
+        pass
+    else:
+        return
+    who = f"{type(model).__name__}.forward"
+    where = place_of_function(model.forward)
+    parameters = [p for p in takes.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    needed = [p.name for p in parameters if p.default is p.empty]
+    if not named:
+        given = f"{len(keys)} input{'s' if len(keys) > 1 else ''}"
+        raise CallableError(
+            f"data.train: samples have {given}, but {who} takes {', '.join(p.name for p in parameters) or 'none'}"
+            f"{where}; return pairs ((tensor, …), target) with one tensor for each of {', '.join(needed) or 'these'}, "
+            "or mappings of its arguments by name"
+        )
+    lacking = [name for name in needed if name not in keys]
+    if lacking:
+        raise CallableError(
+            f"data.train: samples are mappings of {', '.join(keys)}, but {who} needs `{lacking[0]}` as well{where}; "
+            f"give every sample an entry `{lacking[0]}`, or the argument a default"
+        )
+    taken = {p.name for p in parameters}
+    unknown = next(key for key in keys if key not in taken)
+    raise CallableError(
+        f"data.train: samples have an entry `{unknown}`, which {who} does not take{where}: it takes "
+        f"{', '.join(p.name for p in parameters)}; leave it out of the samples, or give it the name of an argument"
+    )
+
+
+def why_one_layer(cut: CutModel) -> str:
+    """Why a model has no cuts, as a predicate: `cannot be cut: …`."""
+    reasons = cut.whole or tuple(each.reason for each in cut.cuts if each.reason)
+    if reasons:
+        return f"cannot be cut: {reasons[0]}"
+    return (
+        "cannot be cut: it calls only one module or function" if not cut.cuts else "has no cut that is worth its bytes"
+    )
 
 
 def _whole(output: Any) -> Any:
@@ -68,6 +123,13 @@ def own_loss(output: Any) -> Tensor:
         CallableError: there is none.
     """
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    has_key = "loss" in output if isinstance(output, Mapping) else hasattr(output, "loss")
+    if found is None and has_key:
+        raise CallableError(
+            f"loss: is not given, and the model's output ({type(output).__name__}) has `loss: None`: it computes one "
+            "only where it is given what to compare with; add its `labels` to every sample of `data.train`, or name a "
+            "loss, for example `loss: model:loss`"
+        )
     if not isinstance(found, Tensor):
         raise CallableError(
             f"loss: is not given, and the model's output ({type(output).__name__}) has no tensor `loss`; name a loss, "

@@ -18,6 +18,7 @@ from hetpipe.decide.sync.division import Block
 from hetpipe.decide.sync.gate import Gate
 from hetpipe.errors import NonFiniteUpdate
 from hetpipe.link.policy import Frame, FrameKind
+from hetpipe.model.user_errors import later_failures_told
 from hetpipe.observe.log import bind_context
 from hetpipe.observe.timeline import Activity
 from hetpipe.pipeline.chain import Values
@@ -285,7 +286,8 @@ class SegmentRun:
 
     def _run_layers(self, p: Minibatch, version: Version, values: Values) -> Values:
         saving = Remapping(version.weights) if self._parts.versions.is_predicting else None
-        return self._parts.compute.forward(p, version.weights, values, saving)
+        with later_failures_told(f"the forward of minibatch {p} on {self._parts.identity}"):
+            return self._parts.compute.forward(p, version.weights, values, saving)
 
     def _take_forward(self, p: Minibatch) -> tuple[_InFlight, Values]:
         if self._parts.identity.is_first:
@@ -359,7 +361,9 @@ class SegmentRun:
         """Run the layers backward and send the gradients of the inputs upstream; returns those of the weights."""
         parts = self._parts
         started = parts.clock.monotonic()
-        found = parts.compute.backward(p, version.weights, self._take_gradients(p))
+        gradients = self._take_gradients(p)
+        with later_failures_told(f"the backward of minibatch {p} on {self._parts.identity}"):
+            found = parts.compute.backward(p, version.weights, gradients)
         parts.weights.backwarded(p)
         parts.emulator.stretch(Kind.BACKWARD, started)
         self._tally.computed(Activity.BACKWARD, p, started)

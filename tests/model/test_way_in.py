@@ -92,5 +92,5 @@ def test_a_chain_takes_no_mappings() -> None:
 
 
 def test_a_batch_that_the_model_does_not_take_is_told() -> None:
-    with pytest.raises(CallableError, match=r"Bare's forward failed on a minibatch of other \[2, 2\]: TypeError"):
+    with pytest.raises(CallableError, match=r"mappings of other, but Bare\.forward needs `value` as well"):
         layers_of(Bare(), Batch((torch.zeros(2, 2),), {}, 2, ("other",)), zoo.cross_entropy)

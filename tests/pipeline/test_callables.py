@@ -180,7 +180,7 @@ class TestLoadCallable:
         monkeypatch.setitem(sys.modules, "timm", None)
         (folder / "vision.py").write_text("import timm\n", encoding="utf-8")
         for reference in ("timm:create_model", "vision:build"):
-            assert refused(reference, folder).endswith("install it, for example with pip install 'hetpipe[models]'")
+            assert refused(reference, folder).endswith("install it on every node: pip install 'hetpipe[models]'")
         assert "hetpipe[models]" not in refused("transformers.nothing:build", folder), "which is installed"
 
     @pytest.mark.parametrize(

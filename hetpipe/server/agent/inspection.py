@@ -29,13 +29,14 @@ from hetpipe.pipeline.callables import (
 from hetpipe.pipeline.chain import Layer, Values, run_layers, tensor_spec
 from hetpipe.pipeline.cut_proof import prove_cut_model
 from hetpipe.pipeline.data import Batch, read_evaluation_minibatch, read_minibatch
+from hetpipe.pipeline.layering import why_one_layer
 from hetpipe.pipeline.model_work import model_work
 from hetpipe.pipeline.proof import PROVEN_SAMPLES, Proof, UncutFailure, prove_data, prove_model
 from hetpipe.profiler.order import ProfileOrder
 from hetpipe.profiler.profiling import measured, targets_of
 from hetpipe.profiler.subject import MINIBATCH, VIRTUAL_WORKER, Subject, load_subject
 from hetpipe.server.agent.inspection_order import InspectionAnswer, InspectionOrder
-from hetpipe.values.ids import Minibatch
+from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 from hetpipe.values.measurement import CPU_TYPE, ProfileStep
 from hetpipe.values.plan import LayerReport, ModelReport, ModelWork, ProofReport
 
@@ -128,6 +129,7 @@ def prove_subject(subject: Subject, import_path: Path, clock: Clock) -> ProofRep
         CallableError, JobError: the job would train to something else; with the first place and the fix.
     """
     started = clock.monotonic()
+    check_stages(subject)
     _prove_data(subject, import_path)
     proof = _prove_model(subject, import_path)
     return ProofReport(
@@ -137,6 +139,30 @@ def prove_subject(subject: Subject, import_path: Path, clock: Clock) -> ProofRep
         seconds=round(clock.monotonic() - started, 3),
         checked=CHECKED,
         notices=proof.notices,
+    )
+
+
+def check_stages(subject: Subject) -> None:
+    """Refuse more stages than a model that is cut by its own forward has layers, and say what keeps it whole.
+
+    Raises:
+        CallableError: naming the fix.
+    """
+    job, chain = subject.job, subject.chain
+    cut = chain[0].cut
+    if cut is None or job.workers.stages == "auto":
+        return
+    asked = max(job.num_stages(VirtualWorkerIndex(vw)) for vw in range(job.num_workers))
+    if asked <= len(chain):
+        return
+    if len(chain) == 1:
+        raise CallableError(
+            f"workers.stages: gives a virtual worker {asked} stages, but the model {why_one_layer(cut)}; let it train "
+            "with `workers: {stages: 1}`"
+        )
+    raise CallableError(
+        f"workers.stages: gives a virtual worker {asked} stages, but the model has {len(chain)} layers between its "
+        f"cuts{''.join(f' ({why})' for why in cut.whole[:1])}; give it at most {len(chain)}"
     )
 
 
