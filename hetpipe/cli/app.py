@@ -87,7 +87,7 @@ FAMILIES = (
                 "Virtual workers of a run. Show them, have one leave, have one join.",
                 (
                     Command("list", "Show the virtual workers of a run."),
-                    Command("drain", "Have virtual workers leave a run."),
+                    Command("drain", "Drain virtual workers."),
                     Command("add", "Have virtual workers join a run."),
                 ),
             ),

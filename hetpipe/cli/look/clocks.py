@@ -147,7 +147,9 @@ def clocks_of_run(folder: RunFolder, shell: Shell) -> Clocks:
     if result is not None:
         local, global_clock = clocks_of(result)
         if not local:
-            raise UserError(f"the run in {folder.path} {result.state} without clocks; see `hetpipe status` for the reason")
+            raise UserError(
+                f"the run in {folder.path} {result.state} without clocks; see `hetpipe status` for the reason"
+            )
         return Clocks(local, global_clock)
     if not record.job_id:
         raise UserError(f"the run in {folder.path} has no clocks yet; its services are coming up")
