@@ -246,7 +246,12 @@ class CutModel:
             **{f"input:{key}": value for key, value in floating.items()},
             **{f"parameter:{name}": value for name, value in ties.items()},
         }
-        return (log, *integers.values(), *(_crossing(each.name, end, made, weights) for each in end.crossing))
+        made |= {
+            f"parameter:{name}": self._tie(weights[name])
+            for name in (each.name.removeprefix("parameter:") for each in end.crossing if each.name not in made)
+            if name in weights
+        }
+        return (log, *integers.values(), *(_crossing(each.name, end, made) for each in end.crossing))
 
     def _given(self, start: CutPoint | None, values: Values, normalise: Normalise) -> dict[str, Tensor]:
         if start is None:
@@ -263,6 +268,11 @@ class CutModel:
             for name, value in zip(names, values, strict=True)
         }
 
+    @staticmethod
+    def _tie(weight: Tensor) -> Tensor:
+        """What travels of a weight of this stage that a later one uses, too: its gradient comes back through it."""
+        return weight.clone()
+
     @contextmanager
     def _in_place(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
         """Weights of other stages, which have come, in every place where they are used."""
@@ -278,19 +288,16 @@ class CutModel:
                 owner[key] = before
 
 
-def _crossing(name: str, end: CutPoint, made: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Tensor:
-    """A value that crosses a cut: one that came or was made, or a copy of a weight that stands on this side.
+def _crossing(name: str, end: CutPoint, made: Mapping[str, Tensor]) -> Tensor:
+    """A value that crosses a cut: one that came or was made.
 
     Raises:
         CallableError: it was not made in this minibatch.
     """
     if name in made:
         return made[name]
-    kind, _, own = name.partition(":")
-    if kind == "parameter":
-        return weights[own].clone()
     raise CallableError(
-        f"model: {own} crosses the cut before {end.label} and is not made in this minibatch, as it was in the one on "
+        f"model: {name.lstrip('/')} crosses the cut before {end.label} and is not made in this minibatch, as it was in the one on "
         "which the model was cut: it depends on the data what is made; let it train with `workers: {stages: 1}`"
     )
 

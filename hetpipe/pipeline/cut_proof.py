@@ -21,14 +21,14 @@ from hetpipe.model.cut_model import CutModel
 from hetpipe.model.structure import tensors_in
 from hetpipe.model.user_errors import forward_failure, is_out_of_memory, later_failures_told
 from hetpipe.pipeline.callables import LossFunction, call_loss
-from hetpipe.pipeline.chain import Layer, Values, weights_in_place
+from hetpipe.pipeline.chain import Layer, SeedKey, Values, at_boundary, hooked, weights_in_place
 from hetpipe.pipeline.comparison import same
 from hetpipe.pipeline.compute import StageCompute
 from hetpipe.pipeline.data import Batch
 from hetpipe.pipeline.layering import own_loss, why_one_layer
 from hetpipe.pipeline.modes import modes_of
 from hetpipe.pipeline.proof import Proof, UncutFailure, other_weights
-from hetpipe.pipeline.seeds import preserved_generators, seed_generators
+from hetpipe.pipeline.seeds import layer_seed, preserved_generators, seed_generators
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 
 _VW = VirtualWorkerIndex(0)
@@ -134,10 +134,17 @@ class _Proof:
             for name, buffer in bare.named_buffers():
                 buffer.copy_(self._start[name])
         self._compare(self._bare(bare, first), self._watched(others, first), "the model on other weights")
-        whole = self._stages(others, [first], alone=False)
-        self._compare(whole, self._stages(others, [first], alone=True), "the model as one stage")
+        # Behind the first one, as the next minibatch of a loop.
+        second_found = self._watched(others, second, starts_anew=False)
+        self._compare(self._bare(bare, second), second_found, "the second minibatch of the model as it is")
+        (whole,) = self._stages(others, [first], alone=False)
+        self._compare(self._watched(others, first, is_seeded=True), whole, "the model on the same seeds")
+        (cut,) = self._stages(others, [first], alone=True)
+        self._compare(whole, cut, "the model as one stage")
+        both = self._stages(others, [first, second], alone=False)
         in_flight = self._stages(others, [first, second], alone=True)
-        self._compare_gradients(whole.gradients, in_flight.gradients, "the same with two minibatches in flight")
+        self._compare_gradients(whole.gradients, in_flight[0].gradients, "the same with two minibatches in flight")
+        self._compare(both[1], in_flight[1], "the second minibatch of the model as one stage")
 
     # -- runs --------------------------------------------------------------------------------------------------------
 
@@ -157,19 +164,31 @@ class _Proof:
         found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
         return _Result(float(loss.detach()), dict(zip(named, found, strict=True)), _buffers(model))
 
-    def _watched(self, weights: Weights, batch: Batch) -> _Result:
-        self.restore()
+    def _watched(self, weights: Weights, batch: Batch, *, is_seeded: bool = False, starts_anew: bool = True) -> _Result:
+        """The watched forward, from one seed, or seeded and normalised where stages do it."""
+        if starts_anew:
+            self.restore()
         seed_generators(self._seed)
+
+        def seed(key: SeedKey) -> None:
+            seed_generators(layer_seed(self._seed, _VW, _FIRST, key))
+
         with later_failures_told("a later forward of the proof"), weights_in_place(self._chain, weights):
             self._cut.run(
-                0, len(self._chain), weights, _copies(batch.inputs), seed=_leave, normalise=lambda value: value
+                0,
+                len(self._chain),
+                weights,
+                _copies(batch.inputs),
+                seed=seed if is_seeded else _leave,
+                normalise=(lambda value: at_boundary((value,))[0]) if is_seeded else (lambda value: value),
             )
             loss = call_loss(self._loss, tuple(tensors_in(self._cut.output)), batch.target)
             found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
-        return _Result(float(loss.detach()), dict(zip(weights, found, strict=True)), _buffers(self._cut.model))
+            gradients = hooked(self._chain, dict(zip(weights, found, strict=True)))
+        return _Result(float(loss.detach()), gradients, _buffers(self._cut.model))
 
-    def _stages(self, weights: Weights, batches: Sequence[Batch], *, alone: bool) -> _Result:
-        """The first of `batches`, whose backward comes after the forwards of all."""
+    def _stages(self, weights: Weights, batches: Sequence[Batch], *, alone: bool) -> list[_Result]:
+        """Each of `batches`; the backwards come after the forwards of all, and the buffers are those after them."""
         self.restore()
         groups = [(layer,) for layer in self._chain] if alone else [tuple(self._chain)]
         stages = [
@@ -194,14 +213,17 @@ class _Proof:
                     values = stage.forward(p, part, received)
             losses.append(stages[-1].loss(p, values, batch.target))
         buffers = _buffers(self._cut.model)
-        gradients: dict[str, Tensor | None] = {}
-        sent: Sequence[Tensor | None] | None = None
-        for stage, part in reversed(list(zip(stages, own, strict=True))):
-            with later_failures_told("the backward of minibatch 1 of the proof"):
-                found = stage.backward(_FIRST, part, sent)
-            gradients |= found.weights
-            sent = found.inputs
-        return _Result(losses[0], gradients, buffers)
+        results: list[_Result] = []
+        for p, value in zip((_FIRST, _SECOND), losses, strict=False):
+            gradients: dict[str, Tensor | None] = {}
+            sent: Sequence[Tensor | None] | None = None
+            for stage, part in reversed(list(zip(stages, own, strict=True))):
+                with later_failures_told(f"the backward of minibatch {p} of the proof"):
+                    found = stage.backward(p, part, sent)
+                gradients |= found.weights
+                sent = found.inputs
+            results.append(_Result(value, gradients, buffers))
+        return results
 
     # -- comparisons -------------------------------------------------------------------------------------------------
 

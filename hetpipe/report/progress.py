@@ -1,4 +1,4 @@
-"""What of a run's progress is shown, as text: the model behind the live table and the piped lines. Pure."""
+"""The progress of a run as text: the model behind the live table and the piped lines. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hetpipe.values.events import (
 )
 from hetpipe.values.life_state import WORKING, LifeState
 
-#: What a state means, for people.
+#: States, for people.
 STATE_TEXTS: dict[JobState, str] = {
-    JobState.SUBMITTED: "handed in",
+    JobState.SUBMITTED: "submitted",
     JobState.PENDING: "waiting in the queue for devices and parameter servers",
     JobState.INSPECTING: "inspecting the model",
-    JobState.PLANNING: "planning who does what",
+    JobState.PLANNING: "planning",
     JobState.STARTING: "starting the stages",
     JobState.RUNNING: "running",
     JobState.STOPPING: "stopping",
@@ -57,7 +57,7 @@ def cells(table: ProgressTable) -> list[list[str]]:
 
 
 def stages_text(stages: Sequence[StageRow]) -> str:
-    """Which layers are where, first stage first.
+    """Layers and devices of the stages, first stage first.
 
     >>> from hetpipe.values.ids import DeviceId, LayerIndex
     >>> rows = [(0, 1, "n0/0"), (1, 4, "n0/1")]
@@ -73,7 +73,7 @@ def _layers(stage: StageRow) -> str:
 
 
 def distance_text(row: VirtualWorkerRow, staleness: int | None) -> str:
-    """Waves ahead of the slowest, of how many are allowed; where one stands that does not compute, or goes."""
+    """Waves ahead of the slowest and the limit; the state, if it does not compute or is leaving."""
     if row.state not in WORKING:
         return row.state
     ahead = str(row.distance) if staleness is None else f"{row.distance} of {staleness + 1}"
@@ -91,7 +91,7 @@ def totals_text(table: ProgressTable) -> str:
 
 
 def speeds_text(tokens_per_second: float | None, model_flops_utilisation: float | None) -> str:
-    """Tokens and operations, where they are known, each with a comma behind: `9120 tokens/s, 41.0 % MFU, `."""
+    """Tokens and MFU, if known, each followed by a comma: `9120 tokens/s, 41.0 % MFU, `."""
     tokens = "" if tokens_per_second is None else f"{rate(tokens_per_second)} tokens/s, "
     return tokens if model_flops_utilisation is None else f"{tokens}{percent(model_flops_utilisation)} MFU, "
 
@@ -102,7 +102,7 @@ def no_utilisation_text(reason: str) -> str:
 
 
 def slow_text(slow: Straggling) -> str:
-    """Who takes longer than planned: `stage 1 of virtual worker 0 takes 9.5 times as long as planned`."""
+    """A straggler: `stage 1 of virtual worker 0 takes 9.5 times as long as planned`."""
     return f"stage {slow.stage} of virtual worker {slow.vw} takes {slow.factor:.1f} times as long as planned"
 
 

@@ -30,13 +30,13 @@ from hetpipe.values.events import (
 LINE_SECONDS = 5.0
 EVALUATION_SECONDS = 1.0
 
-#: Until the same wait is told a second time; the next times take twice as long each, up to the last.
+#: Seconds until the same wait is shown again; doubled each time, up to the last.
 WAIT_SECONDS = 10.0
 MAX_WAIT_SECONDS = 300.0
 
 
 class View(Protocol):
-    """Shows one run. Belongs to one thread. Never raises because nobody can read it any more: the run goes on."""
+    """The display of one run. Belongs to one thread. Never raises because its output is closed: the run goes on."""
 
     def show(self, event: JobEvent) -> None:
         """Show an event of the job."""
@@ -47,7 +47,7 @@ class View(Protocol):
         ...
 
     def close(self) -> None:
-        """Show what is held back and leave the terminal as it was. Idempotent; remarks may still follow."""
+        """Flush delayed lines and restore the terminal. Idempotent; remarks may still follow."""
         ...
 
 
@@ -65,7 +65,7 @@ class SilentView(View):
 
 
 class CallbackView(SilentView):
-    """Hands every event to a function; what that raises ends the run."""
+    """Passes every event to a function; an exception in it ends the run."""
 
     def __init__(self, callback: Callable[[JobEvent], None]) -> None:
         self._callback = callback
@@ -105,7 +105,7 @@ class LineView(View):
             case ConditionRaised() | ConditionCleared():
                 self._write(condition_line(event))
             case JobEnded():
-                """The state has told it."""
+                """Displayed with its state."""
 
     def say(self, sentence: str) -> None:
         """See `View.say`."""
@@ -131,7 +131,7 @@ class LineView(View):
 
 
 def same_wait(one: Waiting, other: Waiting) -> bool:
-    """Whether both tell of one wait: they differ in numbers only, as in how long it lasts and how far somebody is."""
+    """True if both report the same wait: they differ in numbers only, as in its duration or a clock."""
     return _NUMBERS.sub("0", one.sentence) == _NUMBERS.sub("0", other.sentence) and other.seconds >= one.seconds
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import textwrap
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch import Tensor, nn
 from hetpipe.errors import CallableError
 from hetpipe.model.cut_model import CutModel
 from hetpipe.model.forward import StageForward
+from hetpipe.pipeline.compute import StageCompute
 from hetpipe.pipeline.cut_proof import prove_cut_model
 from hetpipe.pipeline.data import Batch
 from hetpipe.pipeline.layering import layers_of, on_output
@@ -81,6 +85,114 @@ def test_a_model_that_would_train_to_something_else_is_refused(build: Callable[[
         prove(build)
 
 
+class Rich(nn.Module):
+    """What cutting can get wrong: a tie, a write in place, draws, buffers, a mask, hooks, what is handed back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(9, WIDTH)
+        self.embedding.weight.register_hook(lambda gradient: gradient * 3)
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.drop, self.norm, self.swap = nn.Dropout(0.5), nn.BatchNorm1d(WIDTH), Swap()
+        self.first.register_forward_hook(lambda _module, _inputs, output: output * 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        ids += 1  # the loader's tensor, as long as nobody else reads it
+        mask = (ids % 7 > 3).unsqueeze(1)
+        hidden = self.first(self.embedding(ids))
+        hidden += 1.0
+        kept = self.drop(hidden)
+        kept, hidden = self.swap(kept, hidden)
+        other = self.norm(self.second(hidden.tanh())).masked_fill(~mask, 0.0)
+        result: Tensor = nn.functional.linear(self.drop(other) - kept, self.embedding.weight)
+        return result
+
+
+class Swap(nn.Module):
+    """Hands back its arguments in another order."""
+
+    def forward(self, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        return other, one
+
+
+def prove_rich() -> None:
+    def made() -> nn.Module:
+        torch.manual_seed(3)
+        return Rich()
+
+    generator = torch.Generator().manual_seed(0)
+    batches = [Batch((torch.randint(0, 8, (4,), generator=generator),), torch.arange(4.0), 4) for _ in range(2)]
+    chain = layers_of(made(), batches[0], loss)
+    assert len(chain) > 4
+    prove_cut_model(made, chain, given_loss=loss, loss=on_output(chain, loss), batches=(batches[0], batches[1]), seed=3)
+
+
+def test_a_model_with_everything_is_proven() -> None:
+    prove_rich()
+
+
+def mutate(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, old: str, new: str) -> None:
+    """Make one method again from its source, with `new` instead of `old`."""
+    method = inspect.unwrap(getattr(owner, name))
+    source = textwrap.dedent(inspect.getsource(method))
+    assert source.count(old) == 1, f"{owner.__name__}.{name} is another one today; mutate what it has become"
+    namespace: dict[str, Any] = dict(vars(inspect.getmodule(method)))
+    exec(compile(source.replace(old, new), f"<mutated {name}>", "exec"), namespace)
+    monkeypatch.setattr(owner, name, namespace[name])
+
+
+#: What is broken → whose method, and how.
+MUTATIONS: dict[str, tuple[type, str, str, str]] = {
+    "a weight that came is not put where it is tied": (CutModel, "_in_place", "owner[key] = weight", "pass"),
+    "the gradient of a tie does not come back": (CutModel, "_tie", "weight.clone()", "weight.detach().clone()"),
+    "a write in place is lost at the cut": (StageForward, "_keep", "] = tensor", "] = tensor.clone()"),
+    "the seed is that of another call": (StageCompute, "_seed_for", "p, key)", "p, self._layers[0].name)"),
+    "a stage does not update its buffers": (
+        StageCompute,
+        "forward",
+        "lambda: run_layers(",
+        "lambda: copied_buffers(self._layers)(run_layers)(",
+    ),
+    "values cross in another order than they are unpacked": (
+        CutModel,
+        "run",
+        "for each in end.crossing)",
+        "for each in reversed(end.crossing))",
+    ),
+    "the mask is that of the minibatch before": (
+        CutModel,
+        "run",
+        'integers = {key: given[f"input:{key}"] for key in self._integers}',
+        'integers = vars(self).setdefault(f"_{first}", {key: given[f"input:{key}"] for key in self._integers})',
+    ),
+    "an input that the model changes is changed again behind the cut": (
+        CutModel,
+        "run",
+        "{key: value.clone() for key, value in integers.items()}",
+        "integers",
+    ),
+    "hooks of parameters are lost": (StageCompute, "backward", "of_weights = hooked(", "hooked((), of_weights) or ("),
+    "what a module hands back is another argument": (
+        StageForward,
+        "_answered",
+        "iter(found), parts_of(args, kwargs)",
+        "iter(found), parts_of(args, kwargs)[::-1]",
+    ),
+}
+
+
+@pytest.mark.parametrize("broken", MUTATIONS)
+def test_what_is_broken_about_the_cutting_is_noticed_before_training(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutate(monkeypatch, *MUTATIONS[broken])
+    with pytest.raises(CallableError, match="^model: ") as caught:
+        prove_rich()
+    assert not isinstance(caught.value.__cause__, NameError | TypeError | AttributeError), (
+        "the mutation itself is broken"
+    )
+
+
 def test_a_gradient_that_does_not_come_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = CutModel.gradient_flags
     monkeypatch.setattr(CutModel, "gradient_flags", lambda self, layer: (False,) * len(flags(self, layer)))
@@ -95,5 +207,5 @@ def test_draws_that_are_not_seeded_by_name_are_noticed(monkeypatch: pytest.Monke
         kept(self, *args, **{**kwargs, "seed": lambda _: None})  # type: ignore[arg-type]
 
     monkeypatch.setattr(StageForward, "__init__", unseeded)
-    with pytest.raises(CallableError, match="compared with the model as one stage"):
+    with pytest.raises(CallableError, match="compared with the model on the same seeds"):
         prove(Good)
