@@ -10,7 +10,7 @@ again, so it never crosses. All others are made by one entry and cross every cut
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -91,6 +91,8 @@ class Step:
     buffers: frozenset[str] = frozenset()
     """Buffers that it reads or writes."""
     written_buffers: frozenset[str] = frozenset()
+    frozen: frozenset[str] = frozenset()
+    """Parameters with `requires_grad=False` that it reads."""
     changed: frozenset[int] = frozenset()
     """Values that it changes in place."""
     opens: int | None = None
@@ -180,12 +182,39 @@ class _Analysis:
 
 
 def first_uses(recording: Recording) -> dict[str, int]:
-    """Parameter or buffer → when the first step that uses it started."""
+    """Parameter (a frozen one, too) or buffer → when the first step that uses it started."""
     found: dict[str, int] = {}
     for step in recording.steps:
-        for name in (*step.parameters, *step.buffers):
+        for name in (*step.parameters, *step.frozen, *step.buffers):
             found[name] = min(found.get(name, step.started), step.started)
     return found
+
+
+def reads_of(recording: Recording, cuts: Sequence[CutPoint]) -> tuple[frozenset[str], ...]:
+    """Per layer between `cuts`: the buffers and frozen parameters that a stage reads which runs it.
+
+    These are what its own steps read, and what the steps on shared values read that come before it in the frames around
+    its first cut, since the Python of these frames runs again. A stage of several layers reads what each of them reads.
+
+    Args:
+        recording: of one forward.
+        cuts: borders of layers, in order, as this recording has them.
+    """
+    positions = {frame.position: index for index, frame in enumerate(recording.frames)}
+    starts = [-1, *(cut.order for cut in cuts)]
+    around = [frozenset[int](), *(frozenset(positions[each] for each in cut.around) for cut in cuts)]
+    found: list[set[str]] = [set() for _ in starts]
+    for step in recording.steps:
+        names = step.buffers | step.frozen
+        if not names:
+            continue
+        own = bisect_right(starts, step.started) - 1
+        found[own] |= names
+        if not step.key:
+            for layer in range(own + 1, len(starts)):
+                if step.frame in around[layer]:
+                    found[layer] |= names
+    return tuple(map(frozenset, found))
 
 
 def cuts_of(recording: Recording, parameter_specs: Mapping[str, tuple[str, int]]) -> tuple[CutPoint, ...]:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from hetpipe.errors import CallableError
-from hetpipe.model.cut_model import CutModel, Signature
+from hetpipe.model.absent import AbsentTensor
+from hetpipe.model.cut_model import CutDescription, CutModel, Signature, describe
 from hetpipe.pipeline.modes import ModuleMode, enter_evaluation, enter_training, modes_of
 from hetpipe.values.ids import LayerIndex
 from hetpipe.values.plan import DTYPE_BYTES, TensorSpec
@@ -215,6 +216,8 @@ class LayerTensors(nn.Module):
                 owner[key] = tensor
         for module in self._model[0].modules():
             for key, buffer in module.named_buffers(recurse=False):
+                if buffer.is_meta or isinstance(buffer, AbsentTensor):
+                    continue  # not on this stage
                 module._buffers[key] = fn(buffer)  # noqa: SLF001 - as torch does
         for name in self._places:
             local = local_name(name)
@@ -256,7 +259,7 @@ def cut_chain(
                 f"parameter {name} has no shape before the first forward (a lazy module); run the model once on a "
                 "sample before you return it, or give the module its sizes"
             )
-    cut = CutModel(
+    description, cuts, whole = describe(
         model,
         signature,
         example,
@@ -264,6 +267,20 @@ def cut_chain(
         set_training=lambda training: (enter_training if training else enter_evaluation)(modes),
         keep_all=keep_all,
     )
+    return _described(CutModel(model, description, cuts, whole), modes)
+
+
+def described_chain(model: nn.Module, description: CutDescription) -> tuple[Layer, ...]:
+    """The same chain of another instance of the model, which need not run for it and may lie on torch's `meta` device.
+
+    Args:
+        model: as the user's callable returned it; it is left in the mode in which it trains.
+        description: of the model, by which `cut_chain` has cut another instance.
+    """
+    return _described(CutModel(model, description), tuple(modes_of(model).values()))
+
+
+def _described(cut: CutModel, modes: tuple[ModuleMode, ...]) -> tuple[Layer, ...]:
     layers: list[Layer] = []
     for index, layer in enumerate(cut.layers):
         names = (*layer.parameters, *layer.frozen)
@@ -293,19 +310,78 @@ def cut_chain(
     return tuple(layers)
 
 
-def keep_layers(layers: Sequence[Layer]) -> None:
-    """Free the trainable parameters that other layers than `layers` of the same cut model own."""
+def tensor_places(layers: Sequence[Layer]) -> dict[str, list[tuple[dict[str, Tensor], str]]]:
+    """Where modules look up what `layers` need, and their owners keep it, by the model's names.
+
+    These are the layers' own parameters and buffers, and what else they read: buffers and frozen parameters of other
+    layers of a cut model.
+    """
+    found: dict[str, list[tuple[dict[str, Tensor], str]]] = {}
+    cut = layers[0].cut
+    for layer in layers:
+        own = {**layer.parameters, **layer.frozen, **layer.buffers}
+        names = {id(tensor): own[local] for local, tensor in _named_tensors(layer.module)}
+        for part in layer.module.modules():
+            for table in (part._parameters, part._buffers):  # noqa: SLF001 - see run_layers
+                for key, tensor in table.items():
+                    if tensor is not None:
+                        found.setdefault(names[id(tensor)], []).append((cast("dict[str, Tensor]", table), key))
+        if cut is not None:
+            places = {**cut.parameter_places, **cut.buffer_places}
+            for name in (*own.values(), *cut.layers[layer.index].reads):
+                found.setdefault(name, []).extend(places[name])
+    return found
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def hold(layers: Sequence[Layer], tensors: Mapping[str, Tensor]) -> None:
+    """Put `tensors` where `layers` need them, for a model that was made without memory.
+
+    Args:
+        layers: of one stage.
+        tensors: by the model's names; parameters among them become such with the flag and the attributes of those that
+            the model was made with.
+
+    Raises:
+        CallableError: a parameter is of a class of its own.
+    """
+    for name, places in tensor_places(layers).items():
+        owner, key = places[0]
+        before, tensor = owner[key], tensors[name]
+        if type(before) not in {Tensor, nn.Parameter}:
+            raise CallableError(f"model: {name} is a {type(before).__name__}, which cannot be made of its elements")
+        if isinstance(before, nn.Parameter):
+            tensor = nn.Parameter(tensor, requires_grad=before.requires_grad)
+        vars(tensor).update(vars(before))
+        for owner, key in places:
+            owner[key] = tensor
+
+
+def keep_layers(layers: Sequence[Layer], device: torch.device) -> None:
+    """Free what `layers` of a cut model do not need: other layers' parameters and buffers.
+
+    What is absent afterwards has its shape, its type and a device, of which models ask.
+
+    Args:
+        layers: of one stage.
+        device: of the stage.
+    """
     cut = layers[0].cut
     if cut is None:
         return
-    own = {name for layer in layers for name in layer.parameters.values()}
-    parameters = dict(cut.model.named_parameters())
-    for name, places in cut.parameter_places.items():
-        if name in own or not parameters[name].requires_grad:
+    kept = tensor_places(layers)
+    for name, places in (*cut.parameter_places.items(), *cut.buffer_places.items()):
+        if name in kept:
             continue
-        placeholder = nn.Parameter(torch.empty_like(parameters[name], device="meta"))
+        owner, key = places[0]
+        before = owner[key]
+        absent = AbsentTensor(name, before.shape, before.dtype, device, requires_grad=before.requires_grad)
         for owner, key in places:
-            owner[key] = placeholder
+            owner[key] = absent
 
 
 def _gradient_hooks(module: nn.Module, parameters: Mapping[str, str]) -> dict[str, Mapping[int, GradientHook]]:
@@ -386,7 +462,8 @@ def copied_buffers(layers: Sequence[Layer]) -> Iterator[None]:
     kept = [(owner, key, owner[key]) for layer in layers for owner, key in layer.buffer_places]
     try:
         for owner, name, buffer in kept:
-            owner[name] = buffer.clone()
+            if not isinstance(buffer, AbsentTensor):  # of another stage
+                owner[name] = buffer.clone()
         yield
     finally:
         for owner, name, buffer in kept:

@@ -25,13 +25,14 @@ from hetpipe.values.plan import ModelReport
 
 
 def inspect_locally(
-    job: Job, import_path: Path, *, logs: Path, shell: Shell, on_phase: Callable[[str, float], None]
+    job: Job, import_path: Path, *, run_folder: Path, logs: Path, shell: Shell, on_phase: Callable[[str, float], None]
 ) -> ModelReport:
     """Inspect the job's code and its model, as an agent on this machine would.
 
     Args:
         job: the job.
         import_path: folder that user code is imported from first.
+        run_folder: the folder of the run, where the model is written from which stages build theirs.
         logs: the folder for what the process prints.
         shell: the world around.
         on_phase: receives what the process is doing, and for how many seconds, every second; called in this thread.
@@ -50,6 +51,7 @@ def inspect_locally(
         with_model=True,
         measure=(),
         cache_folder=str(cache_folder(environment)),
+        run_folder=str(run_folder.absolute()),
     )
     spec = ChildSpec(
         name="inspection",

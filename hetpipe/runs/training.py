@@ -295,7 +295,12 @@ class Training:
                 self._view.show(Waiting(sentence, elapsed))
 
         return inspect_locally(
-            request.job, request.import_path, logs=self._folder.logs, shell=self._shell, on_phase=on_phase
+            request.job,
+            request.import_path,
+            run_folder=self._folder.path,
+            logs=self._folder.logs,
+            shell=self._shell,
+            on_phase=on_phase,
         )
 
     def _follow(

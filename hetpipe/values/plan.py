@@ -152,6 +152,8 @@ class ModelReport:
     eval_samples: Count | None
     proof: ProofReport | None = None
     """None where nobody has proven it: in tests, and of an agent of an earlier version."""
+    digest: Name = ""
+    """Of the file in the run's folder from which stages build the model (`pipeline/model_file.py`); empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,8 @@ class Plan:
     virtual_workers: tuple[VirtualWorkerPlan, ...]
     slices: tuple[SlicePlan, ...]
     num_shards: int
+    model_digest: str = ""
+    """Of the file in the run's folder from which stages build the model; empty: each finds its layers for itself."""
 
     def stage(self, vw: VirtualWorkerIndex, stage: StageIndex) -> StagePlan:
         """The plan of one stage."""

@@ -89,7 +89,7 @@ class Subject:
 
     def watched(self, made: Made) -> Outcome:
         """The same, watched, from the same seed."""
-        self._reset()
+        self.reset()
         seed_generators(7)
         with weights_in_place(self.layers, self.weights):
             self.cut.run(
@@ -101,7 +101,7 @@ class Subject:
 
     def stages(self, bounds: Sequence[int], made: Made) -> Outcome:
         """Stages between `bounds`; without any it is one."""
-        self._reset()
+        self.reset()
         edges = [0, *bounds, len(self.layers)]
         groups = [self.layers[first:last] for first, last in pairwise(edges)]
         computes = [
@@ -130,7 +130,8 @@ class Subject:
             sent = found.inputs
         return Outcome(loss, gradients, buffers)
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """The buffers as they were made."""
         with torch.no_grad():
             for name, buffer in self.cut.model.named_buffers():
                 buffer.copy_(self._buffers[name])

@@ -105,6 +105,7 @@ def plan_job(job: Job, report: ModelReport, agents: Sequence[AgentInfo], term: T
         virtual_workers=tuple(virtual_workers),
         slices=_slices(layers, placement, num_shards) if job.has_shards else (),
         num_shards=num_shards,
+        model_digest=report.digest,
     )
 
 

@@ -334,16 +334,18 @@ class ProofReport(_message.Message):
     def __init__(self, scope: _Optional[str] = ..., equality: _Optional[str] = ..., samples: _Optional[int] = ..., seconds: _Optional[float] = ..., checked: _Optional[_Iterable[str]] = ..., notices: _Optional[_Iterable[str]] = ..., work: _Optional[_Union[ModelWork, _Mapping]] = ...) -> None: ...
 
 class ModelReport(_message.Message):
-    __slots__ = ("layers", "train_samples", "eval_samples", "proof")
+    __slots__ = ("layers", "train_samples", "eval_samples", "proof", "digest")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     TRAIN_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     EVAL_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     layers: _containers.RepeatedCompositeFieldContainer[LayerReport]
     train_samples: int
     eval_samples: int
     proof: ProofReport
-    def __init__(self, layers: _Optional[_Iterable[_Union[LayerReport, _Mapping]]] = ..., train_samples: _Optional[int] = ..., eval_samples: _Optional[int] = ..., proof: _Optional[_Union[ProofReport, _Mapping]] = ...) -> None: ...
+    digest: str
+    def __init__(self, layers: _Optional[_Iterable[_Union[LayerReport, _Mapping]]] = ..., train_samples: _Optional[int] = ..., eval_samples: _Optional[int] = ..., proof: _Optional[_Union[ProofReport, _Mapping]] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class SlicePlan(_message.Message):
     __slots__ = ("parameter", "layer", "shard", "start", "stop")
@@ -380,18 +382,20 @@ class VirtualWorkerPlan(_message.Message):
     def __init__(self, index: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StagePlan, _Mapping]]] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("job_id", "term", "virtual_workers", "slices", "num_shards")
+    __slots__ = ("job_id", "term", "virtual_workers", "slices", "num_shards", "model_digest")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     VIRTUAL_WORKERS_FIELD_NUMBER: _ClassVar[int]
     SLICES_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     term: int
     virtual_workers: _containers.RepeatedCompositeFieldContainer[VirtualWorkerPlan]
     slices: _containers.RepeatedCompositeFieldContainer[SlicePlan]
     num_shards: int
-    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., virtual_workers: _Optional[_Iterable[_Union[VirtualWorkerPlan, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[SlicePlan, _Mapping]]] = ..., num_shards: _Optional[int] = ...) -> None: ...
+    model_digest: str
+    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., virtual_workers: _Optional[_Iterable[_Union[VirtualWorkerPlan, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[SlicePlan, _Mapping]]] = ..., num_shards: _Optional[int] = ..., model_digest: _Optional[str] = ...) -> None: ...
 
 class Submission(_message.Message):
     __slots__ = ("request_id", "job_json", "run_dir", "import_path", "restore", "rewinds", "has_begun", "model")

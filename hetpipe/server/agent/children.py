@@ -217,6 +217,7 @@ class Children:
             with_model=command.with_model,
             measure=command.measure,
             cache_folder=str(cache_folder(self._environment)),
+            run_folder=command.run_dir,
         )
         spec = ChildSpec(
             name=f"inspection-{job_id}",

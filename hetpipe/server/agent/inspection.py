@@ -30,6 +30,7 @@ from hetpipe.pipeline.chain import Layer, Values, run_layers, tensor_spec
 from hetpipe.pipeline.cut_proof import prove_cut_model
 from hetpipe.pipeline.data import Batch, read_evaluation_minibatch, read_minibatch
 from hetpipe.pipeline.layering import why_one_layer
+from hetpipe.pipeline.model_file import MODEL_FILE, prove_construction, write_model_file
 from hetpipe.pipeline.model_work import model_work
 from hetpipe.pipeline.proof import PROVEN_SAMPLES, Proof, UncutFailure, prove_data, prove_model
 from hetpipe.profiler.order import ProfileOrder
@@ -82,11 +83,48 @@ def carry_out(order: InspectionOrder, clock: Clock, on_step: Callable[[ProfileSt
         load_metrics(subject.job, import_path)
         report_phase("proving that the layers compute what the model computes")
         proof = prove_subject(subject, import_path, clock)
+        digest = ""
+        if order.run_folder:
+            report_phase("writing the model from which stages build theirs")
+            digest, notices = hand_over(subject, import_path, Path(order.run_folder), samples=proof.samples)
+            proof = replace(proof, notices=(*proof.notices, *notices))
         report_phase("running one minibatch through the layers")
         report = inspect_subject(subject, import_path)
-        model = replace(report, proof=replace(proof, work=work_of(subject)))
+        model = replace(report, proof=replace(proof, work=work_of(subject)), digest=digest)
     report_phase("measuring the layers")
     return InspectionAnswer(model, measured(subject, targets, profile, clock, on_step).measurements)
+
+
+def hand_over(subject: Subject, import_path: Path, folder: Path, *, samples: int) -> tuple[str, tuple[str, ...]]:
+    """Write the model into the folder of the run, so that no stage needs the whole of it, nor records it again.
+
+    Args:
+        subject: whose model has been proven, and is as it was made.
+        import_path: that it was imported from.
+        folder: of the run.
+        samples: of a minibatch that the model takes.
+
+    Returns:
+        The file's digest, empty where there is none; and what the user should know of it.
+    """
+    job = subject.job
+    build = partial(build_model, job, import_path)
+    inputs = read_minibatch(subject.train, range(samples), seed=job.seed, vw=VIRTUAL_WORKER, p=MINIBATCH).inputs
+    construction, why = prove_construction(build, subject.chain, inputs, seed=job.seed)
+    notices: tuple[str, ...] = ()
+    if construction != "meta":
+        why = (
+            f"The model cannot be built without its weights ({why}), so each stage builds it whole, one after the "
+            "other on a node, and then keeps its own part"
+        )
+        notices = (why,)
+    if construction is None:
+        return "", notices
+    try:
+        return write_model_file(folder / MODEL_FILE, subject.chain, construction), notices
+    except OSError as error:
+        why = f"{folder / MODEL_FILE} cannot be written ({error}), so each stage builds the whole model for itself"
+        return "", (*notices, why)
 
 
 def inspect_subject(subject: Subject, import_path: Path) -> ModelReport:

@@ -23,6 +23,8 @@ class InspectionOrder:
     """Device types of this machine that the model is measured on."""
     cache_folder: str
     """Of measurements that were made before."""
+    run_folder: str = ""
+    """Where the model is written from which stages build theirs; empty: it is not."""
 
 
 @dataclass(frozen=True, slots=True)
