@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,15 @@ from hetpipe.errors import CallableError
 from hetpipe.model.absent import AbsentTensor
 from hetpipe.model.forward import Normalise, StageForward, Ways
 from hetpipe.model.forward_log import LogCodec, LoggedCall, noted
-from hetpipe.model.graph import CutPoint, cuts_of, first_uses, layers_from, work_until
+from hetpipe.model.graph import (
+    CutPoint,
+    ForbiddenPlaces,
+    cuts_of,
+    first_uses,
+    forbidden_places,
+    layers_from,
+    work_until,
+)
 from hetpipe.model.recording import Recorded, record
 from hetpipe.model.structure import Leaf, Several, tensors_in
 
@@ -69,6 +78,7 @@ class CutModel:
     Attributes:
         layers: in order.
         cuts: all places, forbidden ones too, as training has them.
+        forbidden: where no layer can end, and why.
         output: what the model returned in the last forward that reached its end.
     """
 
@@ -120,6 +130,8 @@ class CutModel:
             False: _mode(model, records[False], tuple(allowed[cut.key] for cut in chosen), len(self._floating)),
         }
         self.layers = _layers(model, records[True], tuple(chosen))
+        self._orders = [cut.order for cut in chosen]
+        self.forbidden = forbidden_places(found[True], found[False], self._orders)
         self.output: Any = None
 
     def _record(self, example: Values, results_of: Callable[[Any], Any]) -> Recorded:
@@ -155,6 +167,10 @@ class CutModel:
     def border(self, layer: int, *, training: bool = True) -> CutPoint | None:
         """The cut before `layer`; None at both ends of the model."""
         return self._modes[training].cuts[layer - 1] if 0 < layer < len(self.layers) else None
+
+    def forbidden_in(self, layer: int) -> tuple[ForbiddenPlaces, ...]:
+        """The places within `layer` where it cannot be cut."""
+        return tuple(each for each in self.forbidden if bisect_left(self._orders, each.order) == layer)
 
     def gradient_flags(self, layer: int) -> tuple[bool, ...]:
         """Per value that comes into `layer`: whether its gradient goes back."""

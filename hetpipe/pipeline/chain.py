@@ -21,7 +21,8 @@ from hetpipe.errors import CallableError
 from hetpipe.model.cut_model import CutModel, Signature
 from hetpipe.pipeline.modes import ModuleMode, enter_evaluation, enter_training, modes_of
 from hetpipe.values.ids import LayerIndex
-from hetpipe.values.plan import DTYPE_BYTES, TensorSpec
+from hetpipe.values.measurement import AliveTensor
+from hetpipe.values.plan import DTYPE_BYTES, ForbiddenPlaces, TensorSpec
 
 #: What crosses a layer boundary: a flat tuple of tensors.
 Values = tuple[Tensor, ...]
@@ -460,6 +461,30 @@ def gradient_flags(layers: Sequence[Layer], values: Values) -> tuple[bool, ...]:
     if first.cut is not None:
         return first.cut.gradient_flags(first.index)
     return tuple(value.is_floating_point() and first.index > 0 for value in values)
+
+
+def alive_behind(chain: Sequence[Layer], position: int, values: Values) -> tuple[AliveTensor, ...]:
+    """What crosses the cut behind a layer of the whole `chain`; nothing behind the last one.
+
+    Args:
+        chain: all layers.
+        position: of the layer.
+        values: what came out of it.
+    """
+    if position + 1 == len(chain):
+        return ()
+    layer, behind = chain[position], chain[position + 1]
+    names = [f"{layer.name}:{at}" for at in range(len(values))]
+    if behind.cut is not None:
+        names = [each.lstrip("/") for each in behind.cut.value_names(behind.index)]
+    flags = gradient_flags((behind,), values)
+    return tuple(AliveTensor(name, value.nbytes, flag) for name, value, flag in zip(names, values, flags, strict=True))
+
+
+def forbidden_in(layer: Layer) -> tuple[ForbiddenPlaces, ...]:
+    """The places within `layer` where it cannot be cut, as far as that is known."""
+    found = () if layer.cut is None else layer.cut.forbidden_in(layer.index)
+    return tuple(ForbiddenPlaces(each.before, each.upto, each.places, each.reason) for each in found)
 
 
 def at_boundary(values: Values) -> Values:

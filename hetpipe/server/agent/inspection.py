@@ -26,7 +26,7 @@ from hetpipe.pipeline.callables import (
     load_loss,
     load_metrics,
 )
-from hetpipe.pipeline.chain import Layer, Values, run_layers, tensor_spec
+from hetpipe.pipeline.chain import Layer, Values, forbidden_in, run_layers, tensor_spec
 from hetpipe.pipeline.cut_proof import prove_cut_model
 from hetpipe.pipeline.data import Batch, read_evaluation_minibatch, read_minibatch
 from hetpipe.pipeline.model_work import model_work
@@ -232,4 +232,5 @@ def _report(layer: Layer, activation_elements: int) -> LayerReport:
         tuple(tensor_spec(name, layer.module.get_parameter(local)) for local, name in layer.parameters.items()),
         tuple(tensor_spec(name, layer.module.get_buffer(local)) for local, name in layer.buffers.items()),
         activation_elements,
+        forbidden_in(layer),
     )
