@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,17 @@ from hetpipe.errors import CallableError
 from hetpipe.model.absent import AbsentTensor
 from hetpipe.model.forward import Normalise, StageForward, Ways
 from hetpipe.model.forward_log import LogCodec, LoggedCall, noted
-from hetpipe.model.graph import CHECKPOINTED, CutPoint, cuts_of, first_uses, layers_from, reads_of, work_until
+from hetpipe.model.graph import (
+    CHECKPOINTED,
+    CutPoint,
+    ForbiddenPlaces,
+    cuts_of,
+    first_uses,
+    forbidden_places,
+    layers_from,
+    reads_of,
+    work_until,
+)
 from hetpipe.model.recording import Recorded, record
 from hetpipe.model.structure import Leaf, Several, Skeleton, tensors_in
 from hetpipe.model.user_errors import forward_failure, is_out_of_memory
@@ -88,6 +99,18 @@ class CutDescription:
     evaluation: ModeDescription
 
 
+@dataclass(frozen=True, slots=True)
+class CutSurvey:
+    """What recording a model shows beyond its description."""
+
+    cuts: tuple[CutPoint, ...]
+    """All places, forbidden ones too, as training has them."""
+    whole: tuple[str, ...]
+    """Why modules that are not cut inside run whole, each as a clause, in the order of the forward."""
+    forbidden: tuple[ForbiddenPlaces, ...]
+    """Where no layer can end, and why."""
+
+
 def describe(
     model: nn.Module,
     signature: Signature,
@@ -96,7 +119,7 @@ def describe(
     results_of: Callable[[Any], Any],
     set_training: Callable[[bool], None],
     keep_all: bool = False,
-) -> tuple[CutDescription, tuple[CutPoint, ...], tuple[str, ...]]:
+) -> tuple[CutDescription, CutSurvey]:
     """Run `model` twice on `example`, in training and in evaluation, to see what it does. Its buffers stay.
 
     Args:
@@ -108,8 +131,7 @@ def describe(
         keep_all: make every allowed cut the border of a layer, also those that are not worth it.
 
     Returns:
-        The description; all places for cuts, forbidden ones too, as training has them; and why modules that are not cut
-        inside run whole, each as a clause, in the order of the forward.
+        The description, and what else was found.
 
     Raises:
         CallableError: it does not run.
@@ -146,7 +168,8 @@ def describe(
     )
     frames = records[True].recording.frames
     whole = dict.fromkeys(frame.why_closed for frame in frames if frame.closed and frame.closed != CHECKPOINTED)
-    return description, found[True], tuple(whole)
+    places = forbidden_places(found[True], found[False], [cut.order for cut in chosen])
+    return description, CutSurvey(found[True], tuple(whole), places)
 
 
 def _recorded(
@@ -193,27 +216,18 @@ class CutModel:
 
     Attributes:
         description: how it is cut.
-        cuts: the places that were found when it was recorded, forbidden ones too, as training has them; of a model
-            that another process has recorded, the chosen ones.
-        whole: why modules that are not cut inside run whole, each as a clause, in the order of the forward; none of a
-            model that another process has recorded.
+        survey: what was found when it was recorded; no more than its layers' borders where another process did that.
         output: what the model returned in the last forward that reached its end.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        description: CutDescription,
-        cuts: tuple[CutPoint, ...] | None = None,
-        whole: tuple[str, ...] = (),
-    ) -> None:
+    def __init__(self, model: nn.Module, description: CutDescription, survey: CutSurvey | None = None) -> None:
         """Take `model`, which may have been made without memory, as `description` says."""
         self.model = model
         self.description = description
         self.signature = description.signature
         self.layers = description.layers
-        self.cuts = description.training.cuts if cuts is None else cuts
-        self.whole = whole
+        self.survey = survey or CutSurvey(description.training.cuts, (), ())
+        self._orders = [cut.order for cut in description.training.cuts]
         self._floating = description.floating
         self._integers = tuple(key for key in self.signature.keys if key not in self._floating)
         self.parameter_places = _places(model, "_parameters")
@@ -229,6 +243,10 @@ class CutModel:
     def border(self, layer: int, *, training: bool = True) -> CutPoint | None:
         """The cut before `layer`; None at both ends of the model."""
         return self._modes[training].cuts[layer - 1] if 0 < layer < len(self.layers) else None
+
+    def forbidden_in(self, layer: int) -> tuple[ForbiddenPlaces, ...]:
+        """The places within `layer` where it cannot be cut."""
+        return tuple(each for each in self.survey.forbidden if bisect_left(self._orders, each.order) == layer)
 
     def gradient_flags(self, layer: int) -> tuple[bool, ...]:
         """Per value that comes into `layer`: whether its gradient goes back."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hetpipe.values.plan import DTYPE_BYTES
 
@@ -30,6 +30,7 @@ BUFFER = "buffer {} is written before it and used behind it"
 UNSEEN = "the forward of {} computes with a value that no module and no torch function has made"
 DECIDES = "the forward of {} asks for a number that depends on weights, so it may take another way each time"
 UNMOVED = "{} is of type {}, which does not cross cuts"
+TRAINING_ONLY = "evaluation calls something else there"
 DRAWS = "the forward of {} draws from `random` or NumPy by itself"
 
 
@@ -371,6 +372,47 @@ def _forbidden_changes(analysis: _Analysis, inside: frozenset[int], at: int, ali
         if written.first < at <= analysis.buffers[name].last:
             return BUFFER.format(name)
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class ForbiddenPlaces:
+    """Neighbouring places where the model cannot be cut, all for one reason."""
+
+    order: int
+    """When the entry behind the first of them started."""
+    before: str
+    """The entry behind the first of them."""
+    upto: str
+    """The entry behind the last of them."""
+    places: int
+    reason: str
+
+
+def forbidden_places(
+    training: Sequence[CutPoint], evaluation: Sequence[CutPoint], borders: Sequence[int]
+) -> tuple[ForbiddenPlaces, ...]:
+    """Where no layer can end, in order; neighbours with one reason and between the same borders are told together.
+
+    Args:
+        training: all cuts of the forward in training.
+        evaluation: the same in evaluation, which a stage runs as well.
+        borders: when the layers' first entries started.
+    """
+    evaluated = {cut.key: cut.reason for cut in evaluation}
+    found: list[ForbiddenPlaces] = []
+    open_layer = None
+    for cut in training:
+        reason = cut.reason or evaluated.get(cut.key, TRAINING_ONLY)
+        if not reason:
+            open_layer = None
+            continue
+        layer, label = bisect_left(borders, cut.order), cut.label or cut.key
+        if found and open_layer == layer and found[-1].reason == reason:
+            found[-1] = replace(found[-1], upto=label, places=found[-1].places + 1)
+        else:
+            found.append(ForbiddenPlaces(cut.order, label, label, 1, reason))
+        open_layer = layer
+    return tuple(found)
 
 
 #: A layer has at most this share of the model's work, if there is a cut that divides it, …

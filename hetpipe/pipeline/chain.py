@@ -22,7 +22,8 @@ from hetpipe.model.absent import AbsentTensor
 from hetpipe.model.cut_model import CutDescription, CutModel, Signature, describe
 from hetpipe.pipeline.modes import ModuleMode, enter_evaluation, enter_training, modes_of
 from hetpipe.values.ids import LayerIndex
-from hetpipe.values.plan import DTYPE_BYTES, TensorSpec
+from hetpipe.values.measurement import AliveTensor
+from hetpipe.values.plan import DTYPE_BYTES, ForbiddenPlaces, TensorSpec
 
 #: What crosses a layer boundary: a flat tuple of tensors.
 Values = tuple[Tensor, ...]
@@ -259,7 +260,7 @@ def cut_chain(
                 f"parameter {name} has no shape before the first forward (a lazy module); run the model once on a "
                 "sample before you return it, or give the module its sizes"
             )
-    description, cuts, whole = describe(
+    description, survey = describe(
         model,
         signature,
         example,
@@ -267,7 +268,7 @@ def cut_chain(
         set_training=lambda training: (enter_training if training else enter_evaluation)(modes),
         keep_all=keep_all,
     )
-    return _described(CutModel(model, description, cuts, whole), modes)
+    return _described(CutModel(model, description, survey), modes)
 
 
 def described_chain(model: nn.Module, description: CutDescription) -> tuple[Layer, ...]:
@@ -546,6 +547,30 @@ def gradient_flags(layers: Sequence[Layer], values: Values) -> tuple[bool, ...]:
     if first.cut is not None:
         return first.cut.gradient_flags(first.index)
     return tuple(value.is_floating_point() and first.index > 0 for value in values)
+
+
+def alive_behind(chain: Sequence[Layer], position: int, values: Values) -> tuple[AliveTensor, ...]:
+    """What crosses the cut behind a layer of the whole `chain`; nothing behind the last one.
+
+    Args:
+        chain: all layers.
+        position: of the layer.
+        values: what came out of it.
+    """
+    if position + 1 == len(chain):
+        return ()
+    layer, behind = chain[position], chain[position + 1]
+    names = [f"{layer.name}:{at}" for at in range(len(values))]
+    if behind.cut is not None:
+        names = [each.lstrip("/") for each in behind.cut.value_names(behind.index)]
+    flags = gradient_flags((behind,), values)
+    return tuple(AliveTensor(name, value.nbytes, flag) for name, value, flag in zip(names, values, flags, strict=True))
+
+
+def forbidden_in(layer: Layer) -> tuple[ForbiddenPlaces, ...]:
+    """The places within `layer` where it cannot be cut, as far as that is known."""
+    found = () if layer.cut is None else layer.cut.forbidden_in(layer.index)
+    return tuple(ForbiddenPlaces(each.before, each.upto, each.places, each.reason) for each in found)
 
 
 def at_boundary(values: Values) -> Values:

@@ -85,7 +85,7 @@ def prove_cut_model(
         [f"The model {why_one_layer(cut)}, so it trains in one stage per virtual worker"] if len(chain) == 1 else []
     )
     if len(chain) > 1:
-        notices += [f"A module runs whole, on one stage: {why}" for why in cut.whole]
+        notices += [f"A module runs whole, on one stage: {why}" for why in cut.survey.whole]
     return Proof(batches[0].num_samples, is_exact=True, notices=tuple(notices))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from hetpipe.decide.planner.costs import Costs, MemoryModel, milliseconds, minibatches_per_tick, ticks
-from hetpipe.decide.planner.job_rate import JobRate, bytes_leaving, job_rate
+from hetpipe.decide.planner.job_rate import JobRate, bytes_moved, job_rate
 from hetpipe.decide.planner.round_trip import round_trip
 from hetpipe.decide.simulator.plan import SimulatedStage
 from hetpipe.report.plan_view import SAME, PlanFacts
@@ -81,8 +81,8 @@ def _forecast(facts: PlanFacts, minibatches_per_wave: int) -> _Forecast:
     times = [tuple(ticks(stage.time_ms) for stage in worker.stages) for worker in facts.plan.virtual_workers]
     rates = [minibatches_per_tick(stage_ticks, memory) for stage_ticks in times]
     slowest = min(range(len(rates)), key=rates.__getitem__)
-    leaving = [
-        bytes_leaving(stages, costs=costs, placed=facts.simulated.placed, minibatches_per_wave=minibatches_per_wave)
+    moved = [
+        bytes_moved(stages, costs=costs, placed=facts.simulated.placed, minibatches_per_wave=minibatches_per_wave)
         for stages in facts.simulated.workers
     ]
     cards = {node.name: costs.cluster.network_card(node.name) for node in costs.cluster.nodes}
@@ -96,7 +96,7 @@ def _forecast(facts: PlanFacts, minibatches_per_wave: int) -> _Forecast:
         pull=facts.plan.pull,
     )
     whole = job_rate(
-        rates[slowest], leaving, costs=costs, minibatches_per_wave=minibatches_per_wave, network_cards=cards, trip=trip
+        rates[slowest], moved, costs=costs, minibatches_per_wave=minibatches_per_wave, network_cards=cards, trip=trip
     )
     return _Forecast(memory, slowest, times[slowest], whole)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import isclose
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
@@ -147,6 +147,8 @@ class Node(Section):
 class Cluster(Document):
     """Nodes, their devices and the links between them."""
 
+    version: Literal[1] = 1
+    """Of the format."""
     device_types: dict[str, DeviceType]
     """Type → what a device of it has."""
     nodes: tuple[Node, ...]

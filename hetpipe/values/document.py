@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -34,8 +34,8 @@ class Section(BaseModel):
 class Document(Section):
     """Base of what stands in a file of its own."""
 
-    version: Literal[1] = 1
-    """Of the format."""
+    version: int = 1
+    """Of the format; each document says which ones it reads."""
 
     #: Whether what is written has the keys with their default as well.
     WRITES_DEFAULTS: ClassVar[bool] = False

@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field
 
 from hetpipe.values.bounds import Count, Name, Seconds
-from hetpipe.values.plan import TensorSpec, compute_dtype
+from hetpipe.values.plan import ForbiddenPlaces, TensorSpec, compute_dtype
 
 #: The device type of CPUs, in profiles and of agents' devices.
 CPU_TYPE = "cpu"
@@ -36,6 +36,16 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class AliveTensor:
+    """A tensor that crosses a cut, in one minibatch."""
+
+    name: Name
+    num_bytes: Count
+    has_gradient: bool
+    """Whether its gradient comes back."""
+
+
+@dataclass(frozen=True, slots=True)
 class LayerMeasurement:
     """One layer on one device, for one minibatch. On the last layer times and bytes include the loss."""
 
@@ -49,6 +59,10 @@ class LayerMeasurement:
     backward_ms: Seconds
     forward: Work
     backward: Work
+    alive: tuple[AliveTensor, ...] = ()
+    """What crosses a cut after it; nothing after the last one."""
+    forbidden: tuple[ForbiddenPlaces, ...] = ()
+    """Where it cannot be cut itself."""
 
     @property
     def parameter_bytes(self) -> int:

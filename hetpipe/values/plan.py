@@ -93,6 +93,20 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ForbiddenPlaces:
+    """Neighbouring places within a layer where the model cannot be cut, all for one reason."""
+
+    before: Name
+    """The call behind the first of them."""
+    upto: Name
+    """The call behind the last of them."""
+    places: Count
+    """How many they are."""
+    reason: Name
+    """The end of the sentence "no cut before …: "."""
+
+
+@dataclass(frozen=True, slots=True)
 class LayerReport:
     """What the inspection found about one layer of the chain."""
 
@@ -102,6 +116,8 @@ class LayerReport:
     buffers: tuple[TensorSpec, ...]
     activation_elements: Count
     """Elements of the layer's output for one minibatch."""
+    forbidden: tuple[ForbiddenPlaces, ...] = ()
+    """Where it cannot be cut itself."""
 
 
 @dataclass(frozen=True, slots=True)

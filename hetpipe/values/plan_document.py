@@ -14,6 +14,7 @@ from hetpipe.values.document import Document, Section, entries, mapping
 from hetpipe.values.ids import DeviceId
 from hetpipe.values.policies import PullTiming
 from hetpipe.values.problems import Path, Problem
+from hetpipe.values.profile import AliveValue, ForbiddenCut
 
 Bytes = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -72,6 +73,50 @@ class PlannedWorker(Section):
     """By the closed form, running by itself."""
 
 
+class BorderAlternative(Section):
+    """Another place for a border of stages, all others kept."""
+
+    cut: Positive
+    """Layers before it."""
+    before: str
+    """The layer behind it."""
+    forward_bytes: Bytes
+    """What would move on, per minibatch."""
+    backward_bytes: Bytes
+    """What would come back."""
+    bottleneck_ms: NotNegative | None = None
+    """The largest stage time of the virtual worker then; null where it cannot be."""
+    reason: str
+    """Why it was not chosen."""
+
+
+class PlannedBorder(Section):
+    """Where one stage ends and the next one begins."""
+
+    virtual_worker: Index
+    """The first of those that are alike."""
+    stage: Index
+    """The stage that ends."""
+    cut: Positive
+    """Layers before it."""
+    before: str
+    """The layer behind it."""
+    forward_bytes: Bytes
+    """What moves on, per minibatch."""
+    backward_bytes: Bytes
+    """What comes back: gradients of what needs one."""
+    tie_bytes: Bytes = 0
+    """The part of both that is tied weights and their gradients."""
+    forward_ms: NotNegative
+    """The transfer forward."""
+    backward_ms: NotNegative
+    """The transfer back."""
+    alive: tuple[AliveValue, ...] = ()
+    """What crosses, tensor by tensor; empty where the profile does not say it."""
+    alternatives: tuple[BorderAlternative, ...] = ()
+    """The neighbouring cuts, and the one that moves least within both stages."""
+
+
 class Predicted(Section):
     """What the simulator says of the whole job, in its steady state."""
 
@@ -128,6 +173,8 @@ class PlanDocument(Document):
 
     WRITES_DEFAULTS = True
 
+    version: Literal[1] = 1
+    """Of the format."""
     model: str = ""
     """The profile's `model`; for people."""
     batch_size: Positive | None = None
@@ -172,6 +219,10 @@ class PlanDocument(Document):
     known."""
     alternatives: tuple[Alternative, ...] = ()
     """What else was looked at."""
+    borders: tuple[PlannedBorder, ...] = ()
+    """Why each stage ends where it does; of virtual workers that are alike, for the first. For people."""
+    forbidden: tuple[ForbiddenCut, ...] = ()
+    """Where the model cannot be cut, and why; for people."""
 
     @classmethod
     def contradictions(cls, value: Mapping[str, Any]) -> Iterator[Problem]:

@@ -19,6 +19,12 @@ _LONGEST_MS = 3_600_000.0
 
 _TIMES = ("forward_ms", "backward_ms")
 
+#: Keys of layers that version 1 lacks.
+_SINCE_2 = ("gradient_bytes", "alive", "no_cut", "forbidden")
+
+#: What the names of tied weights begin with among the values of a cut.
+TIE = "parameter:"
+
 
 def _in_milliseconds(time_ms: float) -> float:
     if time_ms > _LONGEST_MS:
@@ -45,6 +51,35 @@ class ParameterProfile(Section):
     """As torch calls it, for example `float32`."""
 
 
+class AliveValue(Section):
+    """A tensor that crosses a cut, for one minibatch."""
+
+    name: str
+    """`MODULE:OUTPUT`, `input:NAME`, `parameter:NAME` of a tied weight, or `log`: what earlier stages have called."""
+    num_bytes: Bytes
+    """Of the tensor; its gradient has the same size."""
+    has_gradient: bool = False
+    """Whether its gradient comes back."""
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether it is a weight that both sides of the cut use."""
+        return self.name.startswith(TIE)
+
+
+class ForbiddenCut(Section):
+    """Neighbouring places within a layer where the model cannot be cut, all for one reason."""
+
+    before: str
+    """The call behind the first of them."""
+    upto: str
+    """The call behind the last of them."""
+    places: Annotated[int, Field(ge=1)] = 1
+    """How many they are."""
+    reason: str
+    """Why."""
+
+
 class LayerProfile(Section):
     """One layer of the chain, for one minibatch."""
 
@@ -55,7 +90,15 @@ class LayerProfile(Section):
     activation_bytes: Bytes
     """What the layer keeps on the device from its forward to its backward, for one minibatch."""
     output_bytes: Bytes
-    """What crosses a cut after this layer; its gradient has the same size."""
+    """What goes forward over a cut after this layer: values that are alive there, and tied weights."""
+    gradient_bytes: Bytes | None = None
+    """What comes back: gradients of values and of tied weights. Null: as much as goes forward."""
+    alive: tuple[AliveValue, ...] = ()
+    """What crosses, tensor by tensor, where the profile was measured; the sums are the two figures before."""
+    no_cut: str = ""
+    """Why no stage may end after this layer; empty: one may."""
+    forbidden: tuple[ForbiddenCut, ...] = ()
+    """Places within this layer where the model cannot be cut; for people, as no stage ends within a layer."""
     forward_ms: dict[str, Milliseconds]
     """Device type → milliseconds."""
     backward_ms: dict[str, Milliseconds]
@@ -68,12 +111,23 @@ class LayerProfile(Section):
     parameters: tuple[ParameterProfile, ...] = ()
     """The layer's trainable parameters, where the profile was measured; placement deals with them one by one."""
 
+    @property
+    def backward_bytes(self) -> int:
+        """What comes back over a cut after this layer."""
+        return self.output_bytes if self.gradient_bytes is None else self.gradient_bytes
+
+    @property
+    def tie_bytes(self) -> int:
+        """The part of both directions that is tied weights and their gradients."""
+        return sum(value.num_bytes for value in self.alive if value.is_tie)
+
 
 class Profile(Document):
     """A whole model, layer by layer, on every device type that was measured or estimated."""
 
-    version: Literal[1]
-    """Of the format."""
+    version: Literal[1, 2]
+    """Of the format. In 1 there is one figure per cut, `output_bytes`, for both directions; 2 adds what is alive at
+    each cut and which cuts are forbidden."""
     model: str
     """What the profile is of; for people."""
     batch_size: Annotated[int, Field(ge=1)]
@@ -95,6 +149,8 @@ class Profile(Document):
             yield Problem(("layers",), "is an empty list; a model has at least one layer")
             return
         yield from _names_given_twice(layers)
+        for index, layer in enumerate(map(mapping, layers)):
+            yield from _wrong_cuts(layer, index, is_last=index == len(layers) - 1, version=value.get("version"))
         tables = [(index, key, layer[key]) for index, layer in enumerate(layers) for key in _TIMES if _has(layer, key)]
         counts = Counter(kind for _, _, times in tables for kind in times)
         if tables and not counts:
@@ -128,6 +184,26 @@ class Profile(Document):
                 return None
             total += layer.forward_flops + layer.backward_flops
         return total
+
+
+def _wrong_cuts(layer: Mapping[str, Any], index: int, *, is_last: bool, version: object) -> Iterator[Problem]:
+    """Keys that the version lacks, sums that are none, and a reason where there is no cut."""
+    path: Path = ("layers", index)
+    if version == 1:
+        strange = [key for key in _SINCE_2 if layer.get(key) not in (None, (), "")]
+        for key in strange:
+            yield Problem((*path, key), "is unknown to version 1 of the format; write version: 2")
+    if is_last and layer.get("no_cut"):
+        yield Problem((*path, "no_cut"), "is about the last layer, after which there is no cut; leave it out")
+    alive = [mapping(value) for value in entries(layer.get("alive"))]
+    sizes: list[int] = [size for value in alive if isinstance(size := value.get("num_bytes"), int)]
+    if not alive or len(sizes) < len(alive):
+        return
+    forward = sum(sizes)
+    backward = sum(size for value, size in zip(alive, sizes, strict=True) if value.get("has_gradient"))
+    for key, total in (("output_bytes", forward), ("gradient_bytes", backward)):
+        if layer.get(key) != total:
+            yield Problem((*path, key), f"is {shown(layer.get(key))}, but what is `alive` sums to {total}")
 
 
 def _names_given_twice(layers: Sequence[Any]) -> Iterator[Problem]:

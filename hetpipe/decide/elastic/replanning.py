@@ -277,7 +277,8 @@ def _best_cut(basis: Basis, costs: Costs, stages: Sequence[StagePlan]) -> tuple[
     # No stage takes longer than the whole model on the slowest of them, with what crosses the slowest cut twice.
     links = [basis.link(here, there) for here, there in pairwise(stages)]
     upper = max(row[-1] for row in costs.compute.values())
-    upper += 2 * max((max(costs.transfers(link)) for link in links), default=0)
+    upper += max((max(costs.arriving(link)) for link in links), default=0)
+    upper += max((max(costs.returning(link)) for link in links), default=0)
     found = least_cuts(reaches, num_layers, 0, upper)
     if found is None:
         return None

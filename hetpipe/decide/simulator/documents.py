@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from hetpipe.decide.planner.borders import check_borders
 from hetpipe.decide.planner.costs import Costs
 from hetpipe.decide.planner.options import schedule_for
 from hetpipe.decide.planner.placement import Piece
@@ -73,6 +74,8 @@ def simulated_plan(document: PlanDocument, costs: Costs) -> SimulatedPlan:
             f"the plan has {num_layers} layers, the profile {costs.num_layers}; plan again with this profile"
         )
     workers = tuple(tuple(_stage(stage, costs) for stage in worker.stages) for worker in document.virtual_workers)
+    for vw, stages in enumerate(workers):
+        check_borders(stages, costs, vw)
     return SimulatedPlan(
         workers=workers,
         minibatches_per_wave=document.minibatches_per_wave,

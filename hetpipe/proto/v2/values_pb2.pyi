@@ -292,18 +292,32 @@ class TensorSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class LayerReport(_message.Message):
-    __slots__ = ("index", "name", "parameters", "buffers", "activation_elements")
+    __slots__ = ("index", "name", "parameters", "buffers", "activation_elements", "forbidden")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     BUFFERS_FIELD_NUMBER: _ClassVar[int]
     ACTIVATION_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    FORBIDDEN_FIELD_NUMBER: _ClassVar[int]
     index: int
     name: str
     parameters: _containers.RepeatedCompositeFieldContainer[TensorSpec]
     buffers: _containers.RepeatedCompositeFieldContainer[TensorSpec]
     activation_elements: int
-    def __init__(self, index: _Optional[int] = ..., name: _Optional[str] = ..., parameters: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., buffers: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., activation_elements: _Optional[int] = ...) -> None: ...
+    forbidden: _containers.RepeatedCompositeFieldContainer[ForbiddenPlaces]
+    def __init__(self, index: _Optional[int] = ..., name: _Optional[str] = ..., parameters: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., buffers: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., activation_elements: _Optional[int] = ..., forbidden: _Optional[_Iterable[_Union[ForbiddenPlaces, _Mapping]]] = ...) -> None: ...
+
+class ForbiddenPlaces(_message.Message):
+    __slots__ = ("before", "upto", "places", "reason")
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    UPTO_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    before: str
+    upto: str
+    places: int
+    reason: str
+    def __init__(self, before: _Optional[str] = ..., upto: _Optional[str] = ..., places: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ModelWork(_message.Message):
     __slots__ = ("tokens_per_sample", "flops_per_sample", "compute_dtype")

@@ -26,7 +26,7 @@ from hetpipe.pipeline.callables import (
     load_loss,
     load_metrics,
 )
-from hetpipe.pipeline.chain import Layer, Values, run_layers, tensor_spec
+from hetpipe.pipeline.chain import Layer, Values, forbidden_in, run_layers, tensor_spec
 from hetpipe.pipeline.cut_proof import prove_cut_model
 from hetpipe.pipeline.data import Batch, read_evaluation_minibatch, read_minibatch
 from hetpipe.pipeline.layering import why_one_layer
@@ -200,7 +200,7 @@ def check_stages(subject: Subject) -> None:
         )
     raise CallableError(
         f"workers.stages: gives a virtual worker {asked} stages, but the model has {len(chain)} layers between its "
-        f"cuts{''.join(f' ({why})' for why in cut.whole[:1])}; give it at most {len(chain)}"
+        f"cuts{''.join(f' ({why})' for why in cut.survey.whole[:1])}; give it at most {len(chain)}"
     )
 
 
@@ -296,4 +296,5 @@ def _report(layer: Layer, activation_elements: int) -> LayerReport:
         tuple(tensor_spec(name, layer.module.get_parameter(local)) for local, name in layer.parameters.items()),
         tuple(tensor_spec(name, layer.module.get_buffer(local)) for local, name in layer.buffers.items()),
         activation_elements,
+        forbidden_in(layer),
     )
