@@ -72,6 +72,7 @@ class CutModel:
         cuts: all places, forbidden ones too, as training has them.
         whole: why modules that are not cut inside run whole, each as a clause, in the order of the forward.
         output: what the model returned in the last forward that reached its end.
+        ties: the weights of other stages that the last forward ran on, by name.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class CutModel:
         results_of: Callable[[Any], Any],
         set_training: Callable[[bool], None],
         keep_all: bool = False,
+        splits_ties: bool = True,
     ) -> None:
         """Run `model` twice on `example`, in training and in evaluation, to see what it does. Its buffers stay.
 
@@ -93,6 +95,7 @@ class CutModel:
             results_of: what the loss needs of its output.
             set_training: puts the training flags for training (True) or evaluation.
             keep_all: make every allowed cut the border of a layer, also those that are not worth it.
+            splits_ties: allow cuts between the uses of one weight.
 
         Raises:
             CallableError: it does not run.
@@ -112,7 +115,9 @@ class CutModel:
                 with torch.set_grad_enabled(training):
                     records[training] = self._record(example, results_of if training else lambda output: output)
         set_training(True)
-        found = {training: cuts_of(each.recording, specs) for training, each in records.items()}
+        found = {
+            training: cuts_of(each.recording, specs, splits_ties=splits_ties) for training, each in records.items()
+        }
         self.cuts = found[True]
         self.whole = tuple(
             dict.fromkeys(
@@ -130,6 +135,7 @@ class CutModel:
         }
         self.layers = _layers(model, records[True], tuple(chosen))
         self.output: Any = None
+        self.ties: Mapping[str, Tensor] = {}
 
     def _record(self, example: Values, results_of: Callable[[Any], Any]) -> Recorded:
         tensors = {key: value.detach().clone() for key, value in zip(self.signature.keys, example, strict=True)}
@@ -231,7 +237,8 @@ class CutModel:
         ties = {
             name.removeprefix("parameter:"): value for name, value in given.items() if name.startswith("parameter:")
         }
-        with self._in_place(ties):
+        self.ties = ties
+        with self.ties_in_place(ties):
             forward.run(lambda: self.signature.call(self.model, tensors), floating, [*weights.values(), *ties.values()])
         if end is None:
             self.output = forward.output
@@ -274,8 +281,11 @@ class CutModel:
         return weight.clone()
 
     @contextmanager
-    def _in_place(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Weights of other stages, which have come, in every place where they are used."""
+    def ties_in_place(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """In this block, weights of other stages, which have come, stand in every place where they are used.
+
+        A backward needs it as well, for what recomputed regions read.
+        """
         kept: list[tuple[dict[str, Tensor], str, Tensor]] = []
         try:
             for name, weight in weights.items():
@@ -297,8 +307,9 @@ def _crossing(name: str, end: CutPoint, made: Mapping[str, Tensor]) -> Tensor:
     if name in made:
         return made[name]
     raise CallableError(
-        f"model: {name.lstrip('/')} crosses the cut before {end.label} and is not made in this minibatch, as it was in the one on "
-        "which the model was cut: it depends on the data what is made; let it train with `workers: {stages: 1}`"
+        f"model: {name.lstrip('/')} crosses the cut before {end.label} and is not made in this minibatch, as it was in "
+        "the one on which the model was cut: it depends on the data what is made; let it train with `workers: {stages: "
+        "1}`"
     )
 
 

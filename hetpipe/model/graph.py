@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hetpipe.values.plan import DTYPE_BYTES
 
@@ -29,6 +29,7 @@ CHANGED_SHARED = "{} is changed in place by what depends on weights"
 BUFFER = "buffer {} is written before it and used behind it"
 UNSEEN = "the forward of {} computes with a value that no module and no torch function has made"
 DECIDES = "the forward of {} asks for a number that depends on weights, so it may take another way each time"
+TIED = "{} is used before and behind it, and weights that are predicted for one minibatch do not travel"
 UNMOVED = "{} is of type {}, which does not cross cuts"
 DRAWS = "the forward of {} draws from `random` or NumPy by itself"
 
@@ -188,12 +189,15 @@ def first_uses(recording: Recording) -> dict[str, int]:
     return found
 
 
-def cuts_of(recording: Recording, parameter_specs: Mapping[str, tuple[str, int]]) -> tuple[CutPoint, ...]:
+def cuts_of(
+    recording: Recording, parameter_specs: Mapping[str, tuple[str, int]], *, splits_ties: bool = True
+) -> tuple[CutPoint, ...]:
     """Every place where the model could be cut, in order; those that are forbidden say why.
 
     Args:
         recording: of one forward.
         parameter_specs: trainable parameter → dtype and bytes.
+        splits_ties: whether a weight may be used on both sides.
     """
     analysis = _analysed(recording, parameter_specs)
     first_entries: dict[int, Step] = {}
@@ -205,7 +209,15 @@ def cuts_of(recording: Recording, parameter_specs: Mapping[str, tuple[str, int]]
         (step for step in recording.steps if step.key and first_entries[step.frame] is not step),
         key=lambda step: step.started,
     )
-    return tuple(_cut(analysis, step) for step in entries)
+    cuts = tuple(_cut(analysis, step) for step in entries)
+    return cuts if splits_ties else tuple(map(_with_ties_forbidden, cuts))
+
+
+def _with_ties_forbidden(cut: CutPoint) -> CutPoint:
+    tied = next((each.name for each in cut.crossing if each.name.startswith("parameter:")), None)
+    if tied is None or cut.reason:
+        return cut
+    return replace(cut, reason=TIED.format(tied.replace(":", " ")))
 
 
 def _analysed(recording: Recording, parameter_specs: Mapping[str, tuple[str, int]]) -> _Analysis:
@@ -279,9 +291,10 @@ def _cut(analysis: _Analysis, behind: Step) -> CutPoint:
         name = f"{first.key}:{first.outputs.index(index)}"
         crossing.append((analysis.made[index], _crossing(name, places, value)))
         alive.append(index)
-    for name, use in analysis.parameters.items():
-        if use.first < at <= use.last:
-            dtype, num_bytes = analysis.parameter_specs[name]
+    # In the model's order, for sets of names have another one in each process.
+    for name, (dtype, num_bytes) in analysis.parameter_specs.items():
+        use = analysis.parameters.get(name)
+        if use is not None and use.first < at <= use.last:
             crossing.append((-1, Crossing(f"parameter:{name}", (), dtype, num_bytes, has_gradient=True)))
     crossing.sort(key=lambda each: each[0])
     return CutPoint(

@@ -237,6 +237,30 @@ def test_a_module_that_decides_by_what_depends_on_weights_runs_whole() -> None:
         assert_cut_anywhere(subject, (sign * value,))
 
 
+class Paired(nn.Module):
+    """A module with many parameters, used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.LSTM(WIDTH, WIDTH, num_layers=3)
+        self.between = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        result: Tensor = self.shared(self.between(self.shared(value)[0]))[0]
+        return result
+
+
+def test_tied_weights_cross_in_the_models_order_in_every_process() -> None:
+    value = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0))
+    subject = Subject(Paired, (value,), loss=lambda output: output.square().mean())
+    expected = [f"parameter:{name}" for name, _ in subject.cut.model.named_parameters() if name.startswith("shared")]
+    borders = [subject.cut.value_names(layer) for layer in range(1, len(subject.layers))]
+    crossing = [names for names in ([n for n in each if n.startswith("parameter:")] for each in borders) if names]
+    assert crossing
+    assert all(names == expected for names in crossing)
+    assert_cut_anywhere(subject, (value,))
+
+
 class Wavering(nn.Module):
     """Uses another value in every second minibatch."""
 

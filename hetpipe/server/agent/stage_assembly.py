@@ -36,6 +36,7 @@ from hetpipe.pipeline.layering import layers_of, on_output, says_its_layers
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import Clipping, Replicas, StageData, StageIdentity, StageParts
 from hetpipe.server.shard.client import ShardClient
+from hetpipe.values.policies import POLICIES
 from hetpipe.values.requests import Requester
 from hetpipe.values.run import StageConfig, StageReport
 from hetpipe.weights.anchored import AnchoredWeights
@@ -111,7 +112,7 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
     else:
         assert train is not None, "what is cut by its own forward is cut on an example"
         given = load_loss(job, import_path)
-        chain = layers_of(model, example_of(job, train), given)
+        chain = layers_of(model, example_of(job, train), given, splits_ties=POLICIES[job.weights].predicts is None)
     layers = chain[stage.first_layer : stage.last_layer]
     keep_layers(layers)
     loss = on_output(chain, given) if identity.is_last else None
