@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from hetpipe.values.plan import DTYPE_BYTES
@@ -30,6 +31,10 @@ BUFFER = "buffer {} is written before it and used behind it"
 UNSEEN = "the forward of {} computes with a value that no module and no torch function has made"
 DECIDES = "the forward of {} asks for a number that depends on weights, so it may take another way each time"
 TIED = "{} is used before and behind it, and weights that are predicted for one minibatch do not travel"
+REENTRANT_TIE = (
+    "{} is used before and behind it, and under torch.utils.checkpoint(use_reentrant=True), where its gradients add up "
+    "in another order; use_reentrant=False can be cut"
+)
 UNMOVED = "{} is of type {}, which does not cross cuts"
 DRAWS = "the forward of {} draws from `random` or NumPy by itself"
 
@@ -98,6 +103,10 @@ class Step:
     """The frame of the module that it calls; None for a function."""
     opaque: str = ""
     """The type of an object in what it returns that cannot be made again."""
+    is_amid_region: bool = False
+    """It is inside of `torch.utils.checkpoint`, and so is an entry before it."""
+    is_reentrant: bool = False
+    """A function that is called inside of `torch.utils.checkpoint` with `use_reentrant=True`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,15 +218,18 @@ def cuts_of(
         (step for step in recording.steps if step.key and first_entries[step.frame] is not step),
         key=lambda step: step.started,
     )
-    cuts = tuple(_cut(analysis, step) for step in entries)
-    return cuts if splits_ties else tuple(map(_with_ties_forbidden, cuts))
+    reentrant = {f"parameter:{name}" for step in recording.steps if step.is_reentrant for name in step.parameters}
+    return tuple(_with_ties_judged(_cut(analysis, step), reentrant, splits_ties=splits_ties) for step in entries)
 
 
-def _with_ties_forbidden(cut: CutPoint) -> CutPoint:
-    tied = next((each.name for each in cut.crossing if each.name.startswith("parameter:")), None)
-    if tied is None or cut.reason:
+def _with_ties_judged(cut: CutPoint, reentrant: AbstractSet[str], *, splits_ties: bool) -> CutPoint:
+    tied = [each.name for each in cut.crossing if each.name.startswith("parameter:")]
+    if cut.reason or not tied:
         return cut
-    return replace(cut, reason=TIED.format(tied.replace(":", " ")))
+    if not splits_ties:
+        return replace(cut, reason=TIED.format(tied[0].replace(":", " ")))
+    amiss = next((name for name in tied if name in reentrant), None)
+    return cut if amiss is None else replace(cut, reason=REENTRANT_TIE.format(amiss.replace(":", " ")))
 
 
 def _analysed(recording: Recording, parameter_specs: Mapping[str, tuple[str, int]]) -> _Analysis:
@@ -268,7 +280,7 @@ def _cut(analysis: _Analysis, behind: Step) -> CutPoint:
     inside = frozenset(around)
     at = behind.started
     crossing: list[tuple[int, Crossing]] = []
-    reason = _forbidden_frames(recording, around, inside, at)
+    reason = CHECKPOINTED if behind.is_amid_region else _forbidden_frames(recording, around, inside, at)
     for name, given in recording.inputs.items():
         if analysis.used[given] >= at:
             crossing.append((-1, _crossing(f"input:{name}", (), recording.values[given])))

@@ -237,6 +237,37 @@ def test_a_module_that_decides_by_what_depends_on_weights_runs_whole() -> None:
         assert_cut_anywhere(subject, (sign * value,))
 
 
+class TiedRegions(nn.Module):
+    """One weight, used inside and outside of recomputed regions: a module's call, and functions of its forward."""
+
+    def __init__(self, *, use_reentrant: bool) -> None:
+        super().__init__()
+        self.use_reentrant = use_reentrant
+        self.first, self.tied = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        value = self.tied(self.first(value)).tanh()
+        value = value + checkpoint(self.tied, value, use_reentrant=self.use_reentrant)
+        value = self.first(value)
+        value = checkpoint(
+            lambda inner: (self.tied(inner).tanh() @ self.tied.weight).sin(), value, use_reentrant=self.use_reentrant
+        )
+        result: Tensor = self.tied(value) + self.first.bias
+        return result
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # in evaluation
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_tied_weight_is_recomputed_with_what_came(*, use_reentrant: bool) -> None:
+    value = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0))
+    subject = Subject(
+        lambda: TiedRegions(use_reentrant=use_reentrant), (value,), loss=lambda output: output.square().mean()
+    )
+    assert assert_cut_anywhere(subject, (value,)) >= (1 if use_reentrant else 4)
+    inside = {cut.label: cut.reason for cut in subject.cut.cuts if cut.label in {"matmul", "sin"}}
+    assert set(inside.values()) == {CHECKPOINTED}
+
+
 class Paired(nn.Module):
     """A module with many parameters, used twice."""
 
