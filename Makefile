@@ -50,17 +50,18 @@ TORCH ?=
 # Bytes are those of the lock, whatever pip's configuration names: a constraint file would only be in the way.
 PIP := PIP_CONSTRAINT=/dev/null $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-$(STAMP): pyproject.toml requirements.lock requirements-torch.lock
+$(STAMP): pyproject.toml requirements.lock requirements-torch.lock requirements-torchvision.lock
 	@command -v $(PYTHON) >/dev/null || { echo "python3 is missing: install Python 3.11 or newer" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; say make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing the package, examples and development tools into $(VENV) (a few minutes the first time)"
-	@$(PIP) --require-hashes --only-binary=:all: --requirement requirements.lock
+	@$(PIP) --require-hashes --no-deps --only-binary=:all: --requirement requirements.lock
 ifeq ($(TORCH),)
 	@$(PIP) --only-binary=:all: --requirement requirements-torch.lock
 else
 	@$(PIP) --only-binary=:all: --upgrade "torch$(if $(filter-out =% >% <% ~%,$(TORCH)),==)$(TORCH)"
 endif
+	@$(PIP) --no-deps --only-binary=:all: --requirement requirements-torchvision.lock
 	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $(STAMP)
 

@@ -1,4 +1,4 @@
-"""The command line: what users type, read, and see.
+"""The command line.
 
 How to think about it: `app` has the table of all commands, by families as a user meets them. A command is one module,
 at the place that its name says: `Options`, what it is asked, and `run`, what it does. `command` makes typer's view of

@@ -33,7 +33,7 @@ class Command:
     members: tuple[Command, ...] = ()
     """Of a group."""
     program: str = ""
-    """Of a command with a parser of its own: the module whose `main` takes everything behind the name."""
+    """Of a command with a parser of its own: the module whose `main` takes the remaining arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ FAMILIES = (
         "start",
         "Start here",
         (
-            Command("doctor", "Check whether this machine has what a run needs."),
+            Command("doctor", "Check whether this machine meets the requirements of a run."),
             Command("demo", "Train a classifier of real handwritten digits."),
             Command("init", "Write a job file and a model to start from."),
             Command("version", "Show the versions of hetpipe, Python, torch and gRPC."),
@@ -61,15 +61,15 @@ FAMILIES = (
         "plan",
         "Plan before training",
         (
-            Command("profile", "Measure what every layer of a job's model costs."),
+            Command("profile", "Measure the cost of every layer of a job's model."),
             Command("plan", "Plan before training."),
             Command("simulate", "Run a plan in simulated time."),
             Command(
                 "cluster",
-                "Show a cluster, the devices of this machine, and what is known of device types.",
+                "Show a cluster, the devices of this machine, and the catalogue of device types.",
                 (
                     Command("show", "Show the nodes, devices and links of a cluster file."),
-                    Command("catalogue", "Show what is known of device types."),
+                    Command("catalogue", "Show the catalogue of device types."),
                     Command("from-k8s", "Make a cluster file of the GPU nodes of a Kubernetes cluster."),
                 ),
             ),
@@ -81,13 +81,13 @@ FAMILIES = (
         (
             Command("train", "Train a job and follow it to its end."),
             Command("submit", "Train a job on a running cluster and follow it to its end."),
-            Command("stop", "Stop a run, also one that nobody follows."),
+            Command("stop", "Stop a run, attached or detached."),
             Command(
                 "workers",
                 "Virtual workers of a run. Show them, have one leave, have one join.",
                 (
                     Command("list", "Show the virtual workers of a run."),
-                    Command("drain", "Have virtual workers leave a run."),
+                    Command("drain", "Drain virtual workers."),
                     Command("add", "Have virtual workers join a run."),
                 ),
             ),
@@ -109,19 +109,19 @@ FAMILIES = (
         "Deploy in containers",
         (
             Command("up", "Train a job in containers on this machine."),
-            Command("down", "End what `hetpipe up` has left running."),
+            Command("down", "Remove the cluster that `hetpipe up` started."),
             Command("ps", "Show the containers of `hetpipe up`."),
-            Command("logs", "Show what the containers of `hetpipe up` have written."),
+            Command("logs", "Show the logs of the containers of `hetpipe up`."),
             Command(
                 "render",
-                "Draw or write down what hetpipe does, without doing it.",
+                "Render schedules, manifests and other files, without running anything.",
                 (
                     Command("schedule", "Draw the timeline of a weight policy."),
                     Command(
                         "redis-acl",
-                        "Write an ACL file for Redis: the coordinator's user with what it needs, and nobody else.",
+                        "Write an ACL file for Redis: only the coordinator's user, with the least privileges.",
                     ),
-                    Command("compose", "Write what `hetpipe up` does as a Compose file."),
+                    Command("compose", "Write the cluster of `hetpipe up` as a Compose file."),
                     Command("manifests", "Write the Compose file and the Kubernetes manifests that come with hetpipe."),
                     Command("k8s", "Write a job as a Kustomize overlay."),
                 ),
@@ -134,7 +134,7 @@ FAMILIES = (
         (
             Command(
                 "serve",
-                "Run one service of a cluster: what image, Compose file, manifests and `hetpipe train` start.",
+                "Run one service of a cluster, as image, Compose file, manifests and `hetpipe train` do.",
                 (
                     Command("coordinator", "Run the coordinator.", program=SERVICES["coordinator"]),
                     Command(
@@ -154,7 +154,7 @@ FAMILIES = (
             ),
             Command(
                 "repair",
-                "Repair what processes keep between restarts, while they do not run.",
+                "Repair the persistent state of processes that are not running.",
                 (
                     Command("store", "Repair the coordinator's store."),
                     Command("state", "Repair the state of parameter servers."),
@@ -173,7 +173,7 @@ class _Listing(TyperGroup):
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that `args` name, its name, and what is left of them."""
+        """The command that `args` name, its name, and the remaining arguments."""
         name, listed, rest = super().resolve_command(ctx, args)
         if listed is None or listed.callback is None or isinstance(listed, TyperGroup):
             return name, listed, rest
@@ -266,7 +266,7 @@ _UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ 
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command that `arguments` ask for; the exit status."""
+    """Run the command that `arguments` name; its exit status."""
     try:
         status = app(args=list(arguments), prog_name="hetpipe", standalone_mode=False)
     except _UsageError as error:

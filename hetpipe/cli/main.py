@@ -26,7 +26,7 @@ def main() -> None:
 
 @contextmanager
 def fork_server_for(arguments: Sequence[str]) -> Iterator[None]:
-    """Begin with what takes longest, for a command that needs it: another process imports torch meanwhile."""
+    """Start the fork server of a command that needs one, first of all: it imports torch concurrently."""
     if not starts_services(arguments):
         yield
         return
@@ -57,7 +57,7 @@ def _run(arguments: Sequence[str]) -> int:
             # Services live long, and import nothing of the command line.
             return serve(service, options)
         case ["health", *options]:
-            # Probes ask for ever: half a second of a processor each time is too much.
+            # Probes run every few seconds: half a second of CPU time each is too much.
             from hetpipe.cli.operate.health import main as health
 
             return health(options)

@@ -1,4 +1,4 @@
-"""Options that several commands have, as types of fields: what they are called, and what the help says of them."""
+"""Options of several commands, as types of fields: names and help texts."""
 
 from __future__ import annotations
 

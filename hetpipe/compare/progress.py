@@ -12,19 +12,16 @@ from typing import Protocol, Self, TextIO
 from hetpipe.clock import Clock
 from hetpipe.compare.record import TrialRecord, TrialState
 from hetpipe.compare.trials import Trial
-from hetpipe.report.progress import STATE_TEXTS, life_text, rewind_text, totals_text
+from hetpipe.report.progress import STATE_TEXTS, totals_text
 from hetpipe.report.text import duration, measure, rate
 from hetpipe.report.view import View
 from hetpipe.values.events import (
     JobEnded,
     JobEvent,
+    Notice,
     ProgressTable,
-    Rewound,
     StateChanged,
     Waiting,
-    WorkerEvent,
-    WorkerLost,
-    WorkerQuarantined,
 )
 
 
@@ -128,11 +125,8 @@ class _Shown(CompareProgress):
                 self._table = event
             case Waiting(sentence=sentence, seconds=seconds):
                 self._print(f"{self._heading}: waiting for {duration(seconds)}: {sentence}", is_bad=True)
-            case _ if isinstance(event, WorkerEvent):
-                is_bad = isinstance(event, WorkerLost | WorkerQuarantined)
-                self._print(f"{self._heading}: {life_text(event)}", is_bad=is_bad)
-            case Rewound():
-                self._print(f"{self._heading}: {rewind_text(event)}", is_bad=True)
+            case Notice():
+                self._print(f"{self._heading}: {event.text}", is_bad=event.severity == "warning")
             case JobEnded():
                 self._state = ""
             case _:

@@ -33,8 +33,9 @@ LossFunction = Callable[[Any, Any], object]
 
 _OWN_PACKAGE = __name__.partition(".")[0]
 
-#: Packages that examples and models name, and that hetpipe does not bring along.
-_KNOWN_PACKAGES = frozenset({"datasets", "peft", "timm", "torchaudio", "torchvision", "transformers"})
+#: Packages that models and data name, and that hetpipe does not bring along; the first ones are those of its extra.
+_OF_MODELS = frozenset({"peft", "timm", "torchvision", "transformers"})
+_KNOWN_PACKAGES = _OF_MODELS | {"datasets", "torchaudio"}
 
 
 class MapDataset(Protocol):
@@ -97,8 +98,8 @@ def _import(name: str, folder: Path, key: str) -> Any:
             neighbours = [path.stem for path in folder.glob("*.py")]
             if missing in _KNOWN_PACKAGES:
                 raise CallableError(
-                    f"{key}: `{name}` is of the package `{missing}`, which is not installed beside hetpipe; install it "
-                    f"on every node: pip install {missing}"
+                    f"{key}: `{name}` is of the package `{missing}`, which is not installed beside hetpipe; "
+                    f"{_how_to_install(missing)}"
                 ) from None
             likely = closest(missing, neighbours) if "." not in missing else None
             hint = f"did you mean `{likely}`?" if likely else "check the name, or run from the folder that holds it"
@@ -106,11 +107,16 @@ def _import(name: str, folder: Path, key: str) -> Any:
                 f"{key}: there is no module `{missing}`; looked in {folder}, then among the installed packages; {hint}"
             ) from None
         raise CallableError(
-            f"{key}: importing `{name}` needs the module `{missing}`, which is not installed"
-            f"{place_of(error)}; install it"
+            f"{key}: importing `{name}` needs the module `{missing}`, which is not installed{place_of(error)}; "
+            f"{_how_to_install(missing)}"
         ) from error
     except (Exception, SystemExit) as error:
         raise CallableError(f"{key}: importing `{name}` raised {raised_text(error)}; fix the module") from error
+
+
+def _how_to_install(package: str) -> str:
+    what = "'hetpipe[models]'" if package in _OF_MODELS else package
+    return f"install it on every node: pip install {what}" if package in _KNOWN_PACKAGES else "install it"
 
 
 def _refuse_namesake(top: str, folder: Path, key: str) -> None:

@@ -49,7 +49,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def condition_lines(conditions: Iterable[Condition]) -> list[str]:
-    """What endangers a run, or has: a line per kind, what is over first, and last what began first and still holds."""
+    """The conditions of a run, one line per kind: cleared ones first, the earliest one that holds last."""
     by_kind = sorted(conditions, key=lambda one: one.kind)
     told = [_summed_up(list(found)) for _, found in groupby(by_kind, key=lambda one: one.kind)]
     return [line for _, _, line in sorted(told)]
@@ -75,13 +75,13 @@ def _time(wall: float) -> str:
 
 
 class HeardConditions:
-    """What a follower has been told of its run's safety. Not thread-safe."""
+    """The conditions of a followed run, by its events. Not thread-safe."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[ConditionKind, str], Condition] = {}
 
     def hear(self, event: JobEvent) -> None:
-        """Take an event of any kind in."""
+        """Update the conditions by an event of any kind."""
         match event:
             case ConditionRaised(condition=kind, who=names):
                 for who in names:

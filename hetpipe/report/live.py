@@ -17,8 +17,6 @@ from hetpipe.report.progress import (
     cells,
     evaluation_text,
     headings,
-    life_text,
-    rewind_text,
     slow_text,
     totals_text,
 )
@@ -30,12 +28,11 @@ from hetpipe.values.events import (
     Evaluated,
     JobEnded,
     JobEvent,
+    Notice,
     ProgressTable,
     Rewound,
     StateChanged,
     Waiting,
-    WorkerEvent,
-    severity_of,
 )
 
 _REFRESHES_PER_SECOND = 4
@@ -45,7 +42,7 @@ _TEXT_COLUMNS = {1}
 
 
 class LiveView(View):
-    """State, totals, virtual workers, the latest evaluation, what endangers the run; the rest scrolls above them."""
+    """State, totals, virtual workers, the latest evaluation, conditions; everything else scrolls above them."""
 
     def __init__(self, stream: TextIO, *, name: str, clock: Clock) -> None:
         """Begin to show the run of job `name` on the terminal `stream`."""
@@ -58,7 +55,7 @@ class LiveView(View):
         self._table: ProgressTable | None = None
         self._evaluated: Evaluated | None = None
         self._conditions = HeardConditions()
-        #: Who waits for whom, told anew every few seconds while it lasts; empty while nobody is known to.
+        #: The current wait, reported every few seconds while it lasts; empty if there is none.
         self._waiting = ""
         self._live = Live(
             console=Console(file=stream, highlight=False, soft_wrap=False),
@@ -85,12 +82,12 @@ class LiveView(View):
                 goes_on = self._table is not None and event.samples > self._table.samples
                 self._table = event
                 if goes_on and self._waiting:
-                    self._waiting = ""  # who still waits says so again
+                    self._waiting = ""  # a wait that persists is reported again
                     self._live.refresh()
-            case _ if isinstance(event, WorkerEvent):
-                self._print(life_text(event), style="yellow" if severity_of(event) == "warning" else "")
             case Rewound():
-                self._print(rewind_text(event), style="bold red")
+                self._print(event.text, style="bold red")
+            case Notice():
+                self._print(event.text, style="yellow" if event.severity == "warning" else "")
             case ConditionRaised() | ConditionCleared():
                 self._conditions.hear(event)
                 self._print(condition_text(event), style="bold red" if isinstance(event, ConditionRaised) else "")

@@ -2,7 +2,7 @@
 
 Templates hold the markup, style sheets the look, and the modules beside this one the values. What a template is given
 is text, and escaped where it stands; only what a template has rendered and what the package ships (`Markup`) counts as
-markup. A name that a template uses and nobody gives is an error. Pure, but for reading the files of the package.
+markup. An undefined variable in a template is an error. Pure, except for reading the files of the package.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def render_page(
         scripts=scripts,
         **values,
     )
-    return str(page)  # nobody puts it into another one
+    return str(page)  # it is not embedded in another one
 
 
 @cache
@@ -73,7 +73,7 @@ def resource(name: str) -> Markup:
 
 @cache
 def shipped(path: str) -> Markup:
-    """The text of a file of this package, by its path in `hetpipe`; what we ship is markup by itself."""
+    """The text of a file of this package, by its path in `hetpipe`; shipped files are trusted markup."""
     return Markup(files("hetpipe").joinpath(path).read_text(encoding="utf-8"))  # noqa: S704 - nobody else's text
 
 

@@ -66,7 +66,7 @@ def draw_pipeline(
     Args:
         activities: of the whole run, in any order; those of other stages are left out.
         rows: from top to bottom; the stages of a virtual worker one below the other.
-        end_ticks: what begins later is left out, what goes on is cut off.
+        end_ticks: later activities are omitted, longer ones are cut off.
         title: its accessible name; any text.
 
     Returns:
@@ -77,7 +77,7 @@ def draw_pipeline(
 
 @dataclass(frozen=True, slots=True)
 class _Rect:
-    """`kind` is a class of the style sheet, `what` is said on hovering; either may be empty."""
+    """`kind` is a class of the style sheet, `what` is the tooltip; either may be empty."""
 
     kind: str
     x: float

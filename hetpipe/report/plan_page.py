@@ -30,7 +30,7 @@ _MOST_ROWS = 24
 #: Simulated beyond the picture's end, so that nothing in it drains.
 _MORE_WAVES = 2
 
-#: Classes of the style sheet, and what they mean.
+#: Classes of the style sheet, and their meanings.
 _BAR_LEGEND = (
     ("forward", "forward"),
     ("backward", "backward"),
@@ -92,7 +92,7 @@ def page_of(view: PlanView, reasons: Reasons, picture: Picture) -> str:
     """The whole document.
 
     Args:
-        view: what is shown.
+        view: the plan to show.
         reasons: why it is so, in full.
         picture: the pipeline at work.
     """
@@ -151,7 +151,7 @@ def picture_of(facts: PlanFacts) -> Picture:
     which = "all virtual workers" if len(shown) == len(plan.virtual_workers) else _some(shown)
     caption = (
         f"Simulated: the first {num_waves} waves of {count(n, 'minibatch', 'minibatches')}, {which}. Numbers are "
-        "minibatches; every box tells its times."
+        "minibatches; every box has its times as a tooltip."
     )
     return Picture(draw_pipeline(result.activities, rows, end_ticks=end_ticks, title="simulated pipeline"), caption)
 
@@ -218,6 +218,6 @@ def _stage(index: int, stage: StageView, longest_ms: float) -> _Stage:
 
 
 def _bar(whole: float, parts: Sequence[tuple[str, float, str]], what: str) -> Bar:
-    """Of each part its kind, its amount, and what it is called aloud."""
+    """Of each part its kind, its amount, and its label."""
     shown = [BarPart(kind, 100 * amount / whole) for kind, amount, _ in parts if amount and whole]
     return Bar(tuple(shown), "; ".join([what, *(text for _, amount, text in parts if text and amount)]))

@@ -1,4 +1,4 @@
-"""Why this plan and no other: what holds it back, what alternatives lose, what another N or cut would change. Pure.
+"""The reasons for a plan: its bottleneck, the losses of alternatives, the effect of another N or cut. Pure.
 
 Everything follows from the plan by the planner's own formulas, changing one thing and keeping the rest.
 """
@@ -30,7 +30,7 @@ class Reasons:
     bound: str
     """What holds the job back."""
     rejected: tuple[Alternative, ...]
-    """Fastest first; what is not possible last. Each says what it loses, and why."""
+    """Fastest first; impossible ones last. Each has its loss and the reason."""
     waves: tuple[str, ...]
     """Why this N."""
     cuts: tuple[str, ...]
@@ -168,7 +168,7 @@ def _why_waves(facts: PlanFacts, forecast: _Forecast) -> list[str]:
         v, b = len(plan.virtual_workers), facts.costs.profile.batch_size
         return [f"N = {n} makes up the global batch: {count(v, 'virtual worker')} × {n} × {b} samples = {v * n * b}."]
     if facts.options.minibatches_per_wave is not None:
-        sentences = [f"N = {n} was asked for."]
+        sentences = [f"N = {n} was given."]
     else:
         sentences = [f"N = {n} is the smallest within 2 % of the fastest; larger waves keep weights back for longer."]
     most_stages = max(len(worker.stages) for worker in plan.virtual_workers)

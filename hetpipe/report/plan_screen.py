@@ -15,7 +15,7 @@ from hetpipe.report.plan_view import PipelineView, PlanView, SpeedView, StageVie
 from hetpipe.report.quantities import of_bytes_text, time_text
 from hetpipe.report.text import count, percent, rate
 
-#: From so many columns on a stage is one line; below, a second one has the layers and what does not fit.
+#: Columns from which on a stage is one line; below, a second one has the layers and the rest.
 _WIDE_COLUMNS = 104
 _MOST_BAR_COLUMNS = 24
 _GOOD_BAR_COLUMNS = 10
@@ -23,7 +23,7 @@ _LEAST_BAR_COLUMNS = 4
 _SPEED_BAR_COLUMNS = 18
 _MOST_NAME_COLUMNS = 20
 _MOST_LAYER_NAME_COLUMNS = 28
-#: Virtual workers alike whose devices are listed, and different ones that are drawn.
+#: Limits: equal virtual workers whose devices are listed, different ones that are drawn.
 _MOST_OTHERS = 7
 _MOST_PIPELINES = 8
 
@@ -49,8 +49,8 @@ def show_plan(view: PlanView, reasons: Reasons, console: Console, *, why: Litera
     """Print a plan.
 
     Args:
-        view: what to show.
-        reasons: why it is so; `brief` shows what holds the job back only.
+        view: the plan to show.
+        reasons: its reasons; `brief` shows the bottleneck only.
         console: where; its width is kept to.
         why: how many of the reasons.
     """
@@ -92,7 +92,7 @@ class _Pen:
         return Text(shown, style=style)
 
     def bar(self, width: int, whole: float, parts: _Parts) -> Text:
-        """Parts of a whole, side by side; what is left is free. A part shows from half a cell on."""
+        """Parts of a whole, side by side; the rest is free. A part shows from half a cell on."""
         bar = Text()
         done, position = 0.0, 0
         for amount, (glyph, style) in parts:
@@ -162,7 +162,7 @@ class _Stages:
         self._drawn = self._columns(names=names, bar=bar)
 
     def lines(self) -> Iterator[Text]:
-        """Each pipeline, then what the signs mean."""
+        """Each pipeline, then the legend."""
         yield self._line(self._pen.text(column.heading, "dim") for column in self._drawn)
         for pipeline in self._pipelines:
             yield self._heading(pipeline)
@@ -241,7 +241,7 @@ class _Stages:
             parts.append(f"{_utilisation(stage)} MFU")
         if stage.is_recomputed:
             parts.append("recomputes")
-        parts.append(stage.names)  # what may be cut off comes last
+        parts.append(stage.names)  # the part that may be cut off comes last
         detail = self._pen.text(f"  {' · '.join(parts)}", "dim")
         detail.truncate(self._width, overflow=self._pen.overflow)
         return detail

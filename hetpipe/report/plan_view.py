@@ -33,7 +33,7 @@ _MOST_NAMES = 8
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """A plan with what it was made from. Everything shown follows from it."""
+    """A plan with its inputs, from which everything shown is derived."""
 
     plan: PlanDocument
     costs: Costs
@@ -133,7 +133,7 @@ class PlanView:
     estimated: tuple[str, ...]
     """Types in use whose times were not measured."""
     remarks: tuple[str, ...]
-    """What the user should know before training by this plan."""
+    """Remarks for the user before training by this plan."""
 
     @property
     def longest_ms(self) -> float:

@@ -1,4 +1,4 @@
-"""What of a run's progress is shown, as text: the model behind the live table and the piped lines. Pure."""
+"""The progress of a run as text: the model behind the live table and the piped lines. Pure."""
 
 from __future__ import annotations
 
@@ -9,27 +9,20 @@ from hetpipe.report.text import count, duration, loss_first, measure, pairs, per
 from hetpipe.values.events import (
     Evaluated,
     JobState,
+    Notice,
     ProgressTable,
-    ReplanJudged,
-    Rewound,
     StageRow,
     Straggling,
     VirtualWorkerRow,
-    WorkerEvent,
-    WorkerLeft,
-    WorkerLost,
-    WorkerQuarantined,
-    WorkerRejoined,
-    WorkerReplanned,
 )
 from hetpipe.values.life_state import WORKING, LifeState
 
-#: What a state means, for people.
+#: States, for people.
 STATE_TEXTS: dict[JobState, str] = {
-    JobState.SUBMITTED: "handed in",
+    JobState.SUBMITTED: "submitted",
     JobState.PENDING: "waiting in the queue for devices and parameter servers",
     JobState.INSPECTING: "inspecting the model",
-    JobState.PLANNING: "planning who does what",
+    JobState.PLANNING: "planning",
     JobState.STARTING: "starting the stages",
     JobState.RUNNING: "running",
     JobState.STOPPING: "stopping",
@@ -64,7 +57,7 @@ def cells(table: ProgressTable) -> list[list[str]]:
 
 
 def stages_text(stages: Sequence[StageRow]) -> str:
-    """Which layers are where, first stage first.
+    """Layers and devices of the stages, first stage first.
 
     >>> from hetpipe.values.ids import DeviceId, LayerIndex
     >>> rows = [(0, 1, "n0/0"), (1, 4, "n0/1")]
@@ -80,7 +73,7 @@ def _layers(stage: StageRow) -> str:
 
 
 def distance_text(row: VirtualWorkerRow, staleness: int | None) -> str:
-    """Waves ahead of the slowest, of how many are allowed; where one stands that does not compute, or goes."""
+    """Waves ahead of the slowest and the limit; the state, if it does not compute or is leaving."""
     if row.state not in WORKING:
         return row.state
     ahead = str(row.distance) if staleness is None else f"{row.distance} of {staleness + 1}"
@@ -98,7 +91,7 @@ def totals_text(table: ProgressTable) -> str:
 
 
 def speeds_text(tokens_per_second: float | None, model_flops_utilisation: float | None) -> str:
-    """Tokens and operations, where they are known, each with a comma behind: `9120 tokens/s, 41.0 % MFU, `."""
+    """Tokens and MFU, if known, each followed by a comma: `9120 tokens/s, 41.0 % MFU, `."""
     tokens = "" if tokens_per_second is None else f"{rate(tokens_per_second)} tokens/s, "
     return tokens if model_flops_utilisation is None else f"{tokens}{percent(model_flops_utilisation)} MFU, "
 
@@ -109,7 +102,7 @@ def no_utilisation_text(reason: str) -> str:
 
 
 def slow_text(slow: Straggling) -> str:
-    """Who takes longer than planned: `stage 1 of virtual worker 0 takes 9.5 times as long as planned`."""
+    """A straggler: `stage 1 of virtual worker 0 takes 9.5 times as long as planned`."""
     return f"stage {slow.stage} of virtual worker {slow.vw} takes {slow.factor:.1f} times as long as planned"
 
 
@@ -176,62 +169,6 @@ def evaluation_line(evaluated: Evaluated) -> str:
     return pairs({**place, "samples": evaluated.samples, **_loss_first(evaluated.values)})
 
 
-def life_text(event: WorkerEvent) -> str:
-    """What happened to a virtual worker: `virtual worker 1 is lost (life 1): …`. People count lives from 1."""
-    match event:
-        case WorkerLost():
-            return f"virtual worker {event.vw} is lost (life {event.incarnation + 1}): {event.sentence}"
-        case WorkerRejoined():
-            return f"virtual worker {event.vw} is ready (life {event.incarnation + 1}); it joins at the next barrier"
-        case WorkerLeft(returns=True):
-            return f"virtual worker {event.vw} has left (life {event.incarnation + 1}); it comes back as soon as it can"
-        case WorkerLeft():
-            back = f"`hetpipe workers add {event.vw}` brings it back"
-            return f"virtual worker {event.vw} has left (life {event.incarnation + 1}); {back}"
-        case WorkerReplanned():
-            moved = f"layers {_counts(event.before)} become {_counts(event.after)}"
-            gain = "" if event.foreseen is None else f"; the job is to be {percent(event.foreseen)} faster"
-            return f"virtual worker {event.vw} has a new plan: {moved}{gain}"
-        case WorkerQuarantined() | ReplanJudged():
-            return event.sentence
-
-
-def _counts(layers: Sequence[int]) -> str:
-    """Layers of each stage.
-
-    >>> _counts((3, 5))
-    '3-5'
-    """
-    return "-".join(map(str, layers))
-
-
-def rewind_text(event: Rewound) -> str:
-    """That the whole job went back: what is lost, and why."""
-    lost = f"what was committed from clock {event.to_clock} to {event.from_clock} is lost and is trained again"
-    return f"THE JOB WENT BACK TO CLOCK {event.to_clock}: {lost}, in {event.folder}; {event.sentence}"
-
-
-def rewind_line(event: Rewound) -> str:
-    """The same as one `key=value` line."""
-    clocks: dict[str, object] = {"from_clock": event.from_clock, "to_clock": event.to_clock}
-    return pairs({"event": event.kind, **clocks, "folder": event.folder, "sentence": event.sentence})
-
-
-def life_line(event: WorkerEvent) -> str:
-    """The same as one `key=value` line."""
-    told: dict[str, object]
-    match event:
-        case WorkerLost(incarnation=life, sentence=sentence):
-            told = {"life": life + 1, "sentence": sentence}
-        case WorkerRejoined(incarnation=life):
-            told = {"life": life + 1}
-        case WorkerLeft(incarnation=life, returns=returns):
-            told = {"life": life + 1, "returns": returns}
-        case WorkerReplanned(incarnation=life):
-            told = {"life": life + 1, "before": _counts(event.before), "after": _counts(event.after)}
-            told["foreseen_percent"] = None if event.foreseen is None else round(100 * event.foreseen, 1)
-        case WorkerQuarantined(sentence=sentence):
-            told = {"sentence": sentence}
-        case ReplanJudged(gained=gained, sentence=sentence):
-            told = {"gained_percent": None if gained is None else round(100 * gained, 1), "sentence": sentence}
-    return pairs({"event": event.kind, "vw": event.vw, **told})
+def notice_line(notice: Notice) -> str:
+    """A notice as one `key=value` line."""
+    return pairs({"event": notice.kind, **notice.pairs})

@@ -35,10 +35,10 @@ _UPDATE_MARK = "*"
 
 
 def picture_lines(timeline: Timeline, width: int) -> list[str]:
-    """The picture, what its signs mean, and what it says of every stage.
+    """The picture, its legend, and a summary of every stage.
 
     Args:
-        timeline: what was played.
+        timeline: the simulated actions.
         width: columns of the screen; only a single unit of time may be wider, and sentences are not broken.
     """
     facts = [[f"stage {stage.stage}", *stage_facts(timeline, stage)] for stage in timeline.stages]

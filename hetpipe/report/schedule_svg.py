@@ -122,7 +122,7 @@ class _Drawing:
         )
 
     def _width(self) -> int:
-        """As wide as the widest line: of boxes with what is said beside them, or of text."""
+        """The width of the widest line: of boxes with their labels, or of text."""
         facts = max(len(line) for lines in self._facts for line in lines) * _TEXT_LETTER
         texts = max(map(len, [*self._texts, setting_of(self._timeline.pipeline)])) * _TEXT_LETTER
         swatches = sum(2 * _SWATCH_WIDTH + len(meaning) * _TEXT_LETTER for _, meaning in _SWATCHES)

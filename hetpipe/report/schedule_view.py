@@ -50,7 +50,7 @@ def version_of(box: Box, *, predicted: str = "W") -> str:
     """The weights of a box: `W4`, or `W4+3` where they are predicted from W4, three updates ahead (PipeOptim's Ŵ).
 
     Args:
-        box: what computes with them.
+        box: the computation that uses them.
         predicted: the letter of predicted weights, where the hat can be written.
     """
     return f"{predicted}{box.through}+{box.steps_ahead}" if box.steps_ahead else f"W{box.through}"

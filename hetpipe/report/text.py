@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-#: Name of the loss among what is evaluated; the others are metrics.
+#: Name of the loss among the evaluated values; the others are metrics.
 LOSS = "loss"
 
 _MINUTE_SECONDS = 60
@@ -59,7 +59,7 @@ def measure(value: float | None) -> str:
 
 
 def loss_first(names: Iterable[str]) -> list[str]:
-    """The names of what was evaluated, in the order in which they are shown.
+    """The names of the evaluated values, in display order.
 
     >>> loss_first(["accuracy", "loss"])
     ['loss', 'accuracy']

@@ -12,7 +12,7 @@ from typing import Protocol, TextIO
 
 from hetpipe.clock import Clock
 from hetpipe.report.conditions import condition_line
-from hetpipe.report.progress import evaluation_line, life_line, rewind_line, table_line
+from hetpipe.report.progress import evaluation_line, notice_line, table_line
 from hetpipe.report.text import pairs
 from hetpipe.values.events import (
     ConditionCleared,
@@ -20,24 +20,23 @@ from hetpipe.values.events import (
     Evaluated,
     JobEnded,
     JobEvent,
+    Notice,
     ProgressTable,
-    Rewound,
     StateChanged,
     Waiting,
-    WorkerEvent,
 )
 
 #: Seconds between two lines about the progress, and between two evaluations.
 LINE_SECONDS = 5.0
 EVALUATION_SECONDS = 1.0
 
-#: Until the same wait is told a second time; the next times take twice as long each, up to the last.
+#: Seconds until the same wait is shown again; doubled each time, up to the last.
 WAIT_SECONDS = 10.0
 MAX_WAIT_SECONDS = 300.0
 
 
 class View(Protocol):
-    """Shows one run. Belongs to one thread. Never raises because nobody can read it any more: the run goes on."""
+    """The display of one run. Belongs to one thread. Never raises because its output is closed: the run goes on."""
 
     def show(self, event: JobEvent) -> None:
         """Show an event of the job."""
@@ -48,7 +47,7 @@ class View(Protocol):
         ...
 
     def close(self) -> None:
-        """Show what is held back and leave the terminal as it was. Idempotent; remarks may still follow."""
+        """Flush delayed lines and restore the terminal. Idempotent; remarks may still follow."""
         ...
 
 
@@ -66,7 +65,7 @@ class SilentView(View):
 
 
 class CallbackView(SilentView):
-    """Hands every event to a function; what that raises ends the run."""
+    """Passes every event to a function; an exception in it ends the run."""
 
     def __init__(self, callback: Callable[[JobEvent], None]) -> None:
         self._callback = callback
@@ -101,14 +100,12 @@ class LineView(View):
                 self._write(self._evaluations.admit(evaluation_line(event), now=self._clock.monotonic()))
             case ProgressTable():
                 self._write(self._progress.admit(table_line(event), now=self._clock.monotonic()))
-            case _ if isinstance(event, WorkerEvent):
-                self._write(life_line(event))
-            case Rewound():
-                self._write(rewind_line(event))
+            case Notice():
+                self._write(notice_line(event))
             case ConditionRaised() | ConditionCleared():
                 self._write(condition_line(event))
             case JobEnded():
-                """The state has told it."""
+                """Displayed with its state."""
 
     def say(self, sentence: str) -> None:
         """See `View.say`."""
@@ -134,7 +131,7 @@ class LineView(View):
 
 
 def same_wait(one: Waiting, other: Waiting) -> bool:
-    """Whether both tell of one wait: they differ in numbers only, as in how long it lasts and how far somebody is."""
+    """True if both report the same wait: they differ in numbers only, as in its duration or a clock."""
     return _NUMBERS.sub("0", one.sentence) == _NUMBERS.sub("0", other.sentence) and other.seconds >= one.seconds
 
 

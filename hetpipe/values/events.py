@@ -1,12 +1,18 @@
-"""How a job is doing: its states, the events a watcher sees, and the status at one moment."""
+"""The states of a job, its events, and its status at one moment.
+
+An event is a frozen dataclass: a subclass of `Event`, or of `Notice` if people see it as one line, and a member of
+`JobEvent`. Its class attributes and properties determine how it is logged, displayed and counted.
+"""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from hetpipe.values.conditions import Condition, ConditionKind
 from hetpipe.values.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, StageIndex, VirtualWorkerIndex
@@ -74,8 +80,40 @@ class Submission:
         return str(Path(self.run_dir).parent) if self.rewinds else self.run_dir
 
 
+Severity = Literal["usual", "info", "warning"]
+"""`usual` events are part of every run and not logged; the others are, at that level."""
+
+
+class Event:
+    """Base class of job events."""
+
+    __slots__ = ()
+
+    severity: ClassVar[Severity] = "usual"
+    kind: str
+    """Its name in logs, lines and counters; a constant of each class."""
+
+
+class Notice(Event, ABC):
+    """An event that is displayed as one line: a sentence for people, and a `key=value` line for programs."""
+
+    __slots__ = ()
+
+    severity: ClassVar[Severity] = "info"
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """The sentence for people."""
+
+    @property
+    @abstractmethod
+    def pairs(self) -> dict[str, object]:
+        """The keys and values of the `key=value` line, in order, after `event`."""
+
+
 @dataclass(frozen=True, slots=True)
-class StateChanged:
+class StateChanged(Event):
     """The job came to another state."""
 
     state: JobState
@@ -86,7 +124,7 @@ class StateChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(Event):
     """A wait that has lasted over five seconds: who waits for whom and why."""
 
     sentence: str
@@ -95,7 +133,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class Evaluated(Event):
     """An evaluation, summed over the virtual workers."""
 
     clock: Clock
@@ -146,7 +184,7 @@ class EvaluationSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLost:
+class WorkerLost(Notice):
     """A life of a virtual worker has ended before the run: the others go on, and it is started anew."""
 
     vw: VirtualWorkerIndex
@@ -155,10 +193,21 @@ class WorkerLost:
     sentence: str
     """Why."""
     kind: Literal["worker_lost"] = "worker_lost"
+    severity: ClassVar[Severity] = "warning"
+
+    @property
+    def text(self) -> str:
+        """See `Notice.text`."""
+        return f"virtual worker {self.vw} is lost ({_life(self.incarnation)}): {self.sentence}"
+
+    @property
+    def pairs(self) -> dict[str, object]:
+        """See `Notice.pairs`."""
+        return {"vw": self.vw, "life": self.incarnation + 1, "sentence": self.sentence}
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerRejoined:
+class WorkerRejoined(Notice):
     """A virtual worker has been started anew: its stages are ready, and it counts again from the next barrier on."""
 
     vw: VirtualWorkerIndex
@@ -166,9 +215,19 @@ class WorkerRejoined:
     """The new life."""
     kind: Literal["worker_rejoined"] = "worker_rejoined"
 
+    @property
+    def text(self) -> str:
+        """See `Notice.text`."""
+        return f"virtual worker {self.vw} is ready ({_life(self.incarnation)}); it joins at the next barrier"
+
+    @property
+    def pairs(self) -> dict[str, object]:
+        """See `Notice.pairs`."""
+        return {"vw": self.vw, "life": self.incarnation + 1}
+
 
 @dataclass(frozen=True, slots=True)
-class WorkerLeft:
+class WorkerLeft(Notice):
     """A virtual worker has left the run because it was asked to: what it committed counts, the others go on."""
 
     vw: VirtualWorkerIndex
@@ -178,19 +237,41 @@ class WorkerLeft:
     """Whether it comes back by itself as soon as its agents are there; else somebody must ask for it."""
     kind: Literal["worker_left"] = "worker_left"
 
+    @property
+    def text(self) -> str:
+        """See `Notice.text`."""
+        rest = "it comes back as soon as it can" if self.returns else f"`hetpipe workers add {self.vw}` brings it back"
+        return f"virtual worker {self.vw} has left ({_life(self.incarnation)}); {rest}"
+
+    @property
+    def pairs(self) -> dict[str, object]:
+        """See `Notice.pairs`."""
+        return {"vw": self.vw, "life": self.incarnation + 1, "returns": self.returns}
+
 
 @dataclass(frozen=True, slots=True)
-class WorkerQuarantined:
+class WorkerQuarantined(Notice):
     """A virtual worker is not started anew any more; the others go on without it."""
 
     vw: VirtualWorkerIndex
     sentence: str
     """Why."""
     kind: Literal["worker_quarantined"] = "worker_quarantined"
+    severity: ClassVar[Severity] = "warning"
+
+    @property
+    def text(self) -> str:
+        """See `Notice.text`."""
+        return self.sentence
+
+    @property
+    def pairs(self) -> dict[str, object]:
+        """See `Notice.pairs`."""
+        return {"vw": self.vw, "sentence": self.sentence}
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerReplanned:
+class WorkerReplanned(Notice):
     """A virtual worker computes by a new plan: stages of it had left the old one, or agents of it are gone."""
 
     vw: VirtualWorkerIndex
@@ -204,9 +285,27 @@ class WorkerReplanned:
     """How much faster the job is to be, as a share: 0.5 is half as fast again; None where it only makes do."""
     kind: Literal["worker_replanned"] = "worker_replanned"
 
+    @property
+    def text(self) -> str:
+        """See `Notice.text`."""
+        gain = "" if self.foreseen is None else f"; the job is to be {100 * self.foreseen:.1f} % faster"
+        moved = f"layers {_counts(self.before)} become {_counts(self.after)}"
+        return f"virtual worker {self.vw} has a new plan: {moved}{gain}"
+
+    @property
+    def pairs(self) -> dict[str, object]:
+        """See `Notice.pairs`."""
+        return {
+            "vw": self.vw,
+            "life": self.incarnation + 1,
+            "before": _counts(self.before),
+            "after": _counts(self.after),
+            "foreseen_percent": None if self.foreseen is None else round(100 * self.foreseen, 1),
+        }
+
 
 @dataclass(frozen=True, slots=True)
-class ReplanJudged:
+class ReplanJudged(Notice):
     """What a new plan of a virtual worker has gained, or why it was given up for the one before."""
 
     vw: VirtualWorkerIndex
@@ -215,9 +314,20 @@ class ReplanJudged:
     sentence: str
     kind: Literal["replan_judged"] = "replan_judged"
 
+    @property
+    def text(self) -> str:
+        """See `Notice.text`."""
+        return self.sentence
+
+    @property
+    def pairs(self) -> dict[str, object]:
+        """See `Notice.pairs`."""
+        gained = None if self.gained is None else round(100 * self.gained, 1)
+        return {"vw": self.vw, "gained_percent": gained, "sentence": self.sentence}
+
 
 @dataclass(frozen=True, slots=True)
-class Rewound:
+class Rewound(Notice):
     """The whole job went back to a checkpoint: what was committed after that is lost, and is trained again."""
 
     from_clock: Clock
@@ -229,10 +339,23 @@ class Rewound:
     sentence: str
     """Why."""
     kind: Literal["rewound"] = "rewound"
+    severity: ClassVar[Severity] = "warning"
+
+    @property
+    def text(self) -> str:
+        """See `Notice.text`."""
+        lost = f"what was committed from clock {self.to_clock} to {self.from_clock} is lost and is trained again"
+        return f"THE JOB WENT BACK TO CLOCK {self.to_clock}: {lost}, in {self.folder}; {self.sentence}"
+
+    @property
+    def pairs(self) -> dict[str, object]:
+        """See `Notice.pairs`."""
+        clocks: dict[str, object] = {"from_clock": self.from_clock, "to_clock": self.to_clock}
+        return {**clocks, "folder": self.folder, "sentence": self.sentence}
 
 
 @dataclass(frozen=True, slots=True)
-class ConditionRaised:
+class ConditionRaised(Event):
     """The run goes on, and is less safe than it was."""
 
     condition: ConditionKind
@@ -245,10 +368,11 @@ class ConditionRaised:
     times: int
     """How often it was raised since followers were last told."""
     kind: Literal["condition_raised"] = "condition_raised"
+    severity: ClassVar[Severity] = "warning"
 
 
 @dataclass(frozen=True, slots=True)
-class ConditionCleared:
+class ConditionCleared(Event):
     """What `ConditionRaised` told is over."""
 
     condition: ConditionKind
@@ -261,6 +385,7 @@ class ConditionCleared:
     remaining: int
     """For how many others it still holds."""
     kind: Literal["condition_cleared"] = "condition_cleared"
+    severity: ClassVar[Severity] = "warning"
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +428,7 @@ class Straggling:
 
 
 @dataclass(frozen=True, slots=True)
-class ProgressTable:
+class ProgressTable(Event):
     """A picture of a running job. Only the newest counts; it is not kept among the job's events."""
 
     rows: tuple[VirtualWorkerRow, ...]
@@ -334,7 +459,7 @@ class ProgressTable:
 
 
 @dataclass(frozen=True, slots=True)
-class JobEnded:
+class JobEnded(Event):
     """The job has ended; nothing follows."""
 
     state: JobState
@@ -368,21 +493,19 @@ JobEvent = (
     | JobEnded
 )
 
-WorkerEvent = WorkerLost | WorkerRejoined | WorkerLeft | WorkerQuarantined | WorkerReplanned | ReplanJudged
-"""What became of one virtual worker."""
 
-Severity = Literal["usual", "info", "warning"]
+def _life(incarnation: Incarnation) -> str:
+    """As people count."""
+    return f"life {incarnation + 1}"
 
 
-def severity_of(event: JobEvent) -> Severity:
-    """How an event is logged and shown: as usual for a run, or worth a line for whoever was not there to see it."""
-    match event:
-        case WorkerLost() | WorkerQuarantined() | Rewound() | ConditionRaised() | ConditionCleared():
-            return "warning"
-        case WorkerLeft() | WorkerRejoined() | WorkerReplanned() | ReplanJudged():
-            return "info"
-        case _:
-            return "usual"
+def _counts(layers: Sequence[int]) -> str:
+    """Layers of each stage.
+
+    >>> _counts((3, 5))
+    '3-5'
+    """
+    return "-".join(map(str, layers))
 
 
 @dataclass(frozen=True, slots=True)

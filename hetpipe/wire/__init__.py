@@ -2,6 +2,6 @@
 
 import os
 
-# Read once, when grpc is imported: without it an idle client gets lines like "Got goaway … connection idle" on its
-# standard error from gRPC's own library. Who has set it, knows why.
+# Read once, when grpc is imported. Without it gRPC's library logs lines like "Got goaway … connection idle" to the
+# standard error of an idle client. A value set by the user stays.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -1,8 +1,8 @@
-"""Who calls, and in whose name: the claims that stand in the table of calls (`wire.calls`), and how they are judged.
+"""Authorization: the claims in the table of calls (`wire.calls`) and how they are checked against certificates.
 
-A caller is who its certificate says, as gRPC's TLS layer has verified it; never who a message or metadata says. Where a
-request also says in whose name it is made, the two must agree. Without TLS nobody is known, and everybody may call;
-servers listen like that on loopback, or where `--insecure` is spelled out.
+A caller's identity comes from its certificate, as verified by gRPC's TLS layer, and never from a message or metadata.
+If a request also names the process on whose behalf it is made, the two must agree. Without TLS callers are anonymous
+and may make every call; servers listen without TLS on loopback, or where `--insecure` is given.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ from hetpipe.values.members import MemberRole
 from hetpipe.wire.call import Claim, Rule
 from hetpipe.wire.codec import from_bytes
 
-#: Of members, in front of a shard's name in its member id.
+#: Prefix of a shard's name in its member id.
 _SHARD_PREFIX = "parameter-server-"
 
 
 def anybody(_request: Any) -> None:
-    """The role is enough."""
+    """Check the role only."""
 
 
 def owner(_request: Any) -> None:
-    """Whose it is, the handler knows: the owner of a member, the shards of a job."""
+    """Ownership is checked by the handler: the owner of a member, the shards of a job."""
 
 
 def agent(request: Any) -> Peer | None:
-    """An agent calls in its own name."""
+    """Allow an agent to call in its own name."""
     return _named(Role.AGENT, request.agent_id)
 
 
 def agent_member(request: Any) -> Peer | None:
-    """An agent speaks for its own membership."""
+    """Allow an agent to act on its own membership."""
     return _named(Role.AGENT, request.member_id)
 
 
 def shard_member(request: Any) -> Peer | None:
-    """A parameter server speaks for its own membership."""
+    """Allow a parameter server to act on its own membership."""
     return _named(Role.PARAMETER_SERVER, request.member_id.removeprefix(_SHARD_PREFIX))
 
 
 def new_agent(request: Any) -> Peer | None:
-    """An agent registers itself, and nobody else."""
+    """Allow an agent to register itself only."""
     return _new_member(request, MemberRole.AGENT, Role.AGENT)
 
 
 def new_shard(request: Any) -> Peer | None:
-    """A parameter server registers itself, and nobody else."""
+    """Allow a parameter server to register itself only."""
     return _new_member(request, MemberRole.PARAMETER_SERVER, Role.PARAMETER_SERVER)
 
 
 def new_worker(request: Any) -> Peer | None:
-    """An operator registers a worker of its own."""
+    """Allow an operator to register a worker process of its own."""
     if request.member.role == MemberRole.WORKER:
         return None
     raise PermissionDenied("an operator may register no member but its own worker")
@@ -76,34 +76,34 @@ def _new_member(request: Any, wanted: MemberRole, role: Role) -> Peer | None:
 
 
 def stage(request: Any) -> Peer | None:
-    """A stage calls in its own name."""
+    """Allow a stage to call in its own name."""
     peer: Peer = request.requester.peer
     return peer
 
 
 def header(kind: type) -> Claim:
-    """The claim of a transfer by a stage, whose first message is a header and whose others are raw bytes."""
+    """Check a transfer by a stage: its first message is a header, the others are raw bytes."""
 
     def claim(message: bytes) -> Peer | None:
         try:
             return stage(from_bytes(kind, message))
         except ProtocolViolation:
-            return None  # the handler refuses what it cannot read
+            return None  # the handler rejects an unreadable header
 
     return claim
 
 
 def follower(request: Any) -> Peer | None:
-    """A stage follows the log of its own job."""
+    """Allow a stage to follow the log of its own job."""
     if request.requester is None or request.requester.job_id != request.job_id:
-        raise PermissionDenied("a stage follows the log of its own job, and says which stage it is")
+        raise PermissionDenied("a stage follows the log of its own job and must name itself in the request")
     return stage(request)
 
 
 def following_shard(request: Any) -> Peer | None:
-    """Of which job it is a parameter server is for the clock shard to say."""
+    """Allow a parameter server to follow a log; the clock shard checks whether it serves the job."""
     if request.requester is not None:
-        raise PermissionDenied("a parameter server does not follow the log in the name of a stage")
+        raise PermissionDenied("a parameter server may not follow the log on behalf of a stage")
     return None
 
 
@@ -115,12 +115,12 @@ def _named(role: Role, name: str) -> NamedPeer:
 
 
 def peer_of(context: grpc.ServicerContext) -> Peer:
-    """Who calls, by its certificate.
+    """The caller's identity from its certificate.
 
     Raises:
         Unauthenticated: the certificate names no process of hetpipe, or more than one.
     """
-    # The stubs say that the values are bytes; they are sequences of bytes.
+    # The stubs declare the values as bytes; they are sequences of bytes.
     names: Iterable[bytes] = cast("Any", context.auth_context() or {}).get("x509_subject_alternative_name", ())
     peers = [peer for peer in (identity_from_uri(name.decode("utf-8", "replace")) for name in names) if peer]
     if len(peers) != 1:
@@ -132,14 +132,14 @@ def peer_of(context: grpc.ServicerContext) -> Peer:
 
 
 def caller_of(context: grpc.ServicerContext) -> Peer | None:
-    """Who calls, by its certificate; None without TLS, where nobody is known."""
+    """The caller's identity from its certificate; None without TLS, where callers are anonymous."""
     with suppress(Unauthenticated):
         return peer_of(context)
     return None
 
 
 def check_role(call: str, peer: Peer, access: Mapping[str, Rule]) -> Claim:
-    """The claim that requests of `peer` must agree with.
+    """The claim that requests of `peer` must match.
 
     Raises:
         PermissionDenied: its role may not make this call.
@@ -153,10 +153,10 @@ def check_role(call: str, peer: Peer, access: Mapping[str, Rule]) -> Claim:
 
 
 def check_claim(call: str, peer: Peer, claim: Claim, request: Any) -> None:
-    """Let nobody act in another's name.
+    """Check that a request is made in the caller's own name.
 
     Raises:
-        PermissionDenied: the request is made in another's name.
+        PermissionDenied: it is made in another process's name.
     """
     claimed = claim(request)
     if claimed is not None and claimed != peer:

@@ -1,9 +1,9 @@
-"""The lines in the log for calls that are refused, and so the one place that says what a refusal is.
+"""Logging of refused calls, rate-limited per peer and in total.
 
-The log escapes and cuts what peers send (`observe.log`); here it is cut further, for a peer that is refused may be one
-that wants the log to be long. It may also want it to be full: so many lines are written as people read, and the rest is
-counted in one line now and then. Who is refused all the time is not listened to for a while, which costs less than to
-say why again.
+The log escapes and truncates peer-supplied text (`observe.log`); here it is truncated further, because a refused peer
+may be an attacker that tries to fill the log. Individual lines are written at a rate a person can read; further
+refusals are counted and summarized periodically. The calls of a peer that is refused continuously are rejected unread
+for a while, which costs less than repeating the reason.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from hetpipe.observe.log import get_logger
 
 _log = get_logger(__name__)
 
-#: Characters of a peer's, a call's and an identity's name, and of a sentence.
+#: Maximum number of characters of the name of a peer, a call or an identity, and of a sentence.
 MAX_NAME_CHARACTERS = 200
 MAX_SENTENCE_CHARACTERS = 1_000
 
-#: Lines at once, and per second: of one peer, and of all together.
+#: Log lines as a burst and per second: of one peer, and of all together.
 LINES_AT_ONCE_PER_PEER = 20
 LINES_PER_SECOND_PER_PEER = 1.0
 LINES_AT_ONCE = 100
 LINES_PER_SECOND = 5.0
 
-#: Refusals of one certificate, at once and per second, beyond which its calls are not looked at.
+#: Refusals of one certificate as a burst and per second, above which its calls are rejected unread.
 REFUSALS_AT_ONCE = 100
 REFUSALS_PER_SECOND = 10.0
 
-#: Seconds between two lines that count what has none of its own.
+#: Seconds between two summary lines.
 SUMMARY_SECONDS = 10.0
 
-#: Peers that are told apart; the others count as one.
+#: Maximum number of peers counted individually; the others are counted as one.
 MAX_PEERS = 1_000
 _OTHERS = "others"
 
-#: Peers that a summary names.
+#: Maximum number of peers named in a summary.
 _MAX_NAMED = 5
 
 
 class Allowance:
-    """So many at once, and so many more per second. Not thread-safe; every call gives the monotonic time."""
+    """A token bucket with a burst capacity and a refill rate. Not thread-safe; every call takes the monotonic time."""
 
     def __init__(self, at_once: int, per_second: float, *, now: float) -> None:
         self._at_once = at_once
@@ -51,21 +51,21 @@ class Allowance:
         self._since = now
 
     def take(self, *, now: float) -> bool:
-        """Whether there is one left, which is taken."""
+        """Take a token; False if none is left."""
         has_one = self.has_one(now=now)
         if has_one:
             self._left -= 1.0
         return has_one
 
     def has_one(self, *, now: float) -> bool:
-        """Whether there is one left."""
+        """Whether a token is left."""
         self._left = min(float(self._at_once), self._left + max(0.0, now - self._since) * self._per_second)
         self._since = now
         return self._left >= 1.0
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing was taken for long."""
+        """Whether the bucket has refilled completely."""
         return self._left >= self._at_once
 
 
@@ -79,21 +79,21 @@ class Refusals:
         self._lines = Allowance(LINES_AT_ONCE, LINES_PER_SECOND, now=now)
         self._lines_of: dict[str, Allowance] = {}
         self._patience_with: dict[str, Allowance] = {}
-        #: Without a line of their own, since the last summary: by error, and by peer.
+        #: Refusals without a line of their own since the last summary: by error, and by peer.
         self._errors: Counter[str] = Counter()
         self._peers: Counter[str] = Counter()
         self._summary_at = now + SUMMARY_SECONDS
 
     def note(self, call: str, *, peer: str, identity: str, error: str, sentence: str, who: str) -> None:
-        """A call is refused.
+        """Record a refused call.
 
         Args:
             call: its full name, as the peer wrote it.
             peer: the address it came from.
-            identity: who the peer's certificate says it is; empty without TLS, or if it says nothing that we know.
+            identity: who the peer's certificate says it is; empty without TLS or for an unknown identity.
             error: class name of the error.
-            sentence: what the peer is told.
-            who: the peer as it is counted: its certificate, or its address without the port.
+            sentence: the message sent to the peer.
+            who: the key under which the peer is counted: its certificate, or its address without the port.
         """
         now = self._clock.monotonic()
         with self._lock:
@@ -113,20 +113,20 @@ class Refusals:
             )
 
     def strain(self, who: str) -> None:
-        """A peer wanted what it may not have: that is borne for so often."""
+        """Record an attempt of a peer that exceeds its rights; see `is_too_much`."""
         now = self._clock.monotonic()
         with self._lock:
             self._of(self._patience_with, who, REFUSALS_AT_ONCE, REFUSALS_PER_SECOND, now=now).take(now=now)
 
     def is_too_much(self, who: str) -> bool:
-        """Whether a peer has wanted that so often that its calls are not looked at for now."""
+        """Whether a peer has made so many such attempts that its calls are rejected unread for now."""
         now = self._clock.monotonic()
         with self._lock:
             known = self._patience_with.get(who)
             return known is not None and not known.has_one(now=now)
 
     def summarise(self) -> None:
-        """Write the line that counts the others, if it is time; to be called now and then."""
+        """Write the summary line if it is due; to be called periodically."""
         now = self._clock.monotonic()
         with self._lock:
             if now < self._summary_at:

@@ -1,4 +1,4 @@
-"""The client side of every call: `Calls` over a connection, with deadlines and typed errors."""
+"""The gRPC client: `Calls` over a connection, with deadlines and typed errors."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from hetpipe.wire.connection import Connection, Target
 from hetpipe.wire.fencing import fence_metadata
 from hetpipe.wire.patience import stream_while_busy, while_busy
 
-#: Slowest transfer that is still waited for, and the longest: a transfer's deadline follows from its size.
+#: Slowest transfer rate allowed for, and the longest deadline: a transfer's deadline follows from its size.
 _SLOWEST_BYTES_PER_SECOND = 500_000
 _LONGEST_TRANSFER_SECONDS = 3600.0
 
 
 class Caller:
-    """Makes calls of one peer over a channel of its own. Thread-safe; `close` ends all calls."""
+    """Client of one peer over a channel of its own. Thread-safe; `close` cancels all calls."""
 
     def __init__(self, target: Target, *, clock: Clock = SYSTEM_CLOCK, fence: Callable[[], int] | None = None) -> None:
-        """Prepare the connection; it is made with the first call.
+        """Set up the connection; it is established by the first call.
 
         Args:
-            target: whom to call.
-            clock: measures how long calls take.
-            fence: the number of the coordinator's lead, which its orders carry.
+            target: the peer.
+            clock: measures the duration of calls.
+            fence: the fence of the coordinator's lead, sent with its orders.
 
         Raises:
             UserError: the address is malformed.
@@ -38,15 +38,15 @@ class Caller:
     def invoke(
         self, call: Unary[RequestT, ReplyT], request: RequestT, *, deadline_seconds: float | None = None
     ) -> ReplyT:
-        """One request, one reply; again while the peer is busy, and there is time.
+        """Make a unary call; retried while the peer is busy, until the deadline.
 
         Args:
             call: the row.
-            request: what it says.
-            deadline_seconds: instead of the row's.
+            request: the request value.
+            deadline_seconds: overrides the row's deadline.
 
         Raises:
-            HetpipeError: what the peer raised, `PeerUnreachable` or `DeadlineExceeded`.
+            HetpipeError: the peer's own error, `PeerUnreachable` or `DeadlineExceeded`.
         """
         started = self._clock.monotonic()
         until = started + (call.deadline_seconds if deadline_seconds is None else deadline_seconds)
@@ -64,10 +64,10 @@ class Caller:
     def stream(
         self, call: Streaming[RequestT, ReplyT], request: RequestT, *, deadline_seconds: float | None = None
     ) -> Generator[ReplyT, None, None]:
-        """One request, replies as they come. Closing the iterator cancels the call.
+        """Make a streaming call; yields replies as they arrive. Closing the iterator cancels the call.
 
         Raises:
-            HetpipeError: as `invoke`, from the iterator.
+            HetpipeError: as for `invoke`; raised by the iterator.
         """
         until = self._clock.monotonic() + (call.deadline_seconds if deadline_seconds is None else deadline_seconds)
         data = to_bytes(request)
@@ -76,10 +76,10 @@ class Caller:
             yield from_bytes(call.reply, answer)
 
     def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[bytes]) -> ReplyT:
-        """A header, then chunks; one reply.
+        """Send a header, then chunks; returns the reply.
 
         Raises:
-            HetpipeError: as `invoke`; `Busy` is not waited out.
+            HetpipeError: as for `invoke`; `Busy` is not retried.
         """
         seconds = _transfer_seconds(call.deadline_seconds, call.num_bytes(header))
         data = to_bytes(header)
@@ -88,17 +88,17 @@ class Caller:
         return from_bytes(call.reply, answer)
 
     def download(self, call: Download[RequestT], header: RequestT) -> Iterator[bytes]:
-        """The chunks that a header asks for.
+        """Yield the chunks requested by a header.
 
         Raises:
-            HetpipeError: as `upload`, from the iterator.
+            HetpipeError: as for `upload`; raised by the iterator.
         """
         seconds = _transfer_seconds(call.deadline_seconds, call.num_bytes(header))
         until = self._clock.monotonic() + seconds
         yield from self._connection_stream(call.path, call.name, call.awaited, to_bytes(header), until)()
 
     def close(self) -> None:
-        """End all calls and the channel."""
+        """Cancel all calls and close the channel."""
         self._connection.close()
 
     def _connection_stream(

@@ -1,8 +1,9 @@
 """The one table of remote calls, with the dataclasses of their requests and replies.
 
-A row says everything about a call but what it does: its name, request and reply, who may make it, how long it may take,
-whether it may be repeated, whether it is an order of the leading coordinator, and how large a request may be. The proto
-files say how the dataclasses travel; a test compares both (`wire.codec`). What is not in `ACCESS` is denied.
+A row declares everything about a call except its behaviour: its name, request and reply, allowed callers, deadline,
+whether it is idempotent, whether it is an order of the leading coordinator, and the maximum request size. The proto
+files define the wire format of the dataclasses; a test compares the two (`wire.codec`). Calls that are not in `ACCESS`
+are denied.
 
 To add a call, see "To add a remote call" in docs/architecture.md.
 """
@@ -49,16 +50,17 @@ COORDINATOR_SERVICE: Final = "hetpipe.proto.v2.CoordinatorService"
 SHARD_SERVICE: Final = "hetpipe.proto.v2.ParameterServerService"
 TENSOR_SERVICE: Final = "hetpipe.proto.v2.TensorService"
 
-#: Deadline of a call that the coordinator answers at once.
+#: Deadline of a call that the coordinator answers immediately.
 CALL_SECONDS = 5.0
 
-#: Deadline of a heartbeat: shorter than a lease, so that a second one can still save it.
+#: Deadline of a heartbeat: shorter than a lease, so that a second attempt can still renew it.
 HEARTBEAT_SECONDS = 2.0
 
-#: Deadline of a good-bye, which nobody needs: whoever says it is about to end, and has been given ten seconds.
+#: Deadline of a sign-off on shutdown: optional, because the process is about to exit and has a grace period of ten
+#: seconds.
 LEAVE_SECONDS = 2.0
 
-#: Deadline of a call of a shard that moves no tensors, and the least one of a call that does.
+#: Deadline of a shard call that transfers no tensors, and the minimum deadline of one that does.
 CONTROL_SECONDS = 10.0
 TRANSFER_SECONDS = 60.0
 
@@ -70,7 +72,7 @@ _CheckedJobId = Annotated[JobId, AfterValidator(checked_job_id)]
 
 @dataclass(frozen=True, slots=True)
 class RegisterRequest:
-    """Makes a member."""
+    """Registers a member."""
 
     member: MemberInfo
     """The new member."""
@@ -78,7 +80,7 @@ class RegisterRequest:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatRequest:
-    """Renews a lease, and tells what is new."""
+    """Renews a lease and carries status updates."""
 
     member_id: MemberId
     """Id of the member."""
@@ -87,17 +89,18 @@ class HeartbeatRequest:
     clocks: Annotated[dict[_CheckedJobId, ClockSnapshot], Field(max_length=MAX_LISTED)] = field(default_factory=dict)
     """Clocks per job id; clock shards only."""
     jobs: Annotated[tuple[_CheckedJobId, ...], Field(max_length=MAX_LISTED)] = ()
-    """Ids of the jobs the member does something for."""
+    """Ids of the jobs the member works on."""
     last_command: int = 0
-    """Sequence number of the last command that was carried out, 0 for none; agents only."""
+    """Sequence number of the last command executed, 0 for none; agents only."""
     lost: Annotated[dict[_CheckedJobId, Sentence], Field(max_length=MAX_LISTED)] = field(default_factory=dict)
-    """Why the member does nothing more for a job that it served: its state on disk is gone or damaged. By job id;
-    shards only."""
+    """Why the member no longer serves a job: its state on disk is missing or damaged. By job id; shards only."""
     conditions: Annotated[
         dict[_CheckedJobId, Annotated[tuple[Condition, ...], Field(max_length=MAX_LISTED)]],
         Field(max_length=MAX_LISTED),
     ] = field(default_factory=dict)
-    """What endangers jobs at the member, or has: the newest state of every condition, by job id; shards only."""
+    """Conditions that endanger jobs at the member, active and cleared: the newest state of each, by job id; shards
+    only.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,26 +122,26 @@ class WatchCommandsRequest:
     registration: Registration
     """Token of its registration."""
     after: int
-    """Commands up to this sequence number were received; 0 for none."""
+    """Sequence number of the last command received; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportRequest:
-    """Tells what happened on one node."""
+    """Reports events of one node."""
 
     agent_id: AgentId
     """Id of the agent."""
     registration: Registration
     """Token of its registration."""
     batch: int
-    """Number of this batch within the registration: 1, 2, … A resend keeps its number, and counts once."""
+    """Sequence number of this batch within the registration: 1, 2, … A resend keeps its number and is counted once."""
     news: tuple[AgentNews, ...]
-    """The news in order."""
+    """The reports in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class CertifyStageRequest:
-    """Asks for a stage's certificate."""
+    """Requests a stage's certificate."""
 
     agent_id: AgentId
     """Id of the agent that starts the stage."""
@@ -147,7 +150,7 @@ class CertifyStageRequest:
     stage: StageKey
     """The stage."""
     request_pem: bytes
-    """Certificate request made with the stage's key, PEM. Only the key is taken from it."""
+    """Certificate signing request made with the stage's key, PEM. Only the public key is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +158,15 @@ class Certificate:
     """A stage's certificate."""
 
     pem: bytes
-    """The stage's certificate and the signer's, PEM."""
+    """Chain of the stage's certificate and the signer's, PEM."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitJobRequest:
-    """Hands in a job; a resend of the same `request_id` gives the same job. Mistakes found later come as events."""
+    """Submits a job; a resend of the same `request_id` returns the same job. Later mistakes are reported as events."""
 
     submission: Submission
-    """The job as it is handed in."""
+    """The job as submitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,30 +174,30 @@ class SubmittedJob:
     """The job was accepted."""
 
     job_id: JobId
-    """Names the job in every other call."""
+    """Identifies the job in all other calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopJobRequest:
-    """Asks a job to stop."""
+    """Requests that a job stop."""
 
     mode: StopMode
-    """How."""
+    """The way to stop."""
     job_id: JobId | None = None
     """The job; absent for the newest."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoppingJob:
-    """The job knows that it is to stop."""
+    """The stop request was recorded."""
 
     state: JobState
-    """Where the job stands now."""
+    """Current state of the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainWorkerRequest:
-    """Asks a virtual worker to leave: after the next barrier if it computes, else at once."""
+    """Drains a virtual worker: it leaves after the next barrier if it computes, else immediately."""
 
     vw: VirtualWorkerIndex
     """Virtual worker, 0-based."""
@@ -204,25 +207,25 @@ class DrainWorkerRequest:
 
 @dataclass(frozen=True, slots=True)
 class AddWorkerRequest:
-    """Asks virtual workers back that have left, or are not started anew; or for another one, on free devices."""
+    """Brings virtual workers back that have left or are not being restarted, or adds another one on free devices."""
 
     vw: VirtualWorkerIndex | None = None
-    """Virtual worker, 0-based; absent for all that are out, or if none is, for another one."""
+    """Virtual worker, 0-based; absent for all that are out, or for an additional one if none is."""
     job_id: JobId | None = None
     """The job; absent for the newest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Virtual workers that were asked to come."""
+    """Virtual workers that were added."""
 
     workers: tuple[WorkerStatus, ...]
-    """Where each of them stands now."""
+    """Current state of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class DepartRequest:
-    """Tells that an agent is about to leave: its stages end at the next barrier, and it gets no others."""
+    """Announces that an agent is about to leave: its stages end at the next barrier, and no others are placed on it."""
 
     agent_id: AgentId
     """Id of the agent."""
@@ -232,17 +235,17 @@ class DepartRequest:
 
 @dataclass(frozen=True, slots=True)
 class MeasureLinksRequest:
-    """Asks for the links of the cluster. The same request id means the same survey: ask again for how far it is."""
+    """Measures the links of the cluster. The request id identifies the survey: repeat it to poll the progress."""
 
     request_id: str
     """Chosen by the caller: 8 to 64 letters, digits or dashes."""
     fresh: bool = False
-    """Measure also the links that are known."""
+    """Remeasure links with a known measurement, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class GetStatusRequest:
-    """Asks for one job's status; with no job at all, the cluster's processes alone."""
+    """Requests the status of one job; if there is no job at all, of the cluster's processes only."""
 
     job_id: JobId | None = None
     """The job; absent for the newest."""
@@ -255,12 +258,12 @@ class WatchJobRequest:
     job_id: JobId | None = None
     """The job; absent for the newest."""
     after: int = 0
-    """Events up to this sequence number were received; 0 for none."""
+    """Sequence number of the last event received; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListMembersRequest:
-    """Asks for the members."""
+    """Lists the members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +276,7 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class GetClocksRequest:
-    """Asks for a job's clocks."""
+    """Requests a job's clocks."""
 
     job_id: JobId | None = None
     """The job; absent for the newest."""
@@ -281,10 +284,10 @@ class GetClocksRequest:
 
 @dataclass(frozen=True, slots=True)
 class KnownClocks:
-    """The newest clocks of a job, as far as they are known."""
+    """The last known clocks of a job."""
 
     clocks: ClockSnapshot | None
-    """Absent while the clock shard has told none."""
+    """Absent until the clock shard has reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,22 +303,22 @@ class WatchClocksRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRequest:
-    """Has a shard forget a job; one it does not know is no error."""
+    """Deletes a job's state on a shard; an unknown job is not an error."""
 
     job_id: JobId
-    """Job to forget."""
+    """Job to delete."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestBarrierRequest:
-    """Asks for an unplanned barrier, as early as is safe."""
+    """Requests an unplanned barrier at the earliest safe clock."""
 
     job_id: JobId
     """Job."""
     term: Term
     """Version of plan and membership."""
     reason: str
-    """Why: `stop` ends the run there."""
+    """Reason; `stop` ends the run there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,12 +326,12 @@ class Barrier:
     """The next barrier."""
 
     clock: Clock
-    """Where it is."""
+    """Its position."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvictRequest:
-    """A life of a virtual worker is over: what it committed stands, the rest is dropped."""
+    """Evicts an incarnation of a virtual worker: its committed waves stand, the rest is dropped."""
 
     job_id: JobId
     """Job."""
@@ -337,12 +340,12 @@ class EvictRequest:
     vw: VirtualWorkerIndex
     """Index of the virtual worker."""
     incarnation: Incarnation
-    """The life that is over."""
+    """The incarnation to evict."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainRequest:
-    """A life of a virtual worker is to leave at the next barrier."""
+    """Makes an incarnation of a virtual worker leave at the next barrier."""
 
     job_id: JobId
     """Job."""
@@ -351,12 +354,12 @@ class DrainRequest:
     vw: VirtualWorkerIndex
     """Index of the virtual worker."""
     incarnation: Incarnation
-    """The life that is to leave."""
+    """The incarnation to drain."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmitRequest:
-    """A new life of a virtual worker will come, and counts from the next barrier on."""
+    """Announces a new incarnation of a virtual worker, which counts from the next barrier on."""
 
     job_id: JobId
     """Job."""
@@ -365,26 +368,26 @@ class AdmitRequest:
     vw: VirtualWorkerIndex
     """Index of the virtual worker."""
     incarnation: Incarnation
-    """The life that will come."""
+    """The new incarnation."""
     num_stages: int
     """Its stages."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepRunRequest:
-    """Has a run kept for the next coordinator, in place of what was kept before."""
+    """Stores a run document for the next coordinator; replaces the previous one."""
 
     job_id: JobId
     """Job."""
     term: Term
     """Version of plan and membership."""
     run: RunDocument
-    """The run."""
+    """The run document."""
 
 
 @dataclass(frozen=True, slots=True)
 class DescribeRunRequest:
-    """Asks for a run, and what has become of it."""
+    """Requests a run document and the state of its run."""
 
     job_id: JobId
     """Job."""
@@ -392,7 +395,7 @@ class DescribeRunRequest:
 
 @dataclass(frozen=True, slots=True)
 class GetShardClocksRequest:
-    """Asks a clock shard for the clocks of a job."""
+    """Requests the clocks of a job from its clock shard."""
 
     job_id: JobId
     """Job."""
@@ -400,50 +403,54 @@ class GetShardClocksRequest:
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """A stage is there; returns where others await it. Repeat until all stages of its virtual worker are there."""
+    """Reports that a stage is running; returns the neighbours' addresses. Repeat until all its stages have joined."""
 
     requester: Requester
-    """The stage that is there."""
+    """The joining stage."""
     link_address: str = ""
-    """Where it awaits the next stage, HOST:PORT; empty on the last stage, and where it has been said before."""
+    """Address on which it accepts the next stage, HOST:PORT; empty on the last stage, and if reported before."""
     replicas_address: str = ""
-    """Where it awaits the same stage of the other virtual workers, HOST:PORT; from virtual worker 0 only, if at all."""
+    """Address on which it accepts the same stage of the other virtual workers, HOST:PORT; from virtual worker 0 only,
+    if at all.
+    """
     only_meets: bool = False
-    """It only meets its neighbours yet, and does not count as joined: nobody shall wait for it. Its virtual worker
-    becomes a member when all stages have joined, and from then on the others wait for its waves."""
+    """The stage is only looking up its neighbours and does not count as joined: nothing may wait for it. Its virtual
+    worker becomes a member once all stages have joined; from then on the others wait for its waves.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ReportInitializedRequest:
-    """A stage's part of the first weights is on every shard."""
+    """Reports that a stage's part of the initial weights is on every shard."""
 
     requester: Requester
-    """Whose part."""
+    """The reporting stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportStagedRequest:
-    """A stage's part of a wave is on every shard."""
+    """Reports that a stage's part of a wave is on every shard."""
 
     requester: Requester
-    """Whose part."""
+    """The reporting stage."""
     wave: Wave
     """The wave."""
     blocks: Blocks
-    """The minibatches of the wave in order, with their samples; from the first stage only. An empty wave has none."""
+    """The minibatches of the wave in order, with their samples; from the first stage only. Empty for an empty wave."""
     segment: Clock
-    """The clock at which the segment began that the stage works in: a barrier may have dropped an empty wave, and a
-    late copy of its report must not count for the wave of that number in the next segment."""
+    """Start clock of the segment in which the stage works: a barrier may have dropped an empty wave, and a late copy of
+    its report must not count for the wave with that number in the next segment.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class HoldClockRequest:
-    """Chooses and keeps the clock of a switch point. `ClockNotPublished`: not yet."""
+    """Selects and holds the clock of a switch point. `ClockNotPublished`: retry later."""
 
     requester: Requester
     """The virtual worker's first stage."""
     switch: int
-    """k, for the switch point at minibatch k·N."""
+    """k, the index of the switch point at minibatch k·N."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,55 +465,55 @@ class HeldClock:
 
 @dataclass(frozen=True, slots=True)
 class GetProgressRequest:
-    """Asks for the progress at the start of the segment under way."""
+    """Requests the progress at the start of the current segment."""
 
     requester: Requester
-    """Who asks."""
+    """The requesting stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportCheckpointRequest:
-    """A stage's part of a checkpoint is on disk, or why not."""
+    """Reports a stage's part of a checkpoint, or why it could not be written."""
 
     requester: Requester
-    """Whose part."""
+    """The reporting stage."""
     clock: Clock
     """Clock of the barrier."""
     files: tuple[CheckpointFile, ...] = ()
     """The files it wrote."""
     failure: Sentence = ""
-    """Why it could not write any, as a sentence; empty if it could."""
+    """Why the part could not be written, as a sentence; empty on success."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportShardCheckpointRequest:
-    """A shard's part of a checkpoint is on disk, or why not."""
+    """Reports a shard's part of a checkpoint, or why it could not be written."""
 
     job_id: JobId
     """Job."""
     term: Term
     """Version of plan and membership."""
     shard: ShardIndex
-    """Whose part."""
+    """Index of the shard."""
     clock: Clock
     """Clock of the barrier."""
     files: tuple[CheckpointFile, ...] = ()
     """The files it wrote."""
     failure: Sentence = ""
-    """Why it could not write any, as a sentence; empty if it could."""
+    """Why the part could not be written, as a sentence; empty on success."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointParts:
-    """How far a checkpoint is."""
+    """Progress of a checkpoint."""
 
     complete: bool
-    """Whether every part is there and the checkpoint counts."""
+    """Whether every part is there, which completes the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class FollowLogRequest:
-    """Asks for the decision log from a record on, as it grows; the stream ends now and then, then follow again."""
+    """Streams the decision log from a record on; the server ends the stream periodically, and the client reopens it."""
 
     job_id: JobId
     """Job."""
@@ -515,9 +522,9 @@ class FollowLogRequest:
     start: int
     """First record wanted; -1: the newest that begins a segment."""
     gathered: bool = False
-    """Commits may wait, about a second, for a record that a stage acts on: fewer messages for who only watches them."""
+    """Commits may be delayed by about a second, until a record that a stage acts on: fewer messages for observers."""
     requester: Requester | None = None
-    """The stage that follows; absent for a shard."""
+    """The following stage; absent for a shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -530,20 +537,20 @@ class LogRecords:
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgeRequest:
-    """A shard has carried out records."""
+    """Acknowledges that a shard has executed records."""
 
     job_id: JobId
     """Job."""
     term: Term
     """Version of plan and membership."""
     shard: ShardIndex
-    """The shard that acknowledges."""
+    """Index of the shard."""
     num_records: int
-    """Number of records it has carried out."""
+    """Number of records executed."""
     durable: int | None = None
-    """How many of them it will not ask for again, should it be restarted; absent: none of them."""
+    """Number of records it will not request again after a restart; absent: none."""
     applied: bool = False
-    """What is staged on it now would be lost with its process: its disk fails, or it has none."""
+    """What is staged on it now would be lost with its process: its disk has failed, or it has none."""
 
 
 # -- the table -------------------------------------------------------------------------------------------------------
@@ -643,7 +650,7 @@ ADD_WORKER = Unary(
     reply=Workers,
     access=_OPERATOR,
     deadline_seconds=CALL_SECONDS,
-    is_repeatable=False,  # without a name, each may bring another new one
+    is_repeatable=False,  # without a name, each could register another new member
     max_request_bytes=SMALL_BYTES,
 )
 DEPART = Unary(
@@ -832,7 +839,7 @@ DESCRIBE_RUN = Unary(
     reply=RunDescription,
     access=_COORDINATOR,
     deadline_seconds=CONTROL_SECONDS,
-    is_order=True,  # whoever asks is about to lead the run
+    is_order=True,  # the caller is about to lead the run
     max_request_bytes=SMALL_BYTES,
 )
 GET_SHARD_CLOCKS = Unary(
@@ -894,7 +901,7 @@ REPORT_SHARD_CHECKPOINT = Unary(
 
 
 def _slice_bytes(pieces: tuple[SliceHeader, ...]) -> int:
-    """What slices hold, before anybody has judged them."""
+    """Announced size of slices, not yet validated."""
     return sum(max(0, piece.stop - piece.start) * DTYPE_BYTES.get(piece.dtype, 1) for piece in pieces)
 
 
@@ -931,11 +938,11 @@ PULL_BUFFERS = Download(
     access={Role.STAGE: access.header(BuffersHeader)},
     deadline_seconds=TRANSFER_SECONDS,
     num_bytes=lambda header: _slice_bytes(header.buffers),
-    needs_room=True,  # they are combined in a buffer of that size
+    needs_room=True,  # they are assembled in a buffer of that size
 )
 
-#: Every call of a service of hetpipe's own. A link between stages is one stream that lives as long as they do, which
-#: its two ends open and guard themselves (`wire.link_server`).
+#: All calls of hetpipe's own services except links: a link between stages is one stream that lives as long as they do,
+#: opened and guarded by its two ends (`wire.link_server`).
 CALLS: Final[tuple[Call, ...]] = (
     REGISTER,
     HEARTBEAT,
@@ -982,7 +989,7 @@ _EVERY_SERVICE: Rule = dict.fromkeys(
     (Role.COORDINATOR, Role.PARAMETER_SERVER, Role.AGENT, Role.OPERATOR, Role.MONITOR), access.anybody
 )
 
-#: Full name of the call → who may make it; those of gRPC's own services, too.
+#: Full method name → allowed callers, including gRPC's own services.
 ACCESS: Final[Mapping[str, Rule]] = {
     **{call.path: call.access for call in CALLS},
     "/grpc.health.v1.Health/Check": _EVERY_SERVICE,
@@ -990,5 +997,5 @@ ACCESS: Final[Mapping[str, Rule]] = {
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _OPERATOR,
 }
 
-#: Full name of the call → its row.
+#: Full method name → its row.
 BY_PATH: Final[Mapping[str, Call]] = {call.path: call for call in CALLS}

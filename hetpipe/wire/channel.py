@@ -1,7 +1,7 @@
-"""Channels: how every client of hetpipe connects.
+"""gRPC channels with hetpipe's keepalive, reconnection and message limits.
 
-A channel notices a dead peer within `KEEPALIVE_SECONDS + KEEPALIVE_TIMEOUT_SECONDS`, tries again soon and often, never
-goes through a proxy, and has explicit message limits.
+A dead peer is detected within `KEEPALIVE_SECONDS + KEEPALIVE_TIMEOUT_SECONDS`. Reconnection attempts are short and
+frequent, proxies are never used, and message sizes are limited explicitly.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ import grpc
 from hetpipe.errors import UserError
 from hetpipe.values.addresses import join_address, split_address
 
-#: Seconds of silence after which either end pings the other.
+#: Seconds of silence after which either end sends a ping.
 KEEPALIVE_SECONDS = 3
 
-#: Seconds a ping may stay unanswered before the connection counts as broken. On a slow link it waits behind what the
-#: kernel has taken already.
+#: Seconds without a reply to a ping after which the connection counts as broken. On a slow link a ping queues behind
+#: the data that the kernel has accepted already.
 KEEPALIVE_TIMEOUT_SECONDS = 4
 
-#: Longest that a server waits for a connection to agree on how to speak, and for its next call. Both are below 10 s,
-#: with the time that gRPC takes to notice.
+#: Maximum seconds a server waits for the handshake of a connection, and for its next call. Both stay below 10 s,
+#: including gRPC's own delay in noticing.
 HANDSHAKE_SECONDS = 5.0
 IDLE_CONNECTION_SECONDS = 8.0
 
-#: Largest message either way, in bytes: a tensor chunk of 4 MiB with its header, and some room.
+#: Maximum message size in either direction, in bytes: a tensor chunk of 4 MiB with its header, and some margin.
 MAX_MESSAGE_BYTES = 5 * 1024 * 1024
 
-#: HTTP/2 frame size and how far a sender may run ahead of the reader: chunks of tensors travel in few, large pieces.
+#: HTTP/2 frame size and flow-control window: tensor chunks are sent in few, large frames.
 _FRAME_BYTES = 2**24 - 1
 _LOOKAHEAD_BYTES = 16 * 1024 * 1024
 
-#: Pauses between two attempts to connect, which gRPC makes longer or shorter by a fifth, and how long one attempt may
-#: take. So a server that comes back is found within 0.6 s.
+#: Delays between connection attempts, to which gRPC adds a jitter of a fifth, and the timeout of one attempt. A
+#: restarted server is found within 0.6 s.
 _RECONNECT_FIRST_MS = 100
 _RECONNECT_MAX_MS = 500
 
-#: A server may come back at another address: its name is looked up anew this often at most, while it is away.
+#: Minimum interval between DNS lookups while a server is unreachable: it may be restarted at another address.
 _LOOK_UP_MS = 1_000
 _CONNECT_MS = 3_000
 
@@ -43,7 +43,7 @@ Options = list[tuple[str, int | str]]
 
 
 def message_options(max_message_bytes: int) -> Options:
-    """Message limits of either end; -1, gRPC's word for "no limit", is refused."""
+    """Message limits of either end; -1, which gRPC reads as unlimited, is rejected."""
     if max_message_bytes <= 0:
         raise UserError(f"the largest message must be a positive number of bytes, not {max_message_bytes}")
     return [
@@ -55,12 +55,12 @@ def message_options(max_message_bytes: int) -> Options:
 
 
 def keepalive_options() -> Options:
-    """Pings of either end, also while no call is under way."""
+    """Keepalive pings of either end, also while no call is pending."""
     return [
         ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1_000),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_SECONDS * 1_000),
-        # This is the one that counts, a minute by default. It is also for pings that measure the bandwidth: while the
-        # answer to one of them is missing, no keepalive is sent.
+        # This option decides, a minute by default. It also covers pings that measure the bandwidth: while the reply to
+        # one is missing, no keepalive ping is sent.
         ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_SECONDS * 1_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
@@ -68,11 +68,11 @@ def keepalive_options() -> Options:
 
 
 def silence_options() -> Options:
-    """How long a server keeps connections that do not speak: whoever really wants something connects again."""
+    """How long a server keeps idle connections; a client with further calls reconnects."""
     return [
-        # Until TLS is agreed on, and the settings of HTTP/2 are there: two minutes by default.
+        # Until the TLS and HTTP/2 handshakes are complete: two minutes by default.
         ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_SECONDS * 1_000)),
-        # Then until the first call, and between two calls. A stream counts as a call for as long as it lasts.
+        # Then until the first call, and between two calls. A stream counts as a call for its whole duration.
         ("grpc.max_connection_idle_ms", int(IDLE_CONNECTION_SECONDS * 1_000)),
     ]
 
@@ -87,10 +87,10 @@ def open_channel(
     """A channel to the server at `address` (`HOST:PORT`). It connects on first use; the caller closes it.
 
     Args:
-        address: whom to dial.
-        credentials: what to prove oneself with; None: plaintext.
-        server_name: the name that the server's certificate must have, instead of the host's.
-        max_message_bytes: longest message either way.
+        address: the server's `HOST:PORT`.
+        credentials: TLS credentials; None: plaintext.
+        server_name: the name expected in the server's certificate, instead of the host's.
+        max_message_bytes: maximum message size in either direction.
 
     Raises:
         UserError: the address is malformed.
@@ -114,5 +114,5 @@ def open_channel(
 
 
 def as_is(message: bytes) -> bytes:
-    """Bytes need no serializer."""
+    """Identity serializer for bytes."""
     return message

@@ -1,6 +1,6 @@
-"""What the types of some classes cannot say: are the names and numbers of a value from a peer ones that can be?
+"""Validation beyond types: plausibility of the names and numbers in values from a peer.
 
-The codec asks it of every value it has read, wherever in a message that stands.
+The codec applies it to every decoded value, at any depth of a message.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from hetpipe.values.measurement import ProfileStep
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.run import AgentDevice, ClockSnapshot
 
-#: Members are called by host names, addresses, and what people call their nodes.
+#: Host names, addresses, and the names users give their nodes.
 _MEMBER_ID = re.compile(r"[0-9A-Za-z._:\[\]-]{1,255}", re.ASCII)
 _HOST = re.compile(r"[0-9A-Za-z._:%-]{1,255}", re.ASCII)
 
-#: `NODE/INDEX`, what the driver calls it, and what PyTorch calls it.
+#: `NODE/INDEX`, the driver's name of the type, and PyTorch's name of the device.
 _DEVICE = re.compile(r"[0-9A-Za-z._:\[\]-]{1,255}/\d{1,4}", re.ASCII)
 _DEVICE_TYPE = re.compile(r"[ -~]{1,200}")
 _TORCH_DEVICE = re.compile(r"cpu|cuda:\d{1,4}", re.ASCII)
@@ -43,56 +43,62 @@ def checked_job_id(text: str) -> JobId:
     """`text` as the id of a job.
 
     Raises:
-        ProtocolViolation: no job could be called that.
+        ProtocolViolation: it is not a valid job id.
     """
     if not JOB_ID.fullmatch(text):
-        raise ProtocolViolation(f"{text!r:.80} names no job: letters, digits, dots, dashes and _, 128 at most")
+        raise ProtocolViolation(
+            f"{text!r:.80} is not a job id; use at most 128 letters, digits, dots, dashes and underscores"
+        )
     return JobId(text)
 
 
 def check_counts(whose: str, *counts: int) -> None:
-    """Refuse what nobody counts to.
+    """Check that counts are below `MAX_COUNT`.
 
     Raises:
-        ProtocolViolation: one of them is too large.
+        ProtocolViolation: one of them is not.
     """
     if max(counts, default=0) >= MAX_COUNT:
-        raise ProtocolViolation(f"{whose}: {max(counts)} is no count; they stay below {MAX_COUNT}")
+        raise ProtocolViolation(f"{whose}: {max(counts)} is not a valid count; counts must be below {MAX_COUNT}")
 
 
 def check_folder(text: str) -> None:
-    """Refuse what is no folder on any machine.
+    """Check that a path is absolute, of bounded length and printable.
 
     Raises:
-        ProtocolViolation: it is not absolute, too long, or has characters that nobody types.
+        ProtocolViolation: it is relative, too long, or contains unprintable characters.
     """
     if len(text) > MAX_PATH_CHARACTERS or not text.isprintable() or not PurePosixPath(text).is_absolute():
-        raise ProtocolViolation(f"{text!r:.80} is no folder; write an absolute path of printable characters")
+        raise ProtocolViolation(f"{text!r:.80} is not a valid folder; use an absolute path of printable characters")
 
 
 def check_submission(submission: Submission) -> None:
-    """Refuse what nobody could hand in.
+    """Check a submission from a client.
 
     Raises:
-        ProtocolViolation: a part is missing, or is no folder; or it has been rewound, which only a coordinator does.
+        ProtocolViolation: a part is missing or is not a folder, or it counts rewinds, which only a coordinator does.
     """
     if not submission.request_id or not submission.run_dir:
         raise ProtocolViolation("a submission needs a request id and the folder of the run")
     if submission.rewinds:
-        raise ProtocolViolation(f"a job that is handed in has not been rewound {submission.rewinds} times")
+        raise ProtocolViolation(f"a submitted job cannot have been rewound {submission.rewinds} times")
     for folder in (submission.run_dir, submission.import_path, submission.restore or submission.run_dir):
         check_folder(folder)
 
 
 def _member(info: MemberInfo) -> MemberInfo:
     if not _MEMBER_ID.fullmatch(info.id):
-        raise ProtocolViolation(f"{info.id!r:.80} names no member: letters, digits, . _ : [ ] and -, 255 at most")
+        raise ProtocolViolation(
+            f"{info.id!r:.80} is not a member id; use at most 255 letters, digits and the characters . _ : [ ] -"
+        )
     if not _HOST.fullmatch(info.host):
-        raise ProtocolViolation(f"member {info.id} cannot be on a host called {info.host!r:.80}")
+        raise ProtocolViolation(f"member {info.id}: {info.host!r:.80} is not a valid host name")
     if info.address:
         split_address(info.address)
     if info.shard_index is not None and info.shard_index >= MAX_SHARDS:
-        raise ProtocolViolation(f"member {info.id} wants to be shard {info.shard_index} of at most {MAX_SHARDS}")
+        raise ProtocolViolation(
+            f"member {info.id} registers as shard {info.shard_index}; a job has at most {MAX_SHARDS} shards"
+        )
     if len(info.devices) > MAX_STAGES:
         raise ProtocolViolation(f"member {info.id} offers {len(info.devices)} devices; at most {MAX_STAGES}")
     if len(info.stages) > MAX_STAGES:
@@ -108,17 +114,19 @@ def _check_device(device: AgentDevice) -> None:
     named = _DEVICE.fullmatch(device.device) and _DEVICE_TYPE.fullmatch(device.type)
     if not named or not _TORCH_DEVICE.fullmatch(device.torch_device):
         raise ProtocolViolation(
-            f"{device.device!r:.80} of type {device.type!r:.80} ({device.torch_device!r:.40}) is no device; "
-            "it is NODE/INDEX, of a printable type, and `cpu` or `cuda:INDEX`"
+            f"{device.device!r:.80} of type {device.type!r:.80} ({device.torch_device!r:.40}) is not a device; "
+            "expected NODE/INDEX, a printable type, and `cpu` or `cuda:INDEX`"
         )
 
 
 def _clocks(clocks: ClockSnapshot) -> ClockSnapshot:
     told_of = max(len(clocks.local), len(clocks.staged), len(clocks.durable))
     if told_of > MAX_STAGES:
-        raise ProtocolViolation(f"clocks of {told_of} virtual workers; at most {MAX_STAGES} are told of")
+        raise ProtocolViolation(f"clocks of {told_of} virtual workers; at most {MAX_STAGES} are allowed")
     if len(clocks.applied) > MAX_SHARDS:
-        raise ProtocolViolation(f"{len(clocks.applied)} shards whose disk fails; a job has at most {MAX_SHARDS}")
+        raise ProtocolViolation(
+            f"{len(clocks.applied)} shards with a failed disk; a job has at most {MAX_SHARDS} shards"
+        )
     numbers = (clocks.term, clocks.published, clocks.global_clock, clocks.max_distance, clocks.epoch)
     counts = (clocks.minibatches, clocks.samples, clocks.barrier, clocks.waves)
     marks = (*clocks.local.values(), *clocks.staged.values(), *clocks.durable.values())
@@ -127,7 +135,7 @@ def _clocks(clocks: ClockSnapshot) -> ClockSnapshot:
 
 
 def _stage_key(key: StageKey) -> StageKey:
-    check_counts("the life of a stage", key.incarnation, key.term)
+    check_counts("the incarnation of a stage", key.incarnation, key.term)
     checked_job_id(key.job_id)
     return key
 
@@ -164,7 +172,7 @@ def _child_exit(news: ChildExit) -> ChildExit:
     return replace(news, last_output=cut(news.last_output))
 
 
-#: Class → what looks at a value of it and returns it, with sentences cut.
+#: Class → validator, which returns the value with its sentences truncated.
 CHECKS: Mapping[type, Callable[[Any], Any]] = {
     MemberInfo: _member,
     ClockSnapshot: _clocks,

@@ -1,19 +1,19 @@
-"""One codec between frozen dataclasses and protobuf messages: the border at which generated types stop.
+"""The codec between frozen dataclasses and protobuf messages; generated types are used nowhere else.
 
-A dataclass travels as the message of its own name, field by field under the same names. How a field travels follows
-from its type, and has to be what the proto file says; `check` compares both, for a test over the whole table of calls:
+A dataclass is encoded as the message of the same name, field by field under the same names. The encoding of a field
+follows from its type and must match the proto file; `check` compares the two, in a test over the whole table of calls:
 
 * numbers, text and bytes as scalars; `None` as an absent field (`optional`);
-* an enum as its word, or as the value of a proto enum whose name ends with the member's;
-* a tuple as a repeated field, a mapping as a map; one within another, or with `None` in it, has a message around each
-  entry, with a single field;
+* an enum as its string value, or as the value of a proto enum whose name ends with the member's;
+* a tuple as a repeated field, a mapping as a map; nested ones, and ones with `None` entries, wrap each entry in a
+  message with a single field;
 * a union of dataclasses as a `oneof` of the field's name, with a field per class; within a tuple as a message that
-  holds nothing but the `oneof`. A field that only says which class it is (`kind: Literal["ready"]`) does not travel;
-* a job or a result, which is free-form, as a `Document`: JSON text with a version and a digest.
+  holds only the `oneof`. A discriminator field (`kind: Literal["ready"]`) is not encoded;
+* a free-form job or result as a `Document`: JSON text with a version and a digest.
 
-What comes in is held to the types of the fields, with the bounds that stand in them (`values.wire`) where these say
-more than protobuf does, and to what `wire.checks` says of some classes. Nothing else is believed: a message that lacks
-a part, or names an enum's value that nobody knows, is refused. Codecs are compiled on first use, and kept.
+Decoded values are validated against the types of the fields, with their bounds (`values.wire`) where these are stricter
+than protobuf, and by `wire.checks` for some classes. A message that lacks a part or has an unknown enum value is
+rejected. Codecs are compiled on first use and cached.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from hetpipe.wire.checks import CHECKS
 
 T = TypeVar("T")
 
-#: Where the messages are defined; a peer of another version of the format does not know the calls of this one.
+#: Package of the messages; a peer of another version of the format does not implement the calls of this one.
 PACKAGE: Final = "hetpipe.proto.v2"
 
-#: Imported so that the pool knows their messages.
+#: Imported to register their messages in the descriptor pool.
 _FILES = (coordinator_pb2, link_pb2, parameter_server_pb2, values_pb2)
 
-#: Version of what a `Document` holds: a job as `job.file.Job` writes it, or a result.
+#: Version of the content of a `Document`: a job as written by `job.file.Job`, or a result.
 DOCUMENT_VERSION = 1
 _DOCUMENT = "Document"
 
-#: Writes one value as protobuf's Python wants it; reads one as `values.wire.revive` wants it.
+#: Encodes one value for protobuf's Python API; decodes one into the input of `values.wire.revive`.
 _Write = Callable[[Any], Any]
 _Read = Callable[[Any], Any]
 
@@ -75,48 +75,48 @@ _SCALARS: Mapping[type, frozenset[int]] = {
 
 
 def to_bytes(value: object) -> bytes:
-    """A dataclass, or None for the empty message, as bytes."""
+    """Serialize a dataclass; None becomes the empty message."""
     return to_message(value).SerializeToString()
 
 
 def from_bytes(kind: type[T], data: bytes) -> T:
-    """The inverse of `to_bytes`, of what a peer has sent.
+    """Parse bytes from a peer; the inverse of `to_bytes`.
 
     Raises:
-        ProtocolViolation: it is no such message, or not one that can be.
+        ProtocolViolation: they are not such a message, or not a valid one.
     """
     shape = _shape(kind)
     try:
         message = shape.message.FromString(data)
     except DecodeError:
-        raise ProtocolViolation(f"{len(data)} bytes that are no {shape.name}") from None
+        raise ProtocolViolation(f"{len(data)} bytes that are not a valid {shape.name}") from None
     return cast("T", shape.value(message))
 
 
 def to_message(value: object) -> Message:
-    """A dataclass as its message."""
+    """Convert a dataclass to its message."""
     return _shape(type(value)).write(value)
 
 
 def from_message(kind: type[T], message: Message) -> T:
-    """The inverse of `to_message`.
+    """Convert a message to its dataclass; the inverse of `to_message`.
 
     Raises:
-        ProtocolViolation: it is not one that can be.
+        ProtocolViolation: its content is invalid.
     """
     return cast("T", _shape(kind).value(message))
 
 
 def message_type(kind: type) -> type[Message]:
-    """The message that a dataclass travels as."""
+    """The message class that encodes a dataclass."""
     return _shape(kind).message
 
 
 def check(kind: type) -> None:
-    """Compare a dataclass, and all it holds, with the proto files.
+    """Compare a dataclass, and everything it holds, with the proto files.
 
     Raises:
-        TypeError: they do not fit; the message names the field.
+        TypeError: they do not match; the message names the field.
     """
     _shape(kind)
 
@@ -130,33 +130,33 @@ class _Field:
 
     name: str
     to_proto: _Write
-    """The name of the message's field and what to put there, or None to leave it out."""
+    """The name of the message's field and its encoded value, or None to omit it."""
     plain: _Read
-    """Of the whole message."""
+    """Reads the field from the whole message."""
     is_same: bool = False
-    """Whether it is the same on both sides."""
+    """Whether the encoded and decoded values are equal."""
 
 
 class _Shape:
-    """How one dataclass travels."""
+    """The codec of one dataclass."""
 
     def __init__(self, kind: type) -> None:
         self.kind = kind
         self.name = "Nothing" if kind is type(None) else kind.__name__
         descriptor = _descriptor(self.name)
         self.message: type[Message] = GetMessageClass(descriptor)
-        #: Fields to be translated, the names of the others, and what reads those of a value or a message.
+        #: Fields that need conversion, the names of the others, and getters for values and messages.
         self._fields: tuple[_Field, ...] = ()
         self._same: tuple[str, ...] = ()
         self._values = _getter(())
         self._descriptor = descriptor
-        #: Looks at what was read, and may cut it; None where the types say all.
+        #: Validates a decoded value, and may truncate it; None where the types are sufficient.
         self.check: Callable[[Any], Any] | None = CHECKS.get(kind)
-        #: Whether the types say no more than protobuf does, so that there is nothing to hold a value to.
+        #: Whether the types are no stricter than protobuf, so that decoded values need no validation.
         self.is_bare = False
 
     def compile(self) -> None:
-        """Find the fields; apart from the constructor, so that a class may hold itself."""
+        """Build the fields; separate from the constructor because a class may contain itself."""
         if self.kind is type(None):
             return
         if not is_dataclass(self.kind):
@@ -180,7 +180,7 @@ class _Shape:
         self.is_bare = all(_is_bare(hints[field.name]) for field in fields(self.kind))
 
     def write(self, value: Any) -> Message:
-        """The message of a value."""
+        """Encode a value."""
         given = dict(zip(self._same, self._values(value), strict=True))
         for field in self._fields:
             put = field.to_proto(getattr(value, field.name))
@@ -189,13 +189,13 @@ class _Shape:
         return self.message(**given)
 
     def plain(self, message: Any) -> Any:
-        """What `revive` makes a value of; the value itself where it has to be looked at on its own."""
+        """Decode a message into the input of `revive`; into the value itself where it needs a separate check."""
         if self.is_bare or self.check is not None:
             return self.value(message)
         return self._plain(message)
 
     def value(self, message: Any) -> Any:
-        """The value of a message."""
+        """Decode a message."""
         if self.kind is type(None):
             return None
         given = self._plain(message)
@@ -210,23 +210,23 @@ class _Shape:
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    """Reads these attributes."""
+    """A getter of these attributes."""
     if not names:
         return lambda _: ()
     read = attrgetter(*names)
     return read if len(names) > 1 else lambda value: (read(value),)
 
 
-#: Compiled ones; nobody finds one here before it is whole.
+#: Compiled codecs; published only once complete.
 _shapes: dict[type, _Shape] = {}
 
-#: Those that are being compiled, by the thread that holds the lock: a class may hold itself.
+#: Codecs being compiled by the thread that holds the lock: a class may contain itself.
 _unfinished: dict[type, _Shape] = {}
 _compiling = threading.RLock()
 
 
 def _shape(kind: type) -> _Shape:
-    """The codec of a class, compiled with all that it holds when it is first asked for."""
+    """The codec of a class, compiled on first use together with those of all classes it contains."""
     found = _shapes.get(kind)
     if found is not None:
         return found
@@ -252,7 +252,7 @@ def _compile(kind: type) -> _Shape:
 
 
 def _field(message: Descriptor, name: str, hint: Any) -> _Field:
-    """A field of a message."""
+    """The codec of a message's field."""
     union = _classes(hint)
     if union is not None and name in message.oneofs_by_name:
         return _oneof_field(message, name, union)
@@ -273,11 +273,11 @@ def _field(message: Descriptor, name: str, hint: Any) -> _Field:
 def _required_field(descriptor: FieldDescriptor, where: str, hint: Any) -> _Field:
     name = descriptor.name
     if descriptor.is_repeated:
-        raise TypeError(f"{where} is repeated, and the dataclass has one {hint}")
+        raise TypeError(f"{where} is repeated, but the dataclass has a single {hint}")
     write, read = _single(descriptor, where, hint)
     if descriptor.message_type is None:
         if descriptor.has_presence:
-            raise TypeError(f"{where} may be absent, and the dataclass has no None there")
+            raise TypeError(f"{where} may be absent, but the dataclass does not allow None")
         is_same = write is _as_it_is and read is _as_it_is
         return _Field(
             name, lambda value: (name, write(value)), lambda found: read(getattr(found, name)), is_same=is_same
@@ -286,7 +286,7 @@ def _required_field(descriptor: FieldDescriptor, where: str, hint: Any) -> _Fiel
 
     def required(found: Any) -> Any:
         if not found.HasField(name):
-            raise ProtocolViolation(f"a {whole} without its {name}")
+            raise ProtocolViolation(f"a {whole} without its required field {name}")
         return read(getattr(found, name))
 
     return _Field(name, lambda value: (name, write(value)), required)
@@ -337,7 +337,7 @@ def _oneof_field(message: Descriptor, name: str, classes: tuple[type, ...]) -> _
 
 
 def _oneof(message: Descriptor, name: str, classes: tuple[type, ...]) -> tuple[_Write, _Read]:
-    """A union as a `oneof`: writes the name of a field and its message, reads from the whole message."""
+    """A union as a `oneof`: encodes to the name of a field and its message, decodes from the whole message."""
     members = {_message(field, name).name: field.name for field in message.oneofs_by_name[name].fields}
     if members.keys() != {one.__name__ for one in classes}:
         raise TypeError(f"{message.name}.{name} has {sorted(members)}, and not {sorted(c.__name__ for c in classes)}")
@@ -351,14 +351,14 @@ def _oneof(message: Descriptor, name: str, classes: tuple[type, ...]) -> tuple[_
     def read(found: Any) -> Any:
         field = found.WhichOneof(name)
         if field is None:
-            raise ProtocolViolation(f"a {message.name} whose {name} is of a kind this version does not know")
+            raise ProtocolViolation(f"unknown {name} in a {message.name}: this version does not support it")
         return by_field[field].value(getattr(found, field))
 
     return write, read
 
 
 def _entry(descriptor: FieldDescriptor, where: str, hint: Any) -> tuple[_Write, _Read]:
-    """An entry of a list or a map; what cannot be one by itself has a message around it."""
+    """The codec of an entry of a list or a map; entries that protobuf cannot nest are wrapped in a message."""
     union = _classes(hint)
     if union is not None:
         inner = _message(descriptor, where)
@@ -374,7 +374,7 @@ def _entry(descriptor: FieldDescriptor, where: str, hint: Any) -> tuple[_Write, 
     if _without_none(hint) is not None or get_origin(hint) is tuple:
         inner = _message(descriptor, where)
         if len(inner.fields) != 1:
-            raise TypeError(f"{where} needs a message of one field around each entry")
+            raise TypeError(f"{where} needs a wrapper message with one field for each entry")
         around = GetMessageClass(inner)
         wrapped = _field(inner, inner.fields[0].name, hint)
 
@@ -387,20 +387,20 @@ def _entry(descriptor: FieldDescriptor, where: str, hint: Any) -> tuple[_Write, 
 
 
 def _single(descriptor: FieldDescriptor, where: str, hint: Any) -> tuple[_Write, _Read]:
-    """One value in one field."""
+    """The codec of a singular value."""
     hint = _bare(hint)
     if descriptor.message_type is not None and descriptor.message_type.name == _DOCUMENT:
         return _document(where, hint)
     if isinstance(hint, type) and is_dataclass(hint):
         if descriptor.message_type is None or descriptor.message_type.name != hint.__name__:
-            raise TypeError(f"{where} is no {hint.__name__}")
+            raise TypeError(f"{where} is not a {hint.__name__}")
         shape = _shape(hint)
         return shape.write, shape.plain
     if isinstance(hint, type) and issubclass(hint, Enum):
         return _enum(descriptor, where, hint)
     scalar = str if get_origin(hint) is Literal else hint
     if scalar not in _SCALARS or descriptor.type not in _SCALARS[scalar]:
-        raise TypeError(f"{where} is of another type than {hint} in the dataclass")
+        raise TypeError(f"{where} has another type than {hint} in the dataclass")
     return _as_it_is, _as_it_is
 
 
@@ -418,7 +418,7 @@ def _enum(descriptor: FieldDescriptor, where: str, kind: type[Enum]) -> tuple[_W
         def from_word(word: str) -> Enum:
             member = by_word.get(word)
             if member is None:
-                raise ProtocolViolation(f"{what} {word!r:.40} is not known to this version")
+                raise ProtocolViolation(f"unknown {what} {word!r:.40}: this version does not support it")
             return member
 
         return _as_it_is, from_word
@@ -428,7 +428,7 @@ def _enum(descriptor: FieldDescriptor, where: str, kind: type[Enum]) -> tuple[_W
     def from_number(number: int) -> Enum:
         member = members.get(number)
         if member is None:
-            raise ProtocolViolation(f"{what} {number} is not known to this version")
+            raise ProtocolViolation(f"unknown {what} {number}: this version does not support it")
         return member
 
     return numbers.__getitem__, from_number
@@ -444,11 +444,11 @@ def _enum_numbers(descriptor: EnumDescriptor, kind: type[Enum], where: str) -> d
 
 
 def _document(where: str, hint: Any) -> tuple[_Write, _Read]:
-    """Free-form JSON: a mapping, or text that is JSON already."""
+    """Free-form JSON: a mapping, or text that is already JSON."""
     document = GetMessageClass(_descriptor(_DOCUMENT))
     is_text = hint is str
     if not is_text and get_origin(hint) is not dict:
-        raise TypeError(f"{where} is a {_DOCUMENT}, and neither a mapping nor text in the dataclass")
+        raise TypeError(f"{where} is a {_DOCUMENT}, but neither a mapping nor text in the dataclass")
 
     def write(value: Any) -> Message:
         text = value if is_text else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -456,9 +456,11 @@ def _document(where: str, hint: Any) -> tuple[_Write, _Read]:
 
     def read(found: Any) -> Any:
         if found.version != DOCUMENT_VERSION:
-            raise ProtocolViolation(f"{where} has version {found.version}; this process knows {DOCUMENT_VERSION}")
+            raise ProtocolViolation(
+                f"{where} has version {found.version}; this process supports version {DOCUMENT_VERSION}"
+            )
         if found.sha256 != _digest(found.json):
-            raise ProtocolViolation(f"{where} was damaged: it is not what its digest says")
+            raise ProtocolViolation(f"{where} is corrupted: its digest does not match")
         return found.json if is_text else _parsed(found.json, where)
 
     return write, read
@@ -472,7 +474,7 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise ProtocolViolation(f"{where} is no JSON") from None
+        raise ProtocolViolation(f"{where} is not valid JSON") from None
 
 
 # -- types -----------------------------------------------------------------------------------------------------------
@@ -488,22 +490,22 @@ def _descriptor(name: str) -> Descriptor:
     try:
         return descriptor_pool.Default().FindMessageTypeByName(f"{PACKAGE}.{name}")
     except KeyError:
-        raise TypeError(f"no proto file has a message {name}") from None
+        raise TypeError(f"no proto file defines a message {name}") from None
 
 
 def _message(field: FieldDescriptor, where: str) -> Descriptor:
     """The message that a field holds.
 
     Raises:
-        TypeError: it holds none.
+        TypeError: it is not a message field.
     """
     if field.message_type is None:
-        raise TypeError(f"{where} is no message")
+        raise TypeError(f"{where} is not a message")
     return field.message_type
 
 
 def _bare(hint: Any) -> Any:
-    """A type without what only mypy or pydantic look at."""
+    """A type without annotations that only mypy or pydantic use."""
     while True:
         if get_origin(hint) is Annotated:
             hint = get_args(hint)[0]
@@ -518,7 +520,7 @@ def _arguments_of_union(hint: Any) -> tuple[Any, ...]:
 
 
 def _without_none(hint: Any) -> Any:
-    """What an optional type is else; None where it is no optional type."""
+    """The type inside an optional type; None for other types."""
     arguments = _arguments_of_union(hint)
     if type(None) not in arguments:
         return None
@@ -527,13 +529,13 @@ def _without_none(hint: Any) -> Any:
 
 
 def _classes(hint: Any) -> tuple[type, ...] | None:
-    """The dataclasses of a union; None where it is no such union."""
+    """The dataclasses of a union; None for other types."""
     arguments = _arguments_of_union(hint)
     return arguments if arguments and all(is_dataclass(argument) for argument in arguments) else None
 
 
 def _is_bare(hint: Any) -> bool:
-    """Whether whatever protobuf has read for a type is a value of it: no bounds, no words to choose from, no map."""
+    """Whether every value that protobuf can decode for a type is valid: no bounds, no choice of words, no map."""
     if _is_tag(hint):
         return True
     origin = get_origin(hint)
@@ -547,7 +549,7 @@ def _is_bare(hint: Any) -> bool:
 
 
 def _is_tag(hint: Any) -> bool:
-    """Whether a field says nothing but of which class its value is."""
+    """Whether a field is a discriminator of its class."""
     return get_origin(hint) is Literal and len(get_args(hint)) == 1
 
 
@@ -557,19 +559,19 @@ def _is_map(hint: Any, descriptor: FieldDescriptor) -> bool:
 
 
 def _parts(message: Descriptor) -> set[str]:
-    """The names of what a message has: its fields, and its unions."""
+    """The names of a message's fields and unions."""
     unions = {oneof.name for oneof in message.oneofs if not _is_synthetic(oneof)}
     within = {field.name for oneof in message.oneofs if oneof.name in unions for field in oneof.fields}
     return unions | {field.name for field in message.fields} - within
 
 
 def _is_synthetic(oneof: Any) -> bool:
-    """Whether a `oneof` is only how protobuf keeps an `optional` field."""
+    """Whether a `oneof` is protobuf's internal representation of an `optional` field."""
     return str(oneof.name).startswith("_")
 
 
 def _words(name: str) -> str:
-    """A class's name as words.
+    """The name of a class as lower-case words.
 
     >>> _words("ConditionKind")
     'condition kind'

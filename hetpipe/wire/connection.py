@@ -1,4 +1,4 @@
-"""A client's connection to one server: its channel, replaced when the certificates change, and its errors in words."""
+"""A client's connection to one server: a channel, replaced on certificate rotation, and translation of errors."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from hetpipe.wire.status import translate_rpc_error
 from hetpipe.wire.tls import Tls
 from hetpipe.wire.tls_diagnosis import diagnose
 
-#: What to try when a server without a word hangs up on a client without TLS.
+#: Hint for a server that closes the connection of a client without TLS before the handshake.
 _TLS_HINT = "; if it was started with --tls, give --tls DIR here, too"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Whom to connect to."""
+    """The server to connect to."""
 
     address: str
     """`HOST:PORT`."""
     role: str
-    """What the peer is, for error messages, for example `coordinator`."""
+    """The peer's role for error messages, for example `coordinator`."""
     tls: Tls | None = None
     """None: plaintext."""
     server_name: str = ""
-    """The name that the peer's certificate must have; needed with TLS."""
+    """The name expected in the peer's certificate; required with TLS."""
 
 
 @dataclass(eq=False, slots=True)
 class _Life:
-    """One channel, made with one version of the certificates."""
+    """One channel, created with one version of the certificates."""
 
     channel: grpc.Channel
     version: int
@@ -46,14 +46,14 @@ class _Life:
 
 
 class Connection:
-    """Calls borrow its channel for as long as they last. Thread-safe; `close` ends all of them.
+    """A shared channel, borrowed by each call for its duration. Thread-safe; `close` cancels all calls.
 
-    When the certificates change, calls to come get a new channel; the old one is closed when its last call has ended,
-    so that a rotation loses none.
+    When the certificates change, new calls use a new channel; the old one is closed when its last call has ended, so a
+    rotation interrupts no call.
     """
 
     def __init__(self, target: Target, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Prepare the channel; it connects with the first call.
+        """Create the channel; it connects on the first call.
 
         Raises:
             UserError: the address is malformed.
@@ -63,12 +63,12 @@ class Connection:
         self._lock = threading.Lock()
         self._closed = False
         self._current = self._open()
-        #: Channels of older certificates with calls under way.
+        #: Channels of older certificates with pending calls.
         self._retired: list[_Life] = []
 
     @contextmanager
     def channel(self) -> Iterator[grpc.Channel]:
-        """The channel, for one call."""
+        """Borrow the channel for one call."""
         with self._lock:
             self._renew()
             life = self._current
@@ -85,7 +85,7 @@ class Connection:
                 life.channel.close()
 
     def close(self) -> None:
-        """End all calls and the connection."""
+        """Cancel all calls and close the connection."""
         with self._lock:
             self._closed = True
             lives, self._retired = [self._current, *self._retired], []
@@ -94,10 +94,10 @@ class Connection:
 
     @contextmanager
     def calling(self, call: str, started: float, awaited: str = "an answer") -> Iterator[grpc.Channel]:
-        """The channel, for one call that began at `started`, and whose errors become typed ones.
+        """Borrow the channel for one call begun at `started`, and translate its errors into typed ones.
 
         Raises:
-            HetpipeError: what the server raised, or what became of the connection.
+            HetpipeError: the server's own error, or a failure of the connection.
         """
         with self.channel() as channel:
             try:
@@ -110,7 +110,7 @@ class Connection:
                 raise self._closed_here(error) from error
 
     def translated(self, error: grpc.RpcError, call: str, started: float, awaited: str = "an answer") -> HetpipeError:
-        """The typed error behind a failed call that began at `started`."""
+        """The typed error of a failed call begun at `started`."""
         target = self.target
         typed = translate_rpc_error(
             error,
@@ -124,7 +124,8 @@ class Connection:
             return typed
         if target.tls is None:
             return PeerUnreachable(f"{typed}{_TLS_HINT}") if hung_up(str(typed)) else typed
-        # Asked twice: a server that just ends hangs up like one that refuses, and then it is gone.
+        # Checked twice: a server that is shutting down closes connections like one that rejects them, and then it is
+        # gone.
         said = self._diagnosed(target.tls) and self._diagnosed(target.tls)
         return Unauthenticated(f"{target.role} at {target.address} refused {call}: {said}") if said else typed
 
@@ -133,7 +134,7 @@ class Connection:
         return diagnose(host, port, material=tls.material, server_name=self.target.server_name)
 
     def _closed_here(self, error: ValueError) -> PeerUnreachable:
-        """What a call on a closed channel means; gRPC itself raises a ValueError."""
+        """The error of a call on a closed channel; gRPC itself raises a ValueError."""
         target = self.target
         return PeerUnreachable(
             f"the connection to the {target.role} at {target.address} was closed on this side ({error})"

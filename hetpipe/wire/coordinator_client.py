@@ -1,4 +1,4 @@
-"""The client of a coordinator: every call by `invoke`, and two watches that go on for as long as a job does."""
+"""The coordinator's client: every call by `invoke`, and two watches that last as long as a job."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ from hetpipe.wire.calls import (
 from hetpipe.wire.connection import Target
 from hetpipe.wire.tls import Tls
 
-#: How long a coordinator that answers may tell nothing of a job. One that is led tells something every few seconds, and
-#: one that nobody leads is led on, sent back to a checkpoint or ended after a minute (`decide.lifecycle.patience`).
+#: Timeout of a reachable coordinator that reports nothing about a job. A job with a leader reports every few seconds;
+#: one without is adopted, rewound to a checkpoint or ended after a minute (`decide.lifecycle.patience`).
 SILENT_SECONDS = 180.0
 
 
 class CoordinatorClient:
-    """Calls of one coordinator. Thread-safe; `close` ends the calls under way.
+    """Calls of one coordinator. Thread-safe; `close` cancels pending calls.
 
-    What is asked and what is answered stands in `wire.calls`. Every method raises `PeerUnreachable` or
-    `DeadlineExceeded` when the coordinator is away, and what the coordinator itself raises. No job id means the newest
-    job.
+    Requests and replies are defined in `wire.calls`. Every method raises `PeerUnreachable` or `DeadlineExceeded` when
+    the coordinator is unreachable, and the coordinator's own errors. Without a job id the newest job is meant.
     """
 
     def __init__(self, address: str, *, tls: Tls | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -44,23 +43,23 @@ class CoordinatorClient:
         self._caller = Caller(target, clock=clock)
 
     def close(self) -> None:
-        """End all calls and the connection."""
+        """Cancel all calls and close the connection."""
         self._caller.close()
 
     def invoke(self, call: Unary[RequestT, ReplyT], request: RequestT) -> ReplyT:
-        """Make a call of the coordinator; see `Calls.invoke`."""
+        """Make a unary call of the coordinator, as `Calls.invoke` does."""
         return self._caller.invoke(call, request)
 
     def stream(self, call: Streaming[RequestT, ReplyT], request: RequestT) -> Generator[ReplyT, None, None]:
-        """One stream of the coordinator's, which ends it after `STREAM_SECONDS`; then open the next."""
+        """Open a stream of the coordinator; the server ends it after `STREAM_SECONDS`, the caller opens the next."""
         return self._caller.stream(call, request)
 
     def watch_job(self, job_id: JobId | None = None, *, after: int = 0) -> Iterator[NumberedEvent]:
-        """The events after number `after` as they come, until `JobEnded`, which is the last.
+        """Yield the events after sequence number `after` as they arrive; the last one is `JobEnded`.
 
         Raises:
             UnknownJob: there is no such job.
-            NobodyLeads: for `SILENT_SECONDS` there was nothing to tell of it.
+            NobodyLeads: the coordinator has reported nothing about it for `SILENT_SECONDS`.
         """
         job_id = self._known_job(job_id)
         heard = self._clock.monotonic()
@@ -75,11 +74,11 @@ class CoordinatorClient:
             self._check_silence(job_id, since=heard)
 
     def watch_clocks(self, job_id: JobId | None = None) -> Iterator[ClockSnapshot]:
-        """The clocks now and after every change, until the job has ended.
+        """Yield the current clocks and every change of them until the job has ended.
 
         Raises:
             UnknownJob: there is no such job.
-            NobodyLeads: for `SILENT_SECONDS` nobody has led it.
+            NobodyLeads: the job has had no leader for `SILENT_SECONDS`.
         """
         job_id = self._known_job(job_id)
         last: ClockSnapshot | None = None
@@ -98,24 +97,24 @@ class CoordinatorClient:
                 return
 
     def _check_silence(self, job_id: JobId, *, since: float) -> None:
-        """Refuse to wait any longer for a job of which nothing was told.
+        """Check how long ago the coordinator last reported on a job.
 
         Raises:
-            NobodyLeads: since then it is too long.
+            NobodyLeads: longer than `SILENT_SECONDS` ago.
         """
         silent = self._clock.monotonic() - since
         if silent < SILENT_SECONDS:
             return
         status = self.invoke(GET_STATUS, GetStatusRequest(job_id))
-        state = "of no state" if status.state is None else status.state.value
+        state = "unknown" if status.state is None else status.state.value
         why = f": {status.failure}" if status.failure else ""
         raise NobodyLeads(
-            f"the coordinator at {self.address} answers, but for {silent:.0f} s it has told nothing of job {job_id}, "
-            f"which it has as {state}{why}"
+            f"the coordinator at {self.address} is reachable but has reported nothing about job {job_id} for "
+            f"{silent:.0f} s; its last known state is {state}{why}"
         )
 
     def _known_job(self, job_id: JobId | None) -> JobId:
-        """`job_id`, or the newest job's id: a watch must not change over to a newer job half-way."""
+        """`job_id`, or the newest job's id, looked up once: a watch must not switch to a newer job."""
         known = job_id or self.invoke(GET_STATUS, GetStatusRequest()).job_id
         if known is None:
             raise UnknownJob(f"the coordinator at {self.address} has no job yet; submit one first")

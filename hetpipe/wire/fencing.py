@@ -1,7 +1,7 @@
-"""The number that says which coordinator leads: calls carry it, and whoever has seen a higher one refuses.
+"""Fencing tokens: orders carry the fence of the coordinator's lead, and receivers reject those below the highest seen.
 
-Every lead that a store gives has a higher number than all before it (`storage.store.Lead.fence`). A coordinator
-that was paused, or cut off, while another one took over does not know that; what it orders then must not happen.
+Every lead granted by a store has a higher fence than all before it (`storage.store.Lead.fence`). A coordinator that was
+paused or partitioned while another one took over cannot detect that by itself; its orders must have no effect.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import grpc
 from hetpipe.errors import ProtocolViolation, StaleTerm
 from hetpipe.values.counters import FENCES
 
-#: Name of the number among a call's metadata. It is no identity: who calls is proved by the certificate.
+#: Metadata key of the fence. It is not an identity: callers are authenticated by their certificates.
 FENCE_KEY = "hetpipe-fence"
 
-#: Gives the metadata of a call.
+#: Produces the metadata of a call.
 Metadata = Callable[[], tuple[tuple[str, str], ...]]
 
 _MAX_DIGITS = 18
 
 
 def fence_metadata(fence: Callable[[], int]) -> Metadata:
-    """Metadata with the number that `fence` gives at the time of the call."""
+    """Metadata with the value of `fence` at the time of the call."""
     return lambda: ((FENCE_KEY, str(fence())),)
 
 
 def fence_of(context: grpc.ServicerContext) -> int:
-    """The number that a call carries; 0 without one.
+    """The fence of a call; 0 without one.
 
     Raises:
-        ProtocolViolation: it is none.
+        ProtocolViolation: it is not a number.
     """
     for key, value in context.invocation_metadata():
         if key == FENCE_KEY:
@@ -44,14 +44,14 @@ def fence_of(context: grpc.ServicerContext) -> int:
 
 
 class FenceGuard:
-    """The highest number seen. Thread-safe."""
+    """The highest fence seen. Thread-safe."""
 
     def __init__(self, highest: int = 0, *, keep: Callable[[int], None] | None = None) -> None:
-        """Begin with what was seen before.
+        """Start from the fence stored by an earlier process.
 
         Args:
-            highest: the highest number that an earlier process saw.
-            keep: makes a higher one outlive this process; called before anything is done under it.
+            highest: the highest fence seen before.
+            keep: persists a higher fence; called before anything is executed under it.
         """
         self._lock = threading.Lock()
         self._highest = highest
@@ -59,23 +59,23 @@ class FenceGuard:
 
     @property
     def highest(self) -> int:
-        """The highest number seen so far."""
+        """The highest fence seen so far."""
         with self._lock:
             return self._highest
 
     def check(self, fence: int) -> None:
-        """Let a coordinator act, unless a later one has acted.
+        """Accept an order unless a later coordinator has given one.
 
         Raises:
-            StaleTerm: a later one has, or there can be no such number: whoever took it would obey nobody any more.
+            StaleTerm: a later one has, or the fence is above the limit: accepting it would lock out every coordinator.
         """
         if fence >= FENCES.limit:
-            raise StaleTerm(f"no coordinator leads with the number {fence}; they stay below {FENCES.limit}")
+            raise StaleTerm(f"{fence} is not a valid fence of a coordinator; fences are below {FENCES.limit}")
         with self._lock:
             if fence < self._highest:
                 raise StaleTerm(
-                    f"this coordinator leads no more: its number is {fence}, and one with number {self._highest} has "
-                    "acted since"
+                    f"this coordinator has lost the lead: its fence is {fence}, and a coordinator with fence "
+                    f"{self._highest} has acted since"
                 )
             if fence > self._highest:
                 if self._keep is not None:

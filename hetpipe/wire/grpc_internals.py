@@ -1,34 +1,34 @@
-"""What is known of gRPC beyond its documentation, in one place: a private attribute and sentences of its own.
+"""Undocumented behaviour of gRPC that hetpipe relies on: a private attribute and the texts of some errors.
 
-None of it is promised by gRPC. `tests/wire/test_grpc_internals.py` holds the installed version to all of it with real
-connections; where a later version differs, that test fails first, and what to do is here.
+gRPC guarantees none of it. `tests/wire/test_grpc_internals.py` verifies the installed version with real connections; if
+a later version differs, that test fails first, and the change belongs here.
 """
 
 from __future__ import annotations
 
 import grpc
 
-#: The sentence with which a server refuses a call because it has as many as it may; it has not looked at this one.
+#: Error text of a server that rejects a call because of its concurrency limit, without having read it.
 TOO_MANY_CALLS = "Concurrent RPC limit exceeded!"
 
-#: In what gRPC says when a connection was accepted and then closed before a word was said.
+#: Error texts of a connection that was accepted and closed before the server sent anything.
 _CONNECTING = "failed to connect"
 _CLOSED = ("Socket closed", "Connection reset by peer")
 
 
 def hung_up(details: str) -> bool:
-    """Whether a client reached the server, and was refused before a word was said, by the details of its error."""
+    """Whether a server accepted the connection and closed it before sending anything, judging by the error details."""
     return _CONNECTING in details and any(closed in details for closed in _CLOSED)
 
 
 def cancel_with_status(context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> bool:
-    """End a call from another thread than its own, with a status.
+    """End a call with a status from a thread other than the handler's.
 
-    The documented `cancel` knows no status, so the peer could not tell it from a server that dies; `abort` works in the
-    call's own thread only, which waits for the peer.
+    The documented `cancel` takes no status, so the peer could not distinguish it from a crashing server; `abort` works
+    only in the handler's thread, which is blocked on the peer.
 
     Returns:
-        Whether the peer gets the status. Without the private attribute the call is cancelled all the same.
+        Whether the peer receives the status. Without the private attribute the call is only cancelled.
     """
     cancel = getattr(getattr(getattr(context, "_rpc_event", None), "call", None), "cancel", None)
     if cancel is None:

@@ -1,9 +1,9 @@
-"""Around every call of a server: who may call, how much, what is in the request, and how the call ends.
+"""The interceptor around every call of a server: authorization, limits, request validation, and error translation.
 
-The caller is held to the table (`wire.calls`) and to the limits (`wire.limits`), the request is read, and what is
-raised becomes a status. gRPC would read the one request of a unary call by itself, on a thread that waits for as long
-as the peer likes, and would answer INTERNAL to one it cannot read. So every call is taken as one whose requests are a
-stream, which is the same on the wire, and its first message is read here.
+Callers are checked against the table (`wire.calls`) and the limits (`wire.limits`), the request is parsed, and
+exceptions become statuses. gRPC itself would read the single request of a unary call on a thread that waits for as long
+as the peer likes, and would answer INTERNAL to an unreadable one. Every call is therefore registered as a stream of
+requests, which is the same on the wire, and its first message is read here.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Guard(grpc.ServerInterceptor):
     """The interceptor of one server. Thread-safe."""
 
     def __init__(self, access: Mapping[str, Rule] | None, limits: Limits, *, num_threads: int, clock: Clock) -> None:
-        """Guard nothing yet.
+        """Create the interceptor.
 
         Args:
-            access: who may call what; None without TLS, where nobody is known.
-            limits: of a peer with a certificate; of an address they follow from the number of threads.
+            access: the access table; None without TLS, where callers are anonymous.
+            limits: per peer with a certificate; those of a plain address follow from the number of threads.
             num_threads: of the server.
-            clock: measures how long peers are waited for.
+            clock: measures how long peers take to send.
         """
         self._access = access
         self._limits = limits
@@ -53,13 +53,13 @@ class Guard(grpc.ServerInterceptor):
         self._refusals = Refusals(clock)
         self._clock = clock
         self._admission = Admission()
-        #: By the name of the call and its context.
+        #: By method name and context.
         self._uploads: Uploads[tuple[str, grpc.ServicerContext]] = Uploads(limits)
 
     def intercept_service(
         self, continuation: Callable[[Any], Any], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
-        """The handler of a call, with everything around it."""
+        """Wrap the handler of a call."""
         call: str = handler_call_details.method
         handler = continuation(handler_call_details)
         if handler is None:
@@ -75,16 +75,16 @@ class Guard(grpc.ServerInterceptor):
         return grpc.stream_unary_rpc_method_handler(answering, None, handler.response_serializer)
 
     def in_flight(self, context: grpc.ServicerContext, num_bytes: int) -> AbstractContextManager[None]:
-        """Count what the peer of `context` has announced, while it comes.
+        """Count the bytes announced by the peer of `context` while they are transferred.
 
         Raises:
-            Busy: when entered; there is too much under way.
+            Busy: on entry, if too many bytes are in flight.
         """
         name, limits = self._name_and_limits(context, self._peer(context))
         return self._admission.bytes_in_flight(name, max(0, num_bytes), limits)
 
     def end_overdue(self) -> None:
-        """End the calls whose peers take too long to send, and count refusals; to be called now and then."""
+        """Cancel the calls of peers that take too long to send, and count refusals; to be called periodically."""
         self._refusals.summarise()
         for (call, context), error in self._uploads.overdue(now=self._clock.monotonic()):
             self._note_refusal(call, context, error)
@@ -121,7 +121,7 @@ class Guard(grpc.ServerInterceptor):
                 self._uploads.end((call, context))
 
     def _unknown(self, call: str, _messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
-        sentence = f"{call[:200]!r} is no call of this server"
+        sentence = f"{call[:200]!r} is not a call of this server"
         self._note(call, context, "UnknownCall", sentence)
         self._refusals.strain(self._name_and_limits(context, self._peer(context))[0])
         context.abort(grpc.StatusCode.UNIMPLEMENTED, sentence)
@@ -130,11 +130,11 @@ class Guard(grpc.ServerInterceptor):
         """Count the call while it runs.
 
         Raises:
-            Busy: the peer, or its role, has too many, or has wanted too often what it may not have.
+            Busy: the peer or its role has too many calls, or the peer has been refused too often.
         """
         name, limits = self._name_and_limits(context, peer)
         if peer is not None and self._refusals.is_too_much(name):  # an address may be a whole cluster
-            raise Busy(f"{name} was refused too often; ask again in a second")
+            raise Busy(f"{name} was refused too often; retry in a second")
         is_stream = handler.request_streaming or handler.response_streaming
         group = ("", None) if peer is None else (peer.role, room_of(peer.role, self._num_threads))
         return self._admission.call(name, limits, is_stream=is_stream, group=group)
@@ -142,14 +142,14 @@ class Guard(grpc.ServerInterceptor):
     def _request(
         self, call: str, handler: Any, messages: Iterator[bytes], context: grpc.ServicerContext, peer: Peer | None
     ) -> Any:
-        """The request, or the stream of requests, if the caller may make it.
+        """The request, or the stream of requests, of an authorized caller.
 
         Raises:
-            Unauthenticated, PermissionDenied: it may not.
-            ProtocolViolation: the request cannot be read.
+            Unauthenticated, PermissionDenied: the caller is not authorized.
+            ProtocolViolation: the request cannot be parsed.
         """
         if peer is None and self._access is not None:
-            peer = peer_of(context)  # which says why it is nobody
+            peer = peer_of(context)  # whose message names the reason
         claim = None if peer is None else check_role(call, peer, self._access or {})
         both_ways = handler.request_streaming and handler.response_streaming
         messages = self._watched((call, context), messages, first_only=both_ways)
@@ -168,7 +168,7 @@ class Guard(grpc.ServerInterceptor):
     def _watched(
         self, key: tuple[str, grpc.ServicerContext], messages: Iterator[bytes], *, first_only: bool
     ) -> Iterator[bytes]:
-        """`messages`, with the waits for them known to the uploads; two streams, once begun, may be silent for long."""
+        """`messages`, recording the waits for each; two kinds of stream may be silent for long once begun."""
         uploads, clock = self._uploads, self._clock
         uploads.begin(key, now=clock.monotonic())
         uploads.wait(key, now=clock.monotonic())
@@ -178,10 +178,10 @@ class Guard(grpc.ServerInterceptor):
                 uploads.end(key)
             yield message
             uploads.wait(key, now=clock.monotonic())
-        uploads.arrived(key)  # the end of the stream; of the call, `_answer` tells
+        uploads.arrived(key)  # the end of the stream; `_answer` records the end of the call
 
     def _only(self, requests: Iterator[Any], key: tuple[str, grpc.ServicerContext]) -> Any:
-        """The request of a call that has one."""
+        """The single request of a unary call."""
         for request in requests:
             self._uploads.end(key)
             return request
@@ -190,14 +190,14 @@ class Guard(grpc.ServerInterceptor):
     # -- who calls, and how it ends ----------------------------------------------------------------------------------
 
     def _peer(self, context: grpc.ServicerContext) -> Peer | None:
-        """Who calls, by its certificate; None if nobody knows."""
+        """The caller's identity from its certificate; None if unknown."""
         if self._access is not None:
             with suppress(Unauthenticated):
                 return peer_of(context)
         return None
 
     def _identity(self, context: grpc.ServicerContext) -> str:
-        """The same for the log; empty if nobody knows."""
+        """The caller's identity for the log; empty if unknown."""
         return str(self._peer(context) or "")
 
     def _name_and_limits(self, context: grpc.ServicerContext, peer: Peer | None) -> tuple[str, Limits]:
@@ -215,14 +215,14 @@ class Guard(grpc.ServerInterceptor):
         self._refusals.note(call, peer=context.peer(), identity=identity, error=error, sentence=sentence, who=who)
 
     def _abort(self, call: str, context: grpc.ServicerContext, error: Exception) -> None:
-        """End the call with the status of `error`: `abort` raises. A call that has its status already is left alone."""
-        if cast("Any", context).code() is not None:  # the stubs have no `code`
+        """End the call with the status of `error`: `abort` raises. A call that already has a status is left alone."""
+        if cast("Any", context).code() is not None:  # missing in the stubs
             return
         if call.startswith("/grpc.") and not isinstance(error, HetpipeError):
-            return  # gRPC's own services end their calls by themselves
+            return  # gRPC's own services end their calls themselves
         if isinstance(error, grpc.RpcError) or self._uploads.is_overdue((call, context)):
-            # Whoever reads from a call that is over gets this: of a client that went away, of one that sent a message
-            # over the limit, which gRPC itself refuses, or of one that was cut off, which has its line already.
+            # Raised to readers of a call that is over: the client went away, sent a message over the limit, which gRPC
+            # itself rejects, or was cut off, which has been logged already.
             _log.info("call_broke_off", call=call, peer=context.peer(), identity=self._identity(context))
             return
         if isinstance(error, HetpipeError):
@@ -234,7 +234,7 @@ class Guard(grpc.ServerInterceptor):
 
 
 def address_of(peer: str) -> str:
-    """GRPC's name of a peer without its port, which another connection does not share.
+    """The peer address as reported by gRPC, without the port, which differs between connections.
 
     >>> address_of("ipv4:127.0.0.1:4711"), address_of("ipv6:%5B::1%5D:4711"), address_of("unix:")
     ('ipv4:127.0.0.1', 'ipv6:%5B::1%5D', 'unix:')
@@ -244,12 +244,12 @@ def address_of(peer: str) -> str:
 
 
 def _read(read: Callable[[bytes], Any] | None, data: bytes) -> Any:
-    """The request in `data`.
+    """Parse a request.
 
     Raises:
-        ProtocolViolation: it is no such message.
+        ProtocolViolation: it is not such a message.
     """
     try:
         return data if read is None else read(data)
     except DecodeError:
-        raise ProtocolViolation(f"the request, of {len(data)} bytes, is no message of this call") from None
+        raise ProtocolViolation(f"the request of {len(data)} bytes is not a valid message of this call") from None

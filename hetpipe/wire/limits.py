@@ -1,18 +1,19 @@
-"""How much of a server one peer may have at a time, counted where every call passes (`wire.guard`).
+"""Limits on the share of a server that one peer may use, counted for every call (`wire.guard`).
 
-A call of a sync server holds a thread from its first byte to its last, also while it waits for its peer to send. So a
-peer that opens calls and sends nothing would, without a limit, have all threads in the end. `Admission` counts running
-calls per peer, and the bytes that peers have announced; what goes beyond a limit is `Busy`, which clients of hetpipe
-take as "ask again soon", so that a limit slows an honest run down and never ends it. `Uploads` knows which calls wait
-for their peer, and for how long.
+A call of a sync server occupies a thread from its first byte to its last, including the time its peer takes to send.
+Without a limit, a peer that opens calls and sends nothing would eventually occupy all threads. `Admission` counts
+running calls per peer and the bytes that peers have announced; calls beyond a limit fail with `Busy`, on which
+hetpipe's clients back off and retry, so a limit slows an honest run down and never ends it. `Uploads` tracks which
+calls wait for data from their peer, and for how long.
 
-A peer is its certificate. Without TLS it is an address, and a whole run on one machine comes from one: then 200 stages
-and 64 shards are one peer, which may have all but an eighth of the threads (`Limits.of_address`), and all of the bytes.
-With TLS a stage has at most about eight calls at a shard at a time: one that follows the log, a push, a pull, and some
-short ones; an agent has three at the coordinator; a shard or the coordinator a few per job. 64 is room for all of that.
+A peer is identified by its certificate. Without TLS it is identified by its address, and a whole run on one machine
+shares one: then 200 stages and 64 shards are one peer, which may use all but an eighth of the threads
+(`Limits.of_address`), and all of the bytes. With TLS a stage has at most about eight concurrent calls at a shard: one
+that follows the log, a push, a pull, and some short ones; an agent has three at the coordinator; a shard or the
+coordinator a few per job. 64 covers all of these.
 
-Roles share the threads, too (`SHARES`): however many peers of a role there are, they leave room for whoever a job needs
-more than them.
+Roles share the threads, too (`SHARES`): however many peers a role has, they leave capacity for roles that a job depends
+on more.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from hetpipe.values.identity import Role
 
 KeyT = TypeVar("KeyT")
 
-#: Of the threads of a server with at least this many, peers without a certificate leave one in `_RESERVE` to others.
+#: On a server with at least this many threads, peers without a certificate leave one in `_RESERVE` free.
 _MIN_SHARED_THREADS = 16
 _RESERVE = 8
 
 
-#: Of the threads of a server, what all peers of a role may have together; the others may have all.
+#: Maximum share of a server's threads per role; roles not listed may use all.
 SHARES: Mapping[Role, Fraction] = {
     Role.MONITOR: Fraction(1, 8),
     Role.OPERATOR: Fraction(1, 4),
@@ -44,7 +45,7 @@ SHARES: Mapping[Role, Fraction] = {
 
 
 def room_of(role: Role, num_threads: int) -> int | None:
-    """Running calls that all peers of a role may have on a server with `num_threads`; None: as many as there are.
+    """Maximum number of running calls of all peers of a role on a server with `num_threads`; None: unlimited.
 
     >>> room_of(Role.MONITOR, 192), room_of(Role.AGENT, 192), room_of(Role.MONITOR, 4)
     (24, None, None)
@@ -55,24 +56,25 @@ def room_of(role: Role, num_threads: int) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one peer may have of a server at a time. `None`: as much as there is."""
+    """Limits of one peer at one server. `None`: unlimited."""
 
     calls_per_peer: int | None = 64
-    """Running calls, streams included."""
+    """Running calls, including streams."""
     streams_per_peer: int | None = 32
-    """Running calls whose requests or answers are a stream."""
+    """Running calls with a stream of requests or replies."""
     bytes_per_peer: int | None = 2 << 30
-    """Announced bytes of the uploads under way. A peer with nothing under way may announce more: a slice may be large,
-    and whether it is one of the plan is for the handler to say."""
+    """Announced bytes of uploads in progress. A peer without any may announce more: a slice may be large, and the
+    handler checks whether it belongs to the plan.
+    """
     bytes_in_total: int | None = 16 << 30
     """The same over all peers, with the same exception."""
     idle_seconds: float = 30.0
-    """Longest wait for the next message of an upload, or for a request that was begun."""
+    """Maximum wait for the next message of an upload, or for the rest of a request."""
     upload_seconds: float = 3_600.0
-    """Longest upload; as long as the longest deadline of hetpipe's own."""
+    """Maximum duration of an upload; equals hetpipe's longest client deadline."""
 
     def of_address(self, num_threads: int) -> Limits:
-        """The same for a peer that is known by its address only, on a server with `num_threads`.
+        """The limits of a peer identified by its address only, on a server with `num_threads`.
 
         >>> Limits().of_address(360).calls_per_peer
         315
@@ -83,7 +85,7 @@ class Limits:
 
 
 class Admission:
-    """Counts what runs. Thread-safe; never blocks."""
+    """Counters of running calls and announced bytes. Thread-safe; never blocks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -96,10 +98,10 @@ class Admission:
     def call(
         self, peer: str, limits: Limits, *, is_stream: bool, group: tuple[str, int | None] = ("", None)
     ) -> Iterator[None]:
-        """Count a call while it runs; `group` is the peer's role, with the calls that it may have.
+        """Count a call while it runs; `group` is the peer's role with its limit.
 
         Raises:
-            Busy: `peer`, or its role, has as many as it may.
+            Busy: `peer` or its role has reached its limit.
         """
         role, room = group
         counted = [
@@ -110,7 +112,7 @@ class Admission:
         with self._lock:
             for counter, key, limit, what in counted:
                 if limit is not None and counter[key] >= limit:
-                    raise Busy(f"{peer} has {counter[key]} {what} under way, and may have {limit}; ask again soon")
+                    raise Busy(f"{peer} has {counter[key]} {what} in progress, and the limit is {limit}; retry later")
             for counter, key, _, _ in counted:
                 counter[key] += 1
         try:
@@ -122,21 +124,21 @@ class Admission:
 
     @contextmanager
     def bytes_in_flight(self, peer: str, num_bytes: int, limits: Limits) -> Iterator[None]:
-        """Count announced bytes while they are on their way.
+        """Count announced bytes while they are in flight.
 
         Raises:
-            Busy: there are too many already, of this peer or of all.
+            Busy: the limit of this peer or of all peers is exceeded.
         """
         with self._lock:
             mine, everyone = self._bytes[peer], self._bytes.total()
             for whose, under_way, limit in (
                 (peer, mine, limits.bytes_per_peer),
-                ("every peer together", everyone, limits.bytes_in_total),
+                ("all peers together", everyone, limits.bytes_in_total),
             ):
                 if limit is not None and under_way and under_way + num_bytes > limit:
                     raise Busy(
-                        f"{whose} has {under_way} bytes under way, and with {num_bytes} more would have over {limit}; "
-                        "ask again soon"
+                        f"{under_way} bytes from {whose} are in flight, and {num_bytes} more would exceed the "
+                        f"limit of {limit}; retry later"
                     )
             self._bytes[peer] += num_bytes
         try:
@@ -147,7 +149,7 @@ class Admission:
 
     @property
     def num_peers(self) -> int:
-        """Peers with something under way."""
+        """Number of peers with calls or bytes in flight."""
         with self._lock:
             return len(self._calls.keys() | self._bytes.keys())
 
@@ -155,7 +157,7 @@ class Admission:
 def _subtract(counter: Counter[str], peer: str, number: int) -> None:
     counter[peer] -= number
     if not counter[peer]:
-        del counter[peer]  # so that peers that come and go leave nothing behind
+        del counter[peer]  # so that short-lived peers leave no entries behind
 
 
 @dataclass(slots=True)
@@ -166,7 +168,7 @@ class _Upload:
 
 
 class Uploads(Generic[KeyT]):
-    """The calls whose peer has more to send, and since when it is waited for. Thread-safe; the time is an argument."""
+    """Uploads whose peer has more to send, with the time since when. Thread-safe; the time is an argument."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -174,34 +176,34 @@ class Uploads(Generic[KeyT]):
         self._uploads: dict[KeyT, _Upload] = {}
 
     def __len__(self) -> int:
-        """Uploads under way."""
+        """Number of uploads in progress."""
         with self._lock:
             return len(self._uploads)
 
     def begin(self, key: KeyT, *, now: float) -> None:
-        """An upload begins."""
+        """Start tracking an upload."""
         with self._lock:
             self._uploads[key] = _Upload(now)
 
     def wait(self, key: KeyT, *, now: float) -> None:
-        """Its next message is waited for from now on."""
+        """Start waiting for its next message."""
         with self._lock:
             if key in self._uploads:
                 self._uploads[key].waits_since = now
 
     def arrived(self, key: KeyT) -> None:
-        """The message is there."""
+        """Record the arrival of a message."""
         with self._lock:
             if key in self._uploads:
                 self._uploads[key].waits_since = None
 
     def end(self, key: KeyT) -> None:
-        """There is no more to come, or no more is wanted."""
+        """Stop tracking an upload that is complete or no longer wanted."""
         with self._lock:
             self._uploads.pop(key, None)
 
     def overdue(self, *, now: float) -> list[tuple[KeyT, DeadlineExceeded]]:
-        """The uploads that have taken too long, each with the sentence to end it with. They are told once."""
+        """Uploads that have timed out, each with the message to end it with. Each is returned once."""
         found: list[tuple[KeyT, DeadlineExceeded]] = []
         with self._lock:
             for key, upload in self._uploads.items():
@@ -212,7 +214,7 @@ class Uploads(Generic[KeyT]):
         return found
 
     def is_overdue(self, key: KeyT) -> bool:
-        """Whether it has been told to be, and has not ended since."""
+        """Whether an upload was returned by `overdue` and has not ended since."""
         with self._lock:
             return key in self._uploads and self._uploads[key].is_overdue
 
@@ -220,7 +222,7 @@ class Uploads(Generic[KeyT]):
         limits = self._limits
         waited = 0.0 if upload.waits_since is None else now - upload.waits_since
         if waited >= limits.idle_seconds:
-            return f"nothing was sent for {waited:.0f} s, where {limits.idle_seconds:g} s are waited; call again"
+            return f"nothing was received for {waited:.0f} s, and the limit is {limits.idle_seconds:g} s; call again"
         if now - upload.began >= limits.upload_seconds:
-            return f"an upload takes at most {limits.upload_seconds:g} s; send it again, in smaller parts"
+            return f"an upload may take at most {limits.upload_seconds:g} s; resend it in smaller parts"
         return ""

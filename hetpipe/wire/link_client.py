@@ -1,4 +1,4 @@
-"""The end of a link that calls: one stream to the previous stage."""
+"""The client side of a link: one stream to the previous stage."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def connect_link(
     deadline_seconds: float,
     clock: Clock = SYSTEM_CLOCK,
 ) -> LinkStream:
-    """Call the stage `neighbour`, which serves at `address`; tries again while nobody listens there.
+    """Connect to the stage `neighbour` at `address`; retried until it accepts connections.
 
-    With TLS, whoever answers must have the certificate of that very life of the stage.
+    With TLS, the server must have the certificate of exactly this incarnation of the stage.
 
     Raises:
-        PeerUnreachable: nobody answered within `deadline_seconds`.
-        HetpipeError: the neighbour refused, or is somebody else.
+        PeerUnreachable: no connection within `deadline_seconds`.
+        HetpipeError: the neighbour refused, or another process answered.
     """
     target = Target(address=address, role=str(neighbour), tls=tls, server_name=neighbour.peer.server_name)
     connection = Connection(target, clock=clock)
@@ -61,7 +61,7 @@ def connect_link(
 
 
 def _call(connection: Connection, hello: LinkHello, neighbour: Requester, began: float, seconds: float) -> LinkStream:
-    """One attempt. The stream keeps the channel as long as it lives, also when the certificates change."""
+    """Make one attempt. The stream holds its channel for its whole lifetime, also across certificate rotation."""
     outgoing: Future[Iterator[bytes]] = Future()
     with ExitStack() as stack:
         stack.callback(outgoing.cancel)
@@ -73,7 +73,7 @@ def _call(connection: Connection, hello: LinkHello, neighbour: Requester, began:
             with _cancelled_after(seconds, call.cancel):
                 first = next(responses, b"")
         except grpc.RpcError as error:
-            raise connection.translated(error, "Connect", began, f"{hello.requester} to be let in") from error
+            raise connection.translated(error, "Connect", began, f"{hello.requester} to be accepted") from error
         welcome = hello_from_bytes(first, expected=neighbour)
         kept = stack.pop_all()
 
@@ -86,7 +86,7 @@ def _call(connection: Connection, hello: LinkHello, neighbour: Requester, began:
 
 @contextmanager
 def _cancelled_after(seconds: float, cancel: Callable[[], object]) -> Iterator[None]:
-    """Call `cancel` if the block takes longer: what gRPC's iterators give has no deadline of its own."""
+    """Call `cancel` if the block takes longer: gRPC's iterators have no deadline of their own."""
     timer = threading.Timer(seconds, cancel)
     timer.daemon = True
     timer.start()

@@ -1,4 +1,4 @@
-"""The end of a link that is called: a server for one neighbour and one stream."""
+"""The server side of a link: a gRPC server for one neighbour and one stream."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from hetpipe.wire.tls import Tls
 if TYPE_CHECKING:
     from hetpipe.wire.serving import Handler
 
-#: Longest wait for the hello of a caller.
+#: Timeout for the hello of a caller.
 HELLO_SECONDS = 10.0
 
-#: Calls at the same time: the neighbour's, one that tries again, and some that are refused.
+#: Concurrent calls: the neighbour's, a retry of it, and some that are refused.
 _NUM_CALLS = 8
 
 
 class LinkServer:
-    """Listens for one neighbour. `start` it, `accept` once; then the stream's `close` ends it, or else `close`."""
+    """Accepts one neighbour. `start` it, `accept` once; then close the stream, or call `close` if there is none."""
 
     def __init__(
         self,
@@ -51,14 +51,14 @@ class LinkServer:
         tls: Tls | None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Prepare; nobody can call yet.
+        """Set up the server; `start` opens the port.
 
         Args:
-            host: own address, under which the neighbour reaches this process.
+            host: the address at which the neighbour reaches this process.
             port: 0 lets the system choose.
-            hello: who serves.
-            neighbour: who may call; everybody else is refused.
-            tls: None for plaintext, where the caller is believed who it is.
+            hello: identity of this end.
+            neighbour: the only stage that is accepted.
+            tls: None for plaintext, where the caller is not authenticated.
             clock: measures the wait.
         """
         self._hello = hello
@@ -76,7 +76,7 @@ class LinkServer:
                 num_threads=_NUM_CALLS,
                 max_concurrent_calls=_NUM_CALLS,
                 tls=tls,
-                insecure=tls is None,  # the agent was told so, or listens on loopback
+                insecure=tls is None,  # the agent was started with --insecure, or listens on loopback
                 access=_only(neighbour),
                 limits=Limits(idle_seconds=HELLO_SECONDS),
             )
@@ -89,21 +89,21 @@ class LinkServer:
 
         Raises:
             PortInUse: the port is taken.
-            UserError: `host` is no address of this machine.
+            UserError: `host` is not an address of this machine.
         """
         try:
             return self._server.start()
         except PortInUse as error:
             raise PortInUse(
-                f"port {self._port} of {self._host}, where {self._hello.requester} should await its neighbour, is "
-                "taken; choose others with --stage-port"
+                f"port {self._port} of {self._host}, on which {self._hello.requester} accepts its neighbour, is "
+                "in use; choose other ports with --stage-port"
             ) from error
 
     def accept(self, *, deadline_seconds: float) -> LinkStream:
-        """The neighbour's stream, once it has called.
+        """Wait for the neighbour's connection and return its stream.
 
         Raises:
-            DeadlineExceeded: it has not called in time.
+            DeadlineExceeded: it has not connected in time.
         """
         began = self._clock.monotonic()
         try:
@@ -116,7 +116,7 @@ class LinkServer:
             ) from None
 
     def close(self) -> None:
-        """Break the stream, if there is one, and free the port."""
+        """Break the stream, if any, and free the port."""
         self._outgoing.cancel()
         if self._arrived.done():
             self._arrived.result().cancel()
@@ -126,7 +126,7 @@ class LinkServer:
         hello = hello_from_bytes(next(messages, b""), expected=self._neighbour)
         with self._lock:
             if self._taken:
-                raise ProtocolViolation(f"{self._neighbour} has its link already; a link cannot be taken up again")
+                raise ProtocolViolation(f"{self._neighbour} is already connected; a link cannot be resumed")
             self._taken = True
         incoming = incoming_messages(messages, hello.requester)
         self._arrived.set_result(LinkStream(hello, incoming, self._outgoing, context.cancel, self.close))
@@ -134,7 +134,7 @@ class LinkServer:
 
 
 def _only(neighbour: Requester) -> Mapping[str, Rule]:
-    """With TLS, the one place that says who may call: the certificate of that very life, whatever the hello says."""
+    """With TLS, the access check: only the certificate of this incarnation is accepted, whatever the hello contains."""
     return {CALL: {Role.STAGE: partial(_claim, neighbour.peer)}}
 
 

@@ -1,8 +1,8 @@
-"""One stream of raw messages between two neighbouring stages, as both of its ends see it.
+"""One stream of raw messages between two neighbouring stages, as seen by either end.
 
-The call is `LinkService/Connect`. The first message each way is a `LinkHello`; what follows belongs to `hetpipe.link`.
-No deadline ends the stream, which lives as long as the stages do: keepalive tells of a dead peer, and who waits for a
-frame has a deadline of its own.
+The call is `LinkService/Connect`. The first message in each direction is a `LinkHello`; the rest belongs to
+`hetpipe.link`. The stream has no deadline and lives as long as the stages: keepalive detects a dead peer, and waits for
+frames have deadlines of their own.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ CALL: Final = f"/{SERVICE}/{CONNECT}"
 
 @dataclass(frozen=True, slots=True)
 class LinkStream:
-    """A stream whose hellos are exchanged."""
+    """A stream after the exchange of hellos."""
 
     peer: LinkHello
     incoming: Iterator[bytes]
-    """The other end's messages, to its end of the stream; raises `PeerUnreachable` when the stream breaks."""
+    """Messages from the other end until it ends its side; raises `PeerUnreachable` when the stream breaks."""
     outgoing: Future[Iterator[bytes]]
     cancel: Callable[[], object]
-    """Break the stream at once; what it returns says nothing. From any thread."""
+    """Breaks the stream immediately; the return value has no meaning. May be called from any thread."""
     close: Callable[[], None]
-    """End what the stream needs: channel or server. Once, when both iterators have ended or do not matter."""
+    """Releases the channel or server. Called once, when both iterators have ended or are no longer needed."""
 
     def send(self, messages: Iterator[bytes]) -> None:
-        """Have `messages` sent; this end of the stream ends with them. They are asked for on a thread of gRPC."""
+        """Send `messages`; this end of the stream ends with them. They are iterated on a gRPC thread."""
         self.outgoing.set_result(messages)
 
 
 def outgoing_messages(hello: LinkHello, following: Future[Iterator[bytes]]) -> Iterator[bytes]:
-    """What one end sends: its hello, and what `LinkStream.send` is given; nothing more if that is cancelled."""
+    """One end's outgoing messages: its hello, then those passed to `LinkStream.send`; none of these if cancelled."""
     yield hello_to_bytes(hello)
     try:
         messages = following.result()
@@ -52,7 +52,7 @@ def outgoing_messages(hello: LinkHello, following: Future[Iterator[bytes]]) -> I
 
 
 def incoming_messages(messages: Iterator[bytes], peer: Requester) -> Iterator[bytes]:
-    """`messages` with gRPC's errors as ours."""
+    """`messages`, with gRPC errors translated."""
     try:
         yield from messages
     except grpc.RpcError as error:
@@ -61,24 +61,26 @@ def incoming_messages(messages: Iterator[bytes], peer: Requester) -> Iterator[by
 
 
 def hello_to_bytes(hello: LinkHello) -> bytes:
-    """As the first message of a stream."""
+    """Serialize a hello as the first message of a stream."""
     return to_bytes(hello)
 
 
 def hello_from_bytes(message: bytes, *, expected: Requester) -> LinkHello:
-    """Inverse of `hello_to_bytes`.
+    """Parse a hello; the inverse of `hello_to_bytes`.
 
     Raises:
-        ProtocolViolation: it is no hello, or that of another stage than `expected`.
+        ProtocolViolation: it is not a hello, or comes from a stage other than `expected`.
     """
     hello = from_bytes(LinkHello, message)
     if hello.requester != expected:
-        raise ProtocolViolation(f"{name_in_full(hello.requester)} called where {name_in_full(expected)} was expected")
+        raise ProtocolViolation(
+            f"{name_in_full(hello.requester)} connected where {name_in_full(expected)} was expected"
+        )
     if hello.room < 1:
-        raise ProtocolViolation(f"{expected} has no room for a frame")
+        raise ProtocolViolation(f"{expected} announced no capacity for a frame")
     return hello
 
 
 def name_in_full(requester: Requester) -> str:
-    """A stage with its job and term."""
+    """A stage's name with job and term."""
     return f"{requester} of job {requester.job_id}, term {requester.term},"

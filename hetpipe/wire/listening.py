@@ -1,4 +1,4 @@
-"""Where servers listen: exclusively, on this machine's addresses, and not beyond it without TLS unless that is said."""
+"""Listening sockets: exclusive, on this machine's addresses, and beyond loopback only with TLS or `--insecure`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from hetpipe.values.addresses import join_address
 
 
 def refuse_plaintext_beyond_loopback(host: str) -> None:
-    """Let nobody open a port to the network without saying so.
+    """Check that a plaintext port stays on loopback.
 
     Raises:
-        UserError: `host` is, or may be, an address that other machines reach.
+        UserError: `host` is, or may be, an address that other machines can reach.
     """
     if not is_loopback(host):
         raise UserError(
-            f"{host or 'every interface'} can be reached by other machines, so it needs TLS: give --tls DIR, a folder "
-            "that `hetpipe certs issue` makes, or say --insecure if only people you trust can reach it"
+            f"{host or 'every interface'} can be reached by other machines, so it needs TLS: give --tls DIR, a "
+            "folder that `hetpipe certs issue` makes, or --insecure if only trusted people can reach it"
         )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`. A name that cannot be resolved counts as one that others reach."""
+    """Whether `host` is reachable from this machine only. Names that do not resolve count as reachable from others."""
     try:
         found = socket.getaddrinfo(host or "0.0.0.0", None, type=socket.SOCK_STREAM)  # noqa: S104 - asked, not bound
     except OSError:
@@ -35,10 +35,10 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(server: grpc.Server, host: str, port: int, credentials: grpc.ServerCredentials | None) -> str:
-    """Have `server` listen; the address, with the port the system chose.
+    """Bind `server`; returns the address with the port chosen by the system.
 
     Raises:
-        PortInUse: the address is taken.
+        PortInUse: the address is in use.
         UserError: the host is unknown or not this machine's.
     """
     _check_bindable(host, port)
@@ -52,11 +52,11 @@ def listen(server: grpc.Server, host: str, port: int, credentials: grpc.ServerCr
 
 
 def _port_in_use(address: str) -> PortInUse:
-    return PortInUse(f"address {address} is taken; choose another with --port")
+    return PortInUse(f"address {address} is in use; choose another with --port")
 
 
 def _check_bindable(host: str, port: int) -> None:
-    """Try what gRPC is about to do: it does not say why it fails, and writes to standard error by itself."""
+    """Bind a socket first: gRPC does not report why binding fails, and logs to standard error."""
     address = join_address(host, port)
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -1,4 +1,4 @@
-"""What a client does when a server is `Busy` with it: asks again, after rests that grow, as long as it has time."""
+"""Retry of `Busy` calls with exponential backoff until a deadline."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LONGEST_REST_SECONDS = 0.2
 
 
 def while_busy(work: Callable[[], T], *, until: float, clock: Clock) -> T:
-    """What `work` gives, once the server takes it.
+    """The result of `work`, retried while it raises `Busy`.
 
     Raises:
-        Busy: it did not until the monotonic second `until`.
+        Busy: it still does at monotonic second `until`.
     """
     rests = _rests(until, clock)
     while True:
@@ -30,10 +30,10 @@ def while_busy(work: Callable[[], T], *, until: float, clock: Clock) -> T:
 
 
 def stream_while_busy(work: Callable[[], Iterator[T]], *, until: float, clock: Clock) -> Generator[T, None, None]:
-    """The stream that `work` gives, once the server takes it; a stream that has begun is not begun again.
+    """The stream returned by `work`, retried until its first message; a stream that has begun is not restarted.
 
     Raises:
-        Busy: as `while_busy`.
+        Busy: as for `while_busy`.
     """
     rests = _rests(until, clock)
     begun = False
@@ -50,7 +50,7 @@ def stream_while_busy(work: Callable[[], Iterator[T]], *, until: float, clock: C
 
 
 def _rests(until: float, clock: Clock) -> Iterator[bool]:
-    """Rests, and is true after each; ends when there is no time for another."""
+    """Sleep between attempts; yields after each sleep, and ends when the deadline leaves no time for another."""
     rest = _FIRST_REST_SECONDS
     while clock.monotonic() + rest < until:
         clock.sleep(rest)

@@ -1,4 +1,4 @@
-"""A plaintext port with nothing but health, for probes that have no certificate."""
+"""A plaintext port that serves only health checks, for probes without a certificate."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from grpc_health.v1 import health, health_pb2_grpc
 from hetpipe.wire.channel import message_options, silence_options
 from hetpipe.wire.listening import is_loopback, listen
 
-#: What is asked for to learn whether a process is alive: it serves that from before anything that takes long until it
-#: ends, while what it is there for may have to wait. Threads of its own answer, so being busy is not being dead.
+#: Name of the liveness check: it is served from before any slow start-up step until the process exits, while readiness
+#: may come later. It is answered on separate threads, so a busy process still counts as alive.
 LIVE = "live"
 
 #: Probes are few and small.
@@ -22,15 +22,15 @@ _ALL_INTERFACES = "0.0.0.0"  # noqa: S104 - whoever probes a container comes by 
 
 
 class Probes:
-    """One such port. `start` and `stop` it once."""
+    """A health-check port. `start` and `stop` it once."""
 
     def __init__(self, host: str, port: int, servicer: health.HealthServicer) -> None:
-        """Prepare.
+        """Set up the port.
 
         Args:
-            host: where the process listens; where others reach it, all interfaces are listened on.
+            host: the service's own host; if others can reach it, the port is opened on all interfaces.
             port: 0 lets the system choose one.
-            servicer: what is told.
+            servicer: the health state.
         """
         self._host = host if is_loopback(host) else _ALL_INTERFACES
         self._port = port
@@ -43,10 +43,10 @@ class Probes:
         health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
 
     def start(self) -> str:
-        """Answer from now on; the address.
+        """Start answering; returns the address.
 
         Raises:
-            PortInUse: the address is taken.
+            PortInUse: the address is in use.
             UserError: the host is unknown or not this machine's.
         """
         address = listen(self._server, self._host, self._port, None)
@@ -54,6 +54,6 @@ class Probes:
         return address
 
     def stop(self) -> None:
-        """Answer no more."""
+        """Stop answering and free the port."""
         self._server.stop(None).wait()
         self._pool.shutdown(wait=False)

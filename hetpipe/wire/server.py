@@ -1,11 +1,12 @@
-"""A sync gRPC server with everything a hetpipe service needs around its calls.
+"""A sync gRPC server with the features that every hetpipe service needs.
 
-Callers are known by their certificates and held to `wire.calls` and `wire.limits`, and errors become statuses (all in
-`wire.guard`); the port is taken exclusively, messages and concurrent calls are bounded, pings are answered, the
-standard health service is there, and `stop` ends the streams first, so that it is prompt.
+Callers are identified by their certificates and checked against `wire.calls` and `wire.limits`, and errors become
+statuses (all in `wire.guard`); the port is bound exclusively, messages and concurrent calls are bounded, keepalive
+pings are answered, the standard health service is included, and `stop` ends the streams first, so that it returns
+quickly.
 
-A call holds a thread of the pool while it runs. Calls that wait must therefore be streams bounded by `wire.watchers`,
-with fewer watchers than threads.
+A call occupies a thread of the pool while it runs. Calls that wait must therefore be streams bounded by
+`wire.watchers`, with fewer watchers than threads.
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ from hetpipe.wire.listening import listen, refuse_plaintext_beyond_loopback
 from hetpipe.wire.probes import LIVE, Probes
 from hetpipe.wire.tls import Tls
 
-#: Shortest pause between two pings of one client that the server accepts, in milliseconds; below every client's own.
+#: Minimum interval between pings of one client that the server accepts, in milliseconds; below every client's own.
 _MIN_PING_INTERVAL_MS = 2_000
 
-#: What the system calls the threads of the pool, of which there are as many as calls were ever under way at once.
+#: Thread name, as shown by the system, of pool threads; the pool grows to the maximum number of concurrent calls.
 POOL_THREADS = "rpc-pool"
 
-#: Calls of one connection at a time; further ones wait on the client's side. Well above `Limits.calls_per_peer`.
+#: Maximum concurrent calls per connection; further ones wait on the client's side. Well above `Limits.calls_per_peer`.
 MAX_STREAMS_PER_CONNECTION = 128
 
-#: Seconds between two looks for calls whose peers send nothing.
+#: Seconds between two checks for calls whose peers have stopped sending.
 _LOOK_SECONDS = 1.0
 
-#: Running and queued calls of a server that says nothing else.
+#: Default limit on running and queued calls.
 MAX_CONCURRENT_CALLS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Where a server listens and how much it takes on."""
+    """Address and capacity of a server."""
 
     host: str = "127.0.0.1"
     """Interface to listen on; `0.0.0.0` for all."""
@@ -58,27 +59,27 @@ class ServerConfig:
     num_threads: int = 16
     """Calls that run at the same time; further ones queue."""
     max_concurrent_calls: int = MAX_CONCURRENT_CALLS
-    """Running and queued calls; further ones are refused."""
+    """Running and queued calls; further ones are rejected."""
     max_message_bytes: int = MAX_MESSAGE_BYTES
     reflection: bool = False
-    """Tells clients which services there are; needs the extra `reflection`."""
+    """Enables gRPC server reflection; requires the extra `reflection`."""
     tls: Tls | None = None
-    """Whose certificate to serve with, and whom to trust. None: plaintext, and everybody may call everything."""
+    """Certificates to serve with and to trust. None: plaintext, and anonymous callers may make every call."""
     insecure: bool = False
-    """Listen beyond loopback without TLS."""
+    """Allow listening beyond loopback without TLS."""
     health_port: int | None = None
-    """A second, plaintext port with nothing but health, for probes that have no certificate; 0: any."""
+    """Port of a second, plaintext server with only health checks, for probes without a certificate; 0: any."""
     access: Mapping[str, Rule] = field(default_factory=lambda: ACCESS)
-    """Who may call what, with TLS."""
+    """The access table, with TLS."""
     limits: Limits = field(default_factory=Limits)
-    """What one peer may have at a time."""
+    """Limits of one peer."""
 
 
 class Server:
-    """One server. Add services, `start` it, and `stop` it once; every method is called from one thread."""
+    """A gRPC server. Add services, `start` it, and `stop` it once; every method is called from one thread."""
 
     def __init__(self, config: ServerConfig, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Prepare; nothing listens yet. `clock` measures how long peers are waited for."""
+        """Set up the server; `start` opens the port. `clock` measures how long peers take to send."""
         self._config = config
         self._guard = Guard(
             None if config.tls is None else config.access, config.limits, num_threads=config.num_threads, clock=clock
@@ -106,25 +107,25 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         port = config.health_port
         self._probes = None if port is None else Probes(config.host, port, self._health)
-        #: `HOST:PORT` once started; the host is the interface, so it may be a wildcard.
+        #: `HOST:PORT` once started; the host is the interface and may be a wildcard.
         self.address = ""
-        #: The same of the port for probes, if there is one.
+        #: Likewise for the probe port, if any.
         self.health_address = ""
 
     def add(self, service: str, handler: grpc.GenericRpcHandler) -> None:
-        """Serve the calls of `service` (its full name). Before `start` only."""
+        """Register the handlers of `service` (its full name). Before `start` only."""
         self._services.append(service)
         self._server.add_generic_rpc_handlers((handler,))
 
     def on_stop(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when `stop` begins; it must end the streams it knows of, and return soon."""
+        """Register `callback` to be called when `stop` begins; it must end its streams and return quickly."""
         self._on_stop.append(callback)
 
     def stand_by(self) -> None:
-        """Answer on the port for probes, if there is one, that nothing is served yet. Before `start` only.
+        """Report "not serving" on the probe port, if any. Before `start` only.
 
         Raises:
-            PortInUse: its address is taken.
+            PortInUse: its address is in use.
             UserError: the host is unknown or not this machine's.
         """
         self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -132,15 +133,15 @@ class Server:
         self._start_probes()
 
     def start(self) -> str:
-        """Listen and serve.
+        """Open the port and serve.
 
         Returns:
-            The address, `HOST:PORT`, with the port the system chose.
+            The address, `HOST:PORT`, with the port chosen by the system.
 
         Raises:
-            PortInUse: the address is taken.
-            UserError: the host is unknown or not this machine's, reflection is asked for and not installed, or others
-                could reach a port without TLS and `insecure` is not said.
+            PortInUse: the address is in use.
+            UserError: the host is unknown or not this machine's, reflection is enabled but not installed, or a port
+                without TLS is reachable by others and `insecure` is not set.
         """
         config = self._config
         if config.tls is None and not config.insecure:
@@ -157,22 +158,22 @@ class Server:
         return self.address
 
     def stop(self, *, grace_seconds: float = 1.0) -> None:
-        """Stop taking calls, end the streams, let running calls finish within the grace, and free the port."""
+        """Reject new calls, end the streams, let running calls finish within the grace period, and free the port."""
         self._stopped.set()
         self._health.enter_graceful_shutdown()
         for callback in self._on_stop:
             callback()
         self._server.stop(grace_seconds).wait()
-        # gRPC leaves the pool to its owner. A handler that still runs, though its call is over, ends on its own.
+        # gRPC does not shut the pool down. A handler still running after the end of its call finishes on its own.
         self._pool.shutdown(wait=False)
         if self._probes is not None:
             self._probes.stop()
 
     def in_flight(self, context: grpc.ServicerContext, num_bytes: int) -> AbstractContextManager[None]:
-        """For handlers: count `num_bytes` that the peer of `context` has announced, while they come.
+        """For handlers: count `num_bytes` announced by the peer of `context` while they are transferred.
 
         Raises:
-            Busy: when entered; there is too much under way.
+            Busy: on entry, if too many bytes are in flight.
         """
         return self._guard.in_flight(context, num_bytes)
 
@@ -194,6 +195,6 @@ class Server:
 
 
 def _name_thread() -> None:
-    """Let tools tell the threads of the pool from all others. Before 3.14, Python does not name them for the system."""
+    """Name a pool thread for system tools. Before 3.14, Python does not set the system's thread name."""
     with suppress(OSError):
         Path("/proc/thread-self/comm").write_text(POOL_THREADS, encoding="ascii")

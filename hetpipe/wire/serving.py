@@ -1,7 +1,7 @@
-"""The server side of every call: handlers, for gRPC and for callers in the same process.
+"""The server side of every call: handlers, for gRPC and for in-process callers.
 
-A handler gets the request as a value and returns the reply as one; what it raises becomes a status (`wire.guard`). Who
-may call, how large a request may be, and whether only the newest coordinator may give the order, says the call's row.
+A handler takes the request as a value and returns the reply as one; its exceptions become statuses (`wire.guard`).
+Allowed callers, the maximum request size, and whether the leader's fence is required are declared in the call's row.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from hetpipe.wire.calls import CALLS
 from hetpipe.wire.codec import from_bytes, to_bytes
 from hetpipe.wire.fencing import FenceGuard, fence_of
 
-if TYPE_CHECKING:  # gRPC's own class cannot be subscripted when the program runs
+if TYPE_CHECKING:  # gRPC's class is not subscriptable at run time
     from hetpipe.wire.server import Server
 
     Handler = grpc.RpcMethodHandler[Any, Any]
 
-#: The call as gRPC knows it: who calls, and when it is over.
+#: The gRPC context: identity of the caller, and callbacks on termination.
 Context = grpc.ServicerContext
 
-#: Counts announced bytes of a call's peer while they come: `Server.in_flight`.
+#: Counts the bytes announced by a peer while they are transferred: `Server.in_flight`.
 _InFlight = Callable[[Context, int], AbstractContextManager[None]]
 
 
 class LocalContext:
-    """The context of a call within the process: nobody is known by a certificate, and nobody goes away."""
+    """The context of an in-process call: no certificate, and no disconnection."""
 
     def add_callback(self, _callback: Callable[[], None]) -> bool:
-        """The call is never over before its handler."""
+        """Accept the callback; an in-process call never ends before its handler."""
         return True
 
     def auth_context(self) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class LocalContext:
         return {}
 
     def peer(self) -> str:
-        """Where it comes from."""
+        """The caller's address."""
         return "in-process"
 
 
@@ -50,16 +50,16 @@ LOCAL = cast("Context", LocalContext())
 
 
 class Handlers:
-    """What answers calls; itself the `Calls` of callers in the same process. Thread-safe once it is complete."""
+    """The handlers of a process; also the `Calls` of in-process callers. Thread-safe once all are registered."""
 
     def __init__(
         self, *, fence: Callable[[], FenceGuard] | None = None, on_close: Callable[[], None] = lambda: None
     ) -> None:
-        """Handle nothing yet.
+        """Start without handlers.
 
         Args:
-            fence: which coordinator may give orders, now; for services with calls that are orders.
-            on_close: called when a caller in the same process closes its `Calls`.
+            fence: the highest fence seen; for services with calls that are orders.
+            on_close: called when an in-process caller closes its `Calls`.
         """
         self._fence = fence
         self._on_close = on_close
@@ -68,7 +68,7 @@ class Handlers:
         self._handlers: dict[str, Handler] = {}
 
     def on(self, call: Unary[RequestT, ReplyT], handle: Callable[[RequestT, Context], ReplyT]) -> None:
-        """Have `handle` answer a call."""
+        """Register the handler of a unary call."""
 
         def answer(request: RequestT, context: Context) -> bytes:
             self._check_order(call, context)
@@ -80,7 +80,7 @@ class Handlers:
     def on_stream(
         self, call: Streaming[RequestT, ReplyT], handle: Callable[[RequestT, Context], Iterator[ReplyT]]
     ) -> None:
-        """Have `handle` answer a call with a stream; it ends by itself when the client is gone or the server stops."""
+        """Register the handler of a streaming call; it is ended when the client disconnects or the server stops."""
 
         def answer(request: RequestT, context: Context) -> Iterator[bytes]:
             for reply in handle(request, context):
@@ -92,7 +92,7 @@ class Handlers:
     def on_upload(
         self, call: Upload[RequestT, ReplyT], handle: Callable[[RequestT, Iterable[bytes], Context], ReplyT]
     ) -> None:
-        """Have `handle` take an upload: the header, and the chunks as they come."""
+        """Register the handler of an upload: it takes the header and the chunks as they arrive."""
         read = reader(call, call.request)
 
         def answer(messages: Iterator[bytes], context: Context) -> bytes:
@@ -106,7 +106,7 @@ class Handlers:
         self._add(call, handle, grpc.stream_unary_rpc_method_handler(answer))
 
     def on_download(self, call: Download[RequestT], handle: Callable[[RequestT, Context], Iterator[bytes]]) -> None:
-        """Have `handle` give the chunks that a header asks for."""
+        """Register the handler of a download: it yields the chunks requested by a header."""
         read = reader(call, call.request)
 
         def answer(message: bytes, context: Context) -> Iterator[bytes]:
@@ -117,68 +117,68 @@ class Handlers:
         self._add(call, handle, grpc.unary_stream_rpc_method_handler(answer))
 
     def add_to(self, server: Server, *services: str) -> None:
-        """Let `server` serve the calls of these services. Before it starts."""
+        """Register the handlers of these services with `server`, before it starts."""
         self._in_flight = server.in_flight
         for service in services:
             missing = [call.path for call in CALLS if call.service == service and call.path not in self._handlers]
-            assert not missing, f"nobody handles {', '.join(missing)}"
+            assert not missing, f"no handler for {', '.join(missing)}"
             paths = [path for path in self._handlers if path.startswith(f"/{service}/")]
             handlers = {path.rpartition("/")[2]: self._handlers[path] for path in paths}
             server.add(service, grpc.method_handlers_generic_handler(service, handlers))
 
-    # -- for callers in the same process -----------------------------------------------------------------------------
+    # -- in-process calls ---------------------------------------------------------------------------------------------
 
     def invoke(self, call: Unary[RequestT, ReplyT], request: RequestT) -> ReplyT:
-        """See `Calls.invoke`."""
+        """Call the handler of a unary call in this thread."""
         reply: ReplyT = self._handles[call.path](request, LOCAL)
         return reply
 
     def stream(self, call: Streaming[RequestT, ReplyT], request: RequestT) -> Iterator[ReplyT]:
-        """See `Calls.stream`."""
+        """Call the handler of a streaming call in this thread."""
         replies: Iterator[ReplyT] = self._handles[call.path](request, LOCAL)
         return replies
 
     def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[bytes]) -> ReplyT:
-        """See `Calls.upload`."""
+        """Call the handler of an upload in this thread."""
         reply: ReplyT = self._handles[call.path](header, chunks, LOCAL)
         return reply
 
     def download(self, call: Download[RequestT], header: RequestT) -> Iterator[bytes]:
-        """See `Calls.download`."""
+        """Call the handler of a download in this thread."""
         chunks: Iterator[bytes] = self._handles[call.path](header, LOCAL)
         return chunks
 
     def close(self) -> None:
-        """See `Calls.close`."""
+        """Call `on_close`; the handlers stay registered."""
         self._on_close()
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------------------------
 
     def _add(self, call: Call, handle: Callable[..., Any], handler: Handler) -> None:
         self._handles[call.path] = handle
         self._handlers[call.path] = handler
 
     def _check_order(self, call: Call, context: Context) -> None:
-        """Let nobody but the newest coordinator give orders.
+        """Check that an order comes from the newest coordinator.
 
         Raises:
-            StaleTerm: it is not.
+            StaleTerm: it does not.
         """
         if call.is_order:
-            assert self._fence is not None, f"{call.name} is an order, and nobody knows whose orders count"
+            assert self._fence is not None, f"{call.name} is an order, but this service tracks no fence"
             self._fence().check(fence_of(context))
 
 
 def reader(call: Call, kind: type[RequestT]) -> Callable[[bytes], RequestT]:
-    """Reads the request of a call, of the class `kind`, or the header that opens its stream.
+    """Build the parser of a call's requests, of class `kind`, or of the header that opens its stream.
 
-    It raises `ResourceExhausted` for one that is too large, and `ProtocolViolation` for what is no such message.
+    It raises `ResourceExhausted` for a request that is too large, and `ProtocolViolation` for an invalid one.
     """
 
     def read(data: bytes) -> RequestT:
         if len(data) > call.max_request_bytes:
             raise ResourceExhausted(
-                f"a request of {call.name} has at most {call.max_request_bytes} bytes, and not {len(data)}"
+                f"the request of {call.name} has {len(data)} bytes; the limit is {call.max_request_bytes}"
             )
         return from_bytes(kind, data)
 
@@ -186,10 +186,10 @@ def reader(call: Call, kind: type[RequestT]) -> Callable[[bytes], RequestT]:
 
 
 def _header(read: Callable[[bytes], RequestT], message: bytes) -> RequestT:
-    """The header that opens a stream.
+    """Parse the header that opens a stream.
 
     Raises:
-        MalformedChunk: it is no such message.
+        MalformedChunk: it is not such a message.
     """
     try:
         return read(message)

@@ -1,4 +1,4 @@
-"""A connection to a parameter-server shard."""
+"""The client of a parameter-server shard."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def connect_shard(
     clock: Clock = SYSTEM_CLOCK,
     fence: Callable[[], int] | None = None,
 ) -> Caller:
-    """The calls of one shard; connects on first use.
+    """The client of one shard; connects on first use.
 
     Args:
         address: `HOST:PORT`.
         shard: its index, for error messages.
-        member_id: of the shard, which with TLS must prove it; empty: any parameter server will do.
-        tls: who this process is; None: plaintext.
-        clock: measures how long calls take.
-        fence: the number of the coordinator's lead, for a coordinator.
+        member_id: of the shard, which it must prove with TLS; empty: any parameter server is accepted.
+        tls: this process's certificates; None: plaintext.
+        clock: measures the duration of calls.
+        fence: the fence of the coordinator's lead, for a coordinator.
 
     Raises:
         UserError: the address is malformed.

@@ -1,8 +1,8 @@
-"""Errors on the wire: one table from error class to gRPC status, used by servers and clients alike.
+"""Errors on the wire: one table from error class to gRPC status, shared by servers and clients.
 
-A server answers a `HetpipeError` with the status of its class, the sentence as status text, and the class name in the
-trailing metadata; the client rebuilds the same class from that name. Anything else a handler raises is our own fault:
-the peer gets a status INTERNAL and a fixed text, the log gets everything.
+A server answers a `HetpipeError` with the status of its class, its message as status text, and the class name in the
+trailing metadata; the client rebuilds the same class from that name. Any other exception of a handler is a bug: the
+peer gets a status INTERNAL with a fixed text, and the log gets the details.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ ERROR_KEY = "hetpipe-error"
 #: Trailing metadata key that carries the problems of a `JobError`, as UTF-8 JSON.
 PROBLEMS_KEY = "hetpipe-problems-bin"
 
-#: What a peer learns about an unexpected exception.
+#: Status text sent to the peer for an unexpected exception.
 INTERNAL_TEXT = "internal error, see log"
 
-#: Longest status text and longest list of problems, as UTF-8: gRPC drops a call whose trailing metadata exceed 8 KiB;
-#: percent-encoding makes up to three bytes of one, base64 four of three.
+#: Maximum length of the status text and of the list of problems, as UTF-8: gRPC drops a call whose trailing metadata
+#: exceed 8 KiB; percent-encoding makes up to three bytes of one, base64 four of three.
 MAX_TEXT_BYTES = 1_000
 MAX_PROBLEMS_BYTES = 3_500
 
@@ -83,7 +83,7 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 def error_from_name(name: str, sentence: str, problems: Iterable[str] = ()) -> HetpipeError:
-    """The error of class `name` with `sentence`; a plain `HetpipeError` for a class this version does not know."""
+    """The error of class `name` with message `sentence`; a plain `HetpipeError` for a class unknown to this version."""
     kind = _ERROR_BY_NAME.get(name, HetpipeError)
     if issubclass(kind, JobError):
         return kind(tuple(problems) or sentence)
@@ -96,7 +96,7 @@ def status_of(error: HetpipeError) -> grpc.StatusCode:
 
 
 def text_of(error: HetpipeError) -> str:
-    """The sentence, cut to what fits into a status."""
+    """The error message, truncated to fit into a status."""
     text = str(error)
     raw = text.encode(errors="replace")
     return text if len(raw) <= MAX_TEXT_BYTES else raw[:MAX_TEXT_BYTES].decode(errors="ignore") + "…"
@@ -114,19 +114,19 @@ def metadata_of(error: HetpipeError) -> Metadata:
 def translate_rpc_error(
     error: grpc.RpcError, *, peer: str, role: str, call: str, elapsed_seconds: float, awaited: str = "an answer"
 ) -> HetpipeError:
-    """The typed error behind a failed call.
+    """Translate a gRPC error into a typed one.
 
     Args:
-        error: what gRPC raised.
+        error: the error raised by gRPC.
         peer: address of the server.
-        role: what the server is, for example `coordinator`.
+        role: the server's role, for example `coordinator`.
         call: name of the call.
-        elapsed_seconds: since the call began.
-        awaited: what the caller waited for, to end the sentence "… waited for".
+        elapsed_seconds: time since the start of the call.
+        awaited: what the caller waited for; completes the sentence "… waited for".
 
     Returns:
-        What the server raised, if it was a `HetpipeError`; else `PeerUnreachable`, `DeadlineExceeded` or another error
-        whose sentence names peer, role, call, elapsed time and what was awaited.
+        The server's own error, if it was a `HetpipeError`; else `PeerUnreachable`, `DeadlineExceeded` or another error
+        whose message names peer, role, call, elapsed time and what was awaited.
     """
     rebuilt = _error_from_status(error)
     if rebuilt is not None:
@@ -143,7 +143,9 @@ def translate_rpc_error(
         kind = errors.Busy if details == TOO_MANY_CALLS else errors.ResourceExhausted
         return kind(f"{where} refused {call}: {details}")
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return errors.ProtocolViolation(f"{where} does not know {call}; is it another program, or another version?")
+        return errors.ProtocolViolation(
+            f"{where} does not implement {call}; it may be another program or another version"
+        )
     return HetpipeError(f"{where} failed in {call} after {elapsed_seconds:.1f} s: {details}")
 
 

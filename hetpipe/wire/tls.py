@@ -1,8 +1,8 @@
-"""Mutual TLS from a folder: what a process proves itself with, read again when the files change.
+"""Mutual TLS with certificates from a folder, reloaded when the files change.
 
-A process is given one folder with `ca.pem` (whom to trust), `cert.pem` and `key.pem` (who it is). Replacing the files
-is all it takes to rotate them: a server hands new certificates to whoever connects next, a client opens a new
-connection for the calls to come and leaves those under way on the old one (`wire.channel.Connection`).
+A process has one folder with `ca.pem` (the trusted authority), `cert.pem` and `key.pem` (its own identity). Replacing
+the files rotates them: a server uses the new certificates for new connections, and a client opens a new connection for
+new calls and finishes pending ones on the old one (`wire.channel.Connection`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from hetpipe.observe.log import get_logger
 
 _log = get_logger(__name__)
 
-#: Environment variable that names the folder where no option does.
+#: Environment variable with the default for the folder.
 TLS_VARIABLE = "HETPIPE_TLS"
 
-#: Seconds between two looks at whether the files have changed.
+#: Minimum seconds between two checks for changed files.
 LOOK_SECONDS = 1.0
 
 _Stamp = tuple[tuple[int, int, int], ...]
@@ -33,7 +33,7 @@ _Stamp = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """The files of one moment. Equal versions mean equal files."""
+    """The contents of the files at one moment. Equal versions mean equal files."""
 
     version: int
     ca: bytes
@@ -59,7 +59,7 @@ class Tls:
 
     @property
     def material(self) -> Material:
-        """The newest files that fit together. A change is noticed within `LOOK_SECONDS`."""
+        """The newest consistent set of files. A change is noticed within `LOOK_SECONDS`."""
         with self._lock:
             now = self._clock.monotonic()
             if now - self._looked_at >= LOOK_SECONDS:
@@ -68,11 +68,11 @@ class Tls:
             return self._material
 
     def channel_credentials(self, material: Material) -> grpc.ChannelCredentials:
-        """What a client's connection is made with; an empty certificate stands for none."""
+        """Credentials of a client channel; an empty certificate means none."""
         return grpc.ssl_channel_credentials(material.ca, material.key or None, material.cert or None)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """What a server listens with: every client must prove itself; changed files count from the next one on."""
+        """Credentials of a server: clients must present a certificate; changed files apply to new connections."""
         given = self.material
         served = given.version
 
@@ -99,7 +99,7 @@ class Tls:
             self._stamp = stamp
             _log.info("certificates_changed", folder=str(self.folder))
         except UserError as error:
-            # Half of a change: the next look finds the other half.
+            # Only some files were replaced; the next check sees the others.
             _log.warning("certificates_unusable", sentence=str(error))
 
     def _stamps(self) -> _Stamp:
@@ -114,12 +114,12 @@ class Tls:
             ca, cert, key = ((self.folder / name).read_bytes() for name in (CA_FILE, CERT_FILE, KEY_FILE))
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_verify_locations(cadata=ca.decode("ascii"))
-            # An encrypted key is refused: nobody is there to be asked for a password.
+            # An encrypted key is refused: there is no prompt for a password.
             context.load_cert_chain(self.folder / CERT_FILE, self.folder / KEY_FILE, password="")
         except (ssl.SSLError, ValueError) as error:
             raise UserError(
-                f"the certificates in {self.folder} cannot be used ({error}); {CERT_FILE} and {KEY_FILE} must belong "
-                "together, as `hetpipe certs issue` makes them"
+                f"the certificates in {self.folder} cannot be used ({error}); {CERT_FILE} and {KEY_FILE} must "
+                "belong together, as `hetpipe certs issue` makes them"
             ) from error
         except OSError as error:
             raise self._unreadable(error) from error
@@ -133,10 +133,10 @@ class Tls:
 
 
 def tls_from_environment(environment: Mapping[str, str]) -> Tls | None:
-    """The folder that the environment names; None: plaintext.
+    """The folder named by the environment; None: plaintext.
 
     Raises:
-        UserError: it is unusable.
+        UserError: its files cannot be used.
     """
     folder = environment.get(TLS_VARIABLE)
     return Tls(Path(folder)) if folder else None

@@ -1,8 +1,8 @@
-"""Why a TLS connection does not come about, in words.
+"""Diagnosis of failed TLS connections.
 
-gRPC reports every failed handshake as "unavailable", like a peer that is gone, and a server of gRPC that refuses a
-client's certificate hangs up without an alert. This connects once more by itself: whether the server speaks TLS, proves
-its name, and then speaks on or hangs up, tells who refuses whom.
+gRPC reports every failed handshake as "unavailable", as for an unreachable peer, and a gRPC server that rejects a
+client's certificate closes the connection without an alert. This module opens a connection of its own: whether the
+server speaks TLS, proves its name, and keeps the connection open shows which side rejects the other.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from hetpipe.errors import UserError
 from hetpipe.values.identity import Role
 from hetpipe.wire.tls import Material
 
-#: Longest time for the question, and for the server's next word.
+#: Timeouts for the connection and for the server's first message.
 PROBE_SECONDS = 1.0
 
-_NO_TLS = "it does not speak TLS; is it started with --insecure?"
+_NO_TLS = "it does not use TLS; is it started with --insecure?"
 
 
 def diagnose(host: str, port: int, *, material: Material, server_name: str, clock: Clock = SYSTEM_CLOCK) -> str:
-    """What is wrong with the certificates between here and there; empty if nothing is, or nobody answers.
+    """The problem with the certificates of either side; empty if there is none, or the server does not answer.
 
     Args:
-        host: whom to ask.
-        port: where.
-        material: this process's certificates; an empty `cert` stands for none.
-        server_name: the name that the server must prove.
-        clock: says whether the own certificate has expired.
+        host: the server's host.
+        port: the server's port.
+        material: this process's certificates; an empty `cert` means none.
+        server_name: the name that the server's certificate must contain.
+        clock: determines whether the own certificate has expired.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_alpn_protocols(["h2"])
@@ -43,15 +43,15 @@ def diagnose(host: str, port: int, *, material: Material, server_name: str, cloc
             socket.create_connection((host, port), timeout=PROBE_SECONDS) as raw,
             context.wrap_socket(raw, server_hostname=server_name) as secure,
         ):
-            # The handshake is done on this side; the server says its first word only to whom it accepts.
+            # The handshake is complete on this side; the server sends its first message only to clients it accepts.
             return "" if _hears_a_word(secure) else _refused(material, clock)
     except ssl.SSLCertVerificationError as error:
         return (
-            f"it does not prove to be {server_name} ({error.verify_message}); both certificates must be made by the "
-            f"same `hetpipe certs init`{_issue_again(server_name)}"
+            f"its certificate is not that of {server_name} ({error.verify_message}); both certificates must be "
+            f"made by the same `hetpipe certs init`{_issue_again(server_name)}"
         )
     except (ssl.SSLEOFError, ConnectionResetError):
-        # A server that is being killed hangs up just as one without TLS may.
+        # A server that is being killed closes the connection just as one without TLS may.
         return _NO_TLS if _speaks_first(host, port) else ""
     except ssl.SSLError as error:
         return _NO_TLS if "WRONG_VERSION_NUMBER" in (error.reason or "") else f"TLS fails ({error.reason or error})"
@@ -60,7 +60,7 @@ def diagnose(host: str, port: int, *, material: Material, server_name: str, cloc
 
 
 def _speaks_first(host: str, port: int) -> bool:
-    """Whether the server says a word before it is asked, as one of HTTP/2 without TLS does and one with TLS never."""
+    """Whether the server sends data first, as HTTP/2 without TLS does and TLS never does."""
     try:
         with socket.create_connection((host, port), timeout=PROBE_SECONDS) as raw:
             return bool(raw.recv(1))
@@ -69,9 +69,11 @@ def _speaks_first(host: str, port: int) -> bool:
 
 
 def _issue_again(server_name: str) -> str:
-    """What to do if it is a parameter server whose certificate knows it by its role alone."""
+    """The fix for a parameter server whose certificate names only its role."""
     index = server_name.partition(".")[0].removeprefix(f"{Role.PARAMETER_SERVER}-")
-    again = f", and one of an earlier version again: `hetpipe certs issue DIR parameter-server {index}`"
+    again = (
+        f", and one issued by an earlier version must be reissued: `hetpipe certs issue DIR parameter-server {index}`"
+    )
     return again if index.isdigit() else ""
 
 
@@ -80,17 +82,17 @@ def _hears_a_word(secure: ssl.SSLSocket) -> bool:
         return bool(secure.recv(1))
     except TimeoutError:
         return True
-    except OSError:  # of which an alert is one, too
+    except OSError:  # which includes alerts
         return False
 
 
 def _refused(material: Material, clock: Clock) -> str:
     if not material.cert:
-        why = "it wants a certificate of this process"
+        why = "it requires a certificate of this process"
     elif _has_expired(material, clock):
         why = "this process's certificate has expired"
     else:
-        why = "it does not accept this process's certificate, which another authority may have signed"
+        why = "it rejects this process's certificate, which may have been signed by another authority"
     return f"{why}; make a new one with `hetpipe certs issue`"
 
 
@@ -104,7 +106,7 @@ def _has_expired(material: Material, clock: Clock) -> bool:
 
 
 def _load_own(context: ssl.SSLContext, material: Material) -> None:
-    """Python reads certificates from files only: here from one in memory, so that who is killed leaves none behind."""
+    """Python loads certificates from files only: use one in memory, so that a killed process leaves none behind."""
     if not material.cert:
         return
     descriptor = os.memfd_create("certificate")

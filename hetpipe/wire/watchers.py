@@ -1,12 +1,11 @@
-"""A bound on the streams that wait, and a way to end them at once.
+"""Bounded server-side streams that can be ended immediately.
 
-A streaming handler of a sync server holds a thread while its client watches. `Watchers` admits a limited number of
-them, fewer than the pool has threads, so that ordinary calls always find one. A watch ends when its client goes away,
-when the server stops, when a newer watch takes its place, or when its time is up; the client then opens the next one
-from the last position it saw.
+A streaming handler of a sync server occupies a thread while its client watches. `Watchers` admits fewer streams than
+the pool has threads, so that unary calls always find one. A watch ends when its client disconnects, the server stops, a
+newer watch replaces it, or its time is up; the client then resumes from the last position it received.
 
-Where the watchers are people, one too many takes turns with the others: whoever has the most streams loses the oldest
-of them, and opens it again. So all of them get on, and nobody keeps others out, however many streams it opens.
+For interactive watchers, an excess stream replaces another: the peer with the most streams loses its oldest one and
+reopens it. So all of them make progress, and no peer can starve the others by opening many streams.
 """
 
 from __future__ import annotations
@@ -25,39 +24,39 @@ from hetpipe.errors import Busy, ResourceExhausted
 
 T = TypeVar("T")
 
-#: Seconds after which a server ends a stream by itself.
+#: Seconds after which a server ends a stream.
 STREAM_SECONDS = 30.0
 
 #: Seconds after which a client gives up on a stream that its server should have ended.
 STREAM_DEADLINE_SECONDS = STREAM_SECONDS + 10.0
 
 
-#: A stream that others make room for lasts at least so long, so that who takes turns gets something of each.
+#: Minimum lifetime of a stream before it may be replaced, so that each delivers something.
 MIN_TURN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """Who opens a stream."""
+    """The client of a stream."""
 
     peer: str = ""
     """Its certificate, or its address."""
     group: str = ""
-    """Its role; empty: it belongs to none that is bounded."""
+    """Its role; empty for a role without a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
-    """How those who are too many share the streams."""
+    """Sharing of streams when there are too many."""
 
     per_peer: int | None = None
-    """Streams of one peer with a certificate."""
+    """Maximum streams of one peer with a certificate."""
     per_group: Mapping[str, int] = field(default_factory=dict)
-    """Streams of all peers of a group; the others are kept for the rest."""
+    """Maximum streams of all peers of a group; the rest is reserved for others."""
 
 
 class Watch:
-    """One stream's wait. `wait` is called from the handler's thread, `end` from any."""
+    """A waiting stream. `wait` is called from the handler's thread, `end` from any."""
 
     def __init__(self, condition: threading.Condition, clock: Clock, seconds: float, viewer: Viewer) -> None:
         self._condition = condition
@@ -74,10 +73,10 @@ class Watch:
             self._condition.notify_all()
 
     def wait(self, ready: Callable[[], T | None], *, look_seconds: float = STREAM_SECONDS) -> T | None:
-        """Block until `ready` gives a value; None when the watch has ended.
+        """Block until `ready` returns a value; None when the watch has ended.
 
-        `ready` runs with the condition's lock held, first at once, then after every notification, and whenever
-        `look_seconds` have passed without one.
+        `ready` runs with the condition's lock held: immediately, after every notification, and every `look_seconds`
+        without one.
         """
         with self._condition:
             while not self._ended:
@@ -97,14 +96,14 @@ class Watchers:
     def __init__(
         self, *, limit: int, what: str, condition: threading.Condition, clock: Clock, turns: Turns | None = None
     ) -> None:
-        """Admit `limit` streams at a time.
+        """Admit up to `limit` concurrent streams.
 
         Args:
             limit: at least 1, and less than the server's threads.
-            what: what the streams watch, for the refusal's sentence.
-            condition: notified by the owner whenever what is watched may have changed.
-            clock: bounds the length of a watch.
-            turns: how those who are too many share the streams; None: one too many is refused.
+            what: what the streams watch, for error messages.
+            condition: notified by the owner whenever the watched state may have changed.
+            clock: bounds the duration of a watch.
+            turns: the sharing of streams above the limit; None: excess streams are rejected.
         """
         self._turns = turns
         self._limit = limit
@@ -115,7 +114,7 @@ class Watchers:
         self._closed = False
 
     def __len__(self) -> int:
-        """Streams open now."""
+        """Number of open streams."""
         with self._condition:
             return len(self._watches)
 
@@ -126,15 +125,15 @@ class Watchers:
         """Admit the stream of `context` for at most `seconds`.
 
         Raises:
-            ResourceExhausted: there are too many already.
-            Busy: where they take turns, nobody has had one that was long enough yet.
+            ResourceExhausted: the limit is reached.
+            Busy: with `turns`, no stream is old enough to be replaced.
         """
         watch = Watch(self._condition, self._clock, seconds, viewer or Viewer())
         with self._condition:
             if self._turns is not None:
                 self._make_room(watch, self._turns)
             elif len(self._watches) >= self._limit:
-                raise ResourceExhausted(f"{self._limit} streams already watch {self._what}, which is the limit")
+                raise ResourceExhausted(f"the limit of {self._limit} streams that watch {self._what} is reached")
             self._watches.add(watch)
             closed = self._closed
         try:
@@ -146,10 +145,10 @@ class Watchers:
                 self._watches.discard(watch)
 
     def _make_room(self, new: Watch, turns: Turns) -> None:
-        """End a stream if `new` is one too many: the oldest one of whoever has most, of those that must make room.
+        """End the oldest stream of the peer with the most streams in an overfull group, to make room for `new`.
 
         Raises:
-            Busy: it has just begun.
+            Busy: it is too young to be replaced.
         """
         viewer = new.viewer
         own = [watch for watch in self._watches if watch.viewer == viewer]
@@ -165,16 +164,16 @@ class Watchers:
         counts = Counter(watch.viewer for watch in crowd)
         most = max(counts.values())
         if most == len(own) and own:
-            # Nobody has more than the one who wants another.
+            # No peer has more streams than the new one's.
             crowd = own
         oldest = min((watch for watch in crowd if counts[watch.viewer] == most), key=lambda watch: watch.began)
         if self._clock.monotonic() - oldest.began < MIN_TURN_SECONDS:
-            raise Busy(f"{limit} streams watch {self._what}, which is the limit; ask again soon")
+            raise Busy(f"the limit of {limit} streams that watch {self._what} is reached; retry later")
         self._watches.discard(oldest)
         oldest.end()
 
     def close(self) -> None:
-        """End all streams, and every one to come at once."""
+        """End all streams, including future ones."""
         with self._condition:
             self._closed = True
             watches = tuple(self._watches)

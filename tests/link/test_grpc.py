@@ -248,27 +248,27 @@ def opened() -> Iterator[Callable[[Tls | None], GrpcDoor]]:
 )
 def test_only_the_neighbour_of_this_life_may_call(opened: Callable[[Tls | None], GrpcDoor], caller: Requester) -> None:
     door = opened(None)
-    with pytest.raises(ProtocolViolation, match=r"called where stage 1 of virtual worker 3 .* was expected"):
+    with pytest.raises(ProtocolViolation, match=r"connected where stage 1 of virtual worker 3 .* was expected"):
         call_as(door, caller, stage(0))
     close_together(call_as(door, stage(1), stage(0)), door.accept(deadline_seconds=SECONDS))
 
 
 def test_the_caller_looks_who_answers(opened: Callable[[Tls | None], GrpcDoor]) -> None:
     door = opened(None)
-    with pytest.raises(ProtocolViolation, match=r"stage 0 .* called where stage 2 .* was expected"):
+    with pytest.raises(ProtocolViolation, match=r"stage 0 .* connected where stage 2 .* was expected"):
         call_as(door, stage(1), stage(2))
 
 
 def test_a_second_call_is_refused(opened: Callable[[Tls | None], GrpcDoor]) -> None:
     door = opened(None)
     first = call_as(door, stage(1), stage(0))
-    with pytest.raises(ProtocolViolation, match="has its link already"):
+    with pytest.raises(ProtocolViolation, match="is already connected"):
         call_as(door, stage(1), stage(0))
     close_together(first, door.accept(deadline_seconds=SECONDS))
 
 
 def test_room_for_nothing_is_refused(opened: Callable[[Tls | None], GrpcDoor]) -> None:
-    with pytest.raises(ProtocolViolation, match="has no room for a frame"):
+    with pytest.raises(ProtocolViolation, match="announced no capacity for a frame"):
         connect_link(
             opened(None).address, hello=LinkHello(stage(1), 0), neighbour=stage(0), tls=None, deadline_seconds=SECONDS
         )
@@ -292,7 +292,7 @@ def test_who_says_nothing_is_not_waited_for(
     name = stage_peer("job-1", 3, 0, incarnation=4, term=2).server_name
     with open_channel(door.address, credentials=credentials, server_name=name) as channel:
         answers: Iterator[bytes] = iter(channel.stream_stream(CALL, as_is, as_is)(nothing()))
-        with pytest.raises(grpc.RpcError, match=r"nothing was sent for 0 s, where 0\.05 s are waited"):
+        with pytest.raises(grpc.RpcError, match=r"nothing was received for 0 s, and the limit is 0\.05 s"):
             next(answers)
         said.set()
 

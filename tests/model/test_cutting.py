@@ -140,7 +140,6 @@ def sentences(length: int = zoo.TOKENS) -> dict[str, Tensor]:
 
 
 def test_gpt2_of_other_lengths_is_cut_as_of_the_first_one() -> None:
-    pytest.importorskip("transformers")
     subject = Subject(zoo.gpt2, sentences())
     assert not differences(subject.uncut(sentences()), subject.watched(sentences()))
     assert_cut_anywhere(subject, sentences(), at_most=12)
@@ -151,8 +150,6 @@ def test_gpt2_of_other_lengths_is_cut_as_of_the_first_one() -> None:
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_gradient_checkpointing_as_hugging_face_switches_it_on(*, use_reentrant: bool) -> None:
-    pytest.importorskip("transformers")
-
     def build() -> nn.Module:
         model: Any = zoo.gpt2()
         model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})

@@ -33,14 +33,6 @@ MODELS: dict[str, tuple[str, str | None]] = {
 MOMENTUM = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
 
 
-def needs(name: str) -> None:
-    """Skip where the package is not installed that has the model."""
-    if name in {"gpt2", "t5"}:
-        pytest.importorskip("transformers")
-    if name == "resnet18":
-        pytest.importorskip("PIL")
-
-
 def job_of(name: str, *, stages: int, weights: str = "wave", kind: str = "wsp", workers: int = 2) -> Job:
     data, loss = MODELS[name]
     sync: dict[str, Any] = {"kind": kind, "minibatches_per_wave": 2 if weights == "wave" else 4}
@@ -85,7 +77,6 @@ def reference_of(name: str, job: Job) -> ReferenceRun:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_two_stages_train_to_the_bits_of_the_reference(name: str, tmp_path: Path) -> None:
-    needs(name)
     job = job_of(name, stages=2)
     run_in_process(InProcessRun(job=job, run_dir=tmp_path, import_path=ROOT, stall_seconds=60.0))
     assert not (report := check_run(tmp_path, require_complete=True)).violations, "\n".join(report.lines())
@@ -94,7 +85,6 @@ def test_two_stages_train_to_the_bits_of_the_reference(name: str, tmp_path: Path
 
 @pytest.mark.parametrize("name", ["gpt2", "t5"])
 def test_the_proof_holds(name: str) -> None:
-    needs(name)
     subject = load_subject(job_of(name, stages=2), ROOT)
     report = prove_subject(subject, ROOT, SYSTEM_CLOCK)
     assert report.equality == "bits"
@@ -106,7 +96,6 @@ def test_the_proof_holds(name: str) -> None:
 )
 def test_a_tied_weight_travels_under_every_policy_that_allows_it(weights: str, stages: int, tmp_path: Path) -> None:
     """One virtual worker in one stage and in several, over which the two uses are divided: the same bits."""
-    needs("gpt2")
     found: dict[int, dict[str, Tensor]] = {}
     for count in (1, stages):
         folder = tmp_path / str(count)

@@ -176,6 +176,13 @@ class TestLoadCallable:
         )
         assert f"({folder / 'needy.py'} line 2)" in message
 
+    def test_a_package_of_the_extra_models_that_is_missing(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "timm", None)
+        (folder / "vision.py").write_text("import timm\n", encoding="utf-8")
+        for reference in ("timm:create_model", "vision:build"):
+            assert refused(reference, folder).endswith("install it on every node: pip install 'hetpipe[models]'")
+        assert "hetpipe[models]" not in refused("transformers.nothing:build", folder), "which is installed"
+
     @pytest.mark.parametrize(
         ("code", "told"),
         [

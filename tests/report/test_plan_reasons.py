@@ -59,7 +59,7 @@ def test_a_network_card_binds() -> None:
 def test_too_few_minibatches_in_flight_bind() -> None:
     reasons = reasons_of(two_stages(minibatches_per_wave=1))
     assert reasons.bound.startswith("The minibatches in flight bind: virtual worker 0 holds at most 1 on a way of ")
-    assert reasons.waves[0] == "N = 1 was asked for."
+    assert reasons.waves[0] == "N = 1 was given."
     assert reasons.waves[-1].startswith("With these cuts N = 2 gives ")
     assert "more" in reasons.waves[-1]
 

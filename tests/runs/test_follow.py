@@ -309,7 +309,7 @@ def test_one_that_is_to_stop_is_only_waited_for() -> None:
 
 
 def test_a_coordinator_that_answers_and_tells_nothing_of_the_job_is_not_followed_for_ever() -> None:
-    silent = NobodyLeads("the coordinator at h:1 answers, but for 180 s it has told nothing of job small-1")
+    silent = NobodyLeads("the coordinator at h:1 is reachable but has reported nothing about job small-1 for 180 s")
     inbox = watched(FakeCoordinator([StateChanged(JobState.RUNNING), silent]), when_lost="look elsewhere")
     assert [inbox.get(timeout=10.0) for _ in range(2)][1] == CoordinatorLost("NobodyLeads", f"{silent}; look elsewhere")
 

@@ -139,7 +139,7 @@ def test_a_taken_port_is_one_sentence(start: Start) -> None:
     status, output, errors = start("coordinator", "--port", str(port), "--log", "/dev/null").end()
 
     assert (status, output) == (1, "")
-    assert errors == f"address 127.0.0.1:{port} is taken; choose another with --port\n"
+    assert errors == f"address 127.0.0.1:{port} is in use; choose another with --port\n"
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """`scripts/lock`: what pyproject.toml wants, resolved and written down with hashes.
 
-Two files. `requirements.lock` pins every package but torch by version and by the SHA-256 of each wheel of the release,
-as the package index tells them, so pip installs these bytes, wherever it takes them from. `requirements-torch.lock`
-pins torch by version alone: one version of torch has other wheels on other indexes (CPU, CUDA). What torch needs
-everywhere is in the hashed file; what only some of its wheels need (those of CUDA) they pin themselves.
+`requirements.lock` pins every package but torch and torchvision by version and by the SHA-256 of each wheel of the
+release, as the package index tells them, so pip installs these bytes, wherever it takes them from.
+`requirements-torch.lock` and `requirements-torchvision.lock` pin these two by version alone: one version of them has
+other wheels on other indexes (CPU, CUDA). What they need everywhere is in the hashed file; what only some wheels of
+torch need (those of CUDA) they pin themselves.
 
-Sections let the image install a part: `build` makes hetpipe's own wheel, `run` is what it needs besides to run with all
-extras, `development` is the rest. Source distributions are left out: they would be built by code that no hash pins.
+Sections let the image install a part: `build` makes hetpipe's own wheel, `run` is what it needs besides to run with its
+small extras, `models` is the extra of the same name, `development` is the rest. What needs torch is in the last two, so
+these are installed with `--no-deps`. Source distributions are left out: they would be built by code that no hash pins.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import sys
 import tempfile
 import tomllib
 import urllib.request
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,12 +39,16 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[2]
 LOCK = "requirements.lock"
 TORCH_LOCK = "requirements-torch.lock"
+TORCHVISION_LOCK = "requirements-torchvision.lock"
 
-TORCH = "torch"
-BUILD, RUN, DEVELOPMENT = SECTIONS = ("build", "run", "development")
+TORCH, TORCHVISION = "torch", "torchvision"
+#: Package that is pinned by version alone → its lock.
+BY_VERSION = {TORCH: TORCH_LOCK, TORCHVISION: TORCHVISION_LOCK}
 
-#: The extras of pyproject.toml that are for development only.
-_DEVELOPMENT_EXTRAS = frozenset({"dev"})
+BUILD, RUN, MODELS, DEVELOPMENT = SECTIONS = ("build", "run", "models", "development")
+
+#: Extra of pyproject.toml → its section; those that are not named here belong to `run`.
+_SECTION_OF_EXTRA = {"models": MODELS, "dev": DEVELOPMENT}
 
 #: Where `make setup` and `make test` have been run from this lock.
 TRIED = ("CPython 3.11 on Linux x86_64",)
@@ -118,14 +125,11 @@ class Project:
         """Read pyproject.toml."""
         whole = tomllib.loads(text)
         extras: dict[str, list[str]] = whole["project"]["optional-dependencies"]
-        run = [*whole["project"]["dependencies"]]
-        for extra in sorted(set(extras) - _DEVELOPMENT_EXTRAS):
-            run += extras[extra]
-        wanted = {
-            BUILD: whole["build-system"]["requires"],
-            RUN: run,
-            DEVELOPMENT: [text for extra in sorted(_DEVELOPMENT_EXTRAS) for text in extras[extra]],
-        }
+        wanted: dict[str, list[str]] = {section: [] for section in SECTIONS}
+        wanted[BUILD] += whole["build-system"]["requires"]
+        wanted[RUN] += whole["project"]["dependencies"]
+        for extra in sorted(extras):
+            wanted[_SECTION_OF_EXTRA.get(extra, RUN)] += extras[extra]
         return cls({section: tuple(map(Requirement, texts)) for section, texts in wanted.items()})
 
 
@@ -155,7 +159,8 @@ def render(entries: Iterable[Entry], header: str) -> str:
     parts = [header]
     titles = {
         BUILD: "what makes hetpipe's wheel",
-        RUN: "what hetpipe needs besides to run, with all extras; and what torch needs",
+        RUN: "what hetpipe needs besides to run, with all extras but models; and what torch needs",
+        MODELS: "what the extra models brings, but torchvision",
         DEVELOPMENT: "what only its development needs",
     }
     by_section: dict[str, list[Entry]] = {section: [] for section in SECTIONS}
@@ -166,23 +171,37 @@ def render(entries: Iterable[Entry], header: str) -> str:
     return "\n".join(parts) + "\n"
 
 
-def torch_version(text: str) -> str:
-    """The version in `requirements-torch.lock`.
+def version_in(text: str, name: str) -> str:
+    """The version in the lock of a package that is pinned by version alone.
 
     Raises:
-        ValueError: it pins something else than torch, or not by version.
+        ValueError: it pins something else than `name`, or not by version.
     """
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    pinned = re.fullmatch(r"torch==([\w.!]+)", lines[0]) if len(lines) == 1 else None
+    pinned = re.fullmatch(rf"{name}==([\w.!]+)", lines[0]) if len(lines) == 1 else None
     if pinned is None:
-        raise ValueError(f"{TORCH_LOCK} must hold one line torch==VERSION, without a local version such as +cpu")
+        raise ValueError(f"{BY_VERSION[name]} must hold one line {name}==VERSION, without a local version such as +cpu")
     return pinned[1]
 
 
-def disagreements(project: Project, entries: Sequence[Entry], torch: str) -> list[str]:
-    """What pyproject.toml and the lock do not agree in, as sentences; also what installed packages ask for beyond it.
+def locked_versions(root: Path = ROOT) -> dict[str, str]:
+    """Package that is pinned by version alone → its version.
+
+    Raises:
+        ValueError: a lock of them pins something else, or not by version.
+    """
+    return {name: version_in((root / file).read_text(encoding="utf-8"), name) for name, file in BY_VERSION.items()}
+
+
+def disagreements(project: Project, entries: Sequence[Entry], by_version: Mapping[str, str]) -> list[str]:
+    """What pyproject.toml and the locks do not agree in, as sentences; also what installed packages ask for beyond it.
 
     Of installed packages, those count that are installed in the locked version: what they need must be locked, too.
+
+    Args:
+        project: what is wanted.
+        entries: of the hashed lock.
+        by_version: the versions in the other locks.
     """
     locked = {entry.name: entry for entry in entries}
     found = [f"{entry.name} is locked twice" for entry in entries if locked[entry.name] is not entry]
@@ -193,19 +212,23 @@ def disagreements(project: Project, entries: Sequence[Entry], torch: str) -> lis
         for digest in entry.hashes
         if not re.fullmatch(r"[0-9a-f]{64}", digest)
     ]
-    if TORCH in locked:
-        found.append(f"torch is in {LOCK}, where pip wants one hash for all indexes; it belongs into {TORCH_LOCK}")
+    found += [
+        f"{name} is in {LOCK}, where pip wants one hash for all indexes; it belongs into {file}"
+        for name, file in BY_VERSION.items()
+        if name in locked
+    ]
+    versions = {**{entry.name: entry.version for entry in entries}, **by_version}
     for section, requirements in project.sections.items():
         for requirement in requirements:
-            found += _against(requirement, f"pyproject.toml ({section})", locked, torch)
+            found += _against(requirement, f"pyproject.toml ({section})", versions)
             entry = locked.get(canonicalize_name(requirement.name))
             if entry and SECTIONS.index(entry.section) > SECTIONS.index(section):
                 found.append(f"{entry.name} is wanted for {section}, and locked under {entry.section}")
     environment = _here()
-    for name, wanted in installed(entries, torch):
+    for name, wanted in installed(entries, by_version):
         for requirement in wanted:
             if requirement.marker is None or requirement.marker.evaluate({**environment, "extra": ""}):
-                found += _against(requirement, name, locked, torch)
+                found += _against(requirement, name, versions)
     return found
 
 
@@ -213,9 +236,8 @@ def _here() -> Environment:
     return cast("Environment", default_environment())
 
 
-def _against(requirement: Requirement, who: str, locked: Mapping[str, Entry], torch: str) -> list[str]:
-    name = canonicalize_name(requirement.name)
-    version = torch if name == TORCH else locked[name].version if name in locked else None
+def _against(requirement: Requirement, who: str, versions: Mapping[str, str]) -> list[str]:
+    version = versions.get(canonicalize_name(requirement.name))
     if version is None:
         return [f"{who} wants {requirement}, which is not locked"]
     if not requirement.specifier.contains(version, prereleases=True):
@@ -223,9 +245,9 @@ def _against(requirement: Requirement, who: str, locked: Mapping[str, Entry], to
     return []
 
 
-def installed(entries: Iterable[Entry], torch: str) -> Iterator[tuple[str, list[Requirement]]]:
+def installed(entries: Iterable[Entry], by_version: Mapping[str, str]) -> Iterator[tuple[str, list[Requirement]]]:
     """Each package that is installed as it is locked, and what it asks for wherever it runs."""
-    for name, version in ((TORCH, torch), *((entry.name, entry.version) for entry in entries)):
+    for name, version in (*by_version.items(), *((entry.name, entry.version) for entry in entries)):
         try:
             found = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
@@ -249,9 +271,11 @@ class Resolution:
     digests: dict[str, str] = field(default_factory=dict)
 
     def add(self, report: Mapping[str, Any]) -> None:
-        """Take over a report of `pip install --dry-run --report`."""
+        """Take over a report of `pip install --dry-run --report`, but what stands in for torch once torch is known."""
         for install in report["install"]:
             name = canonicalize_name(install["metadata"]["name"])
+            if name == TORCH and TORCH in self.versions:
+                continue
             self.versions[name] = Version(install["metadata"]["version"]).public
             self.needs[name] = _needs(name, install["metadata"].get("requires_dist", ()))
             self.digests[name] = install["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256", "")
@@ -340,7 +364,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _check(project: Project) -> None:
     entries = parse((ROOT / LOCK).read_text(encoding="utf-8"))
-    if found := disagreements(project, entries, torch_version((ROOT / TORCH_LOCK).read_text(encoding="utf-8"))):
+    if found := disagreements(project, entries, locked_versions()):
         raise LockError("\n".join([*found, f"{LOCK} is not what pyproject.toml wants: run scripts/lock"]))
 
 
@@ -350,12 +374,14 @@ def _write(project: Project, upgrade: Sequence[str] | None) -> None:
     (torch,) = (requirement for requirement in project.all if canonicalize_name(requirement.name) == TORCH)
     # Without what it needs: those of its wheels that pip would choose here may need gigabytes of CUDA.
     resolution.add(_resolve([pins.get(TORCH, str(torch))], [], "--no-deps"))
+    torch_pin = f"{TORCH}=={resolution.versions[TORCH]}"
     environments = [environment for environment, _ in targets().values()]
     more: dict[str, Requirement] = {}
     for _ in range(_MAX_ROUNDS):
         wanted = [*project.all, *resolution.needs[TORCH], *map(_unconditional, more.values())]
         texts = [str(need) for need in wanted if canonicalize_name(need.name) != TORCH]
-        resolution.add(_resolve(texts, [pin for name, pin in pins.items() if name != TORCH]))
+        own = [pin for name, pin in pins.items() if name != TORCH]
+        resolution.add(_resolve(texts, own, stand_in_for=torch_pin))
         found = closure(project.all, resolution, environments)
         if not found.missing:
             break
@@ -363,7 +389,7 @@ def _write(project: Project, upgrade: Sequence[str] | None) -> None:
     else:
         raise LockError(f"{', '.join(found.missing)}: still missing after {_MAX_ROUNDS} rounds")
     hashes, wheels = {}, {}
-    for name in sorted(found.reached.keys() - {TORCH}):
+    for name in sorted(found.reached.keys() - BY_VERSION.keys()):
         wheels[name] = _wheels(name, resolution.versions[name])
         hashes[name] = tuple(sorted(wheels[name].values()))
         if resolution.digests[name] not in hashes[name]:
@@ -378,10 +404,12 @@ def _write(project: Project, upgrade: Sequence[str] | None) -> None:
     entries = [
         Entry(name, resolution.versions[name], sections[name], hashes[name], _marker(name, found)) for name in hashes
     ]
-    version = resolution.versions[TORCH]
     (ROOT / LOCK).write_text(render(entries, _header(wheels, entries)), encoding="utf-8")
-    (ROOT / TORCH_LOCK).write_text(_TORCH_HEADER + f"torch=={version}\n", encoding="utf-8")
-    sys.stdout.write(f"wrote {LOCK}: {len(entries)} packages, and {TORCH_LOCK}: {version}\n")
+    for name, file in BY_VERSION.items():
+        text = f"{_VERSION_HEADERS[name]}{name}=={resolution.versions[name]}\n"
+        (ROOT / file).write_text(text, encoding="utf-8")
+    versions = ", ".join(f"{file}: {resolution.versions[name]}" for name, file in BY_VERSION.items())
+    sys.stdout.write(f"wrote {LOCK}: {len(entries)} packages, {versions}\n")
 
 
 def _pins(upgrade: Sequence[str] | None) -> dict[str, str]:
@@ -390,7 +418,7 @@ def _pins(upgrade: Sequence[str] | None) -> dict[str, str]:
         return {}
     entries = parse((ROOT / LOCK).read_text(encoding="utf-8"))
     pins: dict[str, str] = {canonicalize_name(entry.name): f"{entry.name}=={entry.version}" for entry in entries}
-    pins[TORCH] = f"torch=={torch_version((ROOT / TORCH_LOCK).read_text(encoding='utf-8'))}"
+    pins |= {name: f"{name}=={version}" for name, version in locked_versions().items()}
     if unknown := {canonicalize_name(name) for name in upgrade or ()} - pins.keys():
         raise LockError(
             f"{', '.join(sorted(unknown))}: not in the lock; --upgrade alone takes the newest of everything"
@@ -404,11 +432,36 @@ def _unconditional(requirement: Requirement) -> Requirement:
     return wanted
 
 
-def _resolve(wanted: Iterable[str], pins: Iterable[str], *options: str) -> dict[str, Any]:
-    """Have pip choose versions, with the indexes of its configuration and the constraints of nobody but us."""
+def stand_in(pin: str, folder: Path) -> str:
+    """A constraint that has pip take a wheel of nothing, made in `folder`, for the package that `pin` pins.
+
+    What asks for that package then gets this version of it, and no index is asked for wheels of gigabytes.
+    """
+    name, _, version = pin.partition("==")
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return f"{name} @ {path.as_uri()}"
+
+
+def _resolve(
+    wanted: Iterable[str], pins: Iterable[str], *options: str, stand_in_for: str | None = None
+) -> dict[str, Any]:
+    """Have pip choose versions, with the indexes of its configuration and the constraints of nobody but us.
+
+    Args:
+        wanted: requirements.
+        pins: constraints.
+        options: more of pip's.
+        stand_in_for: NAME==VERSION of a package that is not looked for.
+    """
     with tempfile.TemporaryDirectory() as folder:
         report, constraints = Path(folder, "report.json"), Path(folder, "pins.txt")
-        constraints.write_text("\n".join(pins), encoding="utf-8")
+        extra = () if stand_in_for is None else (stand_in(stand_in_for, Path(folder)),)
+        constraints.write_text("\n".join((*pins, *extra)), encoding="utf-8")
         command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--no-input"]
         command += ["--only-binary=:all:", "--report", str(report), "--constraint", str(constraints), *options, *wanted]
         environment = {**os.environ, "PIP_CONSTRAINT": os.devnull}
@@ -482,10 +535,11 @@ def _header(wheels: Mapping[str, Mapping[str, str]], entries: Sequence[Entry]) -
         else:
             complete.append(target)
     return (
-        "# Tested versions of all that make setup and the image install, but torch, with the hashes of every wheel of\n"
-        "# each release, as the package index tells them. scripts/lock writes this file from pyproject.toml.\n"
+        "# Tested versions of all that make setup and the image install, but torch and torchvision, with the hashes\n"
+        "# of every wheel of each release, as the package index tells them. scripts/lock writes this file from\n"
+        "# pyproject.toml. It is whole, and torch, which some of it needs, has its own lock: hence --no-deps.\n"
         "#\n"
-        "#   pip install --require-hashes --only-binary=:all: --requirement requirements.lock\n"
+        "#   pip install --require-hashes --no-deps --only-binary=:all: --requirement requirements.lock\n"
         "#\n"
         "# Every package has a wheel for:\n"
         + "".join(f"#   {target}{'' if target in TRIED else ' (untried)'}\n" for target in complete)
@@ -496,10 +550,16 @@ def _fits(wheel: str, fitting: frozenset[Tag]) -> bool:
     return not fitting.isdisjoint(parse_wheel_filename(wheel)[3])
 
 
-_TORCH_HEADER = f"""\
+_VERSION_HEADERS = {
+    TORCH: f"""\
 # torch by version, without hashes: one version has other wheels on other indexes (CPU, CUDA). Written by scripts/lock.
 # It is installed after {LOCK}, which holds what all of its wheels need.
-"""
+""",
+    TORCHVISION: f"""\
+# torchvision by version, without hashes, as torch: of the extra `models`. Written by scripts/lock. It is installed with
+# --no-deps, so that it brings no other torch along; {LOCK} holds what else it needs.
+""",
+}
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ def test_what_it_needs_is_what_it_asks_for(wheel: Path) -> None:
         *("PyYAML", "safetensors", "typer", "rich", "xxhash", "jinja2"),
     }
     assert {"Provides-Extra: cli", "Provides-Extra: examples"} <= set(lines), "old install commands work"
+    of_models = {each.name for each in wanted if each.marker and each.marker.evaluate({"extra": "models"})}
+    assert of_models == {"transformers", "timm", "torchvision", "peft"}
 
 
 def test_an_overlay_is_written_without_the_source(wheel: Path, tmp_path: Path) -> None:

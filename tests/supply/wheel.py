@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hetpipe.bundled import BUNDLED
-from tests.supply.lock import LOCK, ROOT, TORCH_LOCK, parse
+from tests.supply.lock import LOCK, ROOT, locked_versions, parse
 
 _BUILD_SECONDS, _INSTALL_SECONDS, _COMMAND_SECONDS = 300, 1800, 300
 
@@ -87,7 +87,7 @@ def install(wheel: Path, folder: Path) -> Path:
     """A clean environment with the wheel and what it asks for; its programs."""
     venv.create(folder, with_pip=True)
     pins = [f"{entry.name}=={entry.version}" for entry in parse((ROOT / LOCK).read_text(encoding="utf-8"))]
-    pins += [line for line in (ROOT / TORCH_LOCK).read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    pins += [f"{name}=={version}" for name, version in locked_versions().items()]
     constraints = folder / "constraints.txt"
     constraints.write_text("\n".join(pins), encoding="utf-8")
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]

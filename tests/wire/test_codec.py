@@ -120,30 +120,30 @@ def job_ended(json: str, **changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("kind", "message", "sentence"),
     [
-        (MemberInfo, lambda: message_of(MEMBER, role=0), "member role 0 is not known to this version"),
-        (MemberInfo, lambda: message_of(MEMBER, role=99), "member role 99 is not known"),
-        (MemberInfo, lambda: message_of(MEMBER, id=""), "'' names no member"),
-        (MemberInfo, lambda: message_of(MEMBER, host="a b"), "cannot be on a host called 'a b'"),
-        (MemberInfo, lambda: message_of(MEMBER, shard_index=64), "wants to be shard 64 of at most 64"),
-        (MemberInfo, lambda: message_of(MEMBER, highest_term=1 << 60), "is no count"),
-        (calls.RegisterRequest, pb.RegisterRequest, "a RegisterRequest without its member"),
-        (type(KEY), lambda: message_of(KEY, job_id="a/b"), "'a/b' names no job"),
-        (type(KEY), lambda: message_of(KEY, term=1 << 60), "the life of a stage: .* is no count"),
-        (type(CLOCKS), lambda: message_of(CLOCKS, samples=1 << 60), "the clocks of a job: .* is no count"),
-        (Condition, lambda: message_of(FULL, kind="no_such"), "condition kind 'no_such' is not known to this version"),
+        (MemberInfo, lambda: message_of(MEMBER, role=0), "unknown member role 0: this version"),
+        (MemberInfo, lambda: message_of(MEMBER, role=99), "unknown member role 99"),
+        (MemberInfo, lambda: message_of(MEMBER, id=""), "'' is not a member id"),
+        (MemberInfo, lambda: message_of(MEMBER, host="a b"), "'a b' is not a valid host name"),
+        (MemberInfo, lambda: message_of(MEMBER, shard_index=64), "registers as shard 64; a job has at most 64 shards"),
+        (MemberInfo, lambda: message_of(MEMBER, highest_term=1 << 60), "is not a valid count"),
+        (calls.RegisterRequest, pb.RegisterRequest, "a RegisterRequest without its required field member"),
+        (type(KEY), lambda: message_of(KEY, job_id="a/b"), "'a/b' is not a job id"),
+        (type(KEY), lambda: message_of(KEY, term=1 << 60), "the incarnation of a stage: .* is not a valid count"),
+        (type(CLOCKS), lambda: message_of(CLOCKS, samples=1 << 60), "the clocks of a job: .* is not a valid count"),
+        (Condition, lambda: message_of(FULL, kind="no_such"), "unknown condition kind 'no_such': this version"),
         (Condition, lambda: message_of(FULL, since=-1.0), "not a valid Condition"),
         (Condition, lambda: message_of(FULL, since=float("nan")), "not a valid Condition"),
         (Condition, lambda: message_of(FULL, who="x" * 2_000), "not a valid Condition"),
         (Condition, lambda: message_of(FULL, times=1 << 60), "not a valid Condition"),
-        (NumberedEvent, pb.NumberedEvent, "whose event is of a kind this version does not know"),
-        (calls.ReportRequest, lambda: pb.ReportRequest(news=[pb.AgentNews()]), "AgentNews whose news is of a kind"),
-        (calls.LogRecords, lambda: shard_pb.LogRecords(records=[shard_pb.LogRecord()]), "LogRecord whose record is of"),
-        (StateChanged, pb.StateChanged, "job state 0 is not known to this version"),
-        (calls.StopJobRequest, pb.StopJobRequest, "stop mode 0 is not known to this version"),
-        (WorkerStatus, lambda: pb.WorkerStatus(vw=1, state="asleep"), "life state 'asleep' is not known"),
+        (NumberedEvent, pb.NumberedEvent, "unknown event in a NumberedEvent"),
+        (calls.ReportRequest, lambda: pb.ReportRequest(news=[pb.AgentNews()]), "unknown news in a AgentNews"),
+        (calls.LogRecords, lambda: shard_pb.LogRecords(records=[shard_pb.LogRecord()]), "unknown record in a LogRec"),
+        (StateChanged, pb.StateChanged, "unknown job state 0: this version"),
+        (calls.StopJobRequest, pb.StopJobRequest, "unknown stop mode 0: this version"),
+        (WorkerStatus, lambda: pb.WorkerStatus(vw=1, state="asleep"), "unknown life state 'asleep'"),
         (JobStatus, lambda: pb.JobStatus(processes=[pb.ProcessStatus(role="cook")]), "not a valid JobStatus"),
-        (NumberedEvent, lambda: job_ended("["), "was damaged"),
-        (NumberedEvent, lambda: job_ended("{}", version=2), "has version 2; this process knows 1"),
+        (NumberedEvent, lambda: job_ended("["), "is corrupted"),
+        (NumberedEvent, lambda: job_ended("{}", version=2), "has version 2; this process supports version 1"),
     ],
 )
 def test_what_cannot_be_is_refused(kind: type, message: Callable[[], Any], sentence: str) -> None:
@@ -152,7 +152,7 @@ def test_what_cannot_be_is_refused(kind: type, message: Callable[[], Any], sente
 
 
 def test_garbage_is_no_message() -> None:
-    with pytest.raises(ProtocolViolation, match="16 bytes that are no JoinRequest"):
+    with pytest.raises(ProtocolViolation, match="16 bytes that are not a valid JoinRequest"):
         from_bytes(calls.JoinRequest, b"\xff" * 16)
 
 
@@ -191,11 +191,11 @@ def test_no_codec_is_made_of_what_does_not_fit() -> None:
         clock: int
 
     for kind, sentence in (
-        (Barrier, "Barrier.clock is of another type"),
+        (Barrier, "Barrier.clock has another type"),
         (HeldClock, "dataclass HeldClock has no field barrier"),
-        (KnownClocks, "KnownClocks.clocks is of another type"),
+        (KnownClocks, "KnownClocks.clocks has another type"),
         (Certificate, "Certificate.pem cannot be absent"),
-        (Unheard, "no proto file has a message Unheard"),
+        (Unheard, "no proto file defines a message Unheard"),
     ):
         with pytest.raises(TypeError, match=sentence):
             check(kind)
@@ -224,5 +224,5 @@ def test_nobody_writes_with_a_codec_that_another_thread_is_compiling(monkeypatch
 def test_a_size_beyond_the_row_is_refused_before_it_is_read() -> None:
     from hetpipe.wire.serving import reader
 
-    with pytest.raises(HetpipeError, match="a request of HoldClock has at most 65536 bytes, and not 65537"):
+    with pytest.raises(HetpipeError, match="the request of HoldClock has 65537 bytes; the limit is 65536"):
         reader(calls.HOLD_CLOCK, calls.HoldClockRequest)(bytes(65_537))

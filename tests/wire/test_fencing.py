@@ -20,7 +20,7 @@ def test_whoever_has_seen_a_later_one_refuses_an_earlier_one() -> None:
     kept: list[int] = []
     guard = FenceGuard(3, keep=kept.append)
     guard.check(3)
-    with pytest.raises(StaleTerm, match="its number is 2, and one with number 3 has acted"):
+    with pytest.raises(StaleTerm, match="its fence is 2, and a coordinator with fence 3 has acted"):
         guard.check(2)
     guard.check(7)
     with pytest.raises(StaleTerm):

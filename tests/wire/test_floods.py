@@ -97,7 +97,7 @@ def test_a_flood_of_refused_calls_neither_fills_the_log_nor_keeps_others_out(
         for _ in range(audit.REFUSALS_AT_ONCE):
             with pytest.raises(PermissionDenied):
                 monitor.invoke(hurried, StopJobRequest(StopMode.NOW, JOB_ID))
-        with pytest.raises(HetpipeError, match="was refused too often; ask again in a second"):
+        with pytest.raises(HetpipeError, match="was refused too often; retry in a second"):
             monitor.invoke(hurried, StopJobRequest(StopMode.NOW, JOB_ID))
         assert other.invoke(GET_STATUS, GetStatusRequest(JOB_ID)).job_id == JOB_ID
     refused = [line for line in lines if line["event"] == "call_refused"]

@@ -33,10 +33,10 @@ class TestAdmission:
     def test_calls_and_streams_of_one_peer(self) -> None:
         admission = Admission()
         with admission.call("a", TIGHT, is_stream=True):
-            with pytest.raises(Busy, match="a has 1 streams under way, and may have 1; ask again soon"):
+            with pytest.raises(Busy, match="a has 1 streams in progress, and the limit is 1; retry later"):
                 admission.call("a", TIGHT, is_stream=True).__enter__()
             with admission.call("a", TIGHT, is_stream=False):
-                with pytest.raises(Busy, match="a has 2 calls under way"):
+                with pytest.raises(Busy, match="a has 2 calls in progress"):
                     admission.call("a", TIGHT, is_stream=False).__enter__()
                 with admission.call("b", TIGHT, is_stream=True):
                     assert admission.num_peers == 2
@@ -46,7 +46,7 @@ class TestAdmission:
         admission = Admission()
         with admission.call("a", TIGHT, is_stream=True, group=("monitor", 2)):
             with admission.call("b", TIGHT, is_stream=False, group=("monitor", 2)):
-                with pytest.raises(Busy, match="c has 2 calls of its role under way, and may have 2; ask again soon"):
+                with pytest.raises(Busy, match="c has 2 calls of its role in progress, and the limit is 2"):
                     admission.call("c", TIGHT, is_stream=False, group=("monitor", 2)).__enter__()
                 with admission.call("d", TIGHT, is_stream=True, group=("agent", None)):
                     """Others are not kept waiting."""
@@ -57,11 +57,11 @@ class TestAdmission:
     def test_bytes_of_one_peer_and_of_all(self) -> None:
         admission = Admission()
         with admission.bytes_in_flight("a", 60, TIGHT):
-            with pytest.raises(Busy, match="a has 60 bytes under way, and with 50 more would have over 100"):
+            with pytest.raises(Busy, match="60 bytes from a are in flight, and 50 more would exceed the limit of 100"):
                 admission.bytes_in_flight("a", 50, TIGHT).__enter__()
             with (
                 admission.bytes_in_flight("b", 80, TIGHT),
-                pytest.raises(Busy, match="every peer together has 140 bytes under way"),
+                pytest.raises(Busy, match="140 bytes from all peers together are in flight"),
             ):
                 admission.bytes_in_flight("c", 20, TIGHT).__enter__()
 
@@ -100,7 +100,7 @@ class TestUploads:
         uploads.arrived("b")
         ((who, error),) = uploads.overdue(now=30.0)
         assert who == "a"
-        assert str(error) == "nothing was sent for 30 s, where 30 s are waited; call again"
+        assert str(error) == "nothing was received for 30 s, and the limit is 30 s; call again"
         assert uploads.overdue(now=31.0) == []
         assert uploads.is_overdue("a")
         assert not uploads.is_overdue("b")
@@ -228,7 +228,7 @@ class TestServer:
             assert not call.done()
             wait_until(lambda: _cut_off(server, clock, call), timeout_seconds=SECONDS, what="the end of the call")
             assert call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            assert call.details().startswith("nothing was sent for ")
+            assert call.details().startswith("nothing was received for ")
             wait_until(lambda: server._guard._admission.num_peers == 0, timeout_seconds=SECONDS, what="the thread")
         (refusal,) = (line for line in lines if line["event"] == "call_refused")
         assert (refusal["error"], refusal["call"].count("/")) == ("DeadlineExceeded", 2)

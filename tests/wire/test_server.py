@@ -177,7 +177,7 @@ class TestCalls:
 
     def test_a_call_the_server_does_not_know(self) -> None:
         unknown = replace(SAY, name="Sing")
-        with serving(echo_server()) as caller, pytest.raises(ProtocolViolation, match="does not know Sing"):
+        with serving(echo_server()) as caller, pytest.raises(ProtocolViolation, match="does not implement Sing"):
             caller.invoke(unknown, text_of(""))
 
     def test_leaving_a_stream_cancels_it(self) -> None:
@@ -237,7 +237,7 @@ class TestAddresses:
             with pytest.raises(PortInUse) as caught:
                 second.start()
             second.stop()
-        assert str(caught.value) == f"address 127.0.0.1:{port} is taken; choose another with --port"
+        assert str(caught.value) == f"address 127.0.0.1:{port} is in use; choose another with --port"
 
     @pytest.mark.parametrize("host", ["203.0.113.7", "no-such-host.invalid"])
     def test_a_host_that_is_not_ours_is_the_users_error(self, host: str) -> None:

@@ -101,7 +101,7 @@ def test_damaged_metadata_do_not_hurt() -> None:
         ),
         (grpc.StatusCode.CANCELLED, errors.PeerUnreachable, "coordinator at h:1 cannot be reached"),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.ResourceExhausted, "coordinator at h:1 refused Register: details"),
-        (grpc.StatusCode.UNIMPLEMENTED, errors.ProtocolViolation, "coordinator at h:1 does not know Register"),
+        (grpc.StatusCode.UNIMPLEMENTED, errors.ProtocolViolation, "coordinator at h:1 does not implement Register"),
         (grpc.StatusCode.INTERNAL, HetpipeError, "coordinator at h:1 failed in Register after 1.2 s: details"),
     ],
 )

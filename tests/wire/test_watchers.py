@@ -45,7 +45,7 @@ def test_one_too_many_is_refused_and_leaving_makes_room(watchers: Watchers) -> N
     with watchers.watch(context()), watchers.watch(context()):
         assert len(watchers) == 2
         with (
-            pytest.raises(ResourceExhausted, match="2 streams already watch clocks, which is the limit"),
+            pytest.raises(ResourceExhausted, match="the limit of 2 streams that watch clocks is reached"),
             watchers.watch(context()),
         ):
             pass
@@ -192,6 +192,6 @@ class TestTurns:
     def test_a_turn_has_a_length(self, condition: threading.Condition, clock: FakeClock) -> None:
         watchers, box = self.viewers(condition, clock, limit=1), Viewer("ipv4:127.0.0.1")
         with watchers.watch(context(), viewer=box) as watch:
-            with pytest.raises(Busy, match="1 streams watch jobs, which is the limit; ask again soon"):
+            with pytest.raises(Busy, match="the limit of 1 streams that watch jobs is reached; retry later"):
                 watchers.watch(context(), viewer=box).__enter__()
             assert not self.ended(watch)

@@ -1,4 +1,4 @@
-"""From the options of `hetpipe up` and `hetpipe render compose` to the description of what runs in which container."""
+"""Descriptions of deployments, from the options of `hetpipe up` and `hetpipe render compose`."""
 
 from __future__ import annotations
 
@@ -105,12 +105,12 @@ class DeploymentOptions:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What was asked for."""
+    """A deployment and its job."""
 
     wishes: Wishes
     deployment: Deployment
     request: RunRequest | None
-    """What to train, as planned; None: only the services are asked for."""
+    """The job to train, as planned; None: services only."""
 
     @property
     def summary(self) -> str:
@@ -123,11 +123,11 @@ class Described:
 def describe(
     options: DeploymentOptions, output: Output, shell: Shell, *, run_dir: Path | None = None, resume: Path | None = None
 ) -> Described:
-    """What to run, and what to train on it; a job that leaves its cut open is planned for the devices of this machine.
+    """The deployment for these options; a job without a cut is planned for the devices of this machine.
 
     Args:
-        options: what was asked for.
-        output: hears of the planning.
+        options: as parsed.
+        output: shows the progress of planning.
         shell: the world around.
         run_dir: folder for the run; None: one of `runs`.
         resume: the run to go on from, if any.
@@ -173,7 +173,7 @@ def default_image(devices: Sequence[AgentDevice]) -> str:
 
 
 def container_user() -> str:
-    """Who containers run as: whoever calls, so that runs belong to them, but never root."""
+    """The user of the containers: the calling user, so that runs belong to them, but never root."""
     return f"{os.getuid()}:{os.getgid()}" if os.getuid() else IMAGE_USER
 
 
@@ -216,7 +216,7 @@ def _plan(
         return read_document(PlanDocument, options.plan)
     if not needs_a_plan(job):
         return None
-    output.say("the job leaves open who computes what: it is planned for this machine first, like `hetpipe plan` does")
+    output.say("the job states no plan: planning it for this machine first, as `hetpipe plan` does")
     # the searches take a while to import
     from hetpipe.decide.planner.choose import choose_plan
     from hetpipe.decide.simulator.prediction import predicted

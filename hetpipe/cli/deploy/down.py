@@ -15,7 +15,7 @@ from hetpipe.runs.shell import Shell
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """End what `hetpipe up` has left running. Containers, network and certificates go; runs stay."""
+    """Remove the cluster that `hetpipe up` started. Removes containers, network and certificates; runs stay."""
 
     project: Project = DEFAULT_PROJECT
     as_json: Json = False

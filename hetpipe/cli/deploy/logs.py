@@ -20,7 +20,7 @@ from hetpipe.runs.shell import Shell
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Show what the containers of `hetpipe up` have written."""
+    """Show the logs of the containers of `hetpipe up`."""
 
     wanted: Annotated[
         tuple[str, ...],
@@ -33,7 +33,7 @@ class Options:
 
 
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
-    """Show what containers have written.
+    """Show the logs of containers.
 
     Raises:
         UserError: there is no Docker engine, or no such container.

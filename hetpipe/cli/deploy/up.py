@@ -98,11 +98,11 @@ class _Up:
             done = True
         finally:
             if not (done and stay):
-                # Nobody is left to hear a signal, and half of a removal helps no one.
+                # No process is left to signal, and a partial removal is useless.
                 self._interrupts.listen(lambda _: None)
                 self._remove(output, logs)
                 if logs is not None and not done:
-                    output.say(f"what the containers wrote is in {logs}")
+                    output.say(f"the logs of the containers are in {logs}")
 
     def _remove(self, output: Output, logs: Path | None) -> None:
         project = self._wishes.project

@@ -109,12 +109,12 @@ class Clocks:
         return pairs(values)
 
     def _ahead(self, clock: int) -> str:
-        """Waves ahead of the slowest; who had left before the end is behind the global clock."""
+        """Waves ahead of the slowest; a worker that left before the end is behind the global clock."""
         distance = clock - (self.global_clock or 0)
         return str(distance) if distance >= 0 else "-"
 
     def _marks(self) -> dict[str, dict[int, int]]:
-        """Clocks beside the local ones, as far as they are told, by name and virtual worker."""
+        """The other reported clocks, by name and virtual worker."""
         if self.snapshot is None:
             return {}
         marks = {"staged": self.snapshot.staged, "durable": self.snapshot.durable}
@@ -122,14 +122,14 @@ class Clocks:
 
 
 def applied_text(told: ClockSnapshot) -> str:
-    """Whose disk fails, and what that means."""
+    """Shards with a failing disk, and the consequence."""
     shards = ", ".join(str(shard) for shard in told.applied)
     some = "parameter server" if len(told.applied) == 1 else "parameter servers"
     return f"{some} {shards} cannot keep what is staged (level applied): lost, the run would go back to a checkpoint"
 
 
 def snapshot_text(told: ClockSnapshot) -> str:
-    """What the clock shard tells beyond local clocks."""
+    """The clock shard's state beyond local clocks."""
     why = f" ({told.barrier_reason})" if told.barrier_reason else ""
     return (
         f"published clock {told.published}, next barrier at {told.barrier}{why}, epoch "
@@ -147,7 +147,9 @@ def clocks_of_run(folder: RunFolder, shell: Shell) -> Clocks:
     if result is not None:
         local, global_clock = clocks_of(result)
         if not local:
-            raise UserError(f"the run in {folder.path} {result.state} without clocks; `hetpipe status` tells why")
+            raise UserError(
+                f"the run in {folder.path} {result.state} without clocks; see `hetpipe status` for the reason"
+            )
         return Clocks(local, global_clock)
     if not record.job_id:
         raise UserError(f"the run in {folder.path} has no clocks yet; its services are coming up")
@@ -160,7 +162,7 @@ def clocks_of_coordinator(address: str, shell: Shell, job_id: JobId | None = Non
     """The clocks of a job, or of the newest one.
 
     Raises:
-        UserError: it has told none yet.
+        UserError: it has reported none yet.
         Unavailable: the coordinator does not answer.
         UnknownJob: there is no such job.
     """
@@ -180,7 +182,7 @@ def watch_run(folder: RunFolder, shell: Shell, say: Callable[[str], None]) -> It
     Args:
         folder: of the run.
         shell: the world around.
-        say: hears when the coordinator is away for a while.
+        say: called when the coordinator is unreachable for a while.
 
     Raises:
         UserError: it is no run.

@@ -1,4 +1,4 @@
-"""`hetpipe top`: a job and its cluster as the coordinator sees them, asked again every second."""
+"""`hetpipe top`: a job and its cluster, polled from the coordinator every second."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Picture:
 
 
 def _rows(progress: ProgressTable) -> list[list[str]]:
-    """The table of `train`, with memory in place of the time that is left, which is said above."""
+    """The table of `train`, with memory in place of the remaining time, which is above it."""
     memory = [bytes_text(row.memory_bytes) for row in progress.rows]
     rows = [[*row[:-1], size] for row, size in zip(cells(progress), memory, strict=True)]
     return [[*headings(progress)[:-1], "memory"], *rows]

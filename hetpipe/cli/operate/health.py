@@ -1,8 +1,8 @@
 """`hetpipe health`: does a service answer, and say that it serves? For people, and for probes of containers.
 
-Containers ask every few seconds for ever, so this imports gRPC and next to nothing else: no typer, no torch, no
+Containers run it every few seconds, so this imports gRPC and next to nothing else: no typer, no torch, no
 protobuf. It has a parser of its own, which `hetpipe.cli.main` calls without the rest of the command line. Only an
-error, which somebody is going to read, is worth what it takes to explain it.
+error, which a person is going to read, may take time to explain.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SERVED = (Role.COORDINATOR, Role.PARAMETER_SERVER)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """Whom to ask about what."""
+    """A health check: the address, the service, and the credentials."""
 
     address: str
     """`HOST:PORT`."""
@@ -50,7 +50,7 @@ class Question:
 
 
 def ask(question: Question) -> str:
-    """The status a server tells of itself, or of one of its services: one of `SERVING`, `NOT_SERVING`, ….
+    """The health status of a server, or of one of its services: `SERVING`, `NOT_SERVING`, ….
 
     Raises:
         HetpipeError: it does not answer, or refuses to; the certificates or the address cannot be used.
@@ -157,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
         "--role",
         default=Role.COORDINATOR.value,
         metavar="ROLE",
-        help="with --tls: who must answer, coordinator (default) or parameter-server",
+        help="with --tls: the expected role of the server, coordinator (default) or parameter-server",
     )
     parser.add_argument(
         "--timeout", type=float, default=3.0, metavar="S", help="longest wait, in seconds (%(default)s)"

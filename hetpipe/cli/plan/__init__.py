@@ -1,1 +1,1 @@
-"""Before training: what layers and links cost, which device computes what, how fast that will be."""
+"""Commands before training: profiles of layers and links, plans, predictions of speed."""

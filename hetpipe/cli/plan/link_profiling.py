@@ -61,12 +61,12 @@ def cached_links(wish: LinkWish, shell: Shell) -> MeasuredLinks:
 
 
 def profile_links(wish: LinkWish, shell: Shell, on_step: Callable[[ProfileStep], None]) -> ProfiledLinks:
-    """Measure the links of this machine, or find what was measured before.
+    """Measure the links of this machine, or load cached measurements.
 
     Args:
         wish: how.
         shell: the world around.
-        on_step: hears of each part before it is measured; called in this thread.
+        on_step: called before each part is measured, in this thread.
 
     Raises:
         DeadlineExceeded: a process that measures is silent.
@@ -92,13 +92,13 @@ def _link(wish: LinkWish, shell: Shell) -> LinkMeasurement:
         address = str(_message(first).get("address"))
         both.enter_context(_process(wish, shell, replace(order, role="call", address=address)))
         link = _answer(first).link
-    assert link is not None, "who awaits the other end measures"
+    assert link is not None, "the end that listens measures"
     return link
 
 
 @contextmanager
 def _process(wish: LinkWish, shell: Shell, order: LinkOrder) -> Iterator[ReportingChild]:
-    # As stages of a job that says nothing of its environment.
+    # As stages of a job without an environment of its own.
     environment = child_environment(shell.environment, EnvironmentSection(), None)
     with tempfile.TemporaryDirectory(prefix="hetpipe-links-") as folder:
         spec = ChildSpec(
@@ -120,7 +120,7 @@ def _answer(child: ReportingChild) -> LinkAnswer:
 def _message(child: ReportingChild) -> dict[str, Any]:
     message = child.next_message(timeout_seconds=_PATIENCE_SECONDS)
     if message is None:
-        raise DeadlineExceeded(f"{_TITLE} has said nothing for {_PATIENCE_SECONDS:.0f} s")
+        raise DeadlineExceeded(f"{_TITLE} has reported no progress for {_PATIENCE_SECONDS:.0f} s")
     return message
 
 

@@ -1,4 +1,4 @@
-"""`hetpipe plan`: what fits, how fast it will be, and why."""
+"""`hetpipe plan`: the fastest plan that fits, its predicted speed, and the reasons."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def run(request: Options, output: Output, shell: Shell) -> ExitStatus:
 
 
 def _links_remarks(links: KnownLinks, shell: Shell) -> tuple[str, ...]:
-    """Where links are from; of a file that states them, whoever has named it knows that."""
+    """The origin of link speeds, unless the user's cluster file states them."""
     return () if links.sources == ("stated",) else links_sentences(links, shell.clock.wall())
 
 
@@ -246,12 +246,12 @@ def _show(facts: PlanFacts, request: Options, output: Output) -> None:
     show_plan(view_of(facts), reasons_of(facts), console, why="full" if request.why else "brief")
 
 
-# -- what the options ask of the planner -------------------------------------------------------------------------------
+# -- the request to the planner ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What is asked of the planner, and what the user should know of how it was understood."""
+    """A request to the planner, and remarks for the user about its interpretation."""
 
     options: PlanOptions
     remarks: tuple[str, ...]
@@ -286,15 +286,15 @@ def check_request(request: Options, *, as_json: bool) -> None:
 
 def _check_belongs(option: str, value: object, allocation: str, asked: str | None) -> None:
     if value is not None and asked != allocation:
-        fix = f"add --allocation {allocation}" if asked is None else f"leave it out, or ask for {allocation}"
+        fix = f"add --allocation {allocation}" if asked is None else f"leave it out, or give {allocation}"
         raise UserError(f"{option} is for --allocation {allocation}{f', not {asked}' if asked else ''}; {fix}")
 
 
 def wishes_of(request: Options, job: Job | None) -> Wishes:
-    """What to plan: what was typed, else what the job says, else the defaults.
+    """The request to the planner: from the options, else the job, else the defaults.
 
     Raises:
-        UserError: a text means nothing, or what the job wants cannot be foreseen.
+        UserError: an option is malformed, or the job cannot be predicted.
     """
     if job is not None and job.sync.traits.averages_gradients:
         raise UserError(
@@ -306,7 +306,7 @@ def wishes_of(request: Options, job: Job | None) -> Wishes:
     if job is not None and slots is None and slots_of(job.optimizer, job.weights) is None:
         slots = _MOST_SLOTS
         assumed = f"planned for {slots} tensors of the parameters' size, say --optimizer-slots if it is another number"
-        remarks = (f"what {job.optimizer.name} keeps is not known; {assumed}",)
+        remarks = (f"the state of {job.optimizer.name} is unknown; {assumed}",)
     base = PlanOptions(optimizer_slots=slots or 0) if job is None else options_of(job, slots=slots)
     if request.shards is not None and not base.with_shards:
         raise UserError("--shards is for parameter servers, which the job goes without; leave it out")
@@ -384,5 +384,5 @@ def _choice(option: str, text: str | None, choices: Mapping[str, ChoiceT], defau
     if text is None:
         return default
     if text not in choices:
-        raise UserError(f"{option} knows no {text!r}; {did_you_mean(text, choices)}")
+        raise UserError(f"{option} {text!r} is unknown; {did_you_mean(text, choices)}")
     return choices[text]

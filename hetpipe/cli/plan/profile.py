@@ -1,4 +1,4 @@
-"""`hetpipe profile`: what every layer of a job's model costs on each type of device."""
+"""`hetpipe profile`: the cost of every layer of a job's model on each type of device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hetpipe.values.profile import LayerProfile, Profile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Measure what every layer of a job's model costs. Times, parameters, activations, on each type of device here."""
+    """Measure the cost of every layer of a job's model. Times, parameters, activations, on each type of device here."""
 
     job: Annotated[Path | None, typer.Argument(metavar="JOB", help="Job file; not with --links.")] = None
     settings: Settings = ()
@@ -64,7 +64,7 @@ class Options:
 
 
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
-    """Measure layers or links, and tell what was found.
+    """Measure layers or links, and print the result.
 
     Raises:
         UserError: options contradict each other, or the job or a file cannot be used.
@@ -88,7 +88,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
 
 
 def _links(options: Options, output: Output, shell: Shell) -> ExitStatus:
-    """With --links; what says how to measure a model is refused."""
+    """With --links; options for measuring a model are rejected."""
     of_models = {
         "JOB": options.job,
         "--set": options.settings,

@@ -34,7 +34,7 @@ _PATIENCE_SECONDS = 120.0
 
 
 def profile_links_of(wish: LinkWish, output: Output, shell: Shell, *, out: Path | None) -> ExitStatus:
-    """Measure the links of this machine, and tell what was found.
+    """Measure the links of this machine, and print the result.
 
     Args:
         wish: how.
@@ -62,19 +62,19 @@ def profile_links_of(wish: LinkWish, output: Output, shell: Shell, *, out: Path 
 def profile_cluster_links(
     coordinator: str, output: Output, shell: Shell, *, out: Path | None, fresh: bool
 ) -> ExitStatus:
-    """Have the agents of a coordinator measure the links between their nodes, and tell what is known of all links.
+    """Have the agents of a coordinator measure the links between their nodes, and print all known links.
 
     Args:
         coordinator: `HOST:PORT`.
         output: hears what was found.
         shell: the world around.
         out: where to write the cluster file, if anywhere.
-        fresh: measure also what is known.
+        fresh: measure known links again.
 
     Raises:
         UserError: no agent is registered, or the file cannot be written.
-        DeadlineExceeded: the coordinator tells for too long of no progress.
-        ResourceExhausted: links are measured for somebody else.
+        DeadlineExceeded: the coordinator reports no progress for too long.
+        ResourceExhausted: another measurement of links is running.
     """
     with closing(shell.connect(coordinator)) as client:
         with view_for(output, shell, unit="links", beginning="waiting for agents") as view:
@@ -191,7 +191,7 @@ def _file_text(cluster: Cluster, known: KnownLinks) -> str:
     return "\n".join(
         [
             f"# The devices of this machine. intra_node was measured on {measured_at:%Y-%m-%d}, with copies to",
-            "# GPUs and back; inter_node is assumed, 10 Gbit/s Ethernet. Add the other nodes, edit what differs.",
+            "# GPUs and back; inter_node is assumed, 10 Gbit/s Ethernet. Add the other nodes, edit the differences.",
             to_yaml(cluster),
             "",
         ]
@@ -199,7 +199,7 @@ def _file_text(cluster: Cluster, known: KnownLinks) -> str:
 
 
 def _cluster_text(cluster: Cluster, known: KnownLinks) -> str:
-    head = ["# The devices of the cluster's agents. Edit what differs.", f"# {known.sentence}"]
+    head = ["# The devices of the cluster's agents. Edit the differences.", f"# {known.sentence}"]
     return "\n".join([*head, to_yaml(cluster), ""])
 
 

@@ -61,7 +61,7 @@ class ProfileBar:
     """A bar that fills."""
 
     def __init__(self, stream: TextIO, beginning: str = "importing the model") -> None:
-        """Say what is done before the first step."""
+        """Display the work before the first step."""
         # rich takes a while, and pipes do without
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -99,8 +99,8 @@ def view_for(
     Args:
         output: where.
         shell: the world around.
-        unit: what is measured one after the other.
-        beginning: what is done before the first of them.
+        unit: the unit of progress, as `layer`.
+        beginning: the work before the first of them.
     """
     if shell.is_screen(output.people):
         return ProfileBar(output.people, beginning)

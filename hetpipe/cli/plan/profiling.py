@@ -57,7 +57,7 @@ def profile_job(job: Job, wish: ProfileWish, shell: Shell, on_step: Callable[[Pr
         job: the job; its user code is imported from the shell's current folder.
         wish: how.
         shell: the world around.
-        on_step: hears of each layer before it is measured; called in this thread.
+        on_step: called before each layer is measured, in this thread.
 
     Raises:
         UserError: a type is neither here nor in the catalogue.

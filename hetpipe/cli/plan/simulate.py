@@ -1,4 +1,4 @@
-"""`hetpipe simulate`: run a plan in simulated time and tell how fast it is and who waits for whom."""
+"""`hetpipe simulate`: run a plan in simulated time; its throughput, and the waits between workers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _BAR = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Run a plan in simulated time. Tells how fast it will be and who waits for whom; nothing is trained."""
+    """Run a plan in simulated time. Prints the predicted throughput and waiting times; nothing is trained."""
 
     plan: Annotated[Path, typer.Option(metavar="PLAN.json", help="Plan file.")]
     profile: Annotated[Path, typer.Option(metavar="P.json", help="Profile of the model.")]

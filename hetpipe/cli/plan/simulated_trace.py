@@ -12,7 +12,7 @@ from hetpipe.observe.timeline import Activity, Timeline, Value, merge_timelines
 
 _TICKS_PER_SECOND = 1000 * TICKS_PER_MS
 
-#: What is shown; publishes take no time and are nobody's.
+#: Activities shown; publications take no time and belong to no stage.
 _SHOWN = {
     ActivityKind.FORWARD: Activity.FORWARD,
     ActivityKind.BACKWARD: Activity.BACKWARD,

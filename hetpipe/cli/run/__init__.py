@@ -1,1 +1,1 @@
-"""Commands that change a run: start it, hand it in, stop it, grow and shrink it, export what it trained."""
+"""Commands that change a run: train, submit, stop, scale, export."""

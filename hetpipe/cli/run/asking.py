@@ -1,4 +1,4 @@
-"""Whom to ask about a job that runs, and how to go on asking while its coordinator is away."""
+"""The coordinator of a running job, and polling that survives its absence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hetpipe.values.events import JobState, JobStatus
 from hetpipe.values.ids import JobId
 from hetpipe.wire.calls import GET_STATUS, GetStatusRequest
 
-#: Seconds between two looks at what is waited for.
+#: Seconds between two polls.
 _LOOK_SECONDS = 0.5
 
 
@@ -43,7 +43,7 @@ class WhichJob(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Who is asked."""
+    """The coordinator of a job, with the run's folder."""
 
     client: CoordinatorPort
     job_id: JobId | None
@@ -64,21 +64,21 @@ class Asked:
         timeout_seconds: float,
         again: Callable[[], object] = lambda: None,
     ) -> JobStatus:
-        """The status of a job once what is waited for is reached, or the job is over.
+        """Poll a job until a condition holds or the job has ended; its status then.
 
         Args:
             status: the newest one.
             is_reached: whether it is.
-            late: what to say when it is not reached in time.
-            say: hears what becomes of the connection.
+            late: the error message when the timeout expires.
+            say: called with the state of the connection.
             shell: has the time.
             timeout_seconds: how long to wait, also for a coordinator that is away.
-            again: wishes once more for what is waited for; whoever was asked may be gone, and have told nobody.
+            again: repeats the request that is waited for, as the coordinator that accepted it may have died.
 
         Raises:
             DeadlineExceeded: it was not reached in time.
             Unavailable, UnknownJob: the coordinator has not answered for minutes, or not known the job.
-            NobodyLeads: it answers, but nobody has led the job for minutes.
+            NobodyLeads: it answers, but the job has had no leader for minutes.
         """
         mending, contact = Mending(shell.clock, say=say), Contact(shell.clock)
         mending.whole()
@@ -115,7 +115,7 @@ def is_over(status: JobStatus) -> bool:
 
 @contextmanager
 def asked(which: WhichJob, shell: Shell) -> Iterator[Asked]:
-    """The coordinator to ask, and of which job."""
+    """The coordinator, and the job."""
     folder: RunFolder | None = None
     cluster = which.coordinator
     if which.coordinator is not None:
@@ -132,7 +132,7 @@ def asked(which: WhichJob, shell: Shell) -> Iterator[Asked]:
 
 
 def _run_of(which: WhichJob) -> tuple[RunFolder, RunRecord]:
-    """The run that is meant, and who runs it.
+    """The run that the options select, and its coordinator.
 
     Raises:
         UserError: there is none, or nothing of it runs.

@@ -1,4 +1,4 @@
-"""`hetpipe export`: what a run has trained, as one file."""
+"""`hetpipe export`: the trained weights of a run, as one file."""
 
 from __future__ import annotations
 

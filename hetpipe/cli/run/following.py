@@ -19,7 +19,7 @@ _log = get_logger(__name__)
 
 
 def follow(request: RunRequest, folder: RunFolder, output: Output, shell: Shell) -> ExitStatus:
-    """Run `request` in `folder` and tell how it went."""
+    """Run `request` in `folder` and print its result."""
     configure_logging(folder.logs / "hetpipe.log", role="cli")
     view = view_for(output, request.job.name, shell)
     with Interrupts() as interrupts:
@@ -41,14 +41,14 @@ def hand_in(request: RunRequest, folder: RunFolder, output: Output, shell: Shell
         submission = submission_of(request, folder)
         folder.write_submission(submission)
     if not folder.has_job:
-        folder.write_job(request.job)  # before the coordinator may replace it by what it planned
+        folder.write_job(request.job)  # before the coordinator may replace it by its plan
     client = shell.connect(request.coordinator)
     try:
         job_id = client.invoke(SUBMIT_JOB, SubmitJobRequest(submission)).job_id
     finally:
         client.close()
     folder.write_record(replace(record_of(request, folder, shell), job_id=job_id, pids={}))
-    folder.point_latest()  # nobody is left who would hear that it trains
+    folder.point_latest()  # no follower is left to be notified that it trains
     where = shown_path(folder.path, shell.current)
     output.answer(
         {"run_dir": str(folder.path), "job_id": job_id},

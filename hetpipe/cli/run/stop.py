@@ -20,7 +20,7 @@ from hetpipe.runs.training import resume_command
 from hetpipe.values.events import JobState, JobStatus, StopMode
 from hetpipe.wire.calls import GET_STATUS, STOP_JOB, GetStatusRequest, StopJobRequest
 
-#: What people are told while they wait.
+#: Progress messages for people.
 _AWAITED = {
     StopMode.CHECKPOINT: "waiting for the next barrier and its checkpoint",
     StopMode.NOW: "waiting for its processes to end",
@@ -29,7 +29,7 @@ _AWAITED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Stop a run, also one that nobody follows. At the next barrier, with a checkpoint to resume it from."""
+    """Stop a run, attached or detached. At the next barrier, with a checkpoint to resume from."""
 
     run_dir: RunDir = None
     now: Annotated[bool, typer.Option("--now", help="At once, without a checkpoint.")] = False
@@ -72,8 +72,8 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
 
 def _late(status: JobStatus, timeout_seconds: float) -> str:
     return (
-        f"{_sentence(status)}, and has not stopped within {timeout_seconds:.0f} s; `hetpipe clocks` shows who does not "
-        "move, and `hetpipe stop --now` stops it without a checkpoint"
+        f"{_sentence(status)}, and has not stopped within {timeout_seconds:.0f} s; `hetpipe clocks` shows which "
+        "workers do not advance, and `hetpipe stop --now` stops it without a checkpoint"
     )
 
 

@@ -56,7 +56,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
 
 
 def _wanted(options: Options, shell: Shell) -> tuple[RunRequest, RunFolder]:
-    """What to train and where: anew, or what was handed in to a cluster with the same folder.
+    """The submission: a new job, or the one that was submitted to a cluster with the same folder.
 
     Raises:
         UserError: there is another job in the folder, or none at all.

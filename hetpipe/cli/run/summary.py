@@ -16,7 +16,7 @@ from hetpipe.values.plan_document import PlanDocument
 
 
 def summary_lines(end: RunEnd, *, current: Path) -> list[str]:
-    """What came of a run that has a result, where it is, and what to do next; paths as seen from `current`."""
+    """The result of a run, the location of its files, and the next commands; paths relative to `current`."""
     assert end.result is not None
     where = shown_path(end.run_dir, current)
     lines = [_speed(end.state, end.result), *_quality(end.result), *_memory(end.result.stages)]
@@ -33,7 +33,7 @@ def summary_lines(end: RunEnd, *, current: Path) -> list[str]:
 def _compared(forecast: PlanDocument, measured: float) -> str:
     """Both figures are samples by the time from the first minibatch to the end of the last, fills and drains included.
 
-    The plan of an earlier version says nothing of the run, only of full pipelines.
+    The plan of an earlier version predicts full pipelines only, not the run.
     """
     steady = forecast.predicted.samples_per_second
     predicted, of_what = steady, "for full pipelines"
@@ -47,7 +47,7 @@ def _compared(forecast: PlanDocument, measured: float) -> str:
 
 
 def safety_lines(conditions: Sequence[Condition]) -> list[str]:
-    """What endangered the run; last what began first and held to its end."""
+    """The conditions of the run; the earliest one that held to its end comes last."""
     return [f"safety:  {line}" for line in condition_lines(conditions)]
 
 
@@ -63,8 +63,8 @@ def _speed(state: JobState, result: TrainResult) -> str:
 def _other_speeds(result: TrainResult) -> str:
     """Tokens and operations, where they are known."""
     tokens, share = result.tokens_per_second, result.model_flops_utilisation
-    said = "" if tokens is None else f", {rate(tokens)} tokens/s"
-    return said if share is None else f"{said}, {share:.1%} of the devices' peak (MFU)"
+    text = "" if tokens is None else f", {rate(tokens)} tokens/s"
+    return text if share is None else f"{text}, {share:.1%} of the devices' peak (MFU)"
 
 
 def _quality(result: TrainResult) -> list[str]:
@@ -77,7 +77,7 @@ def _quality(result: TrainResult) -> list[str]:
 
 
 def _memory(stages: Sequence[StageResult]) -> list[str]:
-    """The dearest stage by what it held at most at once."""
+    """The stage with the highest peak memory."""
     dearest = max(stages, key=lambda stage: stage.weight_bytes + stage.activation_bytes, default=None)
     if dearest is None:
         return []

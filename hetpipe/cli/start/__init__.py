@@ -1,1 +1,1 @@
-"""Before the first job: what this machine has, a demo, a job to start from."""
+"""Commands for a start: checks of this machine, a demo, a job template."""

@@ -1,4 +1,4 @@
-"""`hetpipe demo`: what it trains, and the words around it."""
+"""`hetpipe demo`: its job, and its introduction and summary."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Options:
 
 
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
-    """Train the demo's job, and say what to do next.
+    """Train the demo's job, and print the next commands.
 
     Raises:
         UserError: this installation has no demo, or the settings cannot be used.

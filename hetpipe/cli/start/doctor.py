@@ -1,4 +1,4 @@
-"""`hetpipe doctor`: does this machine have what a run needs? Each check tells what it found and what to do about it."""
+"""`hetpipe doctor`: check the requirements of a run on this machine. Each check has a result and a fix."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _GLOO_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Check whether this machine has what a run needs. Says what to do if not."""
+    """Check whether this machine meets the requirements of a run. Prints a fix for each problem."""
 
     as_json: Json = False
 
@@ -49,7 +49,7 @@ def run(_: Options, output: Output, shell: Shell) -> ExitStatus:
 
 
 class Health(StrEnum):
-    """What a check says."""
+    """The result of a check."""
 
     OK = "ok"
     WARN = "warn"

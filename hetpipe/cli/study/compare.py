@@ -59,7 +59,7 @@ class Trainer(Protocol):
 
 
 def run(options: Options, output: Output, shell: Shell, train: Trainer = train_trial) -> ExitStatus:
-    """Train what is not trained yet, and tell.
+    """Train the missing runs, and print the comparison.
 
     Raises:
         UserError: options or the job cannot be used, under any of the policies; or a file cannot be written.
@@ -82,7 +82,7 @@ def run(options: Options, output: Output, shell: Shell, train: Trainer = train_t
         _tell(trials, records, folder, options, output, shell)
     if interrupted:
         sentence = f"interrupted after {len(records)} of {len(trials)} runs; go on with --run-dir {where}"
-        # With records the answer is told already, and there is one only.
+        # With records the choice is made already, and there is one only.
         output.say(sentence) if records else output.complain([sentence])
         return ExitStatus.INTERRUPTED
     return ExitStatus.FAILED if any(one.state is TrialState.FAILED for one in records) else ExitStatus.OK

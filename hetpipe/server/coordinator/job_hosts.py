@@ -38,7 +38,6 @@ from hetpipe.values.events import (
     NumberedEvent,
     ProgressTable,
     StopMode,
-    severity_of,
 )
 from hetpipe.values.ids import JobId
 
@@ -141,7 +140,7 @@ class JobHost:
     def _note(self, event: JobEvent) -> None:
         """Write down what became of virtual workers and of the run's safety, for whoever was not there to see it."""
         told = {field.name: getattr(event, field.name) for field in fields(event) if field.name != "kind"}
-        match severity_of(event):
+        match event.severity:
             case "warning":
                 _log.warning(event.kind, job=self.job_id, **told)
             case "info":

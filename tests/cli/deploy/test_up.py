@@ -133,7 +133,7 @@ def test_a_container_that_does_not_start_leaves_none_behind(world: World, detach
     result = world.up("job.yaml", "--cpu-devices", "2", *detached)
     assert result.exit_code == 1
     assert "agent-0 could not be started: no space left on device" in result.stderr
-    assert "what the containers wrote is in " in result.stdout
+    assert "the logs of the containers are in " in result.stdout
     assert (world.docker.made, world.docker.nets) == ([], [])
     assert world.coordinator.submissions == []
     assert not world.state.exists()
@@ -200,7 +200,7 @@ def test_an_open_job_is_planned_first(world: World, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(deployment, "profile_job", lambda *_: Profiled(profile, {}))
     result = world.up("job.yaml", "--cpu-devices", "2")
     assert result.exit_code == 0, result.output
-    assert "it is planned for this machine first" in result.stdout
+    assert "planning it for this machine first" in result.stdout
     assert load_job(json.loads(world.coordinator.submissions[0].job_json)).is_planned
 
 

@@ -43,7 +43,7 @@ def test_an_authority_and_certificates_for_everybody() -> None:
     made = invoke("init", "ca")
     assert made.exit_code == 0, made.output
     assert made.stdout.splitlines() == [
-        "made an authority in ca; keep ca-key.pem to yourself, as whoever has it can play every process",
+        "created an authority in ca; keep ca-key.pem secret: it can impersonate every process",
         "next, for each process: hetpipe certs issue ca coordinator",
     ]
     issued = invoke("issue", "ca", "parameter-server", "0", "1")

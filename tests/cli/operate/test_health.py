@@ -89,7 +89,7 @@ def test_with_certificates(secure: Server, how: str) -> None:
 def test_a_server_of_another_role(secure: Server) -> None:
     result = invoke(secure.address, "--tls", monitor())
     assert result.exit_code == 1
-    assert "does not prove to be coordinator.hetpipe" in result.stderr
+    assert "its certificate is not that of coordinator.hetpipe" in result.stderr
 
 
 def test_a_server_that_asks_for_a_certificate(secure: Server) -> None:
@@ -104,7 +104,7 @@ def test_the_port_for_probes_needs_none(secure: Server) -> None:
 def test_a_server_without_tls_is_named(plain: Server) -> None:
     result = invoke(plain.address, "--tls", monitor())
     assert result.exit_code == 1
-    assert "does not speak TLS" in result.stderr
+    assert "does not use TLS" in result.stderr
 
 
 @pytest.mark.parametrize("role", ["janitor", "operator", "stage"])

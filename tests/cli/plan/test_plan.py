@@ -202,5 +202,5 @@ def test_an_optimizer_that_is_not_known_is_remarked_on() -> None:
     write_job(batch_size=32, optimizer={"name": "Sophia", "lr": 0.1}, sync={"minibatches_per_wave": 2})
     result = invoke("job.yaml", *FILES)
     assert result.exit_code == 0, result.output
-    assert "what Sophia keeps is not known" in result.stdout
+    assert "the state of Sophia is unknown" in result.stdout
     assert "Sophia" not in invoke("job.yaml", *FILES, "--optimizer-slots", "1").output

@@ -36,7 +36,7 @@ FILES: dict[str, Any] = {"profile": Path("p.json"), "cluster": Path("c.yaml")}
         ({**FILES, "workers": '[["n0/0"]]'}, "--workers is for --allocation explicit; add --allocation explicit"),
         (
             {**FILES, "workers": '[["n0/0"]]', "allocation": "NP"},
-            "--workers is for --allocation explicit, not NP; leave it out, or ask for explicit",
+            "--workers is for --allocation explicit, not NP; leave it out, or give explicit",
         ),
         ({**FILES, "max_batch": 256}, "--max-batch is for --allocation parallel; add --allocation parallel"),
         (
@@ -89,11 +89,11 @@ def test_what_is_given_is_understood() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"allocation": "ND"}, "--allocation knows no 'ND'; "),
-        ({"placement": "balance"}, "--placement knows no 'balance'; did you mean `balanced`?"),
-        ({"weights": "waves"}, "--weights knows no 'waves'; did you mean `wave`?"),
-        ({"recompute": "yes"}, "--recompute knows no 'yes'; "),
-        ({"schedule": "1f2b"}, "--schedule knows no '1f2b'; did you mean `1f1b`?"),
+        ({"allocation": "ND"}, "--allocation 'ND' is unknown; "),
+        ({"placement": "balance"}, "--placement 'balance' is unknown; did you mean `balanced`?"),
+        ({"weights": "waves"}, "--weights 'waves' is unknown; did you mean `wave`?"),
+        ({"recompute": "yes"}, "--recompute 'yes' is unknown; "),
+        ({"schedule": "1f2b"}, "--schedule '1f2b' is unknown; did you mean `1f1b`?"),
         ({"schedule": "gpipe"}, "the schedule is gpipe, but `gpipe` drains"),
         ({"schedule": "fifo", "weights": "stash"}, "the schedule is fifo, but the weight versions of `stash`"),
         ({"minibatches_per_wave": "0"}, "--minibatches-per-wave is '0'; give a whole number from 1 on, or auto"),
@@ -176,5 +176,5 @@ def test_an_optimizer_that_is_not_known() -> None:
     job = job_with(optimizer={"name": "Sophia", "lr": 0.1})
     wishes = wishes_of(Options(job=Path("job.yaml")), job)
     assert wishes.options.optimizer_slots == 2
-    assert "what Sophia keeps is not known" in wishes.remarks[0]
+    assert "the state of Sophia is unknown" in wishes.remarks[0]
     assert "--optimizer-slots" in wishes.remarks[0]

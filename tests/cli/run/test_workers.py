@@ -129,7 +129,7 @@ class TestDrain:
 
         assert result.exit_code == 1
         assert result.stderr.splitlines()[-1] == (
-            "error: not everybody has left within 5 s: virtual worker 1 leaves at the next barrier"
+            "error: not all workers have left within 5 s: virtual worker 1 leaves at the next barrier"
         )
 
     def test_the_run_may_end_first(self) -> None:

@@ -181,6 +181,6 @@ class TestMembership:
     def test_a_lease_of_one_that_leads_no_more_is_none(self, process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(process.lead, "outbid", lambda _: None)
         process.fences.check(9)
-        with pytest.raises(StaleTerm, match="its number is 4, and one with number 9 has acted since"):
+        with pytest.raises(StaleTerm, match="its fence is 4, and a coordinator with fence 9 has acted since"):
             process.membership.start()
         assert not process.membership.is_led

@@ -35,7 +35,7 @@ def address() -> Iterator[str]:
     server.stop(grace_seconds=0.0)
 
 
-REFUSED = "does not prove to be parameter-server-0.hetpipe .* again: `hetpipe certs issue DIR parameter-server 0`"
+REFUSED = "is not that of parameter-server-0.hetpipe .* reissued: `hetpipe certs issue DIR parameter-server 0`"
 
 
 def test_the_coordinator_does_not_take_one_for_another(address: str) -> None:

@@ -1,1 +1,1 @@
-"""`hetpipe render`: what hetpipe does, drawn or written down, without doing it."""
+"""`hetpipe render`: schedules, manifests and other files, without running anything."""

@@ -24,7 +24,7 @@ from hetpipe.runs.shell import Shell
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(DeploymentOptions):
-    """Write what `hetpipe up` does as a Compose file. With the certificates it needs, in a folder of your own."""
+    """Write the cluster of `hetpipe up` as a Compose file. With its certificates, in a folder of your own."""
 
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")] = Path("compose.yaml")
     as_json: Json = False

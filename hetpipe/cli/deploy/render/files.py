@@ -13,7 +13,7 @@ def check_empty(folder: Path, fix: str) -> None:
     """Refuse a folder that has something in it.
 
     Raises:
-        UserError: it has; `fix` says what to do.
+        UserError: it has; the message ends with `fix`.
     """
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; {fix}")

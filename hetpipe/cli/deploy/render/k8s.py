@@ -29,7 +29,7 @@ from hetpipe.server.agent.environment import check_wish, checked_allowed
 #: Where an overlay has the manifests that are written along.
 _OWN_MANIFESTS = "k8s"
 
-#: What the manifests let agents import without being told.
+#: Modules that the manifests let agents import by default.
 _ALLOWED_BY_MANIFESTS = ("model", "torch.*", "hetpipe.*")
 
 
@@ -42,7 +42,7 @@ class Options:
         tuple[str, ...],
         typer.Option(
             metavar="PRODUCT=NODESxDEVICES",
-            help="Nodes of one GPU product, as their label nvidia.com/gpu.product says it, for example "
+            help="Nodes of one GPU product, named as in their label nvidia.com/gpu.product, for example "
             "NVIDIA-TITAN-V=2x4; or cpu=2x2. Repeatable.",
         ),
     ]

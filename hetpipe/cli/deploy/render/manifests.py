@@ -28,7 +28,7 @@ class Options:
 
 
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
-    """Write what comes with hetpipe: `docker-compose.yml` with its settings, and `k8s`.
+    """Write the files that ship with hetpipe: `docker-compose.yml` with its settings, and `k8s`.
 
     Raises:
         UserError: the folder is not empty or cannot be written, or this installation has none.

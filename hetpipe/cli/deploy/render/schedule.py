@@ -84,17 +84,17 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
 
 
 def pipeline_of(options: Options) -> Pipeline:
-    """What the options ask for, with the defaults filled in.
+    """The pipeline that the options describe, with the defaults filled in.
 
     Raises:
         UserError: an option means nothing, or is too large for a picture.
 
-    >>> asked = Options(stages=6, minibatches=9, weights="stash", schedule="auto", accumulate=4)
-    >>> pipeline_of(asked).minibatches_per_wave
+    >>> options = Options(stages=6, minibatches=9, weights="stash", schedule="auto", accumulate=4)
+    >>> pipeline_of(options).minibatches_per_wave
     8
     """
     if options.weights not in _WEIGHTS:
-        raise UserError(f"--weights knows no {options.weights!r}; {did_you_mean(options.weights, WEIGHT_POLICIES)}")
+        raise UserError(f"--weights {options.weights!r} is unknown; {did_you_mean(options.weights, WEIGHT_POLICIES)}")
     weights = _WEIGHTS[options.weights]
     schedule = _schedule(weights, options.schedule)
     _check_sizes(options)
@@ -151,7 +151,7 @@ def _box_json(box: Box) -> dict[str, Any]:
 
 def _schedule(weights: WeightPolicy, text: str) -> Schedule:
     if text not in (_AUTO, *SCHEDULES):
-        raise UserError(f"--schedule knows no {text!r}; {did_you_mean(text, (_AUTO, *SCHEDULES))}")
+        raise UserError(f"--schedule {text!r} is unknown; {did_you_mean(text, (_AUTO, *SCHEDULES))}")
     try:
         return POLICIES[weights].schedule_of(text)
     except ValueError as error:

@@ -31,7 +31,7 @@ def run(options: Options, output: Output, _shell: Shell) -> ExitStatus:
     init_authority(folder)
     output.answer(
         {"folder": str(folder.absolute())},
-        f"made an authority in {folder}; keep ca-key.pem to yourself, as whoever has it can play every process",
+        f"created an authority in {folder}; keep ca-key.pem secret: it can impersonate every process",
         f"next, for each process: hetpipe certs issue {folder} coordinator",
     )
     return ExitStatus.OK

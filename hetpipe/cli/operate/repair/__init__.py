@@ -1,1 +1,1 @@
-"""`hetpipe repair`: what processes keep between restarts."""
+"""`hetpipe repair`: the persistent state of processes."""

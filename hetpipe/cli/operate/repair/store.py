@@ -66,11 +66,11 @@ def _lines_of_store(found: StoreRepair) -> Iterator[str]:
     if records.members:
         yield f"members that no index named, and one does again: {', '.join(records.members)}"
     if records.dropped_jobs:
-        yield f"jobs whose time was over, or whose records are lost: {', '.join(records.dropped_jobs)}"
+        yield f"jobs dropped, as expired or without a record: {', '.join(records.dropped_jobs)}"
     if records.renumbered:
-        yield f"jobs whose events have other numbers now: {', '.join(records.renumbered)}"
+        yield f"jobs with renumbered events: {', '.join(records.renumbered)}"
     for job_id in records.lost_jobs:
-        yield f"job {job_id}: its record is lost; unless a parameter server still tells of it, hand it in again"
+        yield f"job {job_id}: its record is lost; submit it again, unless a parameter server still reports it"
     for key in records.unreadable:
         yield f"{key}: no job or member of this version; it was left as it is"
     if not found:
@@ -78,7 +78,7 @@ def _lines_of_store(found: StoreRepair) -> Iterator[str]:
     elif found.fence.is_changed:
         yield (
             "restart every agent and every parameter server, those with --state after `hetpipe repair state DIR`, and "
-            "then the coordinator: whoever has seen the old number obeys no lower one"
+            "then the coordinator: processes that have seen the old number reject a lower one"
         )
 
 

@@ -1,1 +1,1 @@
-"""`hetpipe cluster`: cluster files and what is known of devices."""
+"""`hetpipe cluster`: cluster files and the catalogue of device types."""

@@ -1,4 +1,4 @@
-"""`hetpipe cluster catalogue`: what is known of device types."""
+"""`hetpipe cluster catalogue`: published properties of device types."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Show what is known of device types. Memory, peaks, bandwidth, links, and where each figure is from."""
+    """Show the catalogue of device types. Memory, peaks, bandwidth, links, and the source of each figure."""
 
     wanted: Annotated[str, typer.Argument(metavar="FILTER", help="Part of a name, for example 3090.")] = ""
     as_json: Json = False
 
 
 def run(options: Options, output: Output, _shell: Shell) -> ExitStatus:
-    """Show the types whose names contain the filter, whatever its case and punctuation.
+    """Show the types whose names contain the filter, ignoring case and punctuation.
 
     Raises:
         UserError: there are none.

@@ -1,7 +1,7 @@
 """`hetpipe cluster from-k8s`: the GPU nodes of a Kubernetes cluster as a cluster file.
 
-It reads what `kubectl get nodes -o json` prints, with the labels of NVIDIA's GPU feature discovery:
-`nvidia.com/gpu.product` (what the driver calls the GPU, blanks as dashes), `.count`, and `.memory` (MiB of one). Pure
+Its input is the output of `kubectl get nodes -o json`, with the labels of NVIDIA's GPU feature discovery:
+`nvidia.com/gpu.product` (the driver's name of the GPU, blanks as dashes), `.count`, and `.memory` (MiB of one). Pure
 but for reading the file.
 """
 
@@ -47,7 +47,7 @@ _MIB = 1 << 20
 _MOST_GPUS = 1 << 10
 _MOST_MIB = 1 << 24
 
-_WANTED = "it must be what `kubectl get nodes -o json` prints"
+_WANTED = "it must be the output of `kubectl get nodes -o json`"
 
 _HEADER = (
     "# Made by `hetpipe cluster from-k8s`. Links are not measured: intra_node is what two processes of one machine",
@@ -129,7 +129,7 @@ def nodes_of(text: str, *, what: str) -> FoundNodes:
     """The nodes with GPUs in `text`, and why the others are left out.
 
     Args:
-        text: what `kubectl get nodes -o json` prints; also of one node.
+        text: the output of `kubectl get nodes -o json`, also of one node.
         what: names the origin in errors.
 
     Raises:
@@ -248,7 +248,7 @@ def _spelled(product: str) -> str:
 
 
 def _offered(node: _Node) -> str:
-    """How many GPUs pods can be given, which is less than the label says where one is broken; empty: nothing tells."""
+    """The allocatable GPUs, fewer than in the label where one is broken; empty: unknown."""
     return node.status.allocatable.get(GPUS, node.metadata.labels.get(COUNT, ""))
 
 

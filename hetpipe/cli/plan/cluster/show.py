@@ -1,4 +1,4 @@
-"""`hetpipe cluster show`: what a cluster file says, or which devices this machine has."""
+"""`hetpipe cluster show`: the contents of a cluster file, or the devices of this machine."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from hetpipe.values.run import AgentDevice, AgentInfo, type_of
 _GIB = 1 << 30
 
 _NOT_MEASURED = (
-    "# The devices of this machine as a cluster file. Save it, add the other nodes, edit what differs.",
-    "# Links are not measured: intra_node is the peak of the slowest link that the catalogue knows for these devices",
-    "# (2 GB/s where it knows none), inter_node is 10 Gbit/s Ethernet. Real transfers get an `efficiency` of that.",
-    "# `hetpipe profile --links --out FILE` writes this file with what was measured between two processes.",
+    "# The devices of this machine as a cluster file. Save it, add the other nodes, edit the differences.",
+    "# Links are not measured: intra_node is the peak of the slowest link in the catalogue for these devices",
+    "# (2 GB/s if it has none), inter_node is 10 Gbit/s Ethernet. Real transfers get an `efficiency` of that.",
+    "# `hetpipe profile --links --out FILE` writes this file with links measured between two processes.",
 )
 
 
@@ -57,7 +57,7 @@ def run(options: Options, output: Output, _shell: Shell) -> ExitStatus:
 
 
 def cluster_of(devices: Sequence[AgentDevice]) -> Cluster:
-    """The cluster of one node with these devices; the link is what joins them, whether stages use it or not.
+    """The cluster of one node with these devices; the link connects them, whether stages use it or not.
 
     Args:
         devices: all of one node, in the order of their indices.

@@ -19,13 +19,13 @@ from hetpipe.values.ids import VirtualWorkerIndex
 from hetpipe.values.life_state import LifeState
 from hetpipe.wire.calls import DRAIN_WORKER, GET_STATUS, DrainWorkerRequest, GetStatusRequest
 
-#: States in which nothing more becomes of somebody who was asked to leave.
+#: Final states of a worker after a request to leave.
 _GONE = frozenset({LifeState.OUT, LifeState.DONE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Have virtual workers leave a run. At the next barrier; what they did counts, and the others go on."""
+    """Drain virtual workers. They leave at the next barrier; their work counts, and the others go on."""
 
     vws: Annotated[tuple[int, ...], typer.Argument(metavar="VW", min=0, help="Virtual workers, counted from 0.")]
     wait: Annotated[bool, typer.Option("--wait", help="Return when they have left.")] = False
@@ -69,4 +69,4 @@ def _late(status: JobStatus, vws: Sequence[int]) -> list[WorkerStatus]:
 
 def _sentence(status: JobStatus, options: Options) -> str:
     late = "; ".join(map(line_of, _late(status, options.vws)))
-    return f"not everybody has left within {options.timeout:.0f} s: {late}"
+    return f"not all workers have left within {options.timeout:.0f} s: {late}"

@@ -33,7 +33,7 @@ class Options:
 
 
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
-    """Tell who the virtual workers are and where each stands."""
+    """Print the virtual workers and their states."""
     with asked(options, shell) as there:
         status = there.client.invoke(GET_STATUS, GetStatusRequest(there.job_id))
     if status.job_id is None:
@@ -110,7 +110,7 @@ def _stages_of(worker: WorkerStatus, status: JobStatus) -> list[ProcessStatus]:
 
 
 def _clock(worker: WorkerStatus, row: VirtualWorkerRow | None, status: JobStatus) -> int | None:
-    """Its local clock; the last one that was heard of, once it is out."""
+    """Its local clock; the last reported one, once it is out."""
     if status.clocks is not None and worker.vw in status.clocks.local:
         return int(status.clocks.local[worker.vw])
     return None if row is None else int(row.clock)

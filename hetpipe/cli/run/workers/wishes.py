@@ -1,4 +1,4 @@
-"""What becomes of virtual workers that were asked to leave or to join, for the commands that ask."""
+"""Requests to drain and add virtual workers, and their results, for `hetpipe workers`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hetpipe.runs.status import worker_json
 from hetpipe.values.events import WorkerStatus
 from hetpipe.values.life_state import LifeState
 
-#: What a state means, for people who asked for something.
+#: Descriptions of states, as the result of a request.
 _STATE_TEXTS = {
     LifeState.STARTING: "is starting",
     LifeState.READY: "is there",
@@ -24,7 +24,7 @@ _STATE_TEXTS = {
 
 
 def one_by_one(vws: Sequence[int], ask: Callable[[int], Sequence[WorkerStatus]], output: Output) -> list[WorkerStatus]:
-    """Ask for each. If one is refused, what becomes of those before it is said: they have been asked."""
+    """Request each. If one is refused, the results of the previous ones are printed: these were accepted."""
     told: list[WorkerStatus] = []
     try:
         for vw in vws:
@@ -37,7 +37,7 @@ def one_by_one(vws: Sequence[int], ask: Callable[[int], Sequence[WorkerStatus]],
 
 
 def answer(workers: Sequence[WorkerStatus], output: Output) -> None:
-    """Tell what becomes of each."""
+    """Print the result of each."""
     output.answer({"workers": [worker_json(worker) for worker in workers]}, *map(line_of, workers))
 
 

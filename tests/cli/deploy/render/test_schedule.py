@@ -107,8 +107,8 @@ def test_the_default_of_n_is_a_jobs_unless_the_policy_needs_more(arguments: list
         (["--accumulate", "0"], "--accumulate is 0; give at least 1"),
         (["--stages", "65"], "--stages is 65, which makes a picture too large to read; give at most 64"),
         (["--minibatches", "1001"], "--minibatches is 1001, which makes a picture too large to read"),
-        (["--weights", "stsh"], "--weights knows no 'stsh'; did you mean `stash`?"),
-        (["--schedule", "1f2b"], "--schedule knows no '1f2b'; did you mean `1f1b`?"),
+        (["--weights", "stsh"], "--weights 'stsh' is unknown; did you mean `stash`?"),
+        (["--schedule", "1f2b"], "--schedule '1f2b' is unknown; did you mean `1f1b`?"),
         (
             ["--weights", "stash", "--schedule", "gpipe"],
             "--schedule is gpipe, but the weight versions of `stash` are defined by the strict 1F1B order; use auto or",

@@ -145,7 +145,7 @@ class TestNothingToWrite:
         assert result.exit_code == 2
         (told,) = json.loads(result.stdout)["errors"]
         assert told.startswith(f"standard input: {sentence}")
-        assert told.endswith("it must be what `kubectl get nodes -o json` prints")
+        assert told.endswith("it must be the output of `kubectl get nodes -o json`")
 
     @pytest.mark.parametrize("number", ["-1", "4.5", "four", "9" * 30])
     def test_numbers_that_are_none(self, number: str) -> None:
