@@ -119,6 +119,7 @@ def describe(
     results_of: Callable[[Any], Any],
     set_training: Callable[[bool], None],
     keep_all: bool = False,
+    splits_ties: bool = True,
 ) -> tuple[CutDescription, CutSurvey]:
     """Run `model` twice on `example`, in training and in evaluation, to see what it does. Its buffers stay.
 
@@ -129,6 +130,7 @@ def describe(
         results_of: what the loss needs of its output.
         set_training: puts the training flags for training (True) or evaluation.
         keep_all: make every allowed cut the border of a layer, also those that are not worth it.
+        splits_ties: allow cuts between the uses of one weight.
 
     Returns:
         The description, and what else was found.
@@ -148,7 +150,7 @@ def describe(
                     model, signature, example, floating, results_of if training else lambda output: output
                 )
     set_training(True)
-    found = {training: cuts_of(each.recording, specs) for training, each in records.items()}
+    found = {training: cuts_of(each.recording, specs, splits_ties=splits_ties) for training, each in records.items()}
     allowed = {cut.key: cut for cut in found[False] if not cut.reason}
     common = [cut for cut in found[True] if not cut.reason and cut.key in allowed]
     chosen = tuple(common) if keep_all else layers_from(common, work_until(records[True].recording, specs))
@@ -218,6 +220,7 @@ class CutModel:
         description: how it is cut.
         survey: what was found when it was recorded; no more than its layers' borders where another process did that.
         output: what the model returned in the last forward that reached its end.
+        ties: the weights of other stages that the last forward ran on, by name.
     """
 
     def __init__(self, model: nn.Module, description: CutDescription, survey: CutSurvey | None = None) -> None:
@@ -237,6 +240,7 @@ class CutModel:
             False: _Mode(_ways(model, description.evaluation), description.evaluation.cuts),
         }
         self.output: Any = None
+        self.ties: Mapping[str, Tensor] = {}
 
     # -- the boundary ------------------------------------------------------------------------------------------------
 
@@ -316,7 +320,8 @@ class CutModel:
         ties = {
             name.removeprefix("parameter:"): value for name, value in given.items() if name.startswith("parameter:")
         }
-        with self._in_place(ties):
+        self.ties = ties
+        with self.ties_in_place(ties):
             forward.run(lambda: self.signature.call(self.model, tensors), floating, [*weights.values(), *ties.values()])
         if end is None:
             self.output = forward.output
@@ -359,8 +364,11 @@ class CutModel:
         return weight.clone()
 
     @contextmanager
-    def _in_place(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Weights of other stages, which have come, in every place where they are used."""
+    def ties_in_place(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """In this block, weights of other stages, which have come, stand in every place where they are used.
+
+        A backward needs it as well, for what recomputed regions read.
+        """
         kept: list[tuple[dict[str, Tensor], str, Tensor]] = []
         try:
             for name, weight in weights.items():
@@ -382,8 +390,9 @@ def _crossing(name: str, end: CutPoint, made: Mapping[str, Tensor]) -> Tensor:
     if name in made:
         return made[name]
     raise CallableError(
-        f"model: {name.lstrip('/')} crosses the cut before {end.label} and is not made in this minibatch, as it was in the one on "
-        "which the model was cut: it depends on the data what is made; let it train with `workers: {stages: 1}`"
+        f"model: {name.lstrip('/')} crosses the cut before {end.label} and is not made in this minibatch, as it was in "
+        "the one on which the model was cut: it depends on the data what is made; let it train with `workers: {stages: "
+        "1}`"
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from hetpipe.values.plan import DTYPE_BYTES
@@ -29,6 +30,11 @@ CHANGED_SHARED = "{} is changed in place by what depends on weights"
 BUFFER = "buffer {} is written before it and used behind it"
 UNSEEN = "the forward of {} computes with a value that no module and no torch function has made"
 DECIDES = "the forward of {} asks for a number that depends on weights, so it may take another way each time"
+TIED = "{} is used before and behind it, and weights that are predicted for one minibatch do not travel"
+REENTRANT_TIE = (
+    "{} is used before and behind it, and under torch.utils.checkpoint(use_reentrant=True), where its gradients add up "
+    "in another order; use_reentrant=False can be cut"
+)
 UNMOVED = "{} is of type {}, which does not cross cuts"
 TRAINING_ONLY = "evaluation calls something else there"
 DRAWS = "the forward of {} draws from `random` or NumPy by itself"
@@ -100,6 +106,10 @@ class Step:
     """The frame of the module that it calls; None for a function."""
     opaque: str = ""
     """The type of an object in what it returns that cannot be made again."""
+    is_amid_region: bool = False
+    """It is inside of `torch.utils.checkpoint`, and so is an entry before it."""
+    is_reentrant: bool = False
+    """A function that is called inside of `torch.utils.checkpoint` with `use_reentrant=True`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +228,15 @@ def reads_of(recording: Recording, cuts: Sequence[CutPoint]) -> tuple[frozenset[
     return tuple(map(frozenset, found))
 
 
-def cuts_of(recording: Recording, parameter_specs: Mapping[str, tuple[str, int]]) -> tuple[CutPoint, ...]:
+def cuts_of(
+    recording: Recording, parameter_specs: Mapping[str, tuple[str, int]], *, splits_ties: bool = True
+) -> tuple[CutPoint, ...]:
     """Every place where the model could be cut, in order; those that are forbidden say why.
 
     Args:
         recording: of one forward.
         parameter_specs: trainable parameter → dtype and bytes.
+        splits_ties: whether a weight may be used on both sides.
     """
     analysis = _analysed(recording, parameter_specs)
     first_entries: dict[int, Step] = {}
@@ -235,7 +248,18 @@ def cuts_of(recording: Recording, parameter_specs: Mapping[str, tuple[str, int]]
         (step for step in recording.steps if step.key and first_entries[step.frame] is not step),
         key=lambda step: step.started,
     )
-    return tuple(_cut(analysis, step) for step in entries)
+    reentrant = {f"parameter:{name}" for step in recording.steps if step.is_reentrant for name in step.parameters}
+    return tuple(_with_ties_judged(_cut(analysis, step), reentrant, splits_ties=splits_ties) for step in entries)
+
+
+def _with_ties_judged(cut: CutPoint, reentrant: AbstractSet[str], *, splits_ties: bool) -> CutPoint:
+    tied = [each.name for each in cut.crossing if each.name.startswith("parameter:")]
+    if cut.reason or not tied:
+        return cut
+    if not splits_ties:
+        return replace(cut, reason=TIED.format(tied[0].replace(":", " ")))
+    amiss = next((name for name in tied if name in reentrant), None)
+    return cut if amiss is None else replace(cut, reason=REENTRANT_TIE.format(amiss.replace(":", " ")))
 
 
 def _analysed(recording: Recording, parameter_specs: Mapping[str, tuple[str, int]]) -> _Analysis:
@@ -286,7 +310,7 @@ def _cut(analysis: _Analysis, behind: Step) -> CutPoint:
     inside = frozenset(around)
     at = behind.started
     crossing: list[tuple[int, Crossing]] = []
-    reason = _forbidden_frames(recording, around, inside, at)
+    reason = CHECKPOINTED if behind.is_amid_region else _forbidden_frames(recording, around, inside, at)
     for name, given in recording.inputs.items():
         if analysis.used[given] >= at:
             crossing.append((-1, _crossing(f"input:{name}", (), recording.values[given])))
@@ -309,9 +333,10 @@ def _cut(analysis: _Analysis, behind: Step) -> CutPoint:
         name = f"{first.key}:{first.outputs.index(index)}"
         crossing.append((analysis.made[index], _crossing(name, places, value)))
         alive.append(index)
-    for name, use in analysis.parameters.items():
-        if use.first < at <= use.last:
-            dtype, num_bytes = analysis.parameter_specs[name]
+    # In the model's order, for sets of names have another one in each process.
+    for name, (dtype, num_bytes) in analysis.parameter_specs.items():
+        use = analysis.parameters.get(name)
+        if use is not None and use.first < at <= use.last:
             crossing.append((-1, Crossing(f"parameter:{name}", (), dtype, num_bytes, has_gradient=True)))
     crossing.sort(key=lambda each: each[0])
     return CutPoint(

@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetpipe.model.calls import Interception, OpenCall, calling_frame, checkpointing_above, has_own_call, name_of
+from hetpipe.model.calls import (
+    Interception,
+    OpenCall,
+    Region,
+    calling_frame,
+    checkpointing_above,
+    has_own_call,
+    name_of,
+)
 from hetpipe.model.graph import CHECKPOINTED, DECIDES, DRAWS, UNSEEN, RecordedCall, Recording, Step, Value
 from hetpipe.model.structure import Named, Opaque, Several, Skeleton, parts_of, take_apart, tensors_in
 from hetpipe.model.user_errors import place_of_call, place_of_function
@@ -51,6 +59,8 @@ class _StepNote:
     changed: set[int] = field(default_factory=set)
     opens: int | None = None
     opaque: str = ""
+    is_amid_region: bool = False
+    is_reentrant: bool = False
 
 
 def record(
@@ -180,9 +190,14 @@ class _Recorder(Interception):
                 self._close(parent.index, CHECKPOINTED)
             self._seeded_after[last] = key
         note = _StepNote(started, parent.index, key, path, opens=frame.index)
+        note.is_amid_region = self._continues(parent.index, region)
         self._note_outputs(note, result, args, kwargs)
         self._last_entries[parent.index] = (key, region.frame)
         return result
+
+    def _continues(self, frame: int, region: Region) -> bool:
+        """Whether the last entry of `frame` was in the same region."""
+        return region.is_inside and self._last_entries.get(frame, ("", None))[1] is region.frame
 
     def _recomputes(self, module: nn.Module) -> bool:
         """Whether a layer with a `__call__` of its own runs its forward under `torch.utils.checkpoint`."""
@@ -220,6 +235,8 @@ class _Recorder(Interception):
                 note.changed.add(self._noted(tensor, shared_in=None))
                 if not is_shared:
                     self.marked(tensor)
+        note.is_amid_region = self._continues(frame.index, region)
+        note.is_reentrant = region.is_reentrant or any(self._frames[each.index].is_reentrant for each in self.stack)
         self._note_outputs(note, result, args, kwargs, shared_in=frame.index if is_shared else None)
         if note.key:
             self._last_entries[frame.index] = (note.key, region.frame)
@@ -303,6 +320,8 @@ class _Recorder(Interception):
             frozenset(note.changed),
             note.opens,
             note.opaque,
+            note.is_amid_region,
+            note.is_reentrant,
         )
 
     def _close(self, frame: int, reason: str) -> None:

@@ -240,6 +240,7 @@ def cut_chain(
     *,
     results_of: Callable[[Any], Any] = lambda output: output,
     keep_all: bool = False,
+    splits_ties: bool = True,
 ) -> tuple[Layer, ...]:
     """Make a chain of any `model` from its own forward, and leave it in the mode in which it trains.
 
@@ -249,6 +250,7 @@ def cut_chain(
         example: the tensors of one minibatch.
         results_of: what the loss needs of its output.
         keep_all: make every allowed cut the border of a layer.
+        splits_ties: allow cuts between the uses of one weight.
 
     Raises:
         CallableError: it does not run, or parameters have no shape.
@@ -267,6 +269,7 @@ def cut_chain(
         results_of=results_of,
         set_training=lambda training: (enter_training if training else enter_evaluation)(modes),
         keep_all=keep_all,
+        splits_ties=splits_ties,
     )
     return _described(CutModel(model, description, survey), modes)
 
@@ -576,6 +579,23 @@ def forbidden_in(layer: Layer) -> tuple[ForbiddenPlaces, ...]:
 def at_boundary(values: Values) -> Values:
     """`values` as the next layer receives them, wherever it runs."""
     return tuple(_boundary(value) if value.is_floating_point() else value for value in values)
+
+
+@contextmanager
+def ties_in_place(layers: Sequence[Layer], ties: Mapping[str, Tensor]) -> Iterator[None]:
+    """In this block, the weights of other stages that a forward of `layers` ran on (`ties_of`) are in their places."""
+    cut = layers[0].cut
+    if cut is None or not ties:
+        yield
+        return
+    with cut.ties_in_place(ties):
+        yield
+
+
+def ties_of(layers: Sequence[Layer]) -> Mapping[str, Tensor]:
+    """The weights of other stages that the last forward of `layers` ran on; none in a chain that names its layers."""
+    cut = layers[0].cut
+    return {} if cut is None else cut.ties
 
 
 @contextmanager

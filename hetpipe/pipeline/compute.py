@@ -30,6 +30,8 @@ from hetpipe.pipeline.chain import (
     gradient_flags,
     hooked,
     run_layers,
+    ties_in_place,
+    ties_of,
     weights_in_place,
 )
 from hetpipe.pipeline.modes import enter_evaluation, enter_training
@@ -121,6 +123,8 @@ class _Pending:
     """The weights of the forward, as the graph knows them."""
     saving: Remapping | None
     """Knows where the backward finds weights, if they are not those of the forward."""
+    ties: Mapping[str, Tensor]
+    """Weights of other stages that the forward ran on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +231,7 @@ class StageCompute:
             tuple(_edge(output) for output in outputs),
             weights,
             saving,
+            ties_of(self._layers),
         )
         self._most_pending = max(self._most_pending, len(self._pending))
         return outputs
@@ -265,7 +270,7 @@ class StageCompute:
         ]
         if pending.saving is not None:
             pending.saving.read_from(weights)
-        with weights_in_place(self._layers, weights):
+        with weights_in_place(self._layers, weights), ties_in_place(self._layers, pending.ties):
             of_weights, of_inputs = self._differentiation.run(pairs, pending.leaves, inputs, weights)
             of_weights = hooked(self._layers, of_weights)
         remaining = iter(of_inputs)

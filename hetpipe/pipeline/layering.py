@@ -28,7 +28,9 @@ def says_its_layers(model: nn.Module) -> bool:
     return isinstance(model, nn.Sequential) or (callable(layers) and not isinstance(layers, nn.Module))
 
 
-def layers_of(model: nn.Module, example: Batch, loss: LossFunction | None) -> tuple[Layer, ...]:
+def layers_of(
+    model: nn.Module, example: Batch, loss: LossFunction | None, *, splits_ties: bool = True
+) -> tuple[Layer, ...]:
     """The chain of `model`, which is left in the mode in which it trains.
 
     Every process that makes it from the same model and example gets the same one.
@@ -37,6 +39,8 @@ def layers_of(model: nn.Module, example: Batch, loss: LossFunction | None) -> tu
         model: as the user's callable returned it.
         example: a minibatch, or a few samples of one.
         loss: the job's; None: the model computes it.
+        splits_ties: allow cuts between the uses of one weight. Where weights are predicted there must be none: what
+            came to the later use would be what was predicted, and its backward shall read the current weights.
 
     Raises:
         CallableError: the model cannot be cut, or takes other minibatches.
@@ -57,7 +61,13 @@ def layers_of(model: nn.Module, example: Batch, loss: LossFunction | None) -> tu
     signature = Signature(keys or tuple(map(str, range(len(example.inputs)))), is_mapping=keys is not None)
     _check_arguments(model, signature)
     with preserved_generators(), torch.enable_grad():
-        return cut_chain(model, signature, example.inputs, results_of=own_loss if loss is None else _whole)
+        return cut_chain(
+            model,
+            signature,
+            example.inputs,
+            results_of=own_loss if loss is None else _whole,
+            splits_ties=splits_ties,
+        )
 
 
 def _check_arguments(model: nn.Module, signature: Signature) -> None:

@@ -15,6 +15,7 @@ from hetpipe.pipeline.data import Batch, example_of, read_minibatch
 from hetpipe.pipeline.layering import layers_of, on_output
 from hetpipe.pipeline.optimizer_choice import check_groups, check_optimization, check_optimizer_names
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
+from hetpipe.values.policies import POLICIES
 
 #: The minibatch that is profiled; every one stands for all.
 MINIBATCH = Minibatch(1)
@@ -46,6 +47,8 @@ def load_subject(job: Job, import_path: Path) -> Subject:
     check_optimization(job, import_path)
     train = build_train_data(job, import_path)
     batch = read_minibatch(train, range(job.batch_size), seed=job.seed, vw=VIRTUAL_WORKER, p=MINIBATCH)
-    chain = layers_of(build_model(job, import_path), example_of(job, train), loss)
+    chain = layers_of(
+        build_model(job, import_path), example_of(job, train), loss, splits_ties=POLICIES[job.weights].predicts is None
+    )
     check_groups(job.optimizer, [name for layer in chain for name in layer.parameters.values()])
     return Subject(job, chain, train, batch, on_output(chain, loss))

@@ -236,6 +236,61 @@ def test_a_module_that_decides_by_what_depends_on_weights_runs_whole() -> None:
         assert_cut_anywhere(subject, (sign * value,))
 
 
+class TiedRegions(nn.Module):
+    """One weight, used inside and outside of recomputed regions: a module's call, and functions of its forward."""
+
+    def __init__(self, *, use_reentrant: bool) -> None:
+        super().__init__()
+        self.use_reentrant = use_reentrant
+        self.first, self.tied = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        value = self.tied(self.first(value)).tanh()
+        value = value + checkpoint(self.tied, value, use_reentrant=self.use_reentrant)
+        value = self.first(value)
+        value = checkpoint(
+            lambda inner: (self.tied(inner).tanh() @ self.tied.weight).sin(), value, use_reentrant=self.use_reentrant
+        )
+        result: Tensor = self.tied(value) + self.first.bias
+        return result
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # in evaluation
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_tied_weight_is_recomputed_with_what_came(*, use_reentrant: bool) -> None:
+    value = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0))
+    subject = Subject(
+        lambda: TiedRegions(use_reentrant=use_reentrant), (value,), loss=lambda output: output.square().mean()
+    )
+    assert assert_cut_anywhere(subject, (value,)) >= (1 if use_reentrant else 4)
+    inside = {cut.label: cut.reason for cut in subject.cut.cuts if cut.label in {"matmul", "sin"}}
+    assert set(inside.values()) == {CHECKPOINTED}
+
+
+class Paired(nn.Module):
+    """A module with many parameters, used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.LSTM(WIDTH, WIDTH, num_layers=3)
+        self.between = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        result: Tensor = self.shared(self.between(self.shared(value)[0]))[0]
+        return result
+
+
+def test_tied_weights_cross_in_the_models_order_in_every_process() -> None:
+    value = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0))
+    subject = Subject(Paired, (value,), loss=lambda output: output.square().mean())
+    expected = [f"parameter:{name}" for name, _ in subject.cut.model.named_parameters() if name.startswith("shared")]
+    borders = [subject.cut.value_names(layer) for layer in range(1, len(subject.layers))]
+    crossing = [names for names in ([n for n in each if n.startswith("parameter:")] for each in borders) if names]
+    assert crossing
+    assert all(names == expected for names in crossing)
+    assert_cut_anywhere(subject, (value,))
+
+
 class Wavering(nn.Module):
     """Uses another value in every second minibatch."""
 

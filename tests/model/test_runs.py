@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from hetpipe.check import check_run
 from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.errors import CallableError
 from hetpipe.job.file import Job
 from hetpipe.profiler.subject import load_subject
 from hetpipe.server.agent.inspection import prove_subject
+from hetpipe.values.policies import WeightPolicy, policies_where
 from tests.model import zoo
 from tests.numerics.compare import ROOT, assert_same_bits, plan_of, trained
 from tests.reference.executor import ReferenceRun, run_reference
@@ -101,3 +104,94 @@ def test_a_tied_weight_travels_under_every_policy_that_allows_it(weights: str, s
         found[count] = trained(folder)
     assert found[1].keys() == found[stages].keys()
     assert not [name for name, value in found[1].items() if not torch.equal(value, found[stages][name])]
+
+
+class Mixed(nn.Module):
+    """One weight in four uses, two of them recomputed: the second stage computes with what came from the first one."""
+
+    def __init__(self, *, use_reentrant: bool = False) -> None:
+        super().__init__()
+        self.use_reentrant = use_reentrant
+        self.tied = nn.Linear(32, 32)
+        self.norms = nn.ModuleList([nn.LayerNorm(32) for _ in range(4)])
+        self.drop, self.head = nn.Dropout(0.2), nn.Linear(32, zoo.CLASSES)
+
+    def forward(self, image: Tensor) -> Tensor:
+        value = image.mean((1, 2))
+        for index, norm in enumerate(self.norms):
+            if index % 2:
+                value = value + checkpoint(self.tied, norm(value), use_reentrant=self.use_reentrant).tanh()
+            else:
+                value = value + self.drop(self.tied(norm(value)).tanh())
+        result: Tensor = self.head(value)
+        return result
+
+
+def mixed() -> nn.Module:
+    return Mixed()
+
+
+def mixed_reentrant() -> nn.Module:
+    return Mixed(use_reentrant=True)
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("weights", policies_where(lambda policy: policy.predicts is None))
+@pytest.mark.parametrize("name", ["mixed"])
+def test_ties_train_to_the_bits_of_the_reference_under_every_policy_that_splits_them(
+    name: str, weights: WeightPolicy, stages: int, tmp_path: Path
+) -> None:
+    job = mixed_job(name, weights=weights, stages=stages)
+    run_in_process(InProcessRun(job=job, run_dir=tmp_path, import_path=ROOT, stall_seconds=60.0))
+    assert not (report := check_run(tmp_path, require_complete=True)).violations, "\n".join(report.lines())
+    plan = plan_of(job)
+    reference = ReferenceRun(
+        model=globals()[name],
+        loss=zoo.cross_entropy,
+        train=zoo.images(),
+        batch_size=2,
+        seed=3,
+        optimizer="SGD",
+        arguments=MOMENTUM,
+        num_virtual_workers=2,
+        minibatches_per_wave=4,
+        staleness=1,
+        total_minibatches=16,
+        weights=weights,
+        stages=tuple(tuple(s.last_layer - s.first_layer for s in vw.stages) for vw in plan.virtual_workers),
+    )
+    assert_same_bits(trained(tmp_path), run_reference(reference))
+
+
+def mixed_job(name: str, *, weights: WeightPolicy, stages: int) -> Job:
+    return Job(
+        name="any",
+        model=f"tests.model.test_runs:{name}",
+        loss="tests.model.zoo:cross_entropy",
+        data={"train": "tests.model.zoo:images"},
+        batch_size=2,
+        minibatches=2 * max(4, stages),
+        seed=3,
+        optimizer={"name": "SGD", **MOMENTUM},
+        weights=weights,
+        workers={"count": 2, "stages": stages},
+        sync={"kind": "wsp", "minibatches_per_wave": max(4, stages), "D": 1, "deterministic": True},
+        parameter_servers={"count": 2},
+        patience={"last_checkpoint": "1s"},
+    )
+
+
+@pytest.mark.parametrize("weights", policies_where(lambda policy: policy.predicts is not None))
+def test_ties_stay_on_one_stage_where_weights_are_predicted(weights: WeightPolicy) -> None:
+    told = r"^workers\.stages: gives a virtual worker 6 stages, but the model has \d layers between its cuts; under "
+    told += rf"`weights: {weights}` tied weights stay on one stage: use wave, .* or flush, or give it at most \d$"
+    subject = load_subject(mixed_job("mixed", weights=weights, stages=6), ROOT)
+    owners = {name: layer.index for layer in subject.chain for name in layer.parameters.values()}
+    cut = subject.chain[0].cut
+    assert cut is not None
+    reasons = [each.reason for each in cut.cuts]
+    assert [each for each in reasons if "parameter tied.weight is used before and behind it" in each], reasons
+    assert not [name for border in range(1, len(subject.chain)) for name in cut.value_names(border) if "param" in name]
+    assert owners["tied.weight"] == owners["norms.3.weight"], "all uses are in one layer"
+    with pytest.raises(CallableError, match=told):
+        prove_subject(subject, ROOT, SYSTEM_CLOCK)

@@ -88,7 +88,9 @@ def layers_for(run: ReferenceRun, model: nn.Module) -> tuple[Layer, ...]:
     seed_generators(fetch_seed(run.seed, VirtualWorkerIndex(0), Minibatch(1)))
     values, target = read_block(run.train, range(count))
     keys = tuple(target) if isinstance(run.train[0], Mapping) else None
-    return layers_of(model, Batch(values, target, count, keys), run.loss)
+    return layers_of(
+        model, Batch(values, target, count, keys), run.loss, splits_ties=not POLICIES[run.weights].predicts
+    )
 
 
 def _stages_of(layers: Sequence[Layer], counts: Sequence[int]) -> tuple[tuple[str, ...], ...]:

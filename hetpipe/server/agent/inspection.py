@@ -40,6 +40,8 @@ from hetpipe.server.agent.inspection_order import InspectionAnswer, InspectionOr
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 from hetpipe.values.measurement import CPU_TYPE, ProfileStep
 from hetpipe.values.plan import LayerReport, ModelReport, ModelWork, ProofReport
+from hetpipe.values.policies import POLICIES, policies_where
+from hetpipe.values.suggest import join_names
 
 #: What a proof compares, in order, as reports name it.
 CHECKED = (
@@ -193,14 +195,20 @@ def check_stages(subject: Subject) -> None:
     asked = max(job.num_stages(VirtualWorkerIndex(vw)) for vw in range(job.num_workers))
     if asked <= len(chain):
         return
+    tied = ""
+    if POLICIES[job.weights].predicts is not None and any(
+        each.name.startswith("parameter:") for place in cut.survey.cuts for each in place.crossing
+    ):
+        others = join_names(policies_where(lambda policy: policy.predicts is None))
+        tied = f"under `weights: {job.weights}` tied weights stay on one stage: use {others}, or "
     if len(chain) == 1:
         raise CallableError(
-            f"workers.stages: gives a virtual worker {asked} stages, but the model {why_one_layer(cut)}; let it train "
-            "with `workers: {stages: 1}`"
+            f"workers.stages: gives a virtual worker {asked} stages, but the model {why_one_layer(cut)}; {tied}let it "
+            "train with `workers: {stages: 1}`"
         )
     raise CallableError(
         f"workers.stages: gives a virtual worker {asked} stages, but the model has {len(chain)} layers between its "
-        f"cuts{''.join(f' ({why})' for why in cut.survey.whole[:1])}; give it at most {len(chain)}"
+        f"cuts{''.join(f' ({why})' for why in cut.survey.whole[:1])}; {tied}give it at most {len(chain)}"
     )
 
 

@@ -46,6 +46,7 @@ from hetpipe.pipeline.model_file import MODEL_FILE, ModelFileUnusable, construct
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import Clipping, Replicas, StageData, StageIdentity, StageParts
 from hetpipe.server.shard.client import ShardClient
+from hetpipe.values.policies import POLICIES
 from hetpipe.values.requests import Requester
 from hetpipe.values.run import StageConfig, StageReport
 from hetpipe.weights.anchored import AnchoredWeights
@@ -174,7 +175,8 @@ def _own_chain(job: Job, config: StageConfig) -> tuple[Layer, ...]:
             chain = chain_of(model)
         else:
             example = example_of(job, build_train_data(job, import_path))
-            chain = layers_of(model, example, load_loss(job, import_path))
+            splits_ties = POLICIES[job.weights].predicts is None
+            chain = layers_of(model, example, load_loss(job, import_path), splits_ties=splits_ties)
         forget_weights([*chain[: stage.first_layer], *chain[stage.last_layer :]])
     return chain
 
