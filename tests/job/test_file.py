@@ -371,7 +371,7 @@ class TestFiles:
             ("name: a\n---\nname: b\n", "line 2: not valid YAML: but found another document"),
             ("name: !!python/name:os.system\n", "line 1: not valid YAML"),
             ("name: a\n? [1, 2]\n: 3\n", "line 2: not valid YAML: a key must be text"),
-            ("name: &a [*a]\n", "line 1: not valid YAML: a value refers to itself"),
+            ("name: &a [*a]\n", "line 1: not valid YAML: a value contains itself"),
             ("name: 2024-99-99\n", "not valid YAML: month must be in 1..12"),
         ],
     )

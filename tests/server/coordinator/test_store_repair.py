@@ -377,7 +377,7 @@ class TestPoisonedRegistrations:
             coordinator.register(info)
 
         assert f"{info} reports a " in str(caught.value)
-        assert f"this coordinator knows {known} and accepts no report above" in str(caught.value)
+        assert f"this coordinator's is {known}, and it accepts no report above" in str(caught.value)
         assert "`hetpipe repair state DIR`" in str(caught.value)
         is_plausible = MAX_REPORTED_AHEAD < max(info.highest_fence, info.highest_term) < 2 * MAX_REPORTED_AHEAD
         assert ("`hetpipe repair store --" in str(caught.value)) is is_plausible
