@@ -64,8 +64,8 @@ class TestMistakes:
             "links.inter_node.latency: unknown key; did you mean `latency_seconds`?",
             ("links.inter_node.latency_seconds: is 50 seconds; for microseconds write 5e-05, for milliseconds 0.05"),
             "links.overrides[0].between[1]: is the text 'n7', which is not a node; use n0",
-            "links.overrides[1].between[0]: is the text 'n1', which is no node; use n0",
-            "links.overrides[1].between[1]: is the text 'n1', which is no node; use n0",
+            "links.overrides[1].between[0]: is the text 'n1', which is not a node; use n0",
+            "links.overrides[1].between[1]: is the text 'n1', which is not a node; use n0",
             "nodes[0].devices[1]: is of type the text 'R', which is not in device_types; use Q, RTX3080, RTX_3090 or V",
             "nodes[1].name: is the text 'n0', as that of nodes[0]; rename one",
         ]

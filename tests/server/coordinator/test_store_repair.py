@@ -298,7 +298,7 @@ class TestCounters:
     def test_a_server_that_is_away(self, tmp_path: Path) -> None:
         result = run("store", "--store", f"unix://{tmp_path / 'none'}", "--json")
         assert result.exit_code == 1
-        assert "did not take a command" in json.loads(result.stdout)["errors"][0]
+        assert "rejected a command" in json.loads(result.stdout)["errors"][0]
 
 
 class TestAsACoordinatorDoes:
@@ -335,7 +335,7 @@ class TestAsACoordinatorDoes:
         server.redis.execute_command("ACL", "SETUSER", "hetpipe", "-scan")  # type: ignore[no-untyped-call]
         (tmp_path / "password").write_text(PASSWORD)
         access = RedisAccess(password_file=tmp_path / "password")
-        with pytest.raises(StoreUnavailable, match=r"does not let user hetpipe do .* `hetpipe render redis-acl`"):
+        with pytest.raises(StoreUnavailable, match=r"denies user hetpipe a permission .* `hetpipe render redis-acl`"):
             repair_store(f"unix://hetpipe@{server.socket}", access)
         store = RedisStore(f"unix://hetpipe@{server.socket}", access=access)
         with pytest.raises(StoreUnavailable, match="`hetpipe render redis-acl`"):
