@@ -183,5 +183,5 @@ def test_folders_that_containers_must_not_be_shown(folders: dict[str, Any], sent
 
 
 def test_cluster_names_that_no_certificate_can_have() -> None:
-    with pytest.raises(UserError, match="cannot name a process"):
+    with pytest.raises(UserError, match="is not a valid name in a certificate"):
         deployment(agents=(AgentGroup("no spaces", cpus(1)),))

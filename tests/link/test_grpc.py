@@ -358,5 +358,5 @@ def test_a_neighbour_that_is_not_there_is_named() -> None:
 def test_a_taken_port_is_named() -> None:
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(PortInUse, match=rf"port {port} of {HOST}.*stage 0 .*choose others with --stage-port"):
+        with pytest.raises(PortInUse, match=rf"port {port} of {HOST}.*stage 0 .*choose other ports with --stage-port"):
             GrpcDoor(earlier(), host=HOST, port=port)

@@ -66,11 +66,11 @@ class TestOneListOfMistakes:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("", "is empty; it must be a mapping with the keys version, model, batch_size, input_bytes and layers"),
-            ("[1]", "is a list; it must be a mapping with the keys"),
-            ('{"version": 1,\n\t"layers": [}', "line 2: Expecting value; it must be JSON or YAML"),
+            ("", "is empty; expected a mapping with the keys version, model, batch_size, input_bytes and layers"),
+            ("[1]", "is a list; expected a mapping with the keys"),
+            ('{"version": 1,\n\t"layers": [}', "line 2: Expecting value; expected JSON or YAML"),
             ("version: 1\nlayers: [", "line 2: "),
-            ("a: !!bool maybe", "leave the tag out"),
+            ("a: !!bool maybe", "remove the tag"),
             ("\0", "special characters are not allowed"),
             ("[" * 100_000, "is nested too deeply"),
             ("a: [" * 2_000, "is nested too deeply"),
@@ -163,9 +163,9 @@ class TestPlans:
             (
                 ("virtual_workers", 0, "stages", 1, "layers"),
                 [3, 3],
-                "virtual_workers[0].stages[1].layers: is [3, 3], no layer at all",
+                "virtual_workers[0].stages[1].layers: is [3, 3], which contains no layer",
             ),
-            (("idle_devices",), ["n0/0"], "idle_devices[0]: is n0/0, which stands in the plan before"),
+            (("idle_devices",), ["n0/0"], "idle_devices[0]: is n0/0, which is used twice in the plan"),
             (("placement", "b.weight", 1, 0), 7, "placement.b.weight: is on shard 7, but there are 2 shards"),
             (("has_shards",), False, "shards: is about parameter servers, but has_shards is false; empty it"),
             (("has_shards",), False, "placement: is about parameter servers, but has_shards is false; empty it"),

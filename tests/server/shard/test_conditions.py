@@ -110,7 +110,7 @@ class TestState:
         raised = only(conditions, KIND)
         assert raised.holds
         assert raised.sentence.startswith("parameter server 0 cannot keep what is staged (level applied): ")
-        for part in (str(tmp_path / "state"), "No space left on device", "make room, or replace the disk"):
+        for part in (str(tmp_path / "state"), "No space left on device", "free disk space, or replace the disk"):
             assert part in raised.sentence
 
         disk.room = None
