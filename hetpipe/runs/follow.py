@@ -152,7 +152,7 @@ class RunningJob:
         threading.Thread(target=self._watch, name="job-events", daemon=True).start()
 
     def ask_stop(self, mode: StopMode) -> None:
-        """See `JobPort.ask_stop`."""
+        """Implement `JobPort.ask_stop`."""
         self._is_to_stop = True
         threading.Thread(target=self._stop, args=(mode,), name="job-stop", daemon=True).start()
 
