@@ -20,7 +20,7 @@ class ClockReduction(Reduction):
     fields = frozenset({"t", "samples", "clocks", "distance"})
 
     def point(self, line: bytes, before: Point | None) -> Point | None:
-        """See `Reduction.point`."""
+        """Implement `Reduction.point`."""
         if not any(event in line for event in _EVENTS):
             return None  # most lines, and the longest
         try:
@@ -39,7 +39,7 @@ class ClockReduction(Reduction):
         return {"t": t, "samples": samples, "clocks": clocks, "distance": distance}
 
     def merged(self, one: Point, other: Point) -> Point:
-        """See `Reduction.merged`."""
+        """Implement `Reduction.merged`."""
         return {
             "t": other["t"],
             "samples": one["samples"] + other["samples"],

@@ -165,7 +165,7 @@ class SummaryHistory(HistoryWriter):
         self._clocks: dict[int, int] = {}
 
     def write(self, event: str, **fields: Value) -> None:
-        """See `HistoryWriter.write`."""
+        """Implement `HistoryWriter.write`."""
         self._history.write(event, **fields)
 
     def forward(self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int) -> None:
@@ -180,7 +180,7 @@ class SummaryHistory(HistoryWriter):
         """Part of its wave."""
 
     def wave_computed(self, *, vw: int, incarnation: int, stage: int, wave: int, p: int) -> None:
-        """See `HistoryWriter.wave_computed`."""
+        """Implement `HistoryWriter.wave_computed`."""
         own = sorted(each for each in self._clocks if each <= p)
         clocks = [self._clocks.pop(each) for each in own]
         self.wave(
@@ -213,11 +213,11 @@ class MemoryHistory(HistoryWriter):
             self._events.append({"event": event, **fields})
 
     def position(self) -> int:
-        """See `HistoryWriter.position`."""
+        """Implement `HistoryWriter.position`."""
         return len(self._events)
 
     def since(self, position: int) -> Iterator[tuple[str, dict[str, Value]]]:
-        """See `HistoryWriter.since`."""
+        """Implement `HistoryWriter.since`."""
         for entry in self.events[position:]:
             yield str(entry["event"]), {name: value for name, value in entry.items() if name != "event"}
 
@@ -310,7 +310,7 @@ class History(HistoryWriter):
             self._file.on_alarm(listener)
 
     def position(self) -> int:
-        """See `HistoryWriter.position`."""
+        """Implement `HistoryWriter.position`."""
         with self._lock:
             return self._file.position
 

@@ -107,7 +107,7 @@ class Metrics(MetricsWriter):
         self._file.on_alarm(listener)
 
     def close(self) -> None:
-        """See `MetricsWriter.close`."""
+        """Implement `MetricsWriter.close`."""
         self._file.close()
 
 
@@ -125,7 +125,7 @@ class WaveReduction(Reduction):
     fields = frozenset({"t", *(each.name for each in fields(WaveMetrics))})
 
     def point(self, line: bytes, before: Point | None) -> Point | None:
-        """See `Reduction.point`."""
+        """Implement `Reduction.point`."""
         del before
         try:
             values = json.loads(line)

@@ -157,7 +157,7 @@ class Timeline(TimelineWriter):
     def record(
         self, activity: Activity, *, start_seconds: float, end_seconds: float, p: int | None = None, **args: Value
     ) -> None:
-        """See `TimelineWriter.record`."""
+        """Implement `TimelineWriter.record`."""
         with self._lock:
             if self._is_closed or self._num_recorded >= MAX_EVENTS:
                 self._num_dropped += 1
@@ -168,7 +168,7 @@ class Timeline(TimelineWriter):
                 self._flush(end_seconds)
 
     def span(self, activity: Activity, *, p: int | None = None, **args: Value) -> AbstractContextManager[None]:
-        """See `TimelineWriter.span`."""
+        """Implement `TimelineWriter.span`."""
         return _Span(self, activity, p, args, self._clock)
 
     def on_alarm(self, listener: Callable[[HistoryIncomplete], None]) -> None:
@@ -177,7 +177,7 @@ class Timeline(TimelineWriter):
             self._file.on_alarm(listener)
 
     def close(self) -> None:
-        """See `TimelineWriter.close`."""
+        """Implement `TimelineWriter.close`."""
         with self._lock:
             if self._is_closed:
                 return

@@ -197,12 +197,12 @@ class WorkerLost(Notice):
 
     @property
     def text(self) -> str:
-        """See `Notice.text`."""
+        """Implement `Notice.text`."""
         return f"virtual worker {self.vw} is lost ({_life(self.incarnation)}): {self.sentence}"
 
     @property
     def pairs(self) -> dict[str, object]:
-        """See `Notice.pairs`."""
+        """Implement `Notice.pairs`."""
         return {"vw": self.vw, "life": self.incarnation + 1, "sentence": self.sentence}
 
 
@@ -217,12 +217,12 @@ class WorkerRejoined(Notice):
 
     @property
     def text(self) -> str:
-        """See `Notice.text`."""
+        """Implement `Notice.text`."""
         return f"virtual worker {self.vw} is ready ({_life(self.incarnation)}); it joins at the next barrier"
 
     @property
     def pairs(self) -> dict[str, object]:
-        """See `Notice.pairs`."""
+        """Implement `Notice.pairs`."""
         return {"vw": self.vw, "life": self.incarnation + 1}
 
 
@@ -239,13 +239,13 @@ class WorkerLeft(Notice):
 
     @property
     def text(self) -> str:
-        """See `Notice.text`."""
+        """Implement `Notice.text`."""
         rest = "it comes back as soon as it can" if self.returns else f"`hetpipe workers add {self.vw}` brings it back"
         return f"virtual worker {self.vw} has left ({_life(self.incarnation)}); {rest}"
 
     @property
     def pairs(self) -> dict[str, object]:
-        """See `Notice.pairs`."""
+        """Implement `Notice.pairs`."""
         return {"vw": self.vw, "life": self.incarnation + 1, "returns": self.returns}
 
 
@@ -261,12 +261,12 @@ class WorkerQuarantined(Notice):
 
     @property
     def text(self) -> str:
-        """See `Notice.text`."""
+        """Implement `Notice.text`."""
         return self.sentence
 
     @property
     def pairs(self) -> dict[str, object]:
-        """See `Notice.pairs`."""
+        """Implement `Notice.pairs`."""
         return {"vw": self.vw, "sentence": self.sentence}
 
 
@@ -289,14 +289,14 @@ class WorkerReplanned(Notice):
 
     @property
     def text(self) -> str:
-        """See `Notice.text`."""
+        """Implement `Notice.text`."""
         gain = "" if self.foreseen is None else f"; the job is to be {100 * self.foreseen:.1f} % faster"
         moved = f"layers {_counts(self.before)} become {_counts(self.after)}"
         return f"virtual worker {self.vw} has a new plan: {moved}{gain}"
 
     @property
     def pairs(self) -> dict[str, object]:
-        """See `Notice.pairs`."""
+        """Implement `Notice.pairs`."""
         return {
             "vw": self.vw,
             "life": self.incarnation + 1,
@@ -318,12 +318,12 @@ class ReplanJudged(Notice):
 
     @property
     def text(self) -> str:
-        """See `Notice.text`."""
+        """Implement `Notice.text`."""
         return self.sentence
 
     @property
     def pairs(self) -> dict[str, object]:
-        """See `Notice.pairs`."""
+        """Implement `Notice.pairs`."""
         gained = None if self.gained is None else round(100 * self.gained, 1)
         return {"vw": self.vw, "gained_percent": gained, "sentence": self.sentence}
 
@@ -345,13 +345,13 @@ class Rewound(Notice):
 
     @property
     def text(self) -> str:
-        """See `Notice.text`."""
+        """Implement `Notice.text`."""
         lost = f"what was committed from clock {self.to_clock} to {self.from_clock} is lost and is trained again"
         return f"THE JOB WENT BACK TO CLOCK {self.to_clock}: {lost}, in {self.folder}; {self.sentence}"
 
     @property
     def pairs(self) -> dict[str, object]:
-        """See `Notice.pairs`."""
+        """Implement `Notice.pairs`."""
         clocks: dict[str, object] = {"from_clock": self.from_clock, "to_clock": self.to_clock}
         return {**clocks, "folder": self.folder, "sentence": self.sentence}
 

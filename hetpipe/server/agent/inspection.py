@@ -43,7 +43,7 @@ from hetpipe.values.plan import LayerReport, ModelReport, ModelWork, ProofReport
 from hetpipe.values.policies import POLICIES, policies_where
 from hetpipe.values.suggest import join_names
 
-#: What a proof compares, in order, as reports name it.
+#: The comparisons of a proof, in order, as reports name them.
 CHECKED = (
     "data read twice and made twice",
     "model made twice",
@@ -58,12 +58,12 @@ CHECKED = (
 
 
 def carry_out(order: InspectionOrder, clock: Clock, on_step: Callable[[ProfileStep], None]) -> InspectionAnswer:
-    """Import everything the job names, and report and measure what is asked for.
+    """Import everything the job names, report the model, and measure it if requested.
 
     Args:
-        order: what to look at.
+        order: the request.
         clock: takes the times.
-        on_step: hears of each layer before it is measured.
+        on_step: called before each layer is measured.
 
     Raises:
         CallableError, JobError: what cannot be used, by its path in the job.
@@ -83,7 +83,7 @@ def carry_out(order: InspectionOrder, clock: Clock, on_step: Callable[[ProfileSt
     model = None
     if order.with_model:
         load_metrics(subject.job, import_path)
-        report_phase("proving that the layers compute what the model computes")
+        report_phase("proving that the layers compute the same as the model")
         proof = prove_subject(subject, import_path, clock)
         digest = ""
         if order.run_folder:
@@ -130,7 +130,7 @@ def hand_over(subject: Subject, import_path: Path, folder: Path, *, samples: int
 
 
 def inspect_subject(subject: Subject, import_path: Path) -> ModelReport:
-    """Import what else the job names, run the minibatch through the model, and report sizes.
+    """Import the job's other callables, run the minibatch through the model, and report sizes.
 
     Raises:
         CallableError, JobError: what cannot be used, by its path in the job.
@@ -146,7 +146,7 @@ def inspect_subject(subject: Subject, import_path: Path) -> ModelReport:
 
 
 def work_of(subject: Subject) -> ModelWork:
-    """What one sample takes, in tokens and operations."""
+    """The work of one sample, in tokens and operations."""
 
     def compute_loss() -> torch.Tensor:
         outputs = _run(subject.chain, subject.batch, [])
@@ -162,8 +162,8 @@ def prove_subject(subject: Subject, import_path: Path, clock: Clock) -> ProofRep
 
     Args:
         subject: whose model has not run yet.
-        import_path: that it was imported from.
-        clock: says how long it took.
+        import_path: the folder it was imported from.
+        clock: for durations.
 
     Raises:
         CallableError, JobError: the job would train to something else; with the first place and the fix.

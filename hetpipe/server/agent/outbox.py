@@ -15,19 +15,19 @@ from hetpipe.values.commands import AgentNews, InspectionPhase, InspectionStep, 
 from hetpipe.values.members import Registration
 from hetpipe.values.run import StageConditions, StagePhase, StageProgress, StageWaiting
 
-#: Longest time that news wait for company, in seconds.
+#: Longest delay of a report for batching, in seconds.
 BATCH_SECONDS = 0.5
 
 #: Most news in one batch.
 MAX_BATCH = 200
 
-#: Most news that wait; beyond it the oldest are dropped. A stage has few that cannot be replaced by newer ones.
+#: Limit of pending reports; beyond it the oldest are dropped. Few reports of a stage cannot be replaced by newer ones.
 MAX_WAITING = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What goes out together."""
+    """Reports that are sent together."""
 
     registration: Registration
     number: int
@@ -51,12 +51,12 @@ class Outbox:
         self._unconfirmed: Batch | None = None
 
     def put(self, news: AgentNews) -> None:
-        """Add news; progress, waits, conditions and steps replace the earlier ones that still wait."""
+        """Add a report; progress, waits, conditions and steps replace pending earlier ones."""
         with self._changed:
             if not self._waiting:
                 self._oldest = self._clock.monotonic()
             if _replaceable(news):
-                # The newer one takes the place of the older, and its turn: else what comes often would never go out.
+                # The newer one takes the older one's position: else frequent reports would never be sent.
                 self._waiting = [old for old in self._waiting if not _replaces(news, old)]
             else:
                 self._urgent = True
@@ -90,14 +90,15 @@ class Outbox:
                 self._changed.notify_all()
 
     def wait_empty(self, *, timeout_seconds: float) -> bool:
-        """Whether everything is confirmed, now or within that time."""
+        """Wait until everything is confirmed; False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and self._unconfirmed is None, timeout_seconds)
 
     def restart(self, registration: Registration) -> None:
-        """A new registration: numbers begin again. What is not confirmed goes out under it, for the children live on.
+        """Start a new registration: numbers begin again.
 
-        What had arrived without being confirmed arrives twice, which changes nothing (`JobMachine`).
+        Unconfirmed reports are sent under it, as the children live on; those that had arrived arrive twice, which is
+        harmless (`JobMachine`).
         """
         with self._changed:
             self._registration = registration

@@ -1,6 +1,6 @@
 """Builds one stage from its `StageConfig`: the user's code, the layers of its stage, weights, data, and its runner.
 
-What differs between a stage in its own process and one in a test's thread comes in as `Wiring`.
+`Wiring` has the differences between a stage in its own process and one in a test's thread.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ STALL_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """What surrounds a stage."""
+    """The dependencies of a stage."""
 
     shards: Sequence[Calls]
     clock_shard: Calls
@@ -85,7 +85,7 @@ class Wiring:
 
 @dataclass(frozen=True, slots=True)
 class UserCode:
-    """What the user's callables made for this stage, before anything is connected."""
+    """The objects made by the user's callables for this stage, before anything is connected."""
 
     layers: tuple[Layer, ...]
     data: StageData

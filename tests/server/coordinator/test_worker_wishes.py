@@ -129,13 +129,15 @@ class TestRefusals:
 
     def test_a_new_coordinator_must_have_heard_of_it(self, cluster: Cluster) -> None:
         cluster.coordinator = cluster.new_coordinator()
-        with pytest.raises(Unavailable, match="has yet to hear from its parameter servers; ask again"):
+        with pytest.raises(
+            Unavailable, match="its parameter servers have not reached the new coordinator yet; try again"
+        ):
             drain(cluster, 1)
 
     def test_it_must_have_begun(self, tmp_path: Path) -> None:
         cluster = Cluster(tmp_path / "run")
         cluster.coordinator.submit_job(submission(job(), str(cluster.run_dir)))
-        with pytest.raises(UserError, match="is pending: it has no virtual workers yet; ask again when it runs"):
+        with pytest.raises(UserError, match="is pending: it has no virtual workers yet; try again when it runs"):
             add(cluster)
 
     def test_stages_that_alone_hold_the_weights_stay(self, tmp_path: Path) -> None:
