@@ -210,7 +210,7 @@ def stage_bytes(case: Case, stage: Stage, *, recompute: bool) -> int:
 
 
 def stage_ps(case: Case, stage: Stage) -> int | None:
-    """The issue's stage time in picoseconds, recomputing as the case says.
+    """The stage time of its definition in picoseconds, recomputing as the case says.
 
     None where memory does not suffice, or where the stage begins or ends at a forbidden cut.
     """
