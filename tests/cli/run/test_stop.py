@@ -146,7 +146,7 @@ def test_a_job_that_nobody_leads_is_not_waited_for_for_ever() -> None:
 
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == (
-        f"error: for 180 s nobody has led job {JOB_ID}: nobody leads it since its coordinator ended"
+        f"error: job {JOB_ID} has had no leader for 180 s: nobody leads it since its coordinator ended"
     )
 
 
