@@ -1,4 +1,4 @@
-"""Export: the weights and buffers of a run's newest checkpoint as one safetensors file, by the model's own names."""
+"""Export of a run's newest checkpoint as one safetensors file, with the model's own names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PREFIXES = ("weights/", "buffers/")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written."""
+    """Result of an export."""
 
     checkpoint: Path
     clock: int
@@ -23,17 +23,17 @@ class Exported:
 
 
 def export_weights(run_dir: Path, out: Path) -> Exported:
-    """Write `out`, whole or not at all; an older file there is replaced.
+    """Write `out` atomically, replacing an existing file.
 
     Raises:
-        CheckpointError: the run has no complete checkpoint, or a file of it is damaged.
+        CheckpointError: the run has no complete checkpoint, or one of its files is corrupted.
         UserError: `out` cannot be written.
     """
     if out.is_dir():
-        raise UserError(f"{out} is a folder; name the file to write, for example {out / 'model.safetensors'}")
+        raise UserError(f"{out} is a folder; give a file name, for example {out / 'model.safetensors'}")
     checkpoint = newest_checkpoint(run_dir)
     manifest = read_manifest(checkpoint)
-    # Torch takes seconds to import; by now it is known to be needed.
+    # torch takes seconds to import, so only import it when it is needed.
     from safetensors import SafetensorError
     from safetensors.torch import save_file
     from torch import Tensor
@@ -45,7 +45,7 @@ def export_weights(run_dir: Path, out: Path) -> Exported:
     for prefix in _PREFIXES:
         tensors |= {key.removeprefix(prefix): reader.tensor(key) for key in reader.keys(prefix)}
     if not tensors:
-        raise CheckpointError(f"{checkpoint} holds no weights")
+        raise CheckpointError(f"{checkpoint} contains no weights")
     try:
         with replacing(out.absolute()) as unfinished:
             save_file(tensors, unfinished, metadata={"format": "pt"})

@@ -179,7 +179,7 @@ def header_of(tensor: torch.Tensor) -> bytes:
         ([credit_message(1)[:3]], "begins with b'C'"),
         ([header_of(torch.ones(400_000)), header_of(torch.ones(3))], "begins with b'F' within frames"),
         ([header_of(torch.ones(3)) + b"x"], "1 bytes follow the last tensor"),
-        ([header_of(torch.ones(3))] * 4, "without credit: 3 wait already"),
+        ([header_of(torch.ones(3))] * 4, "without credit: 3 are queued already"),
         ([header_of(torch.ones(0).reshape(0, 1 << 40))], "at most 1000 bytes"),
         ([b"F" + struct.pack("<I", 1 << 31) + b"HPF1"], "with a header of 2147483648"),
     ],
@@ -196,7 +196,7 @@ def test_a_broken_format_is_named_and_closes_the_link(messages: list[bytes], mat
             link.receive(timeout_seconds=SECONDS) if "credit" not in match else threading.Event().wait(0.05)
             link.send(frame(1), deadline_seconds=SECONDS)
 
-    with pytest.raises(MalformedFrame, match=f"stage 1 of virtual worker 3 broke the format.*{match}"):
+    with pytest.raises(MalformedFrame, match=f"stage 1 of virtual worker 3 violated the format.*{match}"):
         receive_all()
     with pytest.raises(PeerUnreachable):
         list(stream.incoming)

@@ -182,7 +182,7 @@ def test_a_schedule_is_tried(tmp_path: Path) -> None:
     ):
         check_lr_schedule(schedule("StepLR", step_size=0), spec("SGD"), tmp_path)
     with pytest.raises(
-        JobError, match=r"^lr_schedule: CyclicLR refuses its arguments: optimizer must support momentum"
+        JobError, match=r"^lr_schedule: CyclicLR rejects its arguments: optimizer must support momentum"
     ):
         check_lr_schedule(schedule("CyclicLR", base_lr=0.1, max_lr=0.2), spec("Adagrad"), tmp_path)
 
@@ -194,7 +194,7 @@ def test_a_schedule_is_tried(tmp_path: Path) -> None:
         ({"lr_schedule": {"name": "StepLR", "step_size": 3}}, None),
         ({"optimizer": {"name": "sgd"}}, "optimizer.name: torch.optim has no 'sgd'; did you mean `SGD`?"),
         ({"optimizer": {"name": "Adagrad"}}, None),
-        ({"optimizer": {"name": "Adagrad"}, "weights": "predict"}, "optimizer.name: is Adagrad, and how it moves "),
+        ({"optimizer": {"name": "Adagrad"}, "weights": "predict"}, "optimizer.name: is Adagrad, but update rules "),
         ({"lr_schedule": {"name": "StepLR"}}, "lr_schedule.step_size: is missing; StepLR has no default for it"),
     ],
     ids=["plain", "scheduled", "unknown", "unpredicted", "unpredictable", "unscheduled"],

@@ -84,7 +84,7 @@ class TestCheckpoints:
         assert raised.holds
         assert raised.times == 2
         assert raised.sentence.startswith(
-            "the checkpoint at clock 42 was given up, the newest complete one is at clock 40"
+            "the checkpoint at clock 42 was abandoned, the newest complete one is at clock 40"
         )
         assert "No space left on device" in raised.sentence
 

@@ -294,7 +294,7 @@ class TestCalls:
             REPORT_CHECKPOINT, ReportCheckpointRequest(requester(0), Clock(2), (parts[0],))
         ).complete
         request = ReportShardCheckpointRequest(JOB, Term(1), ShardIndex(1), Clock(7), failure="none")
-        with pytest.raises(ProtocolViolation, match="at clock 7, where no barrier asks for one"):
+        with pytest.raises(ProtocolViolation, match="at clock 7, but no barrier requires one there"):
             begun.clock.invoke(REPORT_SHARD_CHECKPOINT, request)
 
         def reported() -> bool:
