@@ -129,7 +129,9 @@ class TestRefusals:
 
     def test_a_new_coordinator_must_have_heard_of_it(self, cluster: Cluster) -> None:
         cluster.coordinator = cluster.new_coordinator()
-        with pytest.raises(Unavailable, match="its parameter servers have not reached the new coordinator yet; try again"):
+        with pytest.raises(
+            Unavailable, match="its parameter servers have not reached the new coordinator yet; try again"
+        ):
             drain(cluster, 1)
 
     def test_it_must_have_begun(self, tmp_path: Path) -> None:
