@@ -39,7 +39,7 @@ class CompareProgress(View, AbstractContextManager["CompareProgress"], Protocol)
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What is known of the time that runs take."""
+    """Durations of the runs so far, and the estimate of the rest."""
 
     runs_left: int
     """After the one under way."""
@@ -130,7 +130,7 @@ class _Shown(CompareProgress):
             case JobEnded():
                 self._state = ""
             case _:
-                """What it was evaluated to is told at its end."""
+                """Evaluations are shown at its end."""
 
     def say(self, sentence: str) -> None:
         """Implement `View.say`."""
@@ -139,7 +139,7 @@ class _Shown(CompareProgress):
             self._print(sentence)
 
     def close(self) -> None:
-        """A run has ended; what is shown goes on."""
+        """Without effect: a run has ended, the display continues."""
 
     def _line(self) -> str:
         """The run under way."""

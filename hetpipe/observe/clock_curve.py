@@ -15,7 +15,7 @@ _EVENTS = (b'"event":"commit"', b'"event":"join"', b'"event":"leave"', b'"event"
 
 
 class ClockReduction(Reduction):
-    """Commits, and who is a member. A point: samples committed in it, clocks at its end, largest distance in it."""
+    """Commits and membership. A point: samples committed in it, clocks at its end, largest distance in it."""
 
     fields = frozenset({"t", "samples", "clocks", "distance"})
 

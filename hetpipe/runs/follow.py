@@ -134,7 +134,7 @@ class RunningJob:
         self._mending = Mending(clock, say=lambda sentence: inbox.put(Remark(sentence)))
 
     def hand_in(self) -> JobId:
-        """Let the coordinator take the job. Once, before everything else.
+        """Submit the job to the coordinator. Once, before everything else.
 
         Raises:
             HetpipeError: it did not.
@@ -326,8 +326,8 @@ class Follower:
             case CoordinatorLost(error=error, sentence=sentence):
                 self.ending = replace(self._failed(error, sentence), lost_contact=True)
             case StopRefused(error=error):
-                told = f"the coordinator did not take the wish to stop ({error})"
-                again = " and is asked again" if isinstance(error, Unavailable | UnknownJob) else ""
+                told = f"the coordinator did not accept the request to stop ({error})"
+                again = ", which is retried" if isinstance(error, Unavailable | UnknownJob) else ""
                 self._view.say(f"{told}{again}; Ctrl-C again stops now")
             case Detached():
                 self.ending = Ending(state=self._state, detached=True)
@@ -377,7 +377,7 @@ _STOPPED_NOW = Ending(state=JobState.STOPPED, sentences=("the run was stopped at
 
 def _ending_of(ended: JobEnded, *, by_whom: str) -> Ending:
     if ended.state is JobState.FAILED:
-        sentences = ended.problems or (ended.sentence or "the run failed without a reason; its logs may tell",)
+        sentences = ended.problems or (ended.sentence or "the run failed without a reason; see its logs",)
         return Ending(state=ended.state, error=ended.error, sentences=sentences, conditions=ended.conditions)
     why = f": {ended.sentence}" if ended.sentence else ""
     sentences = () if ended.state is JobState.FINISHED else (f"the run was stopped{by_whom} before its end{why}",)

@@ -76,5 +76,5 @@ def test_a_state_folder_that_cannot_be_written(wishes: Wishes, tmp_path: Path) -
 
 def test_without_the_library(wishes: Wishes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "hetpipe.certs.folders", None)
-    with pytest.raises(UserError, match="or say --insecure"):
+    with pytest.raises(UserError, match="or use --insecure"):
         write(wishes)

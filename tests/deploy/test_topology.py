@@ -171,9 +171,9 @@ def test_whoever_hands_the_job_in_waits_for_all_members() -> None:
         ({"code": "/"}, "would hide their own files"),
         ({"code": "/tmp"}, "would hide their own files"),
         ({"more": ("/usr",)}, "would hide their own files"),
-        ({"code": "/home/me"}, "everybody's private keys are below it"),
-        ({"more": ("/home",)}, "everybody's private keys are below it"),
-        ({"runs": "/home/me/.local/state"}, "everybody's private keys are below it"),
+        ({"code": "/home/me"}, "all private keys are below it"),
+        ({"more": ("/home",)}, "all private keys are below it"),
+        ({"runs": "/home/me/.local/state"}, "all private keys are below it"),
     ],
 )
 def test_folders_that_containers_must_not_be_shown(folders: dict[str, Any], sentence: str) -> None:

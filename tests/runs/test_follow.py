@@ -137,7 +137,7 @@ def test_a_run_that_somebody_else_stops() -> None:
     case = Case()
     case.follower.handle(Heard(JobEnded(JobState.STOPPED, result=RESULT)))
     assert case.follower.ending is not None
-    assert case.follower.ending.sentences == ("the run was stopped by somebody else before its end",)
+    assert case.follower.ending.sentences == ("the run was stopped by another user before its end",)
 
 
 def test_the_second_interrupt_ends_a_local_run_at_once() -> None:
@@ -178,7 +178,7 @@ def test_a_wish_to_stop_that_was_not_taken_is_told() -> None:
     case.follower.handle(StopRefused(PeerUnreachable("coordinator at x cannot be reached")))
     assert case.view.remarks == [
         (
-            "the coordinator did not take the wish to stop (coordinator at x cannot be reached) and is asked again; "
+            "the coordinator did not accept the request to stop (coordinator at x cannot be reached), which is retried; "
             "Ctrl-C again stops now"
         )
     ]

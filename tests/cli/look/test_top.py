@@ -219,7 +219,7 @@ def test_a_coordinator_that_is_away_is_one_sentence() -> None:
     folder = folder_of_a_run()
     result = invoke(Changing([], PeerUnreachable("the coordinator cannot be reached")), str(folder.path))
     assert (result.exit_code, result.stderr) == (
-        1, "error: the coordinator cannot be reached; what has become of the run says: hetpipe status run\n",
+        1, "error: the coordinator cannot be reached; for the state of the run: hetpipe status run\n",
     )  # fmt: skip
 
 

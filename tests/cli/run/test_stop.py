@@ -106,8 +106,8 @@ def test_it_is_not_waited_for_for_ever() -> None:
     result = invoke(Scripted([RUNNING, STOPPING]), *CLUSTER, "--timeout", "5")
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == (
-        f"error: small (job {JOB_ID}) is stopping, and has not stopped within 5 s; `hetpipe clocks` shows who does "
-        "not move, and `hetpipe stop --now` stops it without a checkpoint"
+        f"error: small (job {JOB_ID}) is stopping, and has not stopped within 5 s; `hetpipe clocks` shows which "
+        "workers do not advance, and `hetpipe stop --now` stops it without a checkpoint"
     )
 
 
