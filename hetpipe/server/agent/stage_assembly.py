@@ -5,7 +5,7 @@ What differs between a stage in its own process and one in a test's thread comes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +27,7 @@ from hetpipe.observe.history import HistoryWriter
 from hetpipe.observe.metrics import MetricsWriter, NullMetrics
 from hetpipe.observe.timeline import NullTimeline, TimelineWriter
 from hetpipe.pipeline.callables import build_datasets, build_model, load_callable, load_loss, load_metrics
-from hetpipe.pipeline.chain import Layer, chain_of, keep_layers
+from hetpipe.pipeline.chain import Layer, chain_of, keep_layers, state_names
 from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.data import example_of
 from hetpipe.pipeline.inbox import Inbox
@@ -78,6 +78,8 @@ class UserCode:
     layers: tuple[Layer, ...]
     data: StageData
     loss: Any
+    state_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What the model's `state_dict` calls a tensor, where that is not its one name."""
 
 
 def identity_of(config: StageConfig) -> StageIdentity:
@@ -99,6 +101,7 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
     """
     import_path = Path(config.import_path)
     model = build_model(job, import_path)
+    state_names_of_model = state_names(model)
     identity = identity_of(config)
     stage = config.plan.stage(config.vw, config.stage)
     train = evaluation = None
@@ -132,6 +135,7 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
             max_evaluation_batches=job.evaluate.max_batches,
         ),
         loss,
+        state_names_of_model,
     )
 
 
@@ -201,7 +205,10 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
         report=wiring.report,
         clock=wiring.clock,
         part_writer=PartWriter(
-            partial(checkpoint_dir, Path(config.run_dir)), config.plan.job_id, stage_file(config.vw, config.stage)
+            partial(checkpoint_dir, Path(config.run_dir)),
+            config.plan.job_id,
+            stage_file(config.vw, config.stage),
+            code.state_names,
         ),
         guard=wiring.guard,
         stall_seconds=wiring.stall_seconds,
