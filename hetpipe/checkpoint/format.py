@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hetpipe.checkpoint.layout import FACTS, LABEL, SLICES, PartLabel, StoredSlice
+from hetpipe.checkpoint.layout import FACTS, LABEL, SLICES, STATE_NAMES, PartLabel, StoredSlice
 from hetpipe.durable import replacing
 from hetpipe.errors import CheckpointError, CheckpointNotWritten, HetpipeError
 from hetpipe.failpoints import reach
@@ -97,6 +97,8 @@ class CheckpointReader:
         self._where: dict[str, Path] = {}
         self._pieces: dict[str, list[tuple[StoredSlice, Path]]] = {}
         self._scalars: dict[str, tuple[dict[str, float | int], Path]] = {}
+        #: What the model's `state_dict` calls a tensor, where that is not its one name.
+        self.state_names: dict[str, tuple[str, ...]] = {}
         for path in paths:
             try:
                 self._look_into(path)
@@ -112,6 +114,8 @@ class CheckpointReader:
                 if key != found.key:
                     raise CheckpointError(f"{key} is stored as {found.key}")
                 self._pieces.setdefault(found.whole, []).append((found, path))
+            for name, names in facts.get(STATE_NAMES, {}).items():
+                self.state_names[str(name)] = tuple(map(str, names))
             for key in file.keys():  # noqa: SIM118 - not a mapping
                 self._where.setdefault(key, path)
             scalars = facts.get(SCALARS) or json.loads(metadata.get(SCALARS, "{}"))

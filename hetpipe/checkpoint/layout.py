@@ -22,6 +22,10 @@ FACTS = "hetpipe"
 LABEL = "label"
 SLICES = "slices"
 
+#: And of a stage's file: what the model's `state_dict` calls a tensor, where that is not its one name. A weight that is
+#: tied has several names, a buffer that is not persistent has none.
+STATE_NAMES = "state_names"
+
 
 @dataclass(frozen=True, slots=True)
 class PartLabel:

@@ -13,7 +13,7 @@ parameter servers, and the buffers from the other virtual workers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from hetpipe.checkpoint.format import SCALARS, CheckpointReader, OptimizerState, copy_exactly, save_part
-from hetpipe.checkpoint.layout import NUM_KEEPERS, PartLabel, optimizer_source
+from hetpipe.checkpoint.layout import NUM_KEEPERS, STATE_NAMES, PartLabel, optimizer_source
 from hetpipe.checkpoint.manifest import MANIFEST, Manifest, read_manifest, verify_file
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.errors import CheckpointError, CheckpointNotWritten
@@ -64,6 +64,8 @@ class PartWriter:
     job_id: JobId
     name: str
     """Label of the stage's file."""
+    state_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What the model's `state_dict` calls a tensor, where that is not its one name."""
 
     def write(self, clock: Clock, content: StageContent, *, is_keeper: bool) -> Path:
         """Write the part atomically and durably; returns its path.
@@ -87,7 +89,10 @@ class PartWriter:
                     tensors[f"optimizer/{parameter}/{key}"] = value
                 else:
                     scalars.setdefault(parameter, {})[key] = value
-        return save_part(self.folder(clock), PartLabel(self.job_id, clock, self.name), tensors, {SCALARS: scalars})
+        facts: dict[str, object] = {SCALARS: scalars}
+        if is_keeper and self.state_names:
+            facts[STATE_NAMES] = {name: list(names) for name, names in sorted(self.state_names.items())}
+        return save_part(self.folder(clock), PartLabel(self.job_id, clock, self.name), tensors, facts)
 
 
 # -- at a barrier ------------------------------------------------------------------------------------------------------

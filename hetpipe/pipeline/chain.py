@@ -228,6 +228,19 @@ class LayerTensors(nn.Module):
         return self
 
 
+def state_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """What `state_dict` calls a parameter or buffer of `model`, where that is not its one name.
+
+    A tied weight has several names there, a buffer that is not persistent has none.
+    """
+    found: dict[int, list[str]] = {}
+    for key, value in model.state_dict(keep_vars=True).items():
+        found.setdefault(id(value), []).append(key)
+    named = [*model.named_parameters(), *model.named_buffers()]
+    names = {name: tuple(found.get(id(tensor), ())) for name, tensor in named}
+    return {name: keys for name, keys in names.items() if keys != (name,)}
+
+
 def local_name(name: str) -> str:
     """The name of a tensor inside its layer of a cut model: dots would be looked for in submodules."""
     return name.replace(".", "/")

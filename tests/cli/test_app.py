@@ -334,6 +334,12 @@ def test_export() -> None:
     named = invoke("export", "runs/latest", "other.safetensors")
     assert named.stdout.startswith("wrote other.safetensors: ")
     assert invoke("export", "a", "b", "c").exit_code == 2
+    unknown = invoke("export", "runs/latest", "other", "--to", "onnx")
+    assert unknown.exit_code == 2
+    no_model = invoke("export", "runs/latest", "out", "--to", "hf", "--json")
+    assert no_model.exit_code == 2
+    assert "model: " in last_line(no_model)["errors"][0]
+    assert not Path("out").exists()
 
 
 def test_init_writes_a_job_that_is_one() -> None:

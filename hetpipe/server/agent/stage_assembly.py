@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,7 +36,7 @@ from hetpipe.pipeline.callables import (
     load_loss,
     load_metrics,
 )
-from hetpipe.pipeline.chain import Layer, chain_of, forget_weights
+from hetpipe.pipeline.chain import Layer, chain_of, forget_weights, state_names
 from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.data import example_of
 from hetpipe.pipeline.inbox import Inbox
@@ -90,6 +90,8 @@ class UserCode:
     layers: tuple[Layer, ...]
     data: StageData
     loss: Any
+    state_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What the model's `state_dict` calls a tensor, where that is not its one name."""
 
 
 def identity_of(config: StageConfig) -> StageIdentity:
@@ -112,7 +114,8 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
     import_path = Path(config.import_path)
     identity = identity_of(config)
     reads = identity.is_first or identity.is_last
-    chain = _known_chain(job, config) or _own_chain(job, config)
+    found = _known_chain(job, config) or _own_chain(job, config)
+    chain = found.layers
     train = evaluation = None
     if reads:
         train, evaluation = build_datasets(job, import_path)
@@ -135,10 +138,20 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
             max_evaluation_batches=job.evaluate.max_batches,
         ),
         loss,
+        found.state_names,
     )
 
 
-def _known_chain(job: Job, config: StageConfig) -> tuple[Layer, ...] | None:
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """The layers of the whole model, with the tensors of one stage."""
+
+    layers: tuple[Layer, ...]
+    state_names: Mapping[str, Sequence[str]]
+    """As `UserCode.state_names`."""
+
+
+def _known_chain(job: Job, config: StageConfig) -> _Chain | None:
     """The layers as the inspection has found them, with the tensors of this stage alone.
 
     None where this stage has to find them for itself: the inspection has left no file, or it is not to be read here.
@@ -153,15 +166,17 @@ def _known_chain(job: Job, config: StageConfig) -> tuple[Layer, ...] | None:
     try:
         file = open_model_file(Path(config.run_dir) / MODEL_FILE, config.plan.model_digest)
         with _turn(config) if file.construction == "whole" else nullcontext():
-            chain = file.chain(construct(build, file.construction))
+            model = construct(build, file.construction)
+            names = state_names(model)
+            chain = file.chain(model)
             file.take(chain[stage.first_layer : stage.last_layer], torch.device(config.device.torch_device))
     except ModelFileUnusable as error:
         _log.warning("model_file_unusable", reason=str(error), consequence="the stage builds and records the model")
         return None
-    return chain
+    return _Chain(chain, names)
 
 
-def _own_chain(job: Job, config: StageConfig) -> tuple[Layer, ...]:
+def _own_chain(job: Job, config: StageConfig) -> _Chain:
     """The layers of the whole model, built and recorded here; of the other stages, frozen weights and buffers stay.
 
     Raises:
@@ -171,6 +186,7 @@ def _own_chain(job: Job, config: StageConfig) -> tuple[Layer, ...]:
     stage = config.plan.stage(config.vw, config.stage)
     with _turn(config):
         model = build_model(job, import_path)
+        names = state_names(model)
         if says_its_layers(model):
             chain = chain_of(model)
         else:
@@ -178,7 +194,7 @@ def _own_chain(job: Job, config: StageConfig) -> tuple[Layer, ...]:
             splits_ties = POLICIES[job.weights].predicts is None
             chain = layers_of(model, example, load_loss(job, import_path), splits_ties=splits_ties)
         forget_weights([*chain[: stage.first_layer], *chain[stage.last_layer :]])
-    return chain
+    return _Chain(chain, names)
 
 
 def _turn(config: StageConfig) -> AbstractContextManager[None]:
@@ -254,7 +270,10 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
         report=wiring.report,
         clock=wiring.clock,
         part_writer=PartWriter(
-            partial(checkpoint_dir, Path(config.run_dir)), config.plan.job_id, stage_file(config.vw, config.stage)
+            partial(checkpoint_dir, Path(config.run_dir)),
+            config.plan.job_id,
+            stage_file(config.vw, config.stage),
+            code.state_names,
         ),
         guard=wiring.guard,
         stall_seconds=wiring.stall_seconds,
