@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hetpipe.errors import CallableError
 from hetpipe.model.absent import AbsentTensor
+from hetpipe.model.calls import Watchers
 from hetpipe.model.forward import Normalise, StageForward, Ways
 from hetpipe.model.forward_log import LogCodec, LoggedCall, noted
 from hetpipe.model.graph import CutPoint, cuts_of, first_uses, layers_from, work_until
@@ -331,8 +332,7 @@ def _mode(model: nn.Module, recorded: Recorded, cuts: tuple[CutPoint, ...], num_
         recorded.drawing_paths,
         recorded.drawing_functions,
         recorded.seeded_after,
-        names,
-        tuple(by_name[path] for path in sorted(watched_paths | {""})),
+        Watchers((by_name[path] for path in sorted(watched_paths | {""})), names),
     )
     return _Mode(ways, cuts)
 

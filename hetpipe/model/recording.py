@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetpipe.model.calls import Interception, OpenCall, calling_frame, checkpointing_above, has_own_call, name_of
+from hetpipe.model.calls import (
+    Interception,
+    OpenCall,
+    Watchers,
+    calling_frame,
+    checkpointing_above,
+    has_own_call,
+    name_of,
+)
 from hetpipe.model.graph import CHECKPOINTED, DECIDES, DRAWS, UNSEEN, RecordedCall, Recording, Step, Value
 from hetpipe.model.structure import Named, Opaque, Several, Skeleton, parts_of, take_apart, tensors_in
 
@@ -86,7 +94,8 @@ class _Recorder(Interception):
         names: dict[int, str] = {}
         for name, module in model.named_modules():
             names.setdefault(id(module), name)
-        super().__init__(names)
+        super().__init__()
+        self._names = names
         self._model = model
         self._parameters = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
         self._frozen = {id(p) for p in model.parameters() if not p.requires_grad}
@@ -111,7 +120,7 @@ class _Recorder(Interception):
         modules = {
             id(module): module for module in self._model.modules() if not isinstance(module, torch.jit.ScriptModule)
         }
-        with self.watching(modules.values()):
+        with self.watching(Watchers(modules.values(), self._names)):
             output = call()
         recording = Recording(
             tuple(
