@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hetpipe.errors import CallableError
 from hetpipe.model.absent import AbsentTensor
+from hetpipe.model.calls import Watchers
 from hetpipe.model.forward import Normalise, StageForward, Ways
 from hetpipe.model.forward_log import LogCodec, LoggedCall, noted
 from hetpipe.model.graph import (
@@ -448,8 +449,7 @@ def _ways(model: nn.Module, mode: ModeDescription) -> Ways:
         mode.drawing_paths,
         mode.drawing_functions,
         mode.seeded_after,
-        names,
-        tuple(by_name[path] for path in sorted(mode.watched_paths)),
+        Watchers((by_name[path] for path in sorted(mode.watched_paths)), names),
     )
 
 

@@ -16,6 +16,7 @@ from hetpipe.model.calls import (
     Interception,
     OpenCall,
     Region,
+    Watchers,
     calling_frame,
     checkpointing_above,
     has_own_call,
@@ -98,7 +99,8 @@ class _Recorder(Interception):
         names: dict[int, str] = {}
         for name, module in model.named_modules():
             names.setdefault(id(module), name)
-        super().__init__(names)
+        super().__init__()
+        self._names = names
         self._model = model
         self._parameters = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
         self._frozen = {id(p): name for name, p in model.named_parameters() if not p.requires_grad}
@@ -123,7 +125,7 @@ class _Recorder(Interception):
         modules = {
             id(module): module for module in self._model.modules() if not isinstance(module, torch.jit.ScriptModule)
         }
-        with self.watching(modules.values()):
+        with self.watching(Watchers(modules.values(), self._names)):
             output = call()
         recording = Recording(
             tuple(

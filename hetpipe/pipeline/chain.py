@@ -487,7 +487,13 @@ def copied_buffers(layers: Sequence[Layer]) -> Iterator[None]:
             owner[name] = buffer
 
 
+def _is_normal(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT_BYTES == 0
+
+
 def _normal(tensor: Tensor) -> Tensor:
+    if _is_normal(tensor):
+        return tensor
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % ALIGNMENT_BYTES == 0 else tensor.clone()
 
@@ -506,6 +512,10 @@ class _Boundary(torch.autograd.Function):
 
 
 def _boundary(value: Tensor) -> Tensor:
+    if not value.is_leaf and _is_normal(value):
+        # Nothing to do forwards, and a hook costs a fraction of a function of Python's in the graph.
+        value.register_hook(_normal)  # type: ignore[no-untyped-call]  # torch ships it untyped
+        return value
     normal: Tensor = _Boundary.apply(value)  # type: ignore[no-untyped-call]  # torch ships it untyped
     return normal
 

@@ -142,7 +142,10 @@ class FlatBuffer:
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether no element of `tensor` is NaN or infinite; minimum and maximum carry both, in one pass.
+    """Whether no element of `tensor` is NaN or infinite.
+
+    A NaN or an infinity makes every sum with it one, so a finite sum says that all elements are, in one pass at the
+    speed of memory; finite ones can sum to an infinity, too, so then minimum and maximum decide, which carry both.
 
     In host memory this uses only the calling thread: torch would distribute the pass over its threads, and if the cores
     are busy, synchronizing these takes far longer than the pass itself (measured on 1 MiB with 2 threads on 2 busy
@@ -151,6 +154,8 @@ def finite(tensor: Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
     if tensor.device.type != "cpu" or torch.get_num_threads() == 1:
+        if bool(torch.isfinite(tensor.sum())):
+            return True
         low, high = torch.aminmax(tensor)
         return bool(torch.isfinite(low) & torch.isfinite(high))
     flat = tensor.flatten()
