@@ -122,3 +122,7 @@ def of_logits(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
     """A loss of one's own on the output of a Hugging Face model."""
     logits: Tensor = output.logits
     return nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=-100)
+
+
+def of_tokens(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
