@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hetpipe.errors import CallableError
 from hetpipe.model.absent import AbsentTensor
-from hetpipe.model.calls import Interception, OpenCall
+from hetpipe.model.calls import PARAMETERS, Interception, OpenCall
 from hetpipe.model.forward_log import LogCodec, LoggedCall, TensorNote, check_of, noted
 from hetpipe.model.graph import CutPoint
 from hetpipe.model.structure import SINGLE, Leaf, parts_of, put_together, take_apart, tensors_in
@@ -202,7 +202,7 @@ class StageForward(Interception):
     def depends(self, tensor: Tensor) -> bool:
         """See `Interception`."""
         mark = getattr(tensor, "_hetpipe_mark", None)
-        return mark is self.mark or mark is self._normal_mark or type(tensor) is nn.Parameter
+        return mark is self.mark or mark is self._normal_mark or type(tensor) in PARAMETERS
 
     def _shared_among(self, tensors: Iterable[Tensor]) -> list[tuple[Tensor, int]]:
         """Those that depend on no weights yet, with their versions."""
@@ -267,7 +267,7 @@ class StageForward(Interception):
                     self.on_value(key, index, tensor)
                 is_changed = is_changed or tensor is not leaf
                 leaves[index] = tensor
-            elif mark is not self._normal_mark and type(leaf) is not nn.Parameter:
+            elif mark is not self._normal_mark and type(leaf) not in PARAMETERS:
                 self.marked(tensor)
             self._keep(key, index, tensor)
         if frame.logs:
