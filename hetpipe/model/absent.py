@@ -49,5 +49,9 @@ class AbsentTensor(Tensor):
         return f"AbsentTensor({self.origin}, {list(self.shape)}, {self.dtype})"
 
 
+class AbsentParameter(AbsentTensor):
+    """A parameter of another stage: what is computed with it depends on weights."""
+
+
 #: What torch does with every tensor that passes through its own machinery.
 _HARMLESS = frozenset({torch.ops.aten.detach, torch.ops.aten.alias})

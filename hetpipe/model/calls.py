@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils import checkpoint
 
+from hetpipe.model.absent import AbsentParameter
 from hetpipe.model.structure import tensors_of_call
 
 #: Where a module whose class has a `__call__` of its own keeps its watcher for the time of a forward.
@@ -68,6 +69,9 @@ _METADATA = frozenset(
 
 #: Properties that are tensors.
 _TENSOR_PROPERTIES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
+
+#: What stands for a parameter in a module, here or on another stage.
+PARAMETERS = frozenset({nn.Parameter, AbsentParameter})
 
 _CHECKPOINT_FILE = checkpoint.__file__
 
@@ -154,7 +158,7 @@ class Interception(TorchFunctionMode):
 
     def depends(self, tensor: Tensor) -> bool:
         """Whether the tensor depends on weights or floating inputs."""
-        return getattr(tensor, _MARK, None) is self.mark or type(tensor) is nn.Parameter
+        return getattr(tensor, _MARK, None) is self.mark or type(tensor) in PARAMETERS
 
     def marked(self, tensor: Tensor) -> Tensor:
         """The same tensor, which depends on weights from now on."""

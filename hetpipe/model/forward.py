@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hetpipe.errors import CallableError
 from hetpipe.model.absent import AbsentTensor
-from hetpipe.model.calls import Interception, OpenCall, Watchers
+from hetpipe.model.calls import PARAMETERS, Interception, OpenCall, Watchers
 from hetpipe.model.forward_log import LogCodec, LoggedCall, TensorNote, check_of, noted
 from hetpipe.model.graph import CutPoint
 from hetpipe.model.structure import SINGLE, Leaf, parts_of, put_together, take_apart, tensors_of_call
@@ -201,7 +201,7 @@ class StageForward(Interception):
     def depends(self, tensor: Tensor) -> bool:
         """See `Interception`."""
         mark = getattr(tensor, "_hetpipe_mark", None)
-        return mark is self.mark or mark is self._normal_mark or type(tensor) is nn.Parameter
+        return mark is self.mark or mark is self._normal_mark or type(tensor) in PARAMETERS
 
     def _shared_among(self, tensors: Iterable[Tensor]) -> list[tuple[Tensor, int]]:
         """Those that depend on no weights yet, with their versions."""
@@ -209,7 +209,7 @@ class StageForward(Interception):
         return [
             (tensor, tensor._version)  # noqa: SLF001
             for tensor in tensors
-            if getattr(tensor, "_hetpipe_mark", None) not in marks and type(tensor) is not nn.Parameter
+            if getattr(tensor, "_hetpipe_mark", None) not in marks and type(tensor) not in PARAMETERS
         ]
 
     def _mark_changed(self, shared: list[tuple[Tensor, int]]) -> None:
@@ -278,7 +278,7 @@ class StageForward(Interception):
                 setattr(tensor, "_hetpipe_mark", self._normal_mark)  # noqa: B010
                 if self.on_value is not None:
                     self.on_value(key, index, tensor)
-            elif type(tensor) is not nn.Parameter:
+            elif type(tensor) not in PARAMETERS:
                 self.marked(tensor)
         self._keep(key, index, tensor)
         return tensor

@@ -8,7 +8,7 @@ so that another partition of the same model computes the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from hetpipe.errors import CallableError
-from hetpipe.model.absent import AbsentTensor
+from hetpipe.model.absent import AbsentParameter, AbsentTensor
 from hetpipe.model.cut_model import CutDescription, CutModel, Signature, describe
 from hetpipe.pipeline.modes import ModuleMode, enter_evaluation, enter_training, modes_of
 from hetpipe.values.ids import LayerIndex
@@ -387,18 +387,23 @@ def keep_layers(layers: Sequence[Layer], device: torch.device) -> None:
         layers: of one stage.
         device: of the stage.
     """
+    free_tensors(layers, tensor_places(layers), device)
+
+
+def free_tensors(layers: Sequence[Layer], kept: Container[str], device: torch.device) -> None:
+    """Free the tensors of the cut model that `layers` are of, but those whose names are `kept`. See `keep_layers`."""
     cut = layers[0].cut
     if cut is None:
         return
-    kept = tensor_places(layers)
-    for name, places in (*cut.parameter_places.items(), *cut.buffer_places.items()):
-        if name in kept:
-            continue
-        owner, key = places[0]
-        before = owner[key]
-        absent = AbsentTensor(name, before.shape, before.dtype, device, requires_grad=before.requires_grad)
-        for owner, key in places:
-            owner[key] = absent
+    for kind, table in ((AbsentParameter, cut.parameter_places), (AbsentTensor, cut.buffer_places)):
+        for name, places in table.items():
+            if name in kept:
+                continue
+            owner, key = places[0]
+            before = owner[key]
+            absent = kind(name, before.shape, before.dtype, device, requires_grad=before.requires_grad)
+            for owner, key in places:
+                owner[key] = absent
 
 
 def _gradient_hooks(module: nn.Module, parameters: Mapping[str, str]) -> dict[str, Mapping[int, GradientHook]]:

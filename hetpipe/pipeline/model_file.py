@@ -41,6 +41,7 @@ from hetpipe.pipeline.chain import (
     chain_of,
     copied_buffers,
     described_chain,
+    free_tensors,
     hold,
     keep_layers,
     run_layers,
@@ -303,40 +304,57 @@ def _compare(chain: Sequence[Layer], made: Sequence[Layer], inputs: Values, seed
                 enter_training(layer.modes)
 
 
-def _compare_layers(chain: Sequence[Layer], made: Sequence[Layer], values: Values, seed: int) -> None:
-    for layer, other in zip(chain, made, strict=True):
-        tensors = {name: owner[key] for name, ((owner, key), *_) in tensor_places([layer]).items()}
-        with copied_buffers([layer]):
-            expected = _outputs(layer, tensors, values, seed)
-        with _held(other, tensors):
-            found = _outputs(other, tensors, values, seed)
-        if len(expected) != len(found) or not all(map(same, expected, found)):
-            raise CallableError(f"layer {layer.name} computes something else then")
-        values = expected
+def _compare_layers(chain: Sequence[Layer], made: Sequence[Layer], inputs: Values, seed: int) -> None:
+    with copied_buffers(chain if chain[0].cut is None else chain[:1]):
+        expected = _outputs(chain, _tensors(chain), inputs, seed)
+    before = _tensors(made)
+    with _absent(made):
+        values = inputs
+        for layer, other in zip(chain, made, strict=True):
+            with _held(other, _tensors([layer]), before):
+                values = _outputs([other], _tensors([other]), values, seed)
+    if len(expected) != len(values) or not all(map(same, expected, values)):
+        raise CallableError("it computes something else then")
 
 
-def _outputs(layer: Layer, tensors: Mapping[str, Tensor], values: Values, seed: int) -> Values:
-    weights = {name: tensors[name].detach().clone().requires_grad_() for name in layer.parameters.values()}
+def _tensors(layers: Sequence[Layer]) -> dict[str, Tensor]:
+    return {name: owner[key] for name, ((owner, key), *_) in tensor_places(layers).items()}
+
+
+def _outputs(layers: Sequence[Layer], tensors: Mapping[str, Tensor], values: Values, seed: int) -> Values:
+    names = [name for layer in layers for name in layer.parameters.values()]
+    weights = {name: tensors[name].detach().clone().requires_grad_() for name in names}
     given = tuple(value.detach().clone() for value in values)
 
     def seeded(key: SeedKey) -> None:
         seed_generators(layer_seed(seed, VirtualWorkerIndex(0), Minibatch(1), key))
 
-    return tuple(value.detach() for value in run_layers([layer], weights, given, seeded))
+    return tuple(value.detach() for value in run_layers(layers, weights, given, seeded))
 
 
 @contextmanager
-def _held(layer: Layer, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """In this block the layer has copies of its tensors, and all others are absent, as on a stage of its own."""
-    places = [place for each in tensor_places([layer]).values() for place in each]
-    if layer.cut is not None:
-        of_model = (*layer.cut.parameter_places.values(), *layer.cut.buffer_places.values())
-        places += [place for each in of_model for place in each]
-    before = [owner[key] for owner, key in places]
-    hold([layer], {name: tensor.detach().clone() for name, tensor in tensors.items()})
-    keep_layers([layer], torch.device("cpu"))
+def _absent(layers: Sequence[Layer]) -> Iterator[None]:
+    """In this block a cut model has no tensors."""
+    kept = [(owner, key, owner[key]) for places in tensor_places(layers).values() for owner, key in places]
+    free_tensors(layers, (), torch.device("cpu"))
     try:
         yield
     finally:
-        for (owner, key), tensor in zip(places, before, strict=True):
+        for owner, key, tensor in kept:
+            owner[key] = tensor
+
+
+@contextmanager
+def _held(layer: Layer, tensors: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> Iterator[None]:
+    """In this block the layer has copies of `tensors`, in place of what it was `made` with; before and after, none."""
+    places = tensor_places([layer])
+    absent = [(owner, key, owner[key]) for each in places.values() for owner, key in each]
+    for name, each in places.items():
+        for owner, key in each:
+            owner[key] = made[name]
+    try:
+        hold([layer], {name: tensor.detach().clone() for name, tensor in tensors.items()})
+        yield
+    finally:
+        for owner, key, tensor in absent:
             owner[key] = tensor

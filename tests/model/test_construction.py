@@ -43,11 +43,12 @@ class Mixed(nn.Module):
         self.drop = nn.Dropout(0.25)
         self.head = nn.Linear(8, zoo.VOCABULARY, bias=False)
         self.head.weight = self.embedding.weight
+        self.offset = nn.Parameter(torch.linspace(-1.0, 1.0, 8))
         self.register_buffer("scale", torch.linspace(0.5, 1.5, 8), persistent=False)
 
     def forward(self, tokens: Tensor) -> Any:
         h = self.embedding(tokens).mean(1)
-        h = self.drop(self.frozen(h) + h)
+        h = self.drop(self.frozen(h) + h) * (1.0 + self.offset)
         for index, block in enumerate(self.blocks):
             h = h + block(h * self.scale if index != 1 else h)
         return self.head(self.norm(h))
