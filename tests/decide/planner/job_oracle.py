@@ -102,9 +102,9 @@ def moved_bytes(case: Case, workers: Sequence[Worker]) -> tuple[dict[str, float]
                     move(share * layers[layer].parameter_bytes / n, node, shard[layer])
                     move(share * layers[layer].parameter_bytes / n, shard[layer], node)
             if index + 1 < len(worker.nodes):
-                layer = layers[worker.cuts[index + 1] - 1]
-                move(share * layer.output_bytes, node, worker.nodes[index + 1])
-                move(share * layer.backward_bytes, worker.nodes[index + 1], node)
+                end = layers[worker.cuts[index + 1] - 1]
+                move(share * end.output_bytes, node, worker.nodes[index + 1])
+                move(share * end.backward_bytes, worker.nodes[index + 1], node)
     return leaving, reaching
 
 

@@ -210,8 +210,10 @@ def stage_bytes(case: Case, stage: Stage, *, recompute: bool) -> int:
 
 
 def stage_ps(case: Case, stage: Stage) -> int | None:
-    """The issue's stage time in picoseconds, recomputing as the case says; None where memory does not suffice or it
-    begins or ends at a forbidden cut."""
+    """The issue's stage time in picoseconds, recomputing as the case says; None where that cannot be.
+
+    Memory does not suffice, or it begins or ends at a forbidden cut.
+    """
     if any(case.profile.layers[cut - 1].no_cut for cut in (stage.first, stage.last) if cut):
         return None
     capacity = case.cluster.device_types[stage.kind].memory_bytes
