@@ -1,10 +1,10 @@
-"""A model with its cuts, as SVG: layers from top to bottom, between them what is alive there. Pure: values in, text out.
+"""A model with its cuts, as SVG: layers from top to bottom, and between them what is alive there. Pure.
 
 Decided here: where everything is. `templates/model.svg.j2` draws it in the colours of `templates/model.css`.
 
-A box is a layer; beside it, each kind of virtual worker has a column in the colours of its stages. Between two layers are
-two bars, what goes forward over a cut there and what comes back; the border of a stage is a line across. Where no stage
-may end, the line is dashed and says why; so does a layer that cannot be cut itself.
+A box is a layer; beside it, each kind of virtual worker has a column in the colours of its stages. Between two layers
+are two bars, what goes forward over a cut there and what comes back; the border of a stage is a line across. Where no
+stage may end, the line is dashed and says why; so does a layer that cannot be cut itself.
 """
 
 from __future__ import annotations
