@@ -241,8 +241,7 @@ class CheckpointKeeper:
                         _log.warning("checkpoint_part_not_adopted", path=str(path), reason=str(error))
                 self._settle(clock)
 
-    # -- internals; the lock is held
-    # ------------------------------------------------------------------------------------
+    # -- internals; the lock is held ----------------------------------------------------------------------------------
 
     def _take(self, who: str, name: str, clock: Clock, files: Sequence[CheckpointFile], failure: str) -> bool:
         check_files(files, f"{who} reports")

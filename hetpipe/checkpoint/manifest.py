@@ -345,8 +345,7 @@ def _newest_first(run_dir: Path) -> Iterator[Path]:
         yield from sorted((where / "checkpoints").glob("clock-*"), reverse=True)
 
 
-# -- consistency of the files
-# --------------------------------------------------------------------------------------------
+# -- consistency of the files ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,8 +119,7 @@ class ShardCheckpoints(Generic[W]):
         self._stopped.set()
         self._writer.shutdown(wait=False, cancel_futures=True)
 
-    # -- internals
-    # ------------------------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------------------------
 
     def _folder(self, clock: Clock) -> Path:
         return checkpoint_dir(Path(self._shard.config.run_dir), clock)

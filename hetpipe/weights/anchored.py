@@ -271,12 +271,11 @@ class AnchoredWeights:
             self._pool.release(self._shared)
         self._shared = None if buffer is None else self._pool.hold(buffer)
 
-    # -- internals
-    # ------------------------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------------------------
 
     @property
     def _keeps_used(self) -> bool:
-        """Whether the weights of a minibatch are kept until its update, because they decay or are part of what decays."""
+        """Whether the weights of a minibatch are kept until its update: weight decay reads them."""
         policy = self._table.policy
         return policy.decay == "used" or policy.one_update_per_wave
 

@@ -108,8 +108,7 @@ class DirectWeights:
         assert published is None, "no other process has these weights"
         return self._buffer(self._table.forward_through(p, start=self._start))
 
-    # -- internals
-    # ------------------------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------------------------
 
     def _buffer(self, through: int) -> FlatBuffer:
         return self._newest if through == self._through else self._older[through]

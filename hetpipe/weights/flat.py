@@ -220,8 +220,7 @@ class BufferPool:
                 self._count(-1, on_host=buffer.on_host)
                 (self._free_on_host if buffer.on_host else self._free).append(buffer)
 
-    # -- internals
-    # ------------------------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------------------------
 
     def _take(self, *, on_host: bool) -> FlatBuffer:
         free = self._free_on_host if on_host else self._free

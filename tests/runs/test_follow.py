@@ -178,8 +178,8 @@ def test_a_wish_to_stop_that_was_not_taken_is_told() -> None:
     case.follower.handle(StopRefused(PeerUnreachable("coordinator at x cannot be reached")))
     assert case.view.remarks == [
         (
-            "the coordinator did not accept the request to stop (coordinator at x cannot be reached), which is retried; "
-            "Ctrl-C again stops now"
+            "the coordinator did not accept the request to stop (coordinator at x cannot be reached), which is "
+            "retried; Ctrl-C again stops now"
         )
     ]
 

@@ -97,8 +97,21 @@ class TestOneListOfMistakes:
     @pytest.mark.parametrize("kind", KINDS)
     def test_another_version_is_refused(self, kind: type[Document]) -> None:
         good = dict(GOOD)[kind]
-        assert problems(kind, {**good, "version": 2}) == ["version: must be 1, not 2"]
-        assert problems(kind, {**good, "version": "1"}) == ["version: must be 1, not the text '1'"]
+        known = "1 or 2" if kind is Profile else "1"
+        assert problems(kind, {**good, "version": 3}) == [f"version: must be {known}, not 3"]
+        assert problems(kind, {**good, "version": "1"}) == [f"version: must be {known}, not the text '1'"]
+
+    def test_what_is_alive_at_a_cut_is_of_version_2_and_adds_up(self) -> None:
+        alive = [{"name": "a:0", "num_bytes": 1000, "has_gradient": True}, {"name": "log", "num_bytes": 24}]
+        good = changed(PROFILE, {("layers", 0, "alive"): alive, ("layers", 0, "gradient_bytes"): 1000})
+
+        assert document_of(Profile, {**good, "version": 2}, what="v").layers[0].backward_bytes == 1000
+        assert problems(Profile, good) == [
+            "layers[0].gradient_bytes: is unknown to version 1 of the format; write version: 2",
+            "layers[0].alive: is unknown to version 1 of the format; write version: 2",
+        ]
+        wrong = changed(good, {("layers", 0, "output_bytes"): 1025, ("version",): 2})
+        assert problems(Profile, wrong) == ["layers[0].output_bytes: is 1025, but what is `alive` sums to 1024"]
 
     def test_a_whole_number_is_told_for_a_fraction(self) -> None:
         found = problems(Cluster, changed(CLUSTER, {("device_types", "V", "memory_bytes"): 24e9}))

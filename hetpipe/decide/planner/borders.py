@@ -107,19 +107,19 @@ def too_few_cuts(num_stages: int, max_stages: int, forbidden: Sequence[Forbidden
     >>> too_few_cuts(3, 2, [ForbiddenCut(before="b", upto="b", reason="n is written before it")], fix="use 2")
     '3 stages cannot share a model that can be cut into 2 at most: no cut before b: n is written before it; use 2'
     """
-    start = f"{num_stages} stages cannot share a model that can be cut into {max_stages} at most"
     if not forbidden:
-        return f"{start}, its layers; {fix}"
+        return f"{num_stages} stages cannot share {max_stages} layers; {fix}"
+    start = f"{num_stages} stages cannot share a model that can be cut into {max_stages} at most"
     by_reason: dict[str, list[Forbidden]] = {}
     for each in forbidden:
         by_reason.setdefault(each.reason, []).append(each)
     told = []
     for reason, places in by_reason.items():
-        count = sum(each.places for each in places)
-        more = "" if count == places[0].places else f" and at {count - places[0].places} more places"
+        left = sum(each.places for each in places[1:])
+        more = f" and at {left} more {'place' if left == 1 else 'places'}" if left else ""
         told.append(f"no cut {place_text(places[0])}{more}: {reason}")
-    left = len(told) - _MOST_REASONS
-    shown = told[:_MOST_REASONS] + ([f"{left} more reasons (hetpipe plan --why lists them)"] if left > 0 else [])
+    further = len(told) - _MOST_REASONS
+    shown = told[:_MOST_REASONS] + ([f"{further} more reasons (hetpipe plan --why lists them)"] if further > 0 else [])
     return f"{start}: {'; '.join(shown)}; {fix}"
 
 

@@ -190,8 +190,7 @@ class WriteAheadLog:
             with self._lock:
                 self._num_bytes -= self._sizes.pop(first)
 
-    # -- disk errors
-    # -----------------------------------------------------------------------------------------------------
+    # -- disk errors --------------------------------------------------------------------------------------------------
 
     @property
     def alarm(self) -> DurabilityLost | None:
@@ -240,8 +239,7 @@ class WriteAheadLog:
                 self._segment.close()
                 self._segment = None
 
-    # -- internals, with the lock held
-    # -----------------------------------------------------------------------------------
+    # -- internals, with the lock held --------------------------------------------------------------------------------
 
     @property
     def _durable_below(self) -> int:
