@@ -37,8 +37,8 @@ class Outcome:
     outputs: tuple[Tensor | None, ...]
     """What the model returned; None for what a later stage does not need and did not get."""
     loss: float
-    gradients: dict[str, Tensor | None]
-    buffers: dict[str, Tensor]
+    gradients: Mapping[str, Tensor | None]
+    buffers: Mapping[str, Tensor]
 
 
 def differences(one: Outcome, other: Outcome) -> list[str]:
@@ -97,7 +97,7 @@ class Subject:
 
     def uncut(self, made: Made) -> Outcome:
         """The model that nothing watches, from one seed."""
-        self._reset()
+        self.reset()
         seed_generators(7)
         return self._bare(made)
 
@@ -115,7 +115,7 @@ class Subject:
 
         with patch("hetpipe.pipeline.compute.layer_seed", noting):
             self.stages((), made)
-        self._reset()
+        self.reset()
         ways = self.cut._modes[True].ways
         draws = _SeededDraws(iter(keys), ways.drawing_functions)
         with draws.watching(self.bare, ways.drawing_paths - ways.open_paths):

@@ -27,7 +27,7 @@ from hetpipe.pipeline.model_file import (
 )
 from hetpipe.values.ids import VirtualWorkerIndex
 from tests.model import zoo
-from tests.model.harness import CPU, Made, Outcome, P, Subject, copies, differences, values_of
+from tests.model.harness import CPU, Made, Outcome, P, Subject, copies, differences, outputs_of, values_of
 
 
 class Mixed(nn.Module):
@@ -118,6 +118,7 @@ def apart(subject: Subject, build: Callable[[], nn.Module], folder: Path, bounds
     for compute, weights in zip(computes, own, strict=True):
         values = compute.forward(P, weights, copies(tuple(value.detach() for value in values)))
     found = computes[-1].loss(P, values, None)
+    outputs = outputs_of(cut.output)
     buffers = {
         name: layer.module.get_buffer(local).clone()
         for group in groups
@@ -130,7 +131,7 @@ def apart(subject: Subject, build: Callable[[], nn.Module], folder: Path, bounds
         step = compute.backward(P, weights, sent)
         gradients |= step.weights
         sent = step.inputs
-    return Outcome(found, gradients, buffers)
+    return Outcome(outputs, found, gradients, buffers)
 
 
 @pytest.mark.parametrize("name", SUBJECTS)

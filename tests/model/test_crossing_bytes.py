@@ -141,4 +141,4 @@ def test_forbidden_places_have_their_reasons() -> None:
         ("second", found[0].upto, "a value made in add_ is used after it without being returned by it")
     ]
     assert found[0].places >= 2
-    assert len(subject.layers) == 1 + sum(not cut.reason for cut in subject.cut.cuts)
+    assert len(subject.layers) == 1 + sum(not cut.reason for cut in subject.cut.survey.cuts)
