@@ -10,7 +10,6 @@ processor, of this one thread, tell more where others use the machine.
 from __future__ import annotations
 
 import gc
-import importlib
 import multiprocessing
 import random
 import statistics
@@ -67,11 +66,10 @@ SMALL_GPT2 = sized(Gpt2Size(12, 256, 4, 8192, 256), Gpt2Size(2, 16, 2, 50, 16))
 def gpt2_of_transformers() -> tuple[Any, Any] | None:
     """Its classes for the configuration and the model; None where it is not installed, or not with what it needs."""
     try:
-        transformers = importlib.import_module("transformers")
-        found = transformers.GPT2Config, transformers.GPT2LMHeadModel
+        from transformers import GPT2Config, GPT2LMHeadModel  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         return None
-    return found
+    return GPT2Config, GPT2LMHeadModel
 
 
 class Block(nn.Module):
