@@ -276,7 +276,7 @@ class AnchoredWeights:
 
     @property
     def _keeps_used(self) -> bool:
-        """Whether the weights of a minibatch are kept until its update, because they decay or are part of what decays."""
+        """Whether the weights of a minibatch are kept until its update: they decay, or are part of what decays."""
         policy = self._table.policy
         return policy.decay == "used" or policy.one_update_per_wave
 

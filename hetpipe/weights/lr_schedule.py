@@ -35,8 +35,8 @@ _GIVEN = ("self", "optimizer", "last_epoch")
 
 #: Unsupported schedules, with the reason and an alternative.
 _REFUSED: Mapping[str, str] = {
-    "ReduceLROnPlateau": "it depends on a metric, but here the rate depends only on the update number, which all stages know; use "
-    "CosineAnnealingLR or MultiStepLR",
+    "ReduceLROnPlateau": "it depends on a metric, but here the rate depends only on the update number, which all "
+    "stages know; use CosineAnnealingLR or MultiStepLR",
     "SWALR": "it requires averaged weights, which are not kept here; use CosineAnnealingLR",
     "LRScheduler": "it is the base of the others and has no rate of its own; use LambdaLR with an `lr_lambda`",
 }
