@@ -206,7 +206,7 @@ class TestDecisionLog:
         acknowledge(log)
         assert log.global_clock == log.published == 0
         assert not log.finished
-        assert log.pending_publish_reason() == "any virtual worker to come back"
+        assert log.pending_publish_reason() == "any virtual worker to rejoin"
         log.validate_state()
 
     def test_a_barrier_that_was_asked_for_is_not_forgotten_when_it_is_set_anew(self) -> None:
@@ -252,7 +252,7 @@ class TestDraining:
         assert not log.staged(VW[1], LIFE, Wave(2), StageIndex(0), (), segment=Clock(0)), (
             "said before, and not answered"
         )
-        with pytest.raises(WaveOutOfOrder, match="virtual worker 1 left at clock 3, and reports wave 3"):
+        with pytest.raises(WaveOutOfOrder, match="virtual worker 1 left at clock 3, but reports wave 3"):
             log.staged(VW[1], LIFE, Wave(3), StageIndex(0), (), segment=Clock(0))
         assert not log.evict(VW[1], LIFE), "its process has ended"
         with pytest.raises(StaleIncarnation):
@@ -331,7 +331,7 @@ class TestForgetting:
         assert (first.start, log.first) == (2, first.index)
         with pytest.raises(ProtocolViolation, match=f"holds records {first.index} to"):
             log.records_from(0)
-        with pytest.raises(ProtocolViolation, match="none to follow from"):
+        with pytest.raises(ProtocolViolation, match="is not available"):
             log.records_from(log.num_records + 1, jumps=True)
         assert log.records_from(0, jumps=True) == log.records_from(-1)
         log.validate_state()
