@@ -55,7 +55,7 @@ class Patience:
         )
 
     def decision_time(self, failures: Sequence[Failure]) -> float:
-        """When to stop waiting for a failure closer to the root cause, in monotonic seconds, after the first failure."""
+        """When to stop waiting for a failure closer to the root cause, in monotonic seconds, after a first failure."""
         return decision_time(failures, settle_seconds=self.settle_seconds, echo_seconds=self.echo_seconds)
 
     def limit(self, state: JobState, *, is_stopping_now: bool) -> tuple[float, str]:
