@@ -74,8 +74,7 @@ def data_of(job: Job, model: ModelReport) -> DataSpec:
     """
     if model.train_samples < job.batch_size:
         raise JobError(
-            f"batch_size: is {job.batch_size}, but data.train has {model.train_samples} samples; use at "
-            "most that many"
+            f"batch_size: is {job.batch_size}, but data.train has {model.train_samples} samples; use at most that many"
         )
     return job.data_spec(model.train_samples)
 
