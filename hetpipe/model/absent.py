@@ -30,7 +30,7 @@ class AbsentTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """See `AbsentTensor`.
+        """Reject every operation except harmless ones, naming the value that is used behind the cut.
 
         Raises:
             CallableError: always.

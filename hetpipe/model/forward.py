@@ -199,7 +199,7 @@ class StageForward(Interception):
         return function(*args, **kwargs)
 
     def depends(self, tensor: Tensor) -> bool:
-        """See `Interception`."""
+        """Whether the tensor depends on weights or floating inputs."""
         mark = getattr(tensor, "_hetpipe_mark", None)
         return mark is self.mark or mark is self._normal_mark or type(tensor) in PARAMETERS
 

@@ -41,5 +41,5 @@ def test_gradients_of_replicas_leave_a_node_with_tls_only_on_demand(asked: Asked
     if asked == "gloo":
         check_replicas(asked, tls=True, same_node=False)
     else:
-        with pytest.raises(UserError, match="`sync: wsp`, or say `link: gloo`"):
+        with pytest.raises(UserError, match="`sync: wsp`, or set `link: gloo`"):
             check_replicas(asked, tls=True, same_node=False)

@@ -90,9 +90,9 @@ def test_a_killed_neighbour_is_noticed_within_seconds() -> None:
     (error,) = outcome
     assert isinstance(error, LinkClosed)
     assert not error.orderly
-    assert "stage 1 of virtual worker 0 went away" in str(error)
+    assert "stage 1 of virtual worker 0 disconnected" in str(error)
     assert "the backward frame of minibatch 2" in str(error)
-    with pytest.raises(LinkClosed, match="stage 1 of virtual worker 0 went away") as caught:
+    with pytest.raises(LinkClosed, match="stage 1 of virtual worker 0 disconnected") as caught:
         link.send(frame(2), deadline_seconds=SECONDS)
     assert not caught.value.orderly
     child.wait(SECONDS)

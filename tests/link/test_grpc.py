@@ -149,9 +149,9 @@ def test_a_broken_stream_is_no_goodbye(pair: tuple[Link, Link], victim: int) -> 
     (error,) = outcome
     assert isinstance(error, LinkClosed)
     assert not error.orderly
-    assert f"{other.peer} went away" in str(error)
+    assert f"{other.peer} disconnected" in str(error)
     assert "the backward frame of minibatch 2" in str(error)
-    with pytest.raises(LinkClosed, match=f"{other.peer} went away"):
+    with pytest.raises(LinkClosed, match=f"{other.peer} disconnected"):
         other.send(frame(2), deadline_seconds=SECONDS)
 
 
@@ -208,7 +208,7 @@ def test_an_end_without_a_goodbye_is_no_good_order() -> None:
     door = GrpcDoor(earlier(), host=HOST)
     stream = bare_call(door, [])
     link = door.accept(deadline_seconds=SECONDS)
-    with pytest.raises(LinkClosed, match="without a good-bye") as caught:
+    with pytest.raises(LinkClosed, match="without a goodbye") as caught:
         link.receive(timeout_seconds=SECONDS)
     assert not caught.value.orderly
     link.close()

@@ -140,7 +140,7 @@ class TestPeakOfARun:
 
     def test_played_devices_have_none(self) -> None:
         played = job_on({"file": cluster(T4={}), "profile": profile("T4"), "emulate": True})
-        assert peak_of(PLAN, [INFO], played, PROOF).unknown.startswith("the devices are played (`cluster.emulate`)")
+        assert peak_of(PLAN, [INFO], played, PROOF).unknown.startswith("the devices are emulated (`cluster.emulate`)")
 
 
 INFO = agent_info()

@@ -65,10 +65,10 @@ def test_bad_names(name: str, message: str) -> None:
             ),
         ),
         ("SGD", {"params": 1}, ("optimizer.params: SGD has no such argument",)),
-        ("SGD", {"lr": -1.0}, ("optimizer: SGD refuses its arguments: Invalid learning rate: -1.0",)),
-        ("SGD", {"nesterov": True}, ("optimizer: SGD refuses its arguments: Nesterov momentum requires",)),
-        ("Adam", {"betas": 0.9}, ("optimizer: Adam refuses its arguments: ",)),
-        ("Adam", {"lr": "fast"}, ("optimizer: Adam refuses its arguments: ",)),
+        ("SGD", {"lr": -1.0}, ("optimizer: SGD rejects its arguments: Invalid learning rate: -1.0",)),
+        ("SGD", {"nesterov": True}, ("optimizer: SGD rejects its arguments: Nesterov momentum requires",)),
+        ("Adam", {"betas": 0.9}, ("optimizer: Adam rejects its arguments: ",)),
+        ("Adam", {"lr": "fast"}, ("optimizer: Adam rejects its arguments: ",)),
         ("SGD", {"differentiable": True}, ("optimizer.differentiable: is not supported: nothing here differentiates",)),
         ("Adam", {"capturable": True}, ("optimizer.capturable: is not supported: it is for CUDA graphs",)),
     ],
@@ -119,7 +119,7 @@ def test_bad_arguments(name: str, arguments: dict[str, object], problems: tuple[
         ),
         (
             spec("Adam", {"fused": True, "foreach": True}),
-            ("optimizer.groups[0]: Adam refuses its arguments: `fused` and `foreach` cannot be `True` together.",),
+            ("optimizer.groups[0]: Adam rejects its arguments: `fused` and `foreach` cannot be `True` together.",),
         ),
     ],
 )

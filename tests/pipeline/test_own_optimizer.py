@@ -93,7 +93,7 @@ def test_the_copies_of_classes_of_torch_and_declared_coupling_are_accepted() -> 
     ("section", "message"),
     [
         (spec("momentum"), "optimizer.name: `tests.own_optimizers:momentum` is of type function; it must inherit"),
-        (spec("UpdateState"), "optimizer.name: `tests.own_optimizers:UpdateState` is the class UpdateState; name a"),
+        (spec("UpdateState"), "optimizer.name: `tests.own_optimizers:UpdateState` is the class UpdateState; it must"),
         (spec("Momentum", lr=-1.0), "optimizer: tests.own_optimizers:Momentum rejects its arguments: -1.0 is no rate"),
         (spec("Momentum", lrr=0.1), "optimizer.lrr: Momentum has no such argument; did you mean `lr`?"),
     ],

@@ -210,7 +210,7 @@ class TestPool:
         pool = BufferPool(FlatLayout([("w", (4,), "float32")]), CPU)
         buffer = pool.hold(pool.take())
 
-        with pytest.raises(AssertionError, match="one holder"):
+        with pytest.raises(AssertionError, match="sole holder"):
             pool.to_host(buffer)
 
     @given(st.lists(st.integers(0, 3), max_size=40))

@@ -1,4 +1,4 @@
-"""Which bytes a plan moves, from where to where and how often: every flow of a job, as values.
+"""Traffic of a plan: all flows of a job with source, destination and frequency, as values.
 
 Per minibatch: activations to the next stage, and back the gradients of those that need one. Per wave: each stage pushes
 its update to every shard that holds a part of it, and pulls that part of the published weights.
@@ -17,7 +17,7 @@ from hetpipe.values.cluster import node_of
 
 
 class Traffic(Enum):
-    """What a flow carries."""
+    """Kind of a flow."""
 
     ACTIVATIONS = "activations"
     GRADIENTS = "gradients"
@@ -32,18 +32,18 @@ class FlowSpec:
     traffic: Traffic
     vw: int
     stage: int
-    """The stage that sends; of a pull, the stage that asks."""
+    """The sending stage; of a pull, the requesting stage."""
     shard: int | None
     source: str
-    """The node it leaves."""
+    """The source node."""
     target: str
-    """The node it enters."""
+    """The destination node."""
     num_bytes: int
-    """Of each message."""
+    """Bytes of each message."""
 
 
 def flows_of(plan: SimulatedPlan, costs: Costs) -> Iterator[FlowSpec]:
-    """Every flow of the job, in the order of virtual workers and stages; to and from shards none that is empty."""
+    """Every flow of the job, in the order of virtual workers and stages; empty flows to and from shards are omitted."""
     on_shards = plan.placed.by_shard
     for vw, stages in enumerate(plan.workers):
         for index, stage in enumerate(stages):
@@ -63,10 +63,10 @@ def flows_of(plan: SimulatedPlan, costs: Costs) -> Iterator[FlowSpec]:
 def cross_node_bytes_per_minibatch(
     plan: SimulatedPlan, costs: Costs, *, pulls_per_wave: Sequence[float] | None = None
 ) -> float:
-    """Every byte that leaves a node, averaged over the job's minibatches, each counted once.
+    """All bytes that leave a node, averaged over the job's minibatches, each counted once.
 
-    One push per wave, and so many pulls of each virtual worker, by default one. Every virtual worker computes as many
-    minibatches.
+    One push per wave, and the given number of pulls of each virtual worker, by default one. All virtual workers compute
+    the same number of minibatches.
     """
     n = plan.minibatches_per_wave
     moved = [

@@ -106,7 +106,7 @@ class TestDevices:
         run = planned(300, "workers.count=1", "workers.stages=2")
         (only,) = run.plan.virtual_workers
         plan = replace(run.plan, virtual_workers=(replace(only, stages=only.stages * 100),))
-        with pytest.raises(UserError, match="has 200 stages, and no more than 200 can be"):
+        with pytest.raises(UserError, match="has 200 stages, and at most 200 are allowed"):
             new_worker(run, plan, [NEW_AGENT])
 
 

@@ -113,7 +113,7 @@ class TestRefusals:
         for ask in (drain, add):
             with pytest.raises(UserError, match="has no virtual worker 7; name one of these: 0, 1"):
                 ask(cluster, 7)
-        with pytest.raises(UserError, match=r"no virtual worker of job .* is out, and no device is free for another"):
+        with pytest.raises(UserError, match=r"all virtual workers of job .* are active, and no device is free"):
             add(cluster)
 
     def test_the_job_must_be_there_and_run(self, cluster: Cluster) -> None:

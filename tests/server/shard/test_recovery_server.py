@@ -271,7 +271,7 @@ def test_a_machine_that_forgot_what_it_had_acknowledged_sends_the_job_back(
         processes.commit(1, 0)
 
     wait_until(lambda: processes.handlers[1].lost_jobs() != {}, timeout_seconds=SECONDS, what="loss")
-    assert "must go back to a checkpoint" in processes.handlers[1].lost_jobs()[JOB]
+    assert "to a checkpoint" in processes.handlers[1].lost_jobs()[JOB]
     with pytest.raises(StateLost):
         processes.push(0, 1)
 
