@@ -249,7 +249,7 @@ def test_a_job_that_nobody_leads_is_not_watched_for_ever() -> None:
     assert result.exit_code == 1
     assert "nobody leads it since its coordinator ended" in result.stdout
     assert result.stderr == (
-        f"error: for 180 s nobody has led job {JOB_ID}: nobody leads it since its coordinator ended\n"
+        f"error: job {JOB_ID} has had no leader for 180 s: nobody leads it since its coordinator ended\n"
     )
 
 
