@@ -8,7 +8,7 @@ from collections import defaultdict
 from tests.docs.pages import ROOT
 
 #: Packages that are held to it, against all others.
-_PACKAGES = ("checkpoint", "link", "pipeline", "server/agent", "server/shard", "storage", "weights")
+_PACKAGES = ("checkpoint", "link", "pipeline", "server/shard", "storage", "weights")
 
 #: Judges the rest, and shares nothing with it, on purpose.
 _INDEPENDENT = "check"
