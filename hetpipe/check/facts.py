@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from hetpipe.check.rules import HistoryRule, OrderRule, PullRule, Rule, SyncRule, WeightRule
+from hetpipe.check.rules import HistoryRule, OrderRule, PullRule, RunRule, SyncRule, WeightRule
 from hetpipe.errors import UserError
 
 FileModel = TypeVar("FileModel", bound=BaseModel)
@@ -65,7 +65,7 @@ class Start:
 class Facts:
     """Everything a history is judged by."""
 
-    rule: Rule
+    rule: RunRule
     layout: Layout
     data: Data
     start: Start = field(default_factory=Start)
@@ -161,9 +161,9 @@ def _read(path: Path, kind: type[FileModel]) -> FileModel:
         raise UserError(f"{path} is no {path.name} of a run: {place}: {first['msg']}") from error
 
 
-def _rule(job: _JobFile) -> Rule:
+def _rule(job: _JobFile) -> RunRule:
     sync = _known(SyncRule, "sync.kind", job.sync.kind)
-    return Rule(
+    return RunRule(
         job.sync.minibatches_per_wave,
         _staleness(sync, job.sync.D),
         _known(WeightRule, "weights", job.weights),

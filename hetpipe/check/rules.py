@@ -71,7 +71,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RunRule:
     """The rules of a run about its clocks, its weights and its order."""
 
     minibatches_per_wave: int

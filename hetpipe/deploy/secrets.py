@@ -21,7 +21,7 @@ from hetpipe.deploy.topology import (
     STORE_USER,
     STORE_USERS,
     USERS_FILE,
-    Store,
+    StoreKind,
     Wishes,
 )
 from hetpipe.errors import UserError
@@ -46,7 +46,7 @@ def write_secrets(wishes: Wishes, peers: Iterable[NamedPeer]) -> None:
         state.mkdir(parents=True, mode=_OWNER_ONLY)
         if wishes.tls:
             _write_certificates(state / CERTIFICATES, peers)
-        if wishes.store is Store.REDIS:
+        if wishes.store is StoreKind.REDIS:
             _write_store(state)
         for folder in state.iterdir():
             give(folder, wishes.user)

@@ -86,7 +86,7 @@ class Role(StrEnum):
     """Submits the job and exits; only in files, as `hetpipe up` submits from the machine itself."""
 
 
-class Store(StrEnum):
+class StoreKind(StrEnum):
     """Where the coordinator keeps jobs."""
 
     MEMORY = "memory"
@@ -196,7 +196,7 @@ class Wishes:
     """Names and patterns of the environment variables that agents pass on to jobs."""
     tls: bool = True
     """Whether the processes prove themselves to each other."""
-    store: Store = Store.MEMORY
+    store: StoreKind = StoreKind.MEMORY
     store_image: str = REDIS_IMAGE
     port: int = GRPC_PORT
     """Of the machine's loopback interface, for the coordinator."""
@@ -209,7 +209,7 @@ def deployment_of(wishes: Wishes) -> Deployment:
         UserError: a folder cannot be shown to containers as it is.
     """
     _check_folders(wishes.folders)
-    store = (_redis(wishes),) if wishes.store is Store.REDIS else ()
+    store = (_redis(wishes),) if wishes.store is StoreKind.REDIS else ()
     coordinator = _coordinator(wishes)
     shards = tuple(_parameter_server(wishes, index) for index in range(wishes.num_shards))
     agents = tuple(_agents(wishes))
@@ -304,9 +304,9 @@ def _redis(wishes: Wishes) -> Container:
 
 
 def _coordinator(wishes: Wishes) -> Container:
-    store: tuple[str, ...] = ("--store", Store.MEMORY)
+    store: tuple[str, ...] = ("--store", StoreKind.MEMORY)
     mounts: tuple[Mount, ...] = (_runs(wishes.folders),)
-    if wishes.store is Store.REDIS:
+    if wishes.store is StoreKind.REDIS:
         url = f"redis://{STORE_USER}@{Role.STORE}:{REDIS_PORT}/0"
         store = ("--store", url, "--store-password-file", f"{STORE_FOLDER}/{PASSWORD_FILE}")
         mounts = (*mounts, Mount(f"{wishes.folders.state}/{STORE_PASSWORD}", STORE_FOLDER))
@@ -317,7 +317,7 @@ def _coordinator(wishes: Wishes) -> Container:
             name=Role.COORDINATOR,
             options=(*_listening(Role.COORDINATOR), *store, *_run_root(wishes.folders)),
             mounts=mounts,
-            depends_on=(Role.STORE,) if wishes.store is Store.REDIS else (),
+            depends_on=(Role.STORE,) if wishes.store is StoreKind.REDIS else (),
             published=wishes.port,
         ),
     )

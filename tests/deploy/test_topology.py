@@ -15,7 +15,7 @@ from hetpipe.deploy.topology import (
     Container,
     Folders,
     Role,
-    Store,
+    StoreKind,
     submission_of,
 )
 from hetpipe.errors import UserError
@@ -143,7 +143,7 @@ def test_agents_pass_on_the_variables_that_are_named_and_no_others() -> None:
 
 
 def test_redis_is_known_to_the_coordinator_only() -> None:
-    described = by_name(deployment(store=Store.REDIS, store_image="redis:test"))
+    described = by_name(deployment(store=StoreKind.REDIS, store_image="redis:test"))
     assert next(iter(described)) == "store"
     assert described["store"].image == "redis:test"
     assert described["coordinator"].depends_on == ("store",)

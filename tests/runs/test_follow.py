@@ -215,7 +215,7 @@ def test_services_of_the_run_are_waited_for_and_said_to_be_coming_up() -> None:
     assert view.remarks == ["waiting for parameter server 0 (importing torch, 12 s)"] * 40
     assert follower.ending is None
 
-    services.verdict = "parameter server 0 (pid 7) is not ready, and has said nothing for 60 s"
+    services.verdict = "parameter server 0 (pid 7) is not ready, and has reported nothing for 60 s"
     follower._look_after_services()
     assert follower.ending == Ending(state=JobState.FAILED, error="DeadlineExceeded", sentences=(services.verdict,))
 

@@ -21,7 +21,7 @@ from hetpipe.profiler.link_cache import NodeLinks
 from hetpipe.roots import Roots
 from hetpipe.server.agent.children import GRACE_SECONDS, ChildCounts, Children, Programs
 from hetpipe.server.agent.departure import Departure
-from hetpipe.server.agent.outbox import Batch, Outbox
+from hetpipe.server.agent.outbox import Outbox, ReportBatch
 from hetpipe.server.member_session import Hooks, MemberSession
 from hetpipe.values.commands import (
     AgentNews,
@@ -386,7 +386,7 @@ class Agent:
             if batch is not None:
                 self._send(batch)
 
-    def _send(self, batch: Batch) -> None:
+    def _send(self, batch: ReportBatch) -> None:
         try:
             self._client.invoke(REPORT, ReportRequest(self._id, batch.registration, batch.number, tuple(batch.news)))
         except (Unavailable, Busy, UnknownMember) as error:

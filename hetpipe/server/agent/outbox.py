@@ -26,7 +26,7 @@ MAX_WAITING = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ReportBatch:
     """Reports that are sent together."""
 
     registration: Registration
@@ -48,7 +48,7 @@ class Outbox:
         self._closed = False
         self._registration = Registration("")
         self._last_number = 0
-        self._unconfirmed: Batch | None = None
+        self._unconfirmed: ReportBatch | None = None
 
     def put(self, news: AgentNews) -> None:
         """Add a report; progress, waits, conditions and steps replace pending earlier ones."""
@@ -63,7 +63,7 @@ class Outbox:
             self._waiting = [*self._waiting[-(MAX_WAITING - 1) :], news]
             self._changed.notify_all()
 
-    def take(self, *, timeout_seconds: float) -> Batch | None:
+    def take(self, *, timeout_seconds: float) -> ReportBatch | None:
         """The batch to send: the unconfirmed one again, or a new one once it is due; None when nothing is.
 
         Urgent news (anything but progress, waits, conditions and steps) are due at once, others after `BATCH_SECONDS`.
@@ -82,7 +82,7 @@ class Outbox:
                 self._changed.wait(min(due, deadline) - now)
         return None
 
-    def confirm(self, batch: Batch) -> None:
+    def confirm(self, batch: ReportBatch) -> None:
         """The coordinator has `batch`."""
         with self._changed:
             if self._unconfirmed is batch:
@@ -114,11 +114,11 @@ class Outbox:
             self._closed = True
             self._changed.notify_all()
 
-    def _new_batch(self) -> Batch:
+    def _new_batch(self) -> ReportBatch:
         self._last_number += 1
         taken, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
         self._urgent = self._urgent and bool(self._waiting)
-        self._unconfirmed = Batch(self._registration, self._last_number, tuple(taken))
+        self._unconfirmed = ReportBatch(self._registration, self._last_number, tuple(taken))
         return self._unconfirmed
 
 

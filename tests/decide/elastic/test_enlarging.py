@@ -348,13 +348,13 @@ class TestWishes:
 
     def test_the_job_must_run(self) -> None:
         machine = Driver().to(JobState.STARTING).machine
-        with pytest.raises(UserError, match="is starting; ask again when it runs"):
+        with pytest.raises(UserError, match="is starting; try again when it runs"):
             another(machine, [NEW_AGENT])
 
     def test_the_run_must_go_on(self) -> None:
         driver = Driver().to(JobState.RUNNING)
         driver.report(0, 0, StageDone(Clock(6), "end"))
-        with pytest.raises(UserError, match="is over, or about to be; nobody can join it any more"):
+        with pytest.raises(UserError, match="is over, or about to be; no virtual worker can join it any more"):
             another(driver.machine, [NEW_AGENT])
 
     def test_devices_that_play_others_are_dealt(self) -> None:
