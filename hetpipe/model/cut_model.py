@@ -70,6 +70,7 @@ class CutModel:
     Attributes:
         layers: in order.
         cuts: all places, forbidden ones too, as training has them.
+        decisions: lines of user code that ask integer inputs for a yes or no, as ` (FILE line N)`.
         whole: why modules that are not cut inside run whole, each as a clause, in the order of the forward.
         output: what the model returned in the last forward that reached its end.
         ties: the weights of other stages that the last forward ran on, by name.
@@ -106,8 +107,7 @@ class CutModel:
         self._integers = tuple(key for key in signature.keys if key not in self._floating)
         self.parameter_places = _places(model, "_parameters")
         self.buffer_places = _places(model, "_buffers")
-        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        specs = {name: (str(p.dtype).removeprefix("torch."), p.nbytes) for name, p in trainable.items()}
+        specs = {name: (str(p.dtype).removeprefix("torch."), p.nbytes) for name, p in self._trainable()}
         records: dict[bool, Recorded] = {}
         with self._kept_buffers():
             for training in (False, True):
@@ -129,6 +129,7 @@ class CutModel:
         allowed = {cut.key: cut for cut in found[False] if not cut.reason}
         common = [cut for cut in self.cuts if not cut.reason and cut.key in allowed]
         chosen = common if keep_all else layers_from(common, work_until(records[True].recording, specs))
+        self.decisions = records[True].decisions
         self._modes = {
             True: _mode(model, records[True], tuple(chosen), len(self._floating)),
             False: _mode(model, records[False], tuple(allowed[cut.key] for cut in chosen), len(self._floating)),
@@ -137,7 +138,39 @@ class CutModel:
         self.output: Any = None
         self.ties: Mapping[str, Tensor] = {}
 
-    def _record(self, example: Values, results_of: Callable[[Any], Any]) -> Recorded:
+    def fragile_cuts(self, example: Values, results_of: Callable[[Any], Any]) -> dict[str, tuple[str, ...]]:
+        """Borders of layers at which something is missing if the forward decides otherwise on its integer inputs.
+
+        Args:
+            example: a minibatch.
+            results_of: what the loss needs of the output.
+
+        Returns:
+            The line of user code that decides, as ` (FILE line N)` → the names of the layers behind those borders.
+            Where the opposite answer cannot be computed on this minibatch, nothing is known of it.
+        """
+        found: dict[str, tuple[str, ...]] = {}
+        specs = {name: (str(p.dtype).removeprefix("torch."), p.nbytes) for name, p in self._trainable()}
+        for place in self.decisions[:_MAX_OPPOSED]:
+            try:
+                with self._kept_buffers():
+                    other = self._record(example, results_of, opposed=place)
+            except CallableError:
+                continue
+            places = {cut.key: _places_of(cut) for cut in cuts_of(other.recording, specs) if not cut.reason}
+            amiss = [
+                layer.name
+                for layer, cut in zip(self.layers[1:], self._modes[True].cuts, strict=True)
+                if not (places.get(cut.key, _NOWHERE) <= _places_of(cut) and _makers_of(cut) <= other.skeletons.keys())
+            ]
+            if amiss:
+                found[place] = tuple(amiss)
+        return found
+
+    def _trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
+
+    def _record(self, example: Values, results_of: Callable[[Any], Any], *, opposed: str = "") -> Recorded:
         tensors = {key: value.detach().clone() for key, value in zip(self.signature.keys, example, strict=True)}
         try:
             return record(
@@ -145,6 +178,7 @@ class CutModel:
                 lambda: self.signature.call(self.model, tensors),
                 {key: tensors[key] for key in self._floating},
                 results_of,
+                opposed=opposed,
             )
         except CallableError:
             raise
@@ -213,6 +247,20 @@ class CutModel:
             What comes into `last`; of the last layer the tensors of the model's output, those left aside that only
             earlier stages have and the loss does not need.
         """
+        with self._decisions_named():
+            return self._run(first, last, weights, values, seed=seed, normalise=normalise, on_value=on_value)
+
+    def _run(
+        self,
+        first: int,
+        last: int,
+        weights: Mapping[str, Tensor],
+        values: Values,
+        *,
+        seed: Callable[[str], None],
+        normalise: Normalise,
+        on_value: Callable[[str, int, Tensor], None] | None,
+    ) -> Values:
         training = torch.is_grad_enabled()
         mode = self._modes[training]
         start, end = self.border(first, training=training), self.border(last, training=training)
@@ -260,6 +308,17 @@ class CutModel:
         }
         return (log, *integers.values(), *(_crossing(each.name, end, made) for each in end.crossing))
 
+    @contextmanager
+    def _decisions_named(self) -> Iterator[None]:
+        """Add to what is refused in this block where the forward decides by its integer inputs."""
+        try:
+            yield
+        except CallableError as error:
+            if not self.decisions:
+                raise
+            places = ",".join(self.decisions[:_MAX_OPPOSED])
+            raise CallableError(f"{error}; its inputs decide about that{places}") from error
+
     def _given(self, start: CutPoint | None, values: Values, normalise: Normalise) -> dict[str, Tensor]:
         if start is None:
             names: Sequence[str] = tuple(f"input:{key}" for key in self.signature.keys)
@@ -296,6 +355,23 @@ class CutModel:
         finally:
             for owner, key, before in kept:
                 owner[key] = before
+
+
+#: So many decisions of a model are tried with the opposite answer.
+_MAX_OPPOSED = 4
+
+
+def _places_of(cut: CutPoint) -> frozenset[tuple[str, tuple[tuple[str, int], ...]]]:
+    return frozenset((each.name, each.places) for each in cut.crossing)
+
+
+def _makers_of(cut: CutPoint) -> frozenset[str]:
+    """The entries that make what crosses."""
+    return frozenset(each.places[0][0] for each in cut.crossing if each.places)
+
+
+#: No crossing at all is what no cut has.
+_NOWHERE = frozenset({("", ())})
 
 
 def _crossing(name: str, end: CutPoint, made: Mapping[str, Tensor]) -> Tensor:
