@@ -98,6 +98,8 @@ class CutDescription:
     layers: tuple[ModelLayer, ...]
     training: ModeDescription
     evaluation: ModeDescription
+    decisions: tuple[str, ...] = ()
+    """Lines of user code that ask integer inputs for a yes or no, as ` (FILE line N)`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +142,7 @@ def describe(
         CallableError: it does not run.
     """
     floating = tuple(key for key, value in zip(signature.keys, example, strict=True) if _is_floating(value))
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    specs = {name: (str(p.dtype).removeprefix("torch."), p.nbytes) for name, p in trainable.items()}
+    specs = _specs(model)
     records: dict[bool, Recorded] = {}
     with _kept_buffers(model):
         for training in (False, True):
@@ -168,11 +169,18 @@ def describe(
         _layers(model, records[True], chosen, reads),
         _mode(records[True], chosen, len(floating)),
         _mode(records[False], cuts[False], len(floating)),
+        records[True].decisions,
     )
     frames = records[True].recording.frames
     whole = dict.fromkeys(frame.why_closed for frame in frames if frame.closed and frame.closed != CHECKPOINTED)
     places = forbidden_places(found[True], found[False], [cut.order for cut in chosen])
     return description, CutSurvey(found[True], tuple(whole), places)
+
+
+def _specs(model: nn.Module) -> dict[str, tuple[str, int]]:
+    """Trainable parameter → its type and bytes."""
+    trainable = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+    return {name: (str(p.dtype).removeprefix("torch."), p.nbytes) for name, p in trainable}
 
 
 def _recorded(
@@ -181,11 +189,17 @@ def _recorded(
     example: Values,
     floating: Sequence[str],
     results_of: Callable[[Any], Any],
+    *,
+    opposed: str = "",
 ) -> Recorded:
     tensors = {key: value.detach().clone() for key, value in zip(signature.keys, example, strict=True)}
     try:
         return record(
-            model, lambda: signature.call(model, tensors), {key: tensors[key] for key in floating}, results_of
+            model,
+            lambda: signature.call(model, tensors),
+            {key: tensors[key] for key in floating},
+            results_of,
+            opposed=opposed,
         )
     except CallableError:
         raise
@@ -243,6 +257,35 @@ class CutModel:
         self.output: Any = None
         self.ties: Mapping[str, Tensor] = {}
 
+    def fragile_cuts(self, example: Values, results_of: Callable[[Any], Any]) -> dict[str, tuple[str, ...]]:
+        """Borders of layers at which something is missing if the forward decides otherwise on its integer inputs.
+
+        Args:
+            example: a minibatch.
+            results_of: what the loss needs of the output.
+
+        Returns:
+            The line of user code that decides, as ` (FILE line N)` → the names of the layers behind those borders.
+            Where the opposite answer cannot be computed on this minibatch, nothing is known of it.
+        """
+        found: dict[str, tuple[str, ...]] = {}
+        specs = _specs(self.model)
+        for place in self.description.decisions[:_MAX_OPPOSED]:
+            try:
+                with _kept_buffers(self.model):
+                    other = _recorded(self.model, self.signature, example, self._floating, results_of, opposed=place)
+            except CallableError:
+                continue
+            places = {cut.key: _places_of(cut) for cut in cuts_of(other.recording, specs) if not cut.reason}
+            amiss = [
+                layer.name
+                for layer, cut in zip(self.layers[1:], self._modes[True].cuts, strict=True)
+                if not (places.get(cut.key, _NOWHERE) <= _places_of(cut) and _makers_of(cut) <= other.skeletons.keys())
+            ]
+            if amiss:
+                found[place] = tuple(amiss)
+        return found
+
     # -- the boundary ------------------------------------------------------------------------------------------------
 
     def border(self, layer: int, *, training: bool = True) -> CutPoint | None:
@@ -297,6 +340,20 @@ class CutModel:
             What comes into `last`; of the last layer the tensors of the model's output, those left aside that only
             earlier stages have and the loss does not need.
         """
+        with self._decisions_named():
+            return self._run(first, last, weights, values, seed=seed, normalise=normalise, on_value=on_value)
+
+    def _run(
+        self,
+        first: int,
+        last: int,
+        weights: Mapping[str, Tensor],
+        values: Values,
+        *,
+        seed: Callable[[str], None],
+        normalise: Normalise,
+        on_value: Callable[[str, int, Tensor], None] | None,
+    ) -> Values:
         training = torch.is_grad_enabled()
         mode = self._modes[training]
         start, end = self.border(first, training=training), self.border(last, training=training)
@@ -344,6 +401,17 @@ class CutModel:
         }
         return (log, *integers.values(), *(_crossing(each.name, end, made) for each in end.crossing))
 
+    @contextmanager
+    def _decisions_named(self) -> Iterator[None]:
+        """Add to what is refused in this block where the forward decides by its integer inputs."""
+        try:
+            yield
+        except CallableError as error:
+            if not self.description.decisions:
+                raise
+            places = ",".join(self.description.decisions[:_MAX_OPPOSED])
+            raise CallableError(f"{error}; its inputs decide about that{places}") from error
+
     def _given(self, start: CutPoint | None, values: Values, normalise: Normalise) -> dict[str, Tensor]:
         if start is None:
             names: Sequence[str] = tuple(f"input:{key}" for key in self.signature.keys)
@@ -380,6 +448,23 @@ class CutModel:
         finally:
             for owner, key, before in kept:
                 owner[key] = before
+
+
+#: So many decisions of a model are tried with the opposite answer.
+_MAX_OPPOSED = 4
+
+
+def _places_of(cut: CutPoint) -> frozenset[tuple[str, tuple[tuple[str, int], ...]]]:
+    return frozenset((each.name, each.places) for each in cut.crossing)
+
+
+def _makers_of(cut: CutPoint) -> frozenset[str]:
+    """The entries that make what crosses."""
+    return frozenset(each.places[0][0] for each in cut.crossing if each.places)
+
+
+#: No crossing at all is what no cut has.
+_NOWHERE = frozenset({("", ())})
 
 
 def _crossing(name: str, end: CutPoint, made: Mapping[str, Tensor]) -> Tensor:

@@ -51,6 +51,7 @@ def to_plain(description: CutDescription) -> dict[str, Any]:
         "layers": [asdict(layer) for layer in description.layers],
         "training": _plain_mode(description.training),
         "evaluation": _plain_mode(description.evaluation),
+        "decisions": description.decisions,
     }
 
 
@@ -70,6 +71,7 @@ def from_plain(plain: Mapping[str, Any]) -> CutDescription:
         ),
         _mode(plain["training"]),
         _mode(plain["evaluation"]),
+        tuple(plain["decisions"]),
     )
 
 

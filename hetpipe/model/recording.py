@@ -43,6 +43,8 @@ class Recorded:
     `torch.utils.checkpoint` stashes is that seed."""
     output: Any
     """What the model returned."""
+    decisions: tuple[str, ...] = ()
+    """Lines of user code that ask shared values for a yes or no, as ` (FILE line N)`."""
 
 
 @dataclass(slots=True)
@@ -64,8 +66,17 @@ class _StepNote:
     is_reentrant: bool = False
 
 
+#: Functions that answer yes or no by the elements of tensors.
+_ANSWERS = frozenset({"__bool__", "allclose", "equal", "is_nonzero", "item"})
+
+
 def record(
-    model: nn.Module, call: Callable[[], Any], inputs: Mapping[str, Tensor], results_of: Callable[[Any], Any]
+    model: nn.Module,
+    call: Callable[[], Any],
+    inputs: Mapping[str, Tensor],
+    results_of: Callable[[Any], Any],
+    *,
+    opposed: str = "",
 ) -> Recorded:
     """Watch `call`, which calls `model` with `inputs` among others.
 
@@ -74,8 +85,9 @@ def record(
         call: one forward.
         inputs: the floating ones, by name.
         results_of: what the loss needs of what `call` returns, as nested containers of tensors.
+        opposed: one of the `decisions` of an earlier recording, whose answers are turned into their opposites.
     """
-    return _Recorder(model, inputs).run(call, results_of)
+    return _Recorder(model, inputs, opposed).run(call, results_of)
 
 
 def _states() -> tuple[bytes | Tensor, Any, Any]:
@@ -95,7 +107,9 @@ def _same_python(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
 class _Recorder(Interception):
     """Keeps every tensor of the forward alive, so that their identities tell them apart."""
 
-    def __init__(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> None:
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Tensor], opposed: str) -> None:
+        self._opposed = opposed
+        self._decisions: dict[str, None] = {}
         names: dict[int, str] = {}
         for name, module in model.named_modules():
             names.setdefault(id(module), name)
@@ -151,6 +165,7 @@ class _Recorder(Interception):
             frozenset(self._drawing_functions),
             self._seeded_after,
             output,
+            tuple(self._decisions),
         )
 
     # -- modules -----------------------------------------------------------------------------------------------------
@@ -224,6 +239,10 @@ class _Recorder(Interception):
         versions = [tensor._version for tensor in tensors]  # noqa: SLF001 - the only name for it
         before = self._states
         result = function(*args, **kwargs)
+        if is_shared and isinstance(result, bool) and name in _ANSWERS:
+            place = place_of_call(calling_frame())
+            self._decisions[place] = None
+            result = result is (place != self._opposed)
         self._states = _states()
         region = checkpointing_above(calling_frame(), until="on_module")
         if not self._drew_nothing(before, self._states):

@@ -36,6 +36,9 @@ _FIRST, _SECOND = Minibatch(1), Minibatch(2)
 _CPU = torch.device("cpu")
 _HEAD = "model: the cut model does not compute what the model computes"
 
+#: Borders that a notice names.
+_MAX_NAMED = 3
+
 Weights = Mapping[str, Tensor]
 Gradients = Mapping[str, Tensor | None]
 
@@ -79,14 +82,27 @@ def prove_cut_model(
         warnings.simplefilter("ignore")
         try:
             proof.run(build, *batches)
+            results_of = own_loss if given_loss is None else _whole
+            notices = _notices(cut, batches[0].inputs, results_of)
         finally:
             proof.restore()
-    notices = (
-        [f"The model {why_one_layer(cut)}, so it trains in one stage per virtual worker"] if len(chain) == 1 else []
+    return Proof(batches[0].num_samples, is_exact=True, notices=notices)
+
+
+def _notices(cut: CutModel, example: Values, results_of: Callable[[Any], Any]) -> tuple[str, ...]:
+    """What the user should know of the cuts, as sentences."""
+    if len(cut.layers) == 1:
+        return (f"The model {why_one_layer(cut)}, so it trains in one stage per virtual worker",)
+    decided = cut.fragile_cuts(example, results_of)
+    return (
+        *(f"A module runs whole, on one stage: {why}" for why in cut.survey.whole),
+        *(
+            f"What crosses the cut before {', '.join(names[:_MAX_NAMED])} depends on what the forward decides by its "
+            f"inputs{place}: a minibatch with another answer than the first samples have is refused; if there "
+            "are such, let the model train with `workers: {stages: 1}`"
+            for place, names in decided.items()
+        ),
     )
-    if len(chain) > 1:
-        notices += [f"A module runs whole, on one stage: {why}" for why in cut.survey.whole]
-    return Proof(batches[0].num_samples, is_exact=True, notices=tuple(notices))
 
 
 class _Proof:
@@ -273,6 +289,10 @@ class _Proof:
                         where = f"{path}.{attribute}" if path else attribute
                         return f"{where} holds a tensor that is not registered there"
         return "let the model train with `workers: {stages: 1}`"
+
+
+def _whole(output: Any) -> Any:
+    return output
 
 
 def _leave(_: Any) -> None:

@@ -362,7 +362,8 @@ class SegmentRun:
         parts = self._parts
         started = parts.clock.monotonic()
         gradients = self._take_gradients(p)
-        with later_failures_told(f"the backward of minibatch {p} on {self._parts.identity}"):
+        # What it recomputes draws again, from the process's generators.
+        with parts.guard, later_failures_told(f"the backward of minibatch {p} on {self._parts.identity}"):
             found = parts.compute.backward(p, version.weights, gradients)
         parts.weights.backwarded(p)
         parts.emulator.stretch(Kind.BACKWARD, started)

@@ -144,6 +144,54 @@ class FailingAtOnce(Plain):
         return super().forward(value)
 
 
+class Switching(nn.Module):
+    """Needs a value behind a cut only where no mask is zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.first = nn.Embedding(9, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.second, self.third = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        kept = self.first(self.embedding(ids))
+        value: Tensor = self.third(self.second(kept.tanh()).tanh())
+        if bool((mask > 0).all()):  # the line that decides
+            value = value + kept
+        return value
+
+
+class Masks(Pairs):
+    """Masks without a zero for the first samples; then all are zero."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:  # type: ignore[override]
+        return {"ids": torch.tensor(index % 9), "mask": torch.tensor(int(index < 8))}
+
+
+class Unmasked(Masks):
+    """The other way round."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:  # type: ignore[override]
+        return {"ids": torch.tensor(index % 9), "mask": torch.tensor(int(index >= 8))}
+
+
+def masks() -> Masks:
+    return Masks()
+
+
+def unmasked() -> Unmasked:
+    return Unmasked()
+
+
+def mean(output: Tensor, batch: Any) -> Tensor:
+    result: Tensor = output.mean() + 0.0 * batch["ids"].sum()
+    return result
+
+
+def switching(data: str, stages: int) -> Job:
+    changes = {"loss": "tests.model.test_bad_input:mean", "data": {"train": f"tests.model.test_bad_input:{data}"}}
+    return job_of("Switching", stages=stages, **changes)
+
+
 class Lossless(Plain):
     """As Hugging Face's models are without labels."""
 
@@ -243,6 +291,32 @@ def test_a_module_that_depends_on_the_data_is_named() -> None:
     assert len(subject.chain) > 1
     (notice,) = prove_subject(subject, ROOT, SYSTEM_CLOCK).notices
     assert re.match(rf"A module runs whole, on one stage: the forward of inner asks .* \({HERE} line \d+\)", notice)
+
+
+def test_a_branch_on_the_inputs_that_changes_what_crosses_is_told_before_training_and_where_it_happens(
+    tmp_path: Path,
+) -> None:
+    text = Path(__file__).read_text().splitlines()
+    line = next(n for n, each in enumerate(text, 1) if "# the line that decides" in each)
+    subject = load_subject(switching("unmasked", 1), ROOT)
+    told = rf"What crosses the cut before .* depends on what the forward decides by its inputs \({HERE} line {line}\): "
+    (notice,) = prove_subject(subject, ROOT, SYSTEM_CLOCK).notices
+    assert re.match(told, notice)
+    told = (
+        rf"^model: .* let it train with `workers: {{stages: 1}}`; its inputs decide about that \({HERE} line {line}\)$"
+    )
+    with pytest.raises(CallableError, match=told):
+        run_in_process(
+            InProcessRun(job=switching("unmasked", 4), run_dir=tmp_path / "4", import_path=ROOT, stall_seconds=60.0)
+        )
+    job = switching("unmasked", 1)
+    run_in_process(InProcessRun(job=job, run_dir=tmp_path / "1", import_path=ROOT, stall_seconds=60.0))
+
+
+def test_a_branch_on_the_inputs_that_needs_less_is_all_right_with_every_answer(tmp_path: Path) -> None:
+    (notice,) = prove_subject(load_subject(switching("masks", 1), ROOT), ROOT, SYSTEM_CLOCK).notices
+    assert "the cut before add depends" in notice, "which is called with one answer only; all other cuts do for both"
+    run_in_process(InProcessRun(job=switching("masks", 4), run_dir=tmp_path, import_path=ROOT, stall_seconds=60.0))
 
 
 def test_complex_values_cross_no_cut() -> None:

@@ -88,6 +88,7 @@ def test_the_proof_holds(name: str) -> None:
     subject = load_subject(job_of(name, stages=2), ROOT)
     report = prove_subject(subject, ROOT, SYSTEM_CLOCK)
     assert report.equality == "bits"
+    assert not report.notices, "every cut does for masked and for unmasked minibatches"
     assert len(subject.chain) > 10
 
 
