@@ -11,6 +11,16 @@ from pathlib import Path
 _REWIND = re.compile(r"rewind-([1-9][0-9]{0,8})")
 
 
+def first_folder(run_dir: str) -> str:
+    """The folder of the run, of its own or of one of its rewinds.
+
+    >>> first_folder("/runs/digits/rewind-2"), first_folder("/runs/digits")
+    ('/runs/digits', '/runs/digits')
+    """
+    path = Path(run_dir)
+    return str(path.parent) if _REWIND.fullmatch(path.name) else run_dir
+
+
 def rewind_folder(run_dir: str, number: int) -> str:
     """The folder in which the run in `run_dir` continues after rewind `number`, which counts from 1."""
     return str(Path(run_dir) / f"rewind-{number}")

@@ -42,12 +42,20 @@ from hetpipe.pipeline.data import example_of
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled, layout_of
 from hetpipe.pipeline.layering import layers_of, on_output, says_its_layers
-from hetpipe.pipeline.model_file import MODEL_FILE, ModelFileUnusable, construct, one_at_a_time, open_model_file
+from hetpipe.pipeline.model_file import (
+    MODEL_FILE,
+    ModelFile,
+    ModelFileUnusable,
+    construct,
+    one_at_a_time,
+    open_model_file,
+)
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import Clipping, Replicas, StageData, StageIdentity, StageParts
 from hetpipe.server.shard.client import ShardClient
 from hetpipe.values.policies import POLICIES
 from hetpipe.values.requests import Requester
+from hetpipe.values.rewinds import first_folder
 from hetpipe.values.run import StageConfig, StageReport
 from hetpipe.weights.anchored import AnchoredWeights
 from hetpipe.weights.direct import DirectWeights
@@ -164,7 +172,7 @@ def _known_chain(job: Job, config: StageConfig) -> _Chain | None:
     build = partial(build_model, job, Path(config.import_path))
     stage = config.plan.stage(config.vw, config.stage)
     try:
-        file = open_model_file(Path(config.run_dir) / MODEL_FILE, config.plan.model_digest)
+        file = _model_file(config)
         with _turn(config) if file.construction == "whole" else nullcontext():
             model = construct(build, file.construction)
             names = state_names(model)
@@ -174,6 +182,16 @@ def _known_chain(job: Job, config: StageConfig) -> _Chain | None:
         _log.warning("model_file_unusable", reason=str(error), consequence="the stage builds and records the model")
         return None
     return _Chain(chain, names)
+
+
+def _model_file(config: StageConfig) -> ModelFile:
+    """That of the inspection; a job that has gone back to a checkpoint may have none in its new folder.
+
+    Raises:
+        ModelFileUnusable: it is not there.
+    """
+    own, first = Path(config.run_dir) / MODEL_FILE, Path(first_folder(config.run_dir)) / MODEL_FILE
+    return open_model_file(own if own.exists() else first, config.plan.model_digest)
 
 
 def _own_chain(job: Job, config: StageConfig) -> _Chain:
