@@ -14,6 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
 
 from hetpipe.values.plan import DTYPE_BYTES
 
@@ -444,6 +445,8 @@ def forbidden_places(
 _MOST_WORK = 1 / 24
 #: … and at least this one, if there is a neighbour to join.
 _LEAST_WORK = 1 / 240
+#: No model has more: a cut that stays has a layer of the least work on both sides, or parts one of the most work.
+MOST_LAYERS = 240 + 2 * 24
 #: A cut that moves more than this many times what a neighbour moves is not worth having.
 _TOLERATED = 1.2
 
@@ -466,7 +469,9 @@ def layers_from(cuts: Sequence[CutPoint], work: Sequence[tuple[int, int]]) -> tu
     """Of allowed cuts, those that are worth having as borders of layers.
 
     Those that move much more than a neighbour go, the worst first, as long as no layer gets too large; then neighbours
-    with hardly any work between them are joined. The same for every process that has made the same recording.
+    with hardly any work between them are joined. The same for every process that has made the same recording. However
+    many cuts there are, at most `MOST_LAYERS` layers remain, and none of them has been joined to more than
+    `_MOST_WORK` of the model: a border is at most that far from where the finest cuts could have it.
 
     Args:
         cuts: allowed ones, in order.
@@ -479,9 +484,7 @@ def layers_from(cuts: Sequence[CutPoint], work: Sequence[tuple[int, int]]) -> tu
         index = bisect_left(times, cut.order)
         return work[index - 1][1] if index else 0
 
-    kept = [(cut, done(cut), cut.forward_bytes + cut.backward_bytes + 1) for cut in cuts]
-    while (worst := _worst(kept, total)) is not None:
-        del kept[worst]
+    kept = _without_worst([(cut, done(cut), cut.forward_bytes + cut.backward_bytes + 1) for cut in cuts], total)
     index = 0
     while index < len(kept):
         before = kept[index - 1][1] if index else 0
@@ -494,14 +497,41 @@ def layers_from(cuts: Sequence[CutPoint], work: Sequence[tuple[int, int]]) -> tu
     return tuple(cut for cut, _, _ in kept)
 
 
-def _worst(kept: Sequence[tuple[CutPoint, int, int]], total: int) -> int | None:
-    """The cut that moves most, compared with its better neighbour, of those that may go."""
-    found, most = None, _TOLERATED
-    for index, (_, _, size) in enumerate(kept):
-        before = kept[index - 1] if index else None
-        after = kept[index + 1] if index + 1 < len(kept) else None
-        gap = (after[1] if after else total) - (before[1] if before else 0)
-        least = min(each[2] for each in (before, after) if each is not None) if before or after else size
-        if size / least > most and gap <= total * _MOST_WORK:
-            found, most = index, size / least
-    return found
+#: A cut, the work before it, and what it moves.
+_Weighed = tuple[CutPoint, int, int]
+
+
+def _without_worst(cuts: Sequence[_Weighed], total: int) -> list[_Weighed]:
+    """Take away the cut that moves most, compared with its better neighbour, as long as one may go.
+
+    Each cut that goes changes the two beside it only, so the candidates wait in a heap: n cuts take n log n steps.
+    """
+    last = len(cuts)
+    before = [index - 1 for index in range(last)]
+    after = [index + 1 for index in range(last)]
+    gone = [False] * last
+
+    def excess(index: int) -> float | None:
+        """How many times what its better neighbour moves; None where it may not go."""
+        left, right = before[index], after[index]
+        gap = (cuts[right][1] if right < last else total) - (cuts[left][1] if left >= 0 else 0)
+        sizes = [cuts[at][2] for at in (left, right) if 0 <= at < last]
+        found = cuts[index][2] / min(sizes) if sizes else 1.0
+        return found if found > _TOLERATED and gap <= total * _MOST_WORK else None
+
+    heap = [(-found, index) for index in range(last) if (found := excess(index)) is not None]
+    heapify(heap)
+    while heap:
+        waiting, index = heappop(heap)
+        if gone[index] or excess(index) != -waiting:
+            continue  # its neighbours have changed since, and it waits again as they are now, if at all
+        gone[index] = True
+        left, right = before[index], after[index]
+        if left >= 0:
+            after[left] = right
+        if right < last:
+            before[right] = left
+        for at in (left, right):
+            if 0 <= at < last and (found := excess(at)) is not None:
+                heappush(heap, (-found, at))
+    return [cut for cut, is_gone in zip(cuts, gone, strict=True) if not is_gone]

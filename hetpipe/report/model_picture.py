@@ -23,12 +23,12 @@ from hetpipe.values.profile import AliveValue, ForbiddenCut, LayerProfile
 _BOX_HEIGHT = 24
 _GAP = 24
 _TOP = 24
-_NAME_WIDTH = 300
+_NAME_WIDTH = 260
 _COLUMN_WIDTH = 76
 _MOST_COLUMNS = 4
-_BAR_WIDTH = 200
+_BAR_WIDTH = 180
 _BAR_HEIGHT = 7
-_TEXT_WIDTH = 430
+_TEXT_WIDTH = 400
 _SPACE = 14
 _LETTER_WIDTH = 6.4
 

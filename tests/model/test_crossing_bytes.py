@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from hetpipe.decide.planner.assembly import profile_of
 from hetpipe.pipeline.chain import Values, alive_behind, forbidden_in
 from hetpipe.pipeline.compute import StageCompute
+from hetpipe.pipeline.flop_counter import FlopCounter
 from hetpipe.pipeline.layering import own_loss
 from hetpipe.values.ids import VirtualWorkerIndex
 from hetpipe.values.measurement import LayerMeasurement, Measurement, Work
 from hetpipe.values.profile import Profile
 from tests.model import zoo
-from tests.model.harness import CPU, Made, P, Subject, copies, values_of
+from tests.model.harness import CPU, Made, P, Subject, copies, differences, values_of
 from tests.model.test_cutting import Program, batch
 
 
@@ -142,3 +143,15 @@ def test_forbidden_places_have_their_reasons() -> None:
     ]
     assert found[0].places >= 2
     assert len(subject.layers) == 1 + sum(not cut.reason for cut in subject.cut.survey.cuts)
+
+
+def test_operations_of_a_cut_model_can_be_counted() -> None:
+    """Torch's counter tracks modules by calls within their forwards, which a cut model would take for its own."""
+    made = batch()
+    subject = Subject(lambda: Program(0, 8), made)
+    whole = subject.stages((), made)
+    with FlopCounter(is_backward=False) as counter:
+        counted = subject.stages((1, 5), made)
+
+    assert counter.flops > 0
+    assert not differences(whole, counted)
