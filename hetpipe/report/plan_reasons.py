@@ -25,7 +25,7 @@ _CLOSE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Reasons:
-    """Why a plan is as it is, in sentences."""
+    """The reasons for a plan, in sentences."""
 
     bound: str
     """What holds the job back."""
@@ -38,7 +38,7 @@ class Reasons:
 
 
 def reasons_of(facts: PlanFacts) -> Reasons:
-    """Why this plan."""
+    """The reasons for this plan."""
     forecast = _forecast(facts, facts.plan.minibatches_per_wave)
     others = sorted(facts.plan.alternatives, key=lambda one: -(one.samples_per_second or -1.0))
     predicted = facts.plan.predicted.samples_per_second
