@@ -27,7 +27,7 @@ class BoxDevice:
 def box_devices(
     devices: Sequence[AgentDevice], *, gpu_uuid: Callable[[str], str] | None = None
 ) -> tuple[BoxDevice, ...]:
-    """What `discover_devices` found, with the names of the GPUs.
+    """The result of `discover_devices`, with the names of the GPUs.
 
     Args:
         devices: of this machine.

@@ -1,4 +1,4 @@
-"""What `deploy.engine` needs of the docker SDK, which ships no types: its own names, in so far as they are used."""
+"""Typed interface of the docker SDK, which ships no types: the names that `deploy.engine` uses."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _LOG_OPTIONS = {"max-size": "50m", "max-file": "2"}
 
 @dataclass(frozen=True, slots=True)
 class ContainerState:
-    """How a container is doing."""
+    """The state of a container."""
 
     name: str
     role: str
@@ -190,7 +190,7 @@ class Engine:
         return tuple(removed)
 
     def states(self, project: str) -> tuple[ContainerState, ...]:
-        """How the project's containers are doing, by name."""
+        """The states of the project's containers, by name."""
         return tuple(sorted(map(_state, self.containers(project)), key=lambda state: state.name))
 
     def containers(self, project: str) -> Sequence[ContainerPort]:

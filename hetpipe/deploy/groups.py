@@ -1,4 +1,4 @@
-"""Which agent gets which devices of one machine. Pure.
+"""The assignment of one machine's devices to agents. Pure.
 
 A container sees the devices of its agent and no others, so the plan is where containers are cut: where the virtual
 workers are known, each gets an agent of its own with one device per stage, in the order of the stages. A job that is

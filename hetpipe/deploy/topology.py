@@ -87,7 +87,7 @@ class Role(StrEnum):
 
 
 class StoreKind(StrEnum):
-    """Where the coordinator keeps jobs."""
+    """The kind of the coordinator's store."""
 
     MEMORY = "memory"
     REDIS = "redis"
@@ -105,7 +105,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How the engine looks whether a container works."""
+    """The health check of a container."""
 
     command: tuple[str, ...]
     interval_seconds: int = 30

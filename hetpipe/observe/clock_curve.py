@@ -1,4 +1,4 @@
-"""How a run went by its history: local clocks and samples over time, from the decisions of the clock shard."""
+"""The progress of a run from its history: local clocks and samples over time, by the clock shard's decisions."""
 
 from __future__ import annotations
 

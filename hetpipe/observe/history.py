@@ -33,7 +33,7 @@ class HistoryWriter(Protocol):
         ...
 
     def position(self) -> int:
-        """Where the next event will come; only for `since`."""
+        """The position of the next event; only for `since`."""
         return 0
 
     def since(self, position: int) -> Iterator[tuple[str, dict[str, Value]]]:
@@ -146,7 +146,7 @@ class NullHistory(HistoryWriter):
     """Writes nothing."""
 
     def write(self, event: str, **fields: Value) -> None:
-        """Forget the event."""
+        """Without effect."""
 
     def close(self) -> None:
         """Nothing is open."""
@@ -301,7 +301,7 @@ class History(HistoryWriter):
 
     @property
     def alarm(self) -> HistoryIncomplete | None:
-        """Why lines are missing; None while all are there."""
+        """The reason for missing lines; None while complete."""
         return self._file.alarm
 
     def on_alarm(self, listener: Callable[[HistoryIncomplete], None]) -> None:

@@ -117,7 +117,7 @@ class LineFile:
             self._compressing.join(_CLOSE_SECONDS)
 
     def _rotate(self) -> None:
-        """Go on in another file."""
+        """Start a new segment."""
         assert self._descriptor is not None, "something was just written"
         assert self._segment_bytes is not None, "this file is cut into segments"
         try:

@@ -101,7 +101,7 @@ def log_path() -> Path | None:
 
 
 class _LineOutput:
-    """Where rendered lines go. Thread-safe."""
+    """The destination of rendered lines. Thread-safe."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path

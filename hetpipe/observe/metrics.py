@@ -1,4 +1,4 @@
-"""How training went, wave by wave: `RUN_DIR/metrics/vw-V.jsonl`, one JSON object per line.
+"""The metrics of training per wave: `RUN_DIR/metrics/vw-V.jsonl`, one JSON object per line.
 
 The last stage of a virtual worker writes, because the losses are there. A line is what one wave did; whoever draws a
 curve adds up minibatches and samples. Numbers that are not finite, which JSON does not have, become null. Files are cut
@@ -71,7 +71,7 @@ class NullMetrics(MetricsWriter):
     """Writes nothing."""
 
     def write(self, wave: WaveMetrics) -> None:
-        """Forget it."""
+        """Without effect."""
 
     def on_alarm(self, listener: Callable[[HistoryIncomplete], None]) -> None:
         """Never: no wave is to be kept."""

@@ -97,7 +97,7 @@ class NullTimeline(TimelineWriter):
     def record(
         self, activity: Activity, *, start_seconds: float, end_seconds: float, p: int | None = None, **args: Value
     ) -> None:
-        """Forget it."""
+        """Without effect."""
 
     def span(self, activity: Activity, *, p: int | None = None, **args: Value) -> AbstractContextManager[None]:
         """Do nothing around the block."""

@@ -18,7 +18,7 @@ _MAX_NAMED = 3
 
 
 def condition_text(event: ConditionEvent) -> str:
-    """What has become less safe, or is well again: `WARNING: the checkpoint at clock 42 was given up, …`."""
+    """A raised or cleared condition: `WARNING: the checkpoint at clock 42 was given up, …`."""
     match event:
         case ConditionRaised():
             repeated = f" ({count(event.times, 'time')} since the last warning)" if event.times > len(event.who) else ""
@@ -103,5 +103,5 @@ class HeardConditions:
         return tuple(sorted(self._found.values(), key=lambda one: one.since))
 
     def current(self) -> Iterator[str]:
-        """What is true now, one line per kind."""
+        """The current conditions, one line per kind."""
         yield from condition_lines(one for one in self._found.values() if one.holds)

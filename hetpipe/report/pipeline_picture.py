@@ -117,7 +117,7 @@ class _Box:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What is drawn of a stage, from the background to the front."""
+    """The shapes of a stage, from the background to the front."""
 
     lane: _Rect
     waits: list[_Rect]
@@ -176,7 +176,7 @@ class _Picture:
         return round(_MARGIN + min(at_ticks, self._end) * self._scale, 1)
 
     def _steps(self) -> range:
-        """Where the axis has marks, in ticks."""
+        """The marks of the axis, in ticks."""
         return range(0, self._end + 1, _round_step(_TICK_DISTANCE / self._scale))
 
     def _marks(self) -> Iterator[_Line]:

@@ -31,7 +31,7 @@ _MOST_FORBIDDEN = 40
 
 @dataclass(frozen=True, slots=True)
 class Reasons:
-    """Why a plan is as it is, in sentences."""
+    """The reasons for a plan, in sentences."""
 
     bound: str
     """What holds the job back."""
@@ -60,7 +60,7 @@ class BorderReasons:
 
 
 def reasons_of(facts: PlanFacts) -> Reasons:
-    """Why this plan."""
+    """The reasons for this plan."""
     forecast = _forecast(facts, facts.plan.minibatches_per_wave)
     others = sorted(facts.plan.alternatives, key=lambda one: -(one.samples_per_second or -1.0))
     predicted = facts.plan.predicted.samples_per_second

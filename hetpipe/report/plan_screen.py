@@ -81,7 +81,7 @@ class _Pen:
 
     @property
     def overflow(self) -> Literal["crop", "ellipsis"]:
-        """What becomes of text that is too long."""
+        """The truncation of long text."""
         return "crop" if self.is_ascii else "ellipsis"
 
     def text(self, text: str, style: str = "") -> Text:

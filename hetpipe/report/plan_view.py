@@ -40,7 +40,7 @@ class PlanFacts:
     options: PlanOptions
 
     def memory(self, minibatches_per_wave: int) -> MemoryModel:
-        """What stages keep with another N."""
+        """The memory of stages with another N."""
         return self.options.memory(minibatches_per_wave)
 
     @cached_property
@@ -142,7 +142,7 @@ class PlanView:
 
 
 def view_of(facts: PlanFacts) -> PlanView:
-    """What is shown of a plan."""
+    """The displayed content of a plan."""
     plan = facts.plan
     num_used = sum(len(worker.stages) for worker in plan.virtual_workers)
     num_devices = num_used + len(plan.idle_devices)

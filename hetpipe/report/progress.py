@@ -97,7 +97,7 @@ def speeds_text(tokens_per_second: float | None, model_flops_utilisation: float 
 
 
 def no_utilisation_text(reason: str) -> str:
-    """Why MFU is not among the figures."""
+    """The reason for the absence of MFU."""
     return f"no MFU: {reason}"
 
 

@@ -1,4 +1,4 @@
-"""How times and sizes read. Pure; rates and counts are in `text`."""
+"""Formatting of times and sizes. Pure; rates and counts are in `text`."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ def title_of(pipeline: Pipeline) -> str:
 
 
 def setting_of(pipeline: Pipeline) -> str:
-    """What was played, in one line."""
+    """The simulated schedule, in one line."""
     per_update = pipeline.minibatches_per_update
     updates = "one update per minibatch"
     if pipeline.policy.one_update_per_wave:
@@ -30,7 +30,7 @@ def setting_of(pipeline: Pipeline) -> str:
 
 
 def figures_of(timeline: Timeline) -> str:
-    """How much of the time is lost."""
+    """The share of lost time."""
     return (
         f"idle {percent(timeline.bubble)} of these {timeline.end} units of time, "
         f"{percent(1 - timeline.pipeline.steady_utilisation)} of a run without end"
@@ -57,7 +57,7 @@ def version_of(box: Box, *, predicted: str = "W") -> str:
 
 
 def legend_of(timeline: Timeline, *, predicted: str = "W") -> Iterator[str]:
-    """What versions are called, with examples from the picture."""
+    """The notation of versions, with examples from the picture."""
     made = timeline.stages[0].updates[0].through
     minibatches = "minibatch 1" if made == 1 else f"minibatches 1 to {made}"
     yield f"W0: the first weights; W{made}: updated with {minibatches}"

@@ -1,4 +1,4 @@
-"""How numbers, durations and tables read as text. Pure."""
+"""Formatting of numbers, durations and tables. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def duration(seconds: float | None) -> str:
 
 
 def rate(per_second: float) -> str:
-    """A rate with as many digits as mean something.
+    """A rate with its significant digits.
 
     >>> rate(4151.3), rate(37.26), rate(0.5)
     ('4151', '37.3', '0.50')

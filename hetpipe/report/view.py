@@ -1,4 +1,4 @@
-"""How a run is shown while it goes on. The question; siblings and `live` are the answers.
+"""The display of a running run: the interface, and the line view. `live` has the terminal view.
 
 `LineView` writes one structured line every few seconds, for pipes and logs; `live.LiveView` keeps a table on a
 terminal; `CallbackView` hands events to a function; `SilentView` shows nothing.
@@ -55,10 +55,10 @@ class SilentView(View):
     """Shows nothing."""
 
     def show(self, event: JobEvent) -> None:
-        """Forget it."""
+        """Without effect."""
 
     def say(self, sentence: str) -> None:
-        """Forget it."""
+        """Without effect."""
 
     def close(self) -> None:
         """Nothing is held back."""

@@ -88,7 +88,7 @@ class JobPort(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a followed run ended."""
+    """The ending of a followed run."""
 
     state: JobState
     error: str = ""
@@ -241,7 +241,7 @@ class OwnServices(Protocol):
         ...
 
     def given_up(self, *, is_queued: bool) -> str:
-        """Why there is nothing left to wait for, as a sentence; empty while there is."""
+        """The reason to give up waiting, as a sentence; empty without one."""
         ...
 
 

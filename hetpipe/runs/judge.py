@@ -1,4 +1,4 @@
-"""The check of a run's history at its end, as far as it can be made here and is cheap enough to be waited for."""
+"""The check of a run's history at its end, if its files are local and small enough."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def sentences_of(error: HetpipeError) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """Where a command writes. With `--json`, people read standard error and standard output ends with one JSON line."""
+    """The output of a command. With `--json`, text goes to stderr, and stdout ends with one JSON line."""
 
     people: TextIO
     """Progress, tables, summaries."""

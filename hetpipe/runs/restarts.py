@@ -13,7 +13,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartRules:
-    """How often a service may die, and how long it rests; in seconds."""
+    """The limits of restarts and the backoff, in seconds."""
 
     first_pause_seconds: float = 0.1
     longest_pause_seconds: float = 5.0

@@ -22,7 +22,7 @@ class LossRange:
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
-    """How far the virtual workers drifted apart, in waves."""
+    """The clock distance of the virtual workers, in waves."""
 
     bound_clock_distance: int | None
     """D + 1; None for `asp`."""

@@ -1,4 +1,4 @@
-"""What `--resume` may change of a job, and when a run is not to be resumed. Pure.
+"""The changes of a job that `--resume` permits, and the reasons not to resume a run. Pure.
 
 A checkpoint is written by the model's own names, so the cut, the devices, the number of parameter servers and that of
 virtual workers may change. It holds weights of one model, a ledger of the samples of one data set, and states of one

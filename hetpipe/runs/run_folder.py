@@ -123,7 +123,7 @@ class RunFolder:
 
     @property
     def logs(self) -> Path:
-        """Where each process logs."""
+        """The folder of the logs."""
         return self.path / "logs"
 
     @property
@@ -221,7 +221,7 @@ class RunFolder:
         return RunResult(str(values.get("state", "")), tuple(map(str, values.get("errors", ()))), values)
 
     def read_num_samples(self) -> int:
-        """How many samples the run's training set has.
+        """The number of samples of the run's training set.
 
         Raises:
             UserError: the run did not come so far as to know.

@@ -72,7 +72,7 @@ class EvaluationsSoFar:
 
 @dataclass(frozen=True, slots=True)
 class RunSpeed:
-    """How fast a run trains now, or did as a whole."""
+    """The speed of a run: current, or of the whole run."""
 
     samples_per_second: float
     model: ModelSpeed

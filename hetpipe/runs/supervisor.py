@@ -223,7 +223,7 @@ class Supervisor:
             return ", ".join(filter(None, (kept.service.awaited for kept in self._kept.values())))
 
     def given_up(self, *, is_queued: bool) -> str:
-        """Why there is nothing left to wait for, as a sentence; empty while there is.
+        """The reason to give up waiting, as a sentence; empty without one.
 
         Args:
             is_queued: the job has not got its devices and parameter servers yet.

@@ -73,7 +73,7 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnd:
-    """How a run ended."""
+    """The ending of a run."""
 
     run_dir: Path
     state: JobState
@@ -149,7 +149,7 @@ class Training:
         self._record = record_of(request, folder, shell)
 
     def run(self) -> RunEnd:
-        """Carry the run out and write down how it ended.
+        """Execute the run and record its ending.
 
         Raises:
             UserError: the run's folder cannot be written to.
@@ -454,7 +454,7 @@ def submission_of(request: RunRequest, folder: RunFolder) -> Submission:
 
 
 def resume_command(run_dir: Path, current: Path, coordinator: str | None) -> str:
-    """How to go on with a run, as the user would type it in `current`.
+    """The command that resumes a run, as typed in `current`.
 
     Args:
         run_dir: its folder.
@@ -481,7 +481,7 @@ def planning_remark(job: Job) -> str:
 
 
 def choose_devices(job: Job, *, count_cuda: Callable[[], int] | None = None) -> tuple[int | None, str]:
-    """How many CPU devices the agent of a local run declares (None: it offers its CUDA devices), and a remark on it."""
+    """The number of CPU devices of a local run's agent (None: it offers its CUDA devices), and a remark."""
     wanted = num_devices_wanted(job)
     if wanted is not None and (job.cluster.emulate or job.cluster.devices):
         return wanted, f", with {count(wanted, 'emulated device')}"

@@ -55,7 +55,7 @@ def _ignore_replacement(error: MemberReplaced) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """What a heartbeat tells and hears. All are called from the heartbeat's thread and must return soon."""
+    """Callbacks of the heartbeat. All are called from the heartbeat's thread and must return soon."""
 
     clocks: Callable[[], Mapping[JobId, ClockSnapshot]] = _no_clocks
     """The clocks to tell; of clock shards."""
@@ -119,7 +119,7 @@ class MemberSession:
 
     @property
     def info(self) -> MemberInfo:
-        """What was registered."""
+        """The registered member."""
         return self._info
 
     @property

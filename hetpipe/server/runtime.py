@@ -1,4 +1,4 @@
-"""What every service does around its work: options, logs, signals, the ready line, errors, not outliving its parent.
+"""The shared runtime of services: options, logs, signals, the ready line, errors, parent death.
 
 A service prints one JSON line on standard output when it is ready, `{"role", "address", "pid"}`, and no more there. An
 error is one sentence on standard error and exit status 1. SIGTERM or SIGINT ends it in order; a second one at once.
@@ -172,7 +172,7 @@ def alive(host: str, health_port: int | None) -> Iterator[Callable[[], None]]:
 def server_config(
     options: argparse.Namespace, tls: Tls | None, *, num_threads: int, max_concurrent_calls: int = MAX_CONCURRENT_CALLS
 ) -> ServerConfig:
-    """How a service listens, by its options."""
+    """The listening configuration of a service, from its options."""
     return ServerConfig(
         host=options.host,
         port=options.port,

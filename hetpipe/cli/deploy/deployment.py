@@ -114,7 +114,7 @@ class Described:
 
     @property
     def summary(self) -> str:
-        """What will be started, as a sentence for people."""
+        """The containers to be started, as a sentence for people."""
         shards = count(self.wishes.num_shards, "parameter server")
         agents = ", ".join(f"{group.node} with {_devices_text(group)}" for group in self.wishes.agents)
         return f"1 coordinator, {shards}, {count(len(self.wishes.agents), 'agent')}: {agents}"
@@ -194,7 +194,7 @@ def modules_of(job: Job) -> Iterator[str]:
 
 
 def state_folder(environment: Mapping[str, str], project: str) -> Path:
-    """Where the secrets of a project are."""
+    """The folder of a project's secrets."""
     base = environment.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "hetpipe" / project
 

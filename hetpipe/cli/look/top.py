@@ -204,7 +204,7 @@ def _look(client: CoordinatorPort, job_id: JobId | None) -> Picture:
 
 
 def _running(folder: RunFolder, shell: Shell) -> RunRecord:
-    """Who runs it.
+    """The coordinator of the run.
 
     Raises:
         UserError: it has ended, or not begun.

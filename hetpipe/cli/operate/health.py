@@ -102,7 +102,7 @@ def _credentials(folder: Path | None) -> grpc.ChannelCredentials | None:
 
 
 def _explained(question: Question, error: grpc.RpcError, started: float) -> HetpipeError:
-    """What went wrong, as all other commands say it."""
+    """The error message, in the format of all commands."""
     from hetpipe.wire.connection import Connection, Target
     from hetpipe.wire.tls import Tls
 

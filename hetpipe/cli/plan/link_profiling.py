@@ -35,7 +35,7 @@ _PATIENCE_SECONDS = 180.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkWish:
-    """How to measure links."""
+    """The parameters of a link measurement."""
 
     node: str
     """What this machine is called."""
@@ -48,7 +48,7 @@ class LinkWish:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledLinks:
-    """What is known of the links of this machine."""
+    """The measurements of this machine's links."""
 
     measured: MeasuredLinks
     cached: bool
@@ -56,7 +56,7 @@ class ProfiledLinks:
 
 
 def cached_links(wish: LinkWish, shell: Shell) -> MeasuredLinks:
-    """What was measured before and is still valid; nothing if there is none."""
+    """The valid cached measurements; empty without any."""
     return _cache(wish, shell).find(now=shell.clock.wall())
 
 

@@ -155,7 +155,7 @@ def _links_remarks(links: KnownLinks, shell: Shell) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is planned with."""
+    """The inputs of planning."""
 
     profile: Profile
     cluster: Cluster

@@ -138,7 +138,7 @@ def lines(measured: MeasuredLinks) -> list[str]:
 
 
 def links_sentences(known: KnownLinks, now: float) -> tuple[str, ...]:
-    """What the links of a plan are: stated, measured or assumed, a sentence for each of these.
+    """The sources of a plan's links: stated, measured or assumed, a sentence each.
 
     >>> from hetpipe.decide.lifecycle.known_cluster import ASSUMED_LINKS
     >>> links_sentences(KnownLinks(ASSUMED_LINKS, (LinkOrigin(("a", "a"), "measured", 0.0),)), 7384.0)

@@ -1,4 +1,4 @@
-"""How far a measurement is: a bar on a terminal, a line every few seconds elsewhere."""
+"""The progress of a measurement: a bar on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 

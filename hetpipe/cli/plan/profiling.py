@@ -28,7 +28,7 @@ PROGRAM: tuple[str, ...] = (sys.executable, "-m", "hetpipe.server.agent.profile_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileWish:
-    """How to profile."""
+    """The parameters of profiling."""
 
     types: tuple[str, ...] = ()
     """Device types that must be in the profile, beside those that are here: measured if here, else estimated."""

@@ -97,7 +97,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
 
 
 def simulation_options(options: Options, document: PlanDocument) -> SimulationOptions:
-    """How the command's options say the plan is run.
+    """The simulator's options, from those of the command.
 
     Raises:
         UserError: a text means nothing.
@@ -151,7 +151,7 @@ def straggler_of(text: str) -> tuple[DeviceId, float]:
 
 
 def to_json(result: SimulationResult) -> dict[str, Any]:
-    """What `--json` prints."""
+    """The object of `--json`."""
     return {
         "samples_per_second": result.samples_per_second,
         "waiting_seconds": {str(vw): seconds for vw, seconds in enumerate(result.waiting_seconds)},

@@ -38,7 +38,7 @@ class WhichJob(Protocol):
 
     @property
     def runs_dir(self) -> Path:
-        """Where to look for the newest run."""
+        """The folder to search for the newest run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ def _sentence(status: JobStatus) -> str:
 
 
 def _way_on(status: JobStatus, cluster: str | None, shell: Shell) -> str:
-    """How to go on with a job that was stopped, where its folder can be read from here; empty if it cannot."""
+    """The command that resumes a stopped job, if its folder is readable here; else empty."""
     run_dir = Path(status.run_dir)
     stopped = status.state in {JobState.STOPPED, JobState.FAILED}
     return resume_command(run_dir, shell.current, cluster) if stopped and has_checkpoint(run_dir) else ""

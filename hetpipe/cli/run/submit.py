@@ -85,7 +85,7 @@ def _request(options: Options, shell: Shell) -> RunRequest:
 
 
 def _request_of(submission: Submission, coordinator: str) -> RunRequest:
-    """What was handed in before."""
+    """The earlier submission."""
     return RunRequest(
         job=job_from_json(submission.job_json),
         import_path=Path(submission.import_path),

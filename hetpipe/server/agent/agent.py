@@ -72,7 +72,7 @@ _FLUSH_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """How an agent runs."""
+    """The configuration of an agent."""
 
     node: str
     """Name of the node, unique in the cluster; the agent's id."""
@@ -183,7 +183,7 @@ class Agent:
 
     @property
     def children(self) -> ChildCounts:
-        """How many children there are and have been."""
+        """The numbers of running and ended children."""
         return self._children.counts
 
     @property

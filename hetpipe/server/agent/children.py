@@ -105,7 +105,7 @@ Outcome = Literal["ok", "error", "signal"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildCounts:
-    """How many children run, and how many have been started and have ended so far."""
+    """The numbers of running, started and ended children."""
 
     running: Counter[ChildKind] = field(default_factory=Counter)
     started: Counter[ChildKind] = field(default_factory=Counter)
@@ -175,7 +175,7 @@ class Children:
 
     @property
     def counts(self) -> ChildCounts:
-        """How many there are and have been."""
+        """The numbers of running and ended children."""
         with self._lock:
             return ChildCounts(
                 running=Counter(

@@ -103,13 +103,13 @@ class UserCode:
 
 
 def identity_of(config: StageConfig) -> StageIdentity:
-    """Which stage this is."""
+    """The identity of this stage."""
     num_stages = len(config.plan.virtual_workers[config.vw].stages)
     return StageIdentity(config.vw, config.stage, config.incarnation, num_stages)
 
 
 def requester_of(config: StageConfig) -> Requester:
-    """How this stage names itself to shards."""
+    """The identity of this stage in requests to shards."""
     return Requester(config.plan.job_id, config.plan.term, config.vw, config.incarnation, config.stage)
 
 
@@ -223,7 +223,7 @@ def _turn(config: StageConfig) -> AbstractContextManager[None]:
 
 
 def restore_targets(layers: Sequence[Layer], optimizer: StageOptimizer) -> RestoreTargets:
-    """Where a stage of these layers takes up a checkpoint."""
+    """The restore targets of a stage of these layers."""
     parts = [(layer.module, layer) for layer in layers]
     return RestoreTargets(
         weights=[(name, m.get_parameter(local)) for m, layer in parts for local, name in layer.parameters.items()],
@@ -324,7 +324,7 @@ def _clipping(job: Job) -> Clipping | None:
 
 
 def versions_of(job: Job, identity: StageIdentity) -> VersionTable:
-    """Which weights the minibatches of this stage see."""
+    """The weight versions of this stage's minibatches."""
     return VersionTable(
         job.weights,
         stage=identity.stage,

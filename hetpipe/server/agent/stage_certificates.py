@@ -115,7 +115,7 @@ class StageCertificates:
             shutil.rmtree(held.folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Forget everything."""
+        """Delete all folders."""
         self._root.close()
 
     def _write_certificate(self, stage: StageKey, held: _Held) -> None:

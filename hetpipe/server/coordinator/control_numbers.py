@@ -33,7 +33,7 @@ _MAX_INCARNATION = 1_000_000
 
 
 class Election(Protocol):
-    """Where a lead comes from: a `Candidate`."""
+    """The source of a lead: a `Candidate`."""
 
     @property
     def fence(self) -> int:
@@ -42,7 +42,7 @@ class Election(Protocol):
 
     @property
     def outage(self) -> str:
-        """Why this coordinator holds, as the store is away; empty while it is there."""
+        """The reason for holding the lead during an outage of the store; empty without one."""
         ...
 
     def outbid(self, fence: int) -> None:

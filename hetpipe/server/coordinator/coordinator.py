@@ -293,7 +293,7 @@ class Coordinator:
 
     @property
     def lease_seconds(self) -> float:
-        """How long a lease lasts after a heartbeat."""
+        """The duration of a lease after a heartbeat."""
         return self._registry.lease_seconds
 
     def members_of(self, role: MemberRole) -> list[MemberInfo]:
@@ -503,7 +503,7 @@ class Coordinator:
         return kept
 
     def _forgotten(self, job_id: JobId | None) -> JobRecord:
-        """How a job has ended of which the store has nothing.
+        """The end of a job that is missing in the store.
 
         Raises:
             UnknownJob: nobody knows anything of it.

@@ -333,7 +333,7 @@ class JobHosts:
         return job_id in self._ended
 
     def end_of(self, job_id: JobId) -> str:
-        """Why it has ended, if the store does not know."""
+        """The reason of its end, if the store has none."""
         return self._ended.get(job_id, "")
 
     def forget_end(self, job_id: JobId) -> None:

@@ -77,7 +77,7 @@ def stage_signer(tls: Tls | None) -> Certify | None:
 
 
 def read_progress(folder: str) -> Progress:
-    """How far a checkpoint is."""
+    """The progress of a checkpoint."""
     from hetpipe.checkpoint.manifest import read_manifest
 
     return read_manifest(Path(folder)).progress

@@ -82,7 +82,7 @@ def buffers_layout(header: BuffersHeader) -> FlatLayout:
 
 
 def run_map(header: BuffersHeader, layout: FlatLayout) -> RunMap:
-    """Where the stream of the named buffers lies in a buffer of `layout`."""
+    """The places of the named buffers' stream in a buffer of `layout`."""
     return RunMap(header.buffers, [layout.slot(b.parameter).offset for b in header.buffers])
 
 

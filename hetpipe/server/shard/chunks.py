@@ -45,7 +45,7 @@ def slice_bytes(header: SliceHeader) -> int:
 
 
 class RunMap:
-    """Where the bytes of a stream of slices lie in one buffer. Immutable."""
+    """The map from a stream of slices to places in one buffer. Immutable."""
 
     def __init__(
         self, slices: Sequence[SliceHeader], buffer_offsets: Sequence[int], *, ends_slot: Sequence[bool] | None = None
@@ -225,5 +225,5 @@ def _is_zero_between(chunk: bytes, offset: int, pieces: Sequence[Run]) -> bool:
 
 
 def _address_of(data: bytes) -> int:
-    """Where the bytes lie in memory."""
+    """The memory address of the bytes."""
     return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0

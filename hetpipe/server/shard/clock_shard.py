@@ -281,7 +281,7 @@ class ClockShard:
             return newest if isinstance(newest, SegmentRecord) else None, self._log.progress
 
     def pending_publish_reason(self) -> str:
-        """Who keeps the published clock from advancing."""
+        """The members that keep the published clock from advancing."""
         with self.bell:
             return self._log.pending_publish_reason()
 

@@ -133,7 +133,7 @@ class _ClockCalls:
         yield from self._job.buffers.stream(header)
 
     def close(self) -> None:
-        """Who follows waits no longer."""
+        """End the wait of the follower."""
         self._closed = True
         with self._clock.bell:  # the lock of both
             self._clock.bell.notify_all()

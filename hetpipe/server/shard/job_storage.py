@@ -1,4 +1,4 @@
-"""What a parameter server stores of one job on its disk, and how a restarted one recovers it.
+"""The persistent state of one job on a parameter server's disk, and its recovery after a restart.
 
 The folder of a job and term is `JOB@TERM` in the folder of the process:
 
@@ -59,7 +59,7 @@ from hetpipe.wire.fencing import FenceGuard
 
 
 class AckLevel(StrEnum):
-    """What a shard's answer "it is staged" promises (`reliability.md` P2)."""
+    """The guarantee of an acknowledged push (`reliability.md` P2)."""
 
     DURABLE = "durable"
     """It outlives the process; with `fsync` the machine."""
@@ -125,7 +125,7 @@ _BUFFERS = "buffers"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateOptions:
-    """How a parameter server keeps its state."""
+    """The configuration of a parameter server's storage."""
 
     root: Path | None = None
     """A folder for this process alone; None: `state/shard-I` in the folder of each run."""
@@ -138,7 +138,7 @@ class StateOptions:
     """Measures how long snapshots take."""
 
     def root_of(self, config: ShardConfig) -> Path:
-        """Where the folder of a job is."""
+        """The folder of a job."""
         return self.root or Path(config.run_dir) / _STATE / f"shard-{config.shard}"
 
     def folder_of(self, config: ShardConfig) -> Path:
@@ -215,7 +215,7 @@ def disclaim(root: Path, descriptor: int) -> None:
 
 
 def kept_fences(root: Path) -> FenceGuard:
-    """Which coordinators may give orders, by what this process and earlier ones have seen, in a folder that is claimed.
+    """The highest fence seen by this process and earlier ones, in a claimed folder.
 
     A disk that fails costs only what a later process knows: the orders of this one go on.
     """
@@ -260,7 +260,7 @@ def _remove_empty(root: Path) -> None:
 
 
 def read_config(folder: Path) -> ShardConfig:
-    """What the shard was told of the job in `folder`.
+    """The shard's configuration for the job in `folder`.
 
     Raises:
         StateLost: it is not whole.
@@ -282,7 +282,7 @@ def forget_job(root: Path, job_id: JobId) -> None:
 
 
 def delete(folder: Path) -> None:
-    """Forget the job in `folder`, so that not even half of it can be found; a disk that fails keeps it."""
+    """Delete the job in `folder`, atomically for later recovery; on a failing disk it stays."""
     try:
         for name in (_JOB, _LOST):
             (folder / name).unlink(missing_ok=True)
@@ -304,7 +304,7 @@ class UnusableJob:
 
 @dataclass(frozen=True, slots=True)
 class StateRepair:
-    """What was found in a folder, and deleted there."""
+    """The recovered jobs of a folder, and the deleted ones."""
 
     fence: int | None
     """The highest number of a lead that was kept; None for what is no such number."""
@@ -429,7 +429,7 @@ class JobStorage:
 
     @property
     def level(self) -> AckLevel:
-        """What is promised of what is acknowledged now."""
+        """The guarantee of acknowledgements at present."""
         return AckLevel.DURABLE if self._is_told and not self._failing else AckLevel.APPLIED
 
     def caught_up(self) -> None:
@@ -464,7 +464,7 @@ class JobStorage:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _find(self, identity: str) -> tuple[RecoveredLog | None, RecoveredLog | None]:
-        """What is in the logs of pushes and of decisions."""
+        """The recovered contents of the logs of pushes and of decisions."""
         if not (self._folder / _JOB).exists() and not (self._folder / _LOST).exists():
             shutil.rmtree(self._folder, ignore_errors=True)
             return None, None

@@ -24,7 +24,7 @@ _WORTH_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a stage awaits others."""
+    """The address on which a stage listens."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation

@@ -39,7 +39,7 @@ _LOOK_UP_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """How one stage waits for parameter servers."""
+    """The retry policy of one stage's calls to parameter servers."""
 
     who: str
     """The stage, as the beginning of a sentence."""
@@ -77,7 +77,7 @@ class Endurance:
         self._closed = True
 
     def call(self, attempt: Callable[[], T]) -> T:
-        """What `attempt` gives, however often it takes.
+        """The result of `attempt`, retried until it succeeds.
 
         Raises:
             PeerUnreachable: patience ended.
@@ -122,7 +122,7 @@ class Endurance:
 
     @property
     def waits(self) -> Waits:
-        """How to wait."""
+        """The parameters of retries."""
         return self._waits
 
     def check(self, error: HetpipeError, waited: float) -> None:

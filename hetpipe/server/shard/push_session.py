@@ -90,7 +90,7 @@ class PushSession:
             self._ended = self.given_up()
 
     def given_up(self) -> MalformedChunk:
-        """Why its bytes are not wanted any more."""
+        """The reason why its bytes are rejected."""
         return MalformedChunk(f"this push of {self.header.requester} was given up for a later one")
 
     def _check_finite(self, piece: Run) -> None:

@@ -67,7 +67,7 @@ class ShardFacts:
 
 
 def shard_layout(config: ShardConfig) -> FlatLayout:
-    """Where the slices of a shard lie in its buffers."""
+    """The layout of a shard's slices in its buffers."""
     return FlatLayout([(s.name, (s.stop - s.start,), s.parameter.dtype) for s in config.slices])
 
 
@@ -279,7 +279,7 @@ class Shard:
         return self._state.followed
 
     def facts(self) -> ShardFacts:
-        """How it stands."""
+        """Its current state."""
         with self._lock:
             staged = self._state.staged_clock
             return ShardFacts(

@@ -107,7 +107,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
 
 
 def _secret_steps(job: Job, groups: Iterable[AgentNodes], k8s: Path, *, tls: bool) -> Iterator[str]:
-    """What has to be in the cluster before the overlay: the namespace, and Secrets that no annotation repeats."""
+    """The prerequisites of the overlay: the namespace, and Secrets that no annotation repeats."""
     if tls:
         agents = [agent for group in groups for agent in group.agents]
         wanted = ["coordinator", "operator submit", "redis redis"]

@@ -116,7 +116,7 @@ def pipeline_of(options: Options) -> Pipeline:
 
 
 def to_json(timeline: Timeline) -> dict[str, Any]:
-    """What `--json` prints. Times are in units, the first forward begins at 0."""
+    """The object of `--json`. Times are in units, the first forward begins at 0."""
     return {
         "pipeline": asdict(timeline.pipeline),
         "minibatches_per_update": timeline.pipeline.minibatches_per_update,

@@ -1,4 +1,4 @@
-"""What the commands of `hetpipe certs` have in common."""
+"""Shared code of the commands of `hetpipe certs`."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class _Nodes(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class FoundNodes:
-    """What the nodes offer."""
+    """The usable nodes."""
 
     nodes: tuple[AgentInfo, ...]
     """Those with GPUs for hetpipe, in the order given, each GPU a device."""
@@ -126,7 +126,7 @@ def run(options: Options, output: Output, _shell: Shell) -> ExitStatus:
 
 
 def nodes_of(text: str, *, what: str) -> FoundNodes:
-    """The nodes with GPUs in `text`, and why the others are left out.
+    """The nodes with GPUs in `text`, and the reasons for omitting the others.
 
     Args:
         text: the output of `kubectl get nodes -o json`, also of one node.
@@ -203,7 +203,7 @@ def _problem(found: Mapping[str, Any]) -> str:
 
 
 def _why_not(node: _Node) -> str:
-    """Why a node is left out; empty if it is not."""
+    """The reason for omitting a node; empty if it is used."""
     labels, reason = node.metadata.labels, ""
     product, number = labels.get(PRODUCT, ""), _offered(node)
     ready = any(condition.type == "Ready" and condition.status == "True" for condition in node.status.conditions)

@@ -36,7 +36,7 @@ class Options:
 
 
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
-    """Ask virtual workers back; without a name all that are out, or if none is, for another one."""
+    """Restart virtual workers; without a name all that are out, or if none is, add another one."""
     with asked(options, shell) as there:
 
         def add(vw: int | None) -> Sequence[WorkerStatus]:
