@@ -1,5 +1,5 @@
 # One list of commands, used by people and CI alike. Every target sets up what it needs.
-.PHONY: setup demo test cases exhaustive unit coverage lint types protos imports wheel wheel-test sweep bench bench-smoke simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz fresh-cases e2e-docker digests docs clean help
+.PHONY: setup demo test cases exhaustive families unit coverage lint types protos imports wheel wheel-test sweep bench bench-smoke simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz fresh-cases e2e-docker digests docs clean help
 
 PYTHON ?= python3
 VENV := .venv
@@ -13,6 +13,7 @@ help:
 	@echo "make demo    set up, then train a digit classifier on an emulated unequal cluster (about a minute)"
 	@echo "make test    set up, then lint, types, import contracts, proto freshness and all tests"
 	@echo "make exhaustive   the tests that make test leaves out: whole products, long runs, more of real processes (docs/testing.md)"
+	@echo "make families   twenty families of models, unmodified: every cut, three weight policies, 1, 2 and 4 stages (ten minutes)"
 	@echo "make sweep   plans of ten clusters, four models and three bounds against all their alternatives (about an hour)"
 	@echo "make unit    the fast tests only: no real processes, no runs compared with the reference (a minute or two)"
 	@echo "make coverage   the tests of make test with what they cover, processes included: build/coverage/html (a quarter of an hour)"
@@ -78,6 +79,9 @@ cases: $(STAMP)
 
 exhaustive: setup
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m exhaustive tests
+
+families: setup
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --timeout 900 tests/model/test_families.py
 
 sweep: setup
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m sweep -o faulthandler_timeout=3600 tests/decide/planner

@@ -17,6 +17,7 @@ import typer
 from benchmarks import (
     allocation,
     link,
+    models,
     pipeline,
     planner,
     policies,
@@ -137,6 +138,15 @@ def _start() -> Mapping[str, Any]:
     return {}
 
 
+def _models() -> Mapping[str, Any]:
+    _say("(m) GPT-2 is", {"of": "benchmarks/models.py" if models.gpt2_of_transformers() is None else "transformers"})
+    ratios = {}
+    for name, figures in models.measure().items():
+        _say(f"    one stage beside a plain loop, {name}", figures)
+        ratios[name] = {kind: figures[f"hetpipe / plain loop, {kind}"] for kind in ("wall", "processor")}
+    return ratios
+
+
 #: Each measures, prints, and returns its ratios, nested by name; none where its figures are seconds alone.
 PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "pipeline": _pipeline,
@@ -150,6 +160,7 @@ PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "link": _link,
     "recovery-shard": _recovery_shard,
     "start": _start,
+    "models": _models,
 }
 
 

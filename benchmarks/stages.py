@@ -31,11 +31,12 @@ from hetpipe.decide.schedule.versions import VersionTable
 from hetpipe.job.file import OptimizerSpec
 from hetpipe.link.cut import Cut
 from hetpipe.link.gloo import connect_gloo
-from hetpipe.link.policy import LinkLimits
-from hetpipe.observe.history import NullHistory
-from hetpipe.observe.metrics import NullMetrics
-from hetpipe.observe.timeline import Activity, NullTimeline
-from hetpipe.pipeline.chain import chain_of, forget_weights
+from hetpipe.link.policy import Link, LinkLimits
+from hetpipe.observe.history import HistoryWriter, NullHistory
+from hetpipe.observe.metrics import MetricsWriter, NullMetrics
+from hetpipe.observe.timeline import Activity, NullTimeline, TimelineWriter
+from hetpipe.pipeline.callables import LossFunction, MapDataset
+from hetpipe.pipeline.chain import Layer, chain_of, forget_weights
 from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled, layout_of
@@ -184,24 +185,53 @@ def hetpipe_stage(rank: int, port: int, setting: Setting) -> StageFigures:
     upstream, downstream = (None, link) if rank == 0 else (link, None)
     chain = chain_of(model())
     half = len(chain) // NUM_STAGES
-    layers = chain[rank * half : (rank + 1) * half]
     is_last = rank == NUM_STAGES - 1
+    figures = StageFigures()
+    stage = Stage(
+        chain[rank * half : (rank + 1) * half],
+        loss if is_last else None,
+        RandomTokens(setting.minibatches_per_wave * setting.num_waves * MICROBATCH),
+        MICROBATCH,
+        _Stamps(figures),
+    )
+    compute, runner = run_stage(setting, stage, upstream=upstream, downstream=downstream)
+    figures.activation_bytes = compute.activation_bytes_peak
+    figures.weight_buffers = runner.peak_buffers_at_rest
+    figures.peak_resident_bytes = peak_resident_bytes(Path("/proc/self"))
+    return figures
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What one stage computes, and who watches it."""
+
+    layers: tuple[Layer, ...]
+    loss: LossFunction | None
+    dataset: MapDataset
+    batch_size: int
+    timeline: TimelineWriter
+    history: HistoryWriter = field(default_factory=NullHistory)
+    metrics: MetricsWriter = field(default_factory=NullMetrics)
+
+
+def run_stage(
+    setting: Setting, stage: Stage, *, upstream: Link | None, downstream: Link | None
+) -> tuple[StageCompute, StageRunner]:
+    """Train to the end on this thread, with `AloneSynchroniser`; returns what has figures about it."""
+    own, num_stages = (0 if upstream is None else 1), sum(link is not None for link in (upstream, downstream)) + 1
+    layers = stage.layers
     pool = BufferPool(layout_of(layers), torch.device("cpu"))
-    versions = VersionTable(setting.weights, rank, NUM_STAGES, setting.minibatches_per_wave)
+    versions = VersionTable(setting.weights, own, num_stages, setting.minibatches_per_wave)
     first = filled(pool.take(), layers)
     weights = _weights(setting, pool, first, versions)
-    compute = StageCompute(
-        layers, vw=VirtualWorkerIndex(0), seed=0, device=torch.device("cpu"), loss=loss if is_last else None
-    )
+    compute = StageCompute(layers, vw=VirtualWorkerIndex(0), seed=0, device=torch.device("cpu"), loss=stage.loss)
     forget_weights(layers)
-    num_samples = setting.minibatches_per_wave * setting.num_waves * MICROBATCH
-    data = DataSpec(num_samples, MICROBATCH, 0, 1, None)
+    data = DataSpec(len(stage.dataset), stage.batch_size, 0, 1, None)
     synchroniser = AloneSynchroniser(data, pool, first if setting.has_shards else None, setting.num_waves)
-    figures = StageFigures()
     checkpoints: list[Path] = []
     inbox = Inbox(upstream, downstream, Clock(0))
     parts = StageParts(
-        identity=StageIdentity(VirtualWorkerIndex(0), StageIndex(rank), Incarnation(0), NUM_STAGES),
+        identity=StageIdentity(VirtualWorkerIndex(0), StageIndex(own), Incarnation(0), num_stages),
         sync=SyncSpec(setting.minibatches_per_wave, None, weights=setting.weights),
         layers=layers,
         compute=compute,
@@ -214,17 +244,17 @@ def hetpipe_stage(rank: int, port: int, setting: Setting) -> StageFigures:
         pool=pool,
         order=order_for(setting.weights, setting.schedule),
         schedule=setting.schedule,
-        data=StageData(data, RandomTokens(num_samples), None, {}),
+        data=StageData(data, stage.dataset, None, {}),
         upstream=upstream,
         downstream=downstream,
         synchroniser=synchroniser,
-        history=NullHistory(),
-        metrics=NullMetrics(),
-        timeline=_Stamps(figures),
+        history=stage.history,
+        metrics=stage.metrics,
+        timeline=stage.timeline,
         report=_ignore,
         clock=SYSTEM_CLOCK,
         part_writer=PartWriter(
-            lambda _clock: checkpoints[0], JobId("bench"), stage_file(VirtualWorkerIndex(0), StageIndex(rank))
+            lambda _clock: checkpoints[0], JobId("bench"), stage_file(VirtualWorkerIndex(0), StageIndex(own))
         ),
         guard=nullcontext(),
         stall_seconds=120.0,
@@ -235,10 +265,7 @@ def hetpipe_stage(rank: int, port: int, setting: Setting) -> StageFigures:
     with tempfile.TemporaryDirectory() as folder:  # the checkpoint of the last barrier: after the measured time
         checkpoints.append(Path(folder))
         runner.run()
-    figures.activation_bytes = compute.activation_bytes_peak
-    figures.weight_buffers = runner.peak_buffers_at_rest
-    figures.peak_resident_bytes = peak_resident_bytes(Path("/proc/self"))
-    return figures
+    return compute, runner
 
 
 def _weights(setting: Setting, pool: BufferPool, first: FlatBuffer, versions: VersionTable) -> StageWeights:

@@ -28,7 +28,7 @@ from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 
 __all__ = ["LossRange", "Progress", "Staleness", "Traffic", "TrainResult", "minibatch", "train"]
 
-#: How `train` shows what it does: `lines` on standard error, a `live` table there (with rich), `none`, or
+#: The display of `train`: `lines` on standard error, a `live` table there (with rich), `none`, or
 #: a function that is called with every event, in the thread of `train`.
 Progress = Literal["lines", "live", "none"] | Callable[[JobEvent], None]
 
@@ -54,17 +54,17 @@ def train(
         resume: folder of the run to go on with, from its newest checkpoint.
         coordinator: `HOST:PORT` of a running cluster; by default one is started on this machine for this run. If the
             cluster has TLS, the environment variable `HETPIPE_TLS` names the folder of an operator's certificates.
-        progress: how to show what happens.
+        progress: the display of events.
         overrides: keys of the job to change: `epochs=2, sync={"D": 4}`.
 
     Returns:
-        What came of it; `result.run_dir` is the folder of the run.
+        The result; `result.run_dir` is the folder of the run.
 
     Raises:
         UserError: the job (`JobError`, with every mistake), what it names, or an argument cannot be used.
-        JobFailed: the run broke off; the message names who died or failed, and how to resume. Other errors of
+        JobFailed: the run failed; the message names the failed process, and how to resume. Other errors of
             `hetpipe.errors` when their cause is known better: `NonFiniteUpdate`; `PeerUnreachable`, `UnknownJob` and
-            `NobodyLeads` when the coordinator of a cluster could tell nothing of the run for minutes, and it may go on.
+            `NobodyLeads` when the run had no leader on its cluster for minutes; it may go on.
         KeyboardInterrupt: it was stopped by Ctrl-C.
     """
     shell = Shell()

@@ -1,4 +1,4 @@
-"""Files beside the code that commands hand out: the manifests, the Compose file, and the example of the demo.
+"""Files beside the code that commands copy: the manifests, the Compose file, and the example of the demo.
 
 They stand at the top level of the source, once. `setup.py` copies them into the wheel, so that an installed hetpipe has
 them without the source; an editable one reads them where they stand.
@@ -15,7 +15,7 @@ _PACKAGE = Path(__file__).resolve().parent
 #: Of a wheel; no such folder is in the source.
 _COPIES = _PACKAGE / "bundled_files"
 
-#: Paths in the source that `setup.py` copies; these and nothing else may be asked for.
+#: Paths in the source that `setup.py` copies; the only ones available.
 BUNDLED = ("k8s", "docker-compose.yml", "deploy/compose", "examples/digits")
 
 

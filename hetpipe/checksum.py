@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import xxhash
 
-#: What checksums are made of.
+#: Types that checksums accept.
 Bytes = bytes | memoryview
 
 #: Bytes of a checksum.
@@ -30,7 +30,7 @@ def checksum(data: Bytes, *, place: int, skip: int = 0) -> bytes:
     Args:
         data: contiguous; it is not copied.
         place: where the bytes belong, for example their offset in a stream; from [0, 2^64).
-        skip: bytes at the beginning of `data` that do not count.
+        skip: bytes at the beginning of `data` to exclude.
     """
     return xxhash.xxh3_64_digest(memoryview(data)[skip:], place)
 

@@ -26,7 +26,7 @@ __all__ = ["Client", "CoordinatorClient", "RegisteredWorker", "new_request_id"]
 
 
 class RegisteredWorker:
-    """A worker that stays registered until `close`, or to the end of a `with` block, or until it loses its name.
+    """A worker that stays registered until `close`, or to the end of a `with` block, or until its name is taken.
 
     The name is lost to another process that registers it, too. Whoever gave `register_worker` a function for that gets
     it called; everybody else gets the exception, from `check`, from `lease`, and at the end of the `with` block.
@@ -52,10 +52,10 @@ class RegisteredWorker:
         return self._membership.lease
 
     def check(self) -> None:
-        """Make sure that the name is still this process's, as far as the last heartbeat told.
+        """Check that the name is still this process's, by the last heartbeat.
 
         Raises:
-            MemberReplaced: another process has taken it, and no function was given that is called instead.
+            MemberReplaced: another process has taken it, and no callback was given.
         """
         if self._loss.error is not None and self._loss.on_lost is None:
             raise self._loss.error
@@ -76,7 +76,7 @@ class RegisteredWorker:
 
 
 class _Loss:
-    """Whether the name of a worker was lost. Set once, however many heartbeats learn of it."""
+    """The loss of a worker's name. Set once, however many heartbeats detect it."""
 
     def __init__(self, on_lost: Callable[[MemberReplaced], None] | None) -> None:
         self.on_lost = on_lost
@@ -137,7 +137,7 @@ class Client:
         Args:
             name: shown in `members`; one process per name at a time.
             address: `HOST:PORT` of a server of yours, for others to see.
-            on_lost: called once, in that thread, when another process has taken the name; without it that is an
+            on_lost: called once, in that thread, when another process has taken the name; without it this is an
                 exception (`RegisteredWorker`).
         """
         if not name:
@@ -156,7 +156,7 @@ class Client:
         """All clocks of a job.
 
         Raises:
-            UnknownJob: there is no such job, or it has not told any clocks yet.
+            UnknownJob: there is no such job, or it has not reported any clocks yet.
         """
         clocks = self._calls.invoke(GET_CLOCKS, GetClocksRequest(_job(job_id))).clocks
         if clocks is None:

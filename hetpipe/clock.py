@@ -13,7 +13,7 @@ class Clock(Protocol):
     """A source of time. Implementations are thread-safe."""
 
     def monotonic(self) -> float:
-        """Seconds that never go backwards; the origin means nothing."""
+        """Seconds that never go backwards; the origin is arbitrary."""
         ...
 
     def wall(self) -> float:

@@ -12,9 +12,9 @@ from hetpipe.values.conditions import Condition, ConditionKind
 
 
 class Conditions:
-    """What a process says of its safety in one job. Thread-safe.
+    """The conditions that a process has raised for one job. Thread-safe.
 
-    Every process raises few: their number is bounded by the kinds and by what it looks at.
+    Every process raises few: their number is bounded by the kinds and by the monitored objects.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -33,7 +33,7 @@ class Conditions:
         self._listener = listener
 
     def raise_(self, kind: ConditionKind, who: str, sentence: str) -> None:
-        """A condition holds, or once more; the cause that is told is the first one since it was clear."""
+        """Raise a condition, possibly again; its reported cause is the first one since it was clear."""
         with self._lock:
             before = self._found.get((kind, who), Condition(kind, who, cleared=0.0))
             again = replace(before, times=before.times + 1)
@@ -45,7 +45,7 @@ class Conditions:
             self._listener()
 
     def clear(self, kind: ConditionKind, who: str, sentence: str) -> None:
-        """A condition is over, or known not to hold; `sentence` says what is well again."""
+        """Clear a condition; `sentence` describes the recovery."""
         with self._lock:
             before = self._found.get((kind, who))
             if before is not None and not before.holds:
@@ -55,6 +55,6 @@ class Conditions:
         self._listener()
 
     def told(self) -> tuple[Condition, ...]:
-        """All that were raised or looked for, with their newest state."""
+        """All conditions raised or checked, with their newest state."""
         with self._lock:
             return tuple(self._found.values())

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also after a power cut.
+"""Atomic, durable files: complete or absent, also after a power cut.
 
 Bytes go to another name beside the wanted one, are forced to disk, and get their name by a rename that is forced to
 disk, too. A file whose bytes could not be forced to disk never gets the name: what the system says of it afterwards
@@ -17,12 +17,12 @@ from hetpipe.failpoints import reach
 
 @contextmanager
 def replacing(path: Path, *, points: str = "") -> Iterator[Path]:
-    """A name to write to, inside a `with`; at its end that file is forced to disk and becomes `path`.
+    """A temporary path to write to, inside a `with`; at its end that file is forced to disk and renamed to `path`.
 
     Whatever goes wrong, an older file at `path` stays as it was, and nothing is left under the other name.
 
     Args:
-        path: the file that is to be there; its folder exists.
+        path: the final file; its folder exists.
         points: first part of the names of failpoints to reach, for example `snapshot`; empty: none.
 
     Raises:
@@ -54,7 +54,7 @@ def write_durably(path: Path, data: bytes, *, points: str = "") -> None:
 
 
 def make_dir(folder: Path) -> None:
-    """Make a folder that may be there already, and those that it lies in, so that they outlive a power cut.
+    """Create a folder and its parents, if missing, so that they survive a power cut.
 
     Raises:
         OSError: the disk is full or broken, or there is a file of that name.

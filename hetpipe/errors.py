@@ -1,6 +1,6 @@
 """Every exception hetpipe raises, in one tree.
 
-The four branches say whose fault it is: the user's input (`UserError`), a peer that broke the protocol
+The four branches are the four kinds of fault: the user's input (`UserError`), a peer that broke the protocol
 (`ProtocolViolation`), the network or a process that went away (`Unavailable`), or a run that ended badly
 (`JobFailed`). The class name is the wire name: `wire.status` maps each class to one gRPC status and back.
 """
@@ -45,15 +45,15 @@ class DocumentError(UserError):
 
 
 class CallableError(UserError):
-    """A `module:callable` of the job cannot be imported or does not return what it must."""
+    """A `module:callable` of the job cannot be imported or returns the wrong type."""
 
 
 class PlanError(UserError):
-    """The model does not fit the asked-for cut or the cluster."""
+    """The model does not fit the requested cut or the cluster."""
 
 
 class InfeasiblePlan(PlanError):
-    """No cut and no order of the devices fits their memory; the message says what is missing and what would help."""
+    """No cut and no order of the devices fits their memory; the message has the shortage and possible fixes."""
 
 
 class CheckpointError(UserError):
@@ -69,7 +69,7 @@ class StaleTerm(ProtocolViolation):
 
 
 class StaleIncarnation(ProtocolViolation):
-    """The request comes from an earlier life of a virtual worker, or from one that is no member."""
+    """The request comes from an earlier incarnation of a virtual worker, or from one that is no member."""
 
 
 class WaveOutOfOrder(ProtocolViolation):
@@ -113,19 +113,19 @@ class NonFiniteUpdate(ProtocolViolation):
 
 
 class UnknownJob(ProtocolViolation):
-    """The receiver does not know this job."""
+    """The job is unknown to the receiver."""
 
 
 class ClockNotPublished(ProtocolViolation):
-    """A pull or hold names a clock that is not published yet; ask again after its notice."""
+    """A pull or hold names a clock that is not published yet; retry after its publication."""
 
 
 class BuffersMissing(ClockNotPublished):
-    """Model buffers that this peer itself sent are not here (any more); send them again, and ask again."""
+    """Model buffers that this peer itself sent are missing; resend them, and retry."""
 
 
 class ClockFreed(ProtocolViolation):
-    """A pull names a clock that no member could ask for any more."""
+    """A pull names a clock that is no longer retained."""
 
 
 class MalformedFrame(ProtocolViolation):
@@ -133,7 +133,7 @@ class MalformedFrame(ProtocolViolation):
 
 
 class UnknownMember(ProtocolViolation):
-    """The coordinator does not know this membership, or a newer registration replaced it; register again."""
+    """The membership is unknown to the coordinator, or replaced by a newer registration; register again."""
 
 
 class MemberReplaced(UnknownMember):
@@ -145,11 +145,11 @@ class VersionConflict(ProtocolViolation):
 
 
 class InvalidTransition(HetpipeError):
-    """A lifecycle was asked for a step its table does not have; the message tells the recent story."""
+    """A transition that the table of its lifecycle does not have; the message has the recent transitions."""
 
 
 class Unavailable(HetpipeError):
-    """A process or the network is gone. The message names peer, role, call, elapsed time and what was awaited."""
+    """A process or the network is unreachable. The message names peer, role, call, elapsed time and event."""
 
 
 class PeerUnreachable(Unavailable):
@@ -161,14 +161,14 @@ class DeadlineExceeded(Unavailable):
 
 
 class DamagedChunk(Unavailable):
-    """A tensor chunk's bytes are not those that were sent; nothing of it was used, and sending again may help."""
+    """A tensor chunk fails its checksum; nothing of it was used, and a resend may help."""
 
 
 class LinkClosed(Unavailable):
     """The neighbouring stage's end of a link went away."""
 
     def __init__(self, message: str, *, orderly: bool = False) -> None:
-        #: The other end said good-bye, or this end was closed by its own process; False after a crash.
+        #: True after an orderly close by either end; False after a crash.
         self.orderly = orderly
         super().__init__(message)
 
@@ -178,19 +178,19 @@ class ResourceExhausted(HetpipeError):
 
 
 class Busy(ResourceExhausted):
-    """The server does as much for this peer as it may at a time, and has done nothing; ask again soon."""
+    """The server's limit for this peer is reached; nothing was done, retry soon."""
 
 
 class DurabilityLost(ResourceExhausted):
-    """A disk no longer takes what was to be kept; the process goes on, and would not survive its own end."""
+    """A disk fails to persist state; the process goes on, but a restart would lose that state."""
 
 
 class HistoryIncomplete(ResourceExhausted):
-    """A disk no longer takes a file by which a run is told; the run goes on, and cannot be checked to its end."""
+    """A disk fails to take a history file; the run goes on, and cannot be checked to its end."""
 
 
 class StateLost(HetpipeError):
-    """What a process kept on its disk is gone, damaged, or of another job; it cannot go on from there."""
+    """Persistent state of a process is missing, damaged, or of another job; it cannot be recovered."""
 
 
 class PortInUse(ResourceExhausted):
@@ -202,11 +202,11 @@ class CheckpointNotWritten(ResourceExhausted):
 
 
 class Unauthenticated(HetpipeError):
-    """A peer did not prove who it is, or did not accept this process's proof; the message says why."""
+    """A peer failed to authenticate, or rejected this process's certificate; the message has the reason."""
 
 
 class PermissionDenied(HetpipeError):
-    """The peer has proved who it is, and may not make this call, or not in another's name."""
+    """The authenticated peer may not make this call, or not on behalf of another process."""
 
 
 class StoreUnavailable(Unavailable):
@@ -214,7 +214,7 @@ class StoreUnavailable(Unavailable):
 
 
 class StoreDamaged(HetpipeError):
-    """The coordinator's store holds a number that leaves no room for the next; `hetpipe repair store` repairs it."""
+    """A counter in the coordinator's store is exhausted; `hetpipe repair store` repairs it."""
 
 
 class NotLeader(Unavailable):
@@ -222,12 +222,12 @@ class NotLeader(Unavailable):
 
 
 class InjectedFault(HetpipeError):
-    """A test asked for this failure (`hetpipe.failpoints`)."""
+    """A failure injected by a test (`hetpipe.failpoints`)."""
 
 
 class NobodyLeads(HetpipeError):
-    """A coordinator answers, but for minutes it has told nothing of a job; whether the job goes on is not known."""
+    """A coordinator answers, but the job has had no leader for minutes; whether it goes on is unknown."""
 
 
 class JobFailed(HetpipeError):
-    """A run ended before it was finished; the message is one sentence that names who died or failed and why."""
+    """A run ended before it was finished; the message is one sentence that names the failed process and the cause."""

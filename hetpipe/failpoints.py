@@ -31,22 +31,22 @@ from pathlib import Path
 
 from hetpipe.errors import InjectedFault, PeerUnreachable, UserError
 
-#: Environment variable that holds the entries.
+#: Environment variable with the entries.
 VARIABLE = "HETPIPE_FAILPOINTS"
 
-#: Environment variable that names the folder of the marks.
+#: Environment variable with the folder of the marks.
 ONCE_VARIABLE = "HETPIPE_FAILPOINTS_ONCE"
 
 #: Option of services without which a set `VARIABLE` is an error.
 OPTION = "--allow-failpoints"
 
-#: What processes are chosen by.
+#: The keys by which processes are selected.
 FILTERS = ("role", "index", "node", "vw", "stage", "incarnation")
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A place: what has happened when it is reached, and which roles reach it."""
+    """A failpoint: the state when it is reached, and the roles that reach it."""
 
     meaning: str
     roles: tuple[str, ...]
@@ -69,24 +69,26 @@ POINTS: Mapping[str, Point] = {
     "pull.before_gate": Point("the first stage is about to choose the clock of a switch point", _STAGE),
     "pull.while_gated": Point("a clock that it needs is not published yet, the first stage waits", _STAGE),
     "pull.mid_stream": Point("the first chunk is sent (shard) or written (stage), the end is not", _EITHER_END),
-    "pull.after_last_chunk": Point("all chunks are sent (shard) or written (stage), nobody has used them", _EITHER_END),
+    "pull.after_last_chunk": Point("all chunks are sent (shard) or written (stage), none is used", _EITHER_END),
     "commit.before_propose": Point("a wave is staged on all shards, its stage has not reported it", _STAGE),
     "commit.after_some_shards": Point("this shard has carried out a commit, others perhaps not", _SHARD),
     "commit.before_publish": Point("a clock is decided to be published, it is written nowhere", _SHARD),
-    "commit.after_publish": Point("a clock is published and in the history, nobody was told", _SHARD),
+    "commit.after_publish": Point("a clock is published and in the history, not announced", _SHARD),
     "membership.lease_granted_not_recorded": Point("a member has its lease, the store does not know", _COORDINATOR),
-    "membership.recorded_not_published": Point("the store knows a member, jobs do not", _COORDINATOR),
+    "membership.recorded_not_published": Point("a member is in the store, not announced to jobs", _COORDINATOR),
     "membership.published_not_seen": Point(
-        "jobs know a member, who has not heard (coordinator) or used (member) the answer",
+        "a member is announced to jobs, the answer is not sent (coordinator) or not used (member)",
         ("coordinator", "parameter_server", "agent"),
     ),
     "membership.evict_decided_not_published": Point(
         "the coordinator has decided on an eviction, the clock shard does not know", _COORDINATOR
     ),
-    "repartition.plan_computed": Point("there is a new plan, nobody knows", _COORDINATOR),
-    "repartition.published": Point("the new plan is written down, nobody acts on it", _COORDINATOR),
+    "repartition.plan_computed": Point("a new plan is made, not announced", _COORDINATOR),
+    "repartition.published": Point("the new plan is on disk, not in force", _COORDINATOR),
     "repartition.some_agents_drained": Point("the old plan's stages have left, the others run", _COORDINATOR),
-    "repartition.layers_half_moved": Point("the clock shard has the new plan, and expects nobody by it", _COORDINATOR),
+    "repartition.layers_half_moved": Point(
+        "the clock shard has the new plan, no incarnation on it is admitted", _COORDINATOR
+    ),
     "repartition.committed": Point("the clock shard expects a life by the new plan, no stage runs", _COORDINATOR),
     "repartition.old_plan_not_cleaned": Point("the new plan's stages run, it is still only proposed", _COORDINATOR),
     "snapshot.temp_open": Point("the file of a snapshot is open under another name", _SHARD),
@@ -95,23 +97,23 @@ POINTS: Mapping[str, Point] = {
     "snapshot.before_rename": Point("a snapshot is on disk under another name", _SHARD),
     "snapshot.before_directory_fsync": Point("a snapshot has its name, perhaps not on disk", _SHARD),
     "snapshot.manifest_on_some_shards": Point("some shards have their part of a snapshot, others not", _SHARD),
-    "snapshot.old_deleted": Point("what a newer snapshot replaces is gone", _SHARD),
+    "snapshot.old_deleted": Point("the files that a newer snapshot replaces are deleted", _SHARD),
 }
 
 
 class Action(StrEnum):
-    """What happens at a place."""
+    """The action at a failpoint."""
 
     KILL = "kill"
     """SIGKILL to this process."""
     STOP = "stop"
-    """SIGSTOP to this process; whoever tests sends SIGCONT."""
+    """SIGSTOP to this process; the test sends SIGCONT."""
     HANG = "hang"
-    """This thread goes no further; the others, heartbeats among them, do."""
+    """Block this thread; the others, heartbeats among them, go on."""
     ERROR = "error"
     """`InjectedFault` is raised."""
     DROP = "drop"
-    """`PeerUnreachable` is raised: what was done is done, and whoever asked gets no answer."""
+    """Raise `PeerUnreachable`: the operation is done, and its caller gets no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +137,7 @@ def parse(text: str) -> tuple[Trap, ...]:
     """The entries of the variable.
 
     Raises:
-        UserError: it cannot be read; the message says which entry and why.
+        UserError: it is malformed; the message names the entry and the reason.
     """
     return tuple(_parse_entry(position, entry.strip()) for position, entry in enumerate(text.split(",")))
 
@@ -158,7 +160,7 @@ def _parse_entry(position: int, entry: str) -> Trap:
 
 
 def _unreadable(entry: str, why: str) -> UserError:
-    return UserError(f"{VARIABLE} has an entry {entry!r} that cannot be read: {why}")
+    return UserError(f"{VARIABLE} has a malformed entry {entry!r}: {why}")
 
 
 class _Armed:
@@ -203,19 +205,19 @@ def _act(trap: Trap) -> None:
         case Action.HANG:
             threading.Event().wait()
         case Action.ERROR:
-            raise InjectedFault(f"failpoint {trap.name} raised this error, as {VARIABLE} asks")
+            raise InjectedFault(f"failpoint {trap.name} raised this error, by {VARIABLE}")
         case Action.DROP:
-            raise PeerUnreachable(f"failpoint {trap.name} dropped the reply, as {VARIABLE} asks")
+            raise PeerUnreachable(f"failpoint {trap.name} dropped the reply, by {VARIABLE}")
 
 
 _armed: _Armed | None = None
 
 
 def reach(name: str) -> None:
-    """Say that this thread is at the place `name` of `POINTS`.
+    """Pass the failpoint `name` of `POINTS`.
 
     Raises:
-        InjectedFault, PeerUnreachable: a test asks for it.
+        InjectedFault, PeerUnreachable: injected by a test.
     """
     if _armed is not None:
         _armed.reach(name)
@@ -242,15 +244,15 @@ def passing(operation: str, chunks: Iterable[bytes]) -> Iterable[bytes]:
 
 
 def arm(environment: Mapping[str, str], *, is_allowed: bool, **who: str | int | None) -> None:
-    """Have this process do what the environment says. Once, before it works.
+    """Activate the failpoints of the environment in this process. Once, at its start.
 
     Args:
         environment: the process's.
-        is_allowed: whether somebody has said that this process may fail on purpose.
+        is_allowed: whether failpoints are enabled for this process.
         who: this process, by the names in `FILTERS`; None: it has no such name.
 
     Raises:
-        UserError: failpoints are asked for and not allowed, or the variables cannot be used.
+        UserError: failpoints are set and not enabled, or the variables are malformed.
     """
     global _armed  # noqa: PLW0603 - one process, one switch: what is off must cost nothing
     text = environment.get(VARIABLE, "")
@@ -258,7 +260,7 @@ def arm(environment: Mapping[str, str], *, is_allowed: bool, **who: str | int | 
         return
     if not is_allowed:
         raise UserError(
-            f"{VARIABLE} is set, which makes processes fail on purpose; unset it, or give {OPTION} if that is wanted"
+            f"{VARIABLE} is set, which makes processes fail on purpose; unset it, or give {OPTION} if that is intended"
         )
     named = environment.get(ONCE_VARIABLE, "")
     once = Path(named) if named else None

@@ -45,7 +45,7 @@ _IMPORTED_LATER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
-    """What a fork server knows, and hands on to those that it forks."""
+    """The state of a fork server, which forked processes inherit."""
 
     programs: Mapping[str, str]
     start: Mapping[str, str]
@@ -53,7 +53,7 @@ class ServerState:
     now: Mapping[str, str]
     """The same after its imports."""
     descriptors: frozenset[int]
-    """What its imports have opened."""
+    """Descriptors opened by its imports."""
     fork: Callable[[], int] = field(default=os.fork)
 
 
@@ -72,7 +72,7 @@ def main() -> None:
     connection = socket.socket(fileno=options.socket)
     programs = dict(given.split("=", 1) for given in options.program) or launch.PROGRAMS
     start = dict(os.environ)
-    # What the collector would go through in every process is kept out of its sight, and their memory shared.
+    # Imported objects are frozen: the collector of a forked process would unshare their memory.
     gc.disable()
     refusal = prepare([*programs.values(), *([] if options.program else _IMPORTED_LATER)])
     if refusal:
@@ -92,14 +92,14 @@ def prepare(functions: Sequence[str]) -> str:
         for name in functions:
             launch.entry(name)
     except Exception as error:  # noqa: BLE001 - whatever it is: processes are started in another way, and say so
-        return f"importing what its processes need failed: {type(error).__name__}: {error}"
+        return f"preloading the imports of its processes failed: {type(error).__name__}: {error}"
     gc.collect()
     gc.freeze()
     return "; ".join(started_things())
 
 
 def started_things() -> Iterator[str]:
-    """What this process has started that a fork would break, as sentences."""
+    """The threads and contexts of this process that a fork would break, as sentences."""
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads != 1:
         yield f"its imports have started {threads - 1} threads, which a forked process would lack"
@@ -123,10 +123,10 @@ def open_descriptors() -> frozenset[int]:
 
 
 def serve(connection: socket.socket, state: ServerState) -> Callable[[], None]:
-    """Carry out orders for as long as somebody may give some.
+    """Execute orders until the other end of the socket is closed.
 
     Returns:
-        In a forked process only, what it is to run.
+        In a forked process only, the function to run.
     """
     while True:
         try:
@@ -146,7 +146,7 @@ def serve(connection: socket.socket, state: ServerState) -> Callable[[], None]:
 def _carry_out(
     connection: socket.socket, values: dict[str, Any], descriptors: Sequence[int], state: ServerState
 ) -> Callable[[], None] | None:
-    """Answer an order; what to run, in a forked process."""
+    """Answer an order; returns the function to run, in a forked process."""
     order = ForkOrder.from_json(values)
     unlike = differences(state.start, state.now, order.environment)
     if unlike or order.program not in state.programs:
@@ -164,7 +164,7 @@ def _carry_out(
     try:
         send_message(connection, answer)
     except OSError:
-        os._exit(0)  # whoever asked is gone
+        os._exit(0)  # the client is gone
     return None
 
 
@@ -180,7 +180,7 @@ def _fork_orphan(fork: Callable[[], int]) -> int:
         if between == 0:
             os.close(reading)
             return _fork_between(fork, writing)
-        # Once it is reaped, what it has forked has another parent.
+        # Once it is reaped, its child has another parent.
         os.waitpid(between, 0)
     except BaseException:
         os.close(reading)
@@ -195,7 +195,7 @@ def _fork_orphan(fork: Callable[[], int]) -> int:
 
 
 def _fork_between(fork: Callable[[], int], writing: int) -> int:
-    """Fork once more, tell the process id or why there is none, and end; 0 in the new process."""
+    """Fork once more, report the process id or the error, and exit; 0 in the new process."""
     try:
         child = fork()
     except OSError as error:
@@ -210,10 +210,10 @@ def _fork_between(fork: Callable[[], int], writing: int) -> int:
 
 
 def _become(order: ForkOrder, descriptors: Sequence[int], state: ServerState) -> Callable[[], None]:
-    """Make this process what was ordered, and say so; what it is to run."""
+    """Turn this process into the ordered one, and report it; returns the function to run."""
     talk = socket.socket(fileno=descriptors[0])
     if talk.recv(1) != GO:
-        os._exit(0)  # whoever asked has given it up
+        os._exit(0)  # the client has given it up
     try:
         _check_parent(order.parent)
         os.setsid()
@@ -257,7 +257,7 @@ def run_to_end(program: Callable[[], None]) -> NoReturn:
         status = 1
     atexit._run_exitfuncs()  # noqa: SLF001 - the only way to them
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # whoever listened is gone
+        with suppress(OSError, ValueError):  # the listener is gone
             stream.flush()
     os._exit((status or 0) & 0xFF)
 

@@ -1,4 +1,4 @@
-"""`python -m hetpipe.launch PROGRAM ARGUMENT…`: runs a program that tells its phases from the beginning on.
+"""`python -m hetpipe.launch PROGRAM ARGUMENT…`: runs a program that reports its phases from the start.
 
 The lines go to the descriptor of `--report-fd`, if that is among the arguments, else to standard output. A fork server
 (`hetpipe.forking.fork_server`) runs the same programs, in processes that it has forked.
@@ -14,7 +14,7 @@ from hetpipe.phases import begin_phases
 
 _REPORT_FD = "--report-fd"
 
-#: What can be run: name → `module:function`, which reads `sys.argv` and does not return before the program's end.
+#: The programs: name → `module:function`, which reads `sys.argv` and does not return before the program's end.
 PROGRAMS: Mapping[str, str] = {
     "hetpipe": "hetpipe.cli.main:main",
     "hetpipe.server.agent.inspect_process": "hetpipe.server.agent.inspect_process:program",

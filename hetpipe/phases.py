@@ -1,4 +1,4 @@
-"""What a process is doing before it is ready: told to whoever started it, every second for as long as it lives.
+"""The startup phases of a process: reported to its parent every second until it is ready.
 
 `hetpipe.launch` begins before anything heavy is imported; `report_phase` says what comes next, `end_phases` that the
 process is ready. Whoever reads the lines waits for a process that is slow, and gives up one that is silent: a thread
@@ -23,7 +23,7 @@ PERIOD_SECONDS = 1.0
 #: The value of `kind` in a line.
 PHASE = "phase"
 
-#: Begins the command of a program that tells its phases; the name of its module comes next.
+#: Prefix of the command of a program that reports its phases; the name of its module comes next.
 LAUNCH = (sys.executable, "-m", "hetpipe.launch")
 
 #: Lines of a process go to one descriptor, and no line into the midst of another.
@@ -31,7 +31,7 @@ _writing = threading.Lock()
 
 
 def write_line(descriptor: int, line: str) -> None:
-    """Write one line to a pipe; a reader that is gone is no error."""
+    """Write one line to a pipe; a closed pipe is ignored."""
     data = line.encode() + b"\n"
     with _writing:
         try:
@@ -56,7 +56,7 @@ class PhaseReporter:
         threading.Thread(target=self._repeat, name="phases", daemon=True).start()
 
     def report(self, phase: str) -> None:
-        """Say what comes next."""
+        """Enter the next phase."""
         with self._changed:
             if self._is_over or phase == self._phase:
                 return
@@ -83,13 +83,13 @@ _reporter: PhaseReporter | None = None
 
 
 def begin_phases(descriptor: int, phase: str) -> None:
-    """Let this process tell its phases. Once, and only in a process that was started to do so."""
+    """Start reporting the phases of this process. Once, and only in a process that was started to do so."""
     global _reporter  # noqa: PLW0603 - one per process, like its standard output
     _reporter = PhaseReporter(descriptor, phase)
 
 
 def report_phase(phase: str) -> None:
-    """Say what this process does next, as the end of "it is ..."; nothing happens where nobody wants to know."""
+    """Enter the next phase, worded as the end of "it is ..."; without effect if phases are not reported."""
     if _reporter is not None:
         _reporter.report(phase)
 

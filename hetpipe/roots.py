@@ -1,8 +1,8 @@
-"""Below which folders a process reads and writes what jobs name: one for their code, one for their runs.
+"""The root folders for the paths in jobs: one for their code, one for their runs.
 
-Whoever hands in a job chooses its paths. A root bounds them: a path is followed to where it leads, symbolic links and
-`..` included, before it is compared, so that no way around leads out. Both are on wherever other machines reach the
-process, and are the folder it was started in unless its operator says otherwise.
+The submitter of a job chooses its paths. A root bounds them: a path is resolved, symbolic links and
+`..` included, before it is compared, so that it cannot escape. Both are enforced wherever other machines reach the
+process, and default to the folder it was started in.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Root:
     """By which it was given, for the sentence."""
 
     def check(self, path: str, what: str) -> None:
-        """Refuse a path that leads elsewhere.
+        """Reject a path outside the root.
 
         Args:
             path: as the job names it.
@@ -57,12 +57,12 @@ class Roots:
     runs: Root | None = None
 
     def check_code(self, path: str) -> None:
-        """Refuse a folder of code that is elsewhere. Raises `UserError`."""
+        """Reject a folder of code outside its root. Raises `UserError`."""
         if self.code is not None:
             self.code.check(path, "the folder of code")
 
     def check_run(self, run_dir: str, restore: str | None = None) -> None:
-        """Refuse a folder of a run, or a checkpoint to begin with, that is elsewhere. Raises `UserError`."""
+        """Reject a folder of a run, or a checkpoint to resume from, outside its root. Raises `UserError`."""
         if self.runs is not None:
             self.runs.check(run_dir, "the folder of the run")
             if restore is not None:
@@ -70,7 +70,7 @@ class Roots:
 
 
 def add_root_options(parser: argparse.ArgumentParser, *, with_code: bool) -> None:
-    """The options of a service that reads and writes what jobs name."""
+    """The options of a service that accesses paths in jobs."""
     usual = (
         "may be given again; default: the folder this is started in, or no bound where only this machine reaches --host"
     )
@@ -99,17 +99,17 @@ def roots_of(options: argparse.Namespace, *, is_reached: bool) -> Roots:
 
 
 def root_of(given: Sequence[Path] | None, option: str, *, is_needed: bool) -> Root | None:
-    """A root that was given, or the working folder where one is needed.
+    """The given root, or the working folder where one is required.
 
     Raises:
-        UserError: it is no folder, or it is needed and would be `/` though nobody said so.
+        UserError: it is no folder, or it is required and would be `/` by default.
     """
     if given is None and not is_needed:
         return None
     if given is None and Path.cwd() == Path.cwd().parent:
         raise UserError(
             f"other machines reach this process, which was started in {Path.cwd()}, so say below which folder jobs may "
-            f"name theirs: {option} DIR, or {option} / if you trust whoever hands in jobs with every file"
+            f"name theirs: {option} DIR, or {option} / if you trust everyone who can submit jobs with every file"
         )
     return Root(tuple(_real(folder, option) for folder in given or (Path.cwd(),)), option)
 

@@ -225,7 +225,7 @@ class TestSignals:
 
 class TestPermission:
     def test_the_variable_alone_is_an_error(self) -> None:
-        with pytest.raises(UserError, match=f"{VARIABLE} is set, .* unset it, or give {OPTION} if that is wanted"):
+        with pytest.raises(UserError, match=f"{VARIABLE} is set, .* unset it, or give {OPTION} if that is intended"):
             arm({VARIABLE: "push.after_stage=kill"}, is_allowed=False)
         assert acted("push.after_stage") == []
 

@@ -1,4 +1,4 @@
-"""The independent history checker (`wsp.md` §7): judges a run by what it wrote, and imports nothing that it judges.
+"""The independent history checker (`wsp.md` §7): verifies a run's history, and imports no code that it verifies.
 
 The formulas are written here a second time on purpose; only `hetpipe.errors` is shared. Start at `checker`; one file
 judges one concern: `replay` the decision log, `versions` the weights of each minibatch, `lanes` the work of each stage,

@@ -86,7 +86,7 @@ def check_events(
 
 
 class _Judges:
-    """Hands each event to the judges it concerns, after making sure that its actor exists."""
+    """Dispatches each event to its judges, after checking that its actor exists."""
 
     def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
         self._layout = facts.layout
@@ -127,7 +127,7 @@ class _Judges:
             self._samples.see(event)
 
     def finish(self) -> None:
-        """Judge what only the whole history shows."""
+        """Judge the properties of the whole history."""
         if self._is_summary:
             self._waves.finish()
         else:
@@ -177,7 +177,7 @@ class _Judges:
 
 
 def _stranger(layout: Layout, timeline: Timeline, life: tuple[int, int], stage: int, shard: int) -> str | None:
-    """What is wrong with an actor; of a line that names no incarnation (-1), any life of its virtual worker will do."""
+    """The error of an unknown actor; a line without an incarnation (-1) matches any of its virtual worker."""
     vw, incarnation = life
     known = timeline.lives_of(vw)
     if not known and not layout.stages_of(vw):
@@ -197,7 +197,7 @@ def _stranger(layout: Layout, timeline: Timeline, life: tuple[int, int], stage: 
 
 
 def _judge_damage(damage: Sequence[Damage], timeline: Timeline, findings: Findings) -> None:
-    """A torn last line is what a kill leaves behind: legal where the run was cut short or that worker was evicted."""
+    """A torn last line is left by a kill: legal if the run was cut short or that worker was evicted."""
     for line in damage:
         life = timeline.lives.get(line.life) if line.life is not None else None
         killed = not timeline.complete or (life is not None and life.eviction is not None)

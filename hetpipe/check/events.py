@@ -117,7 +117,7 @@ class Staged(Event):
 
 @dataclass(frozen=True, slots=True)
 class Commit(Event):
-    """The clock shard decided that a wave counts; it used `samples` samples."""
+    """The clock shard committed a wave, which used `samples` samples."""
 
     vw: int
     incarnation: int
@@ -137,7 +137,7 @@ class Apply(Event):
 
 @dataclass(frozen=True, slots=True)
 class Publish(Event):
-    """The clock shard is about to tell that w^(clock) can be read."""
+    """The clock shard is about to publish w^(clock)."""
 
     clock: int
 
@@ -169,7 +169,7 @@ class Join(Event):
     incarnation: int
     clock: int
     num_stages: int | None = None
-    """Its stages; None in histories that do not say it: as many as the plan has."""
+    """Its stages; None in older histories: as many as in the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +207,10 @@ class Damage:
     line: int
     problem: str
     torn: bool
-    """True for a last line without its newline: what a killed process leaves behind."""
+    """True for a last line without its newline, as left by a killed process."""
     life: tuple[int, int] | None
-    """(vw, incarnation) of the process that wrote the file, where earlier lines tell."""
+    """(vw, incarnation) of the process that wrote the file, if earlier lines have it."""
 
 
 Decision = Commit | Publish | Evict | Join | Leave | Barrier
-"""What the clock shard decides; the order of these lines is the decision log."""
+"""The decisions of the clock shard; the order of these lines is the decision log."""

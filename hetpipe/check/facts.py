@@ -1,4 +1,4 @@
-"""What a run promised before it began: the part of job.json, plan.json and facts.json that a history is judged by."""
+"""The specification of a run: the parts of job.json, plan.json and facts.json that its history is verified against."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from hetpipe.check.rules import HistoryRule, OrderRule, PullRule, Rule, SyncRule, WeightRule
+from hetpipe.check.rules import HistoryRule, OrderRule, PullRule, RunRule, SyncRule, WeightRule
 from hetpipe.errors import UserError
 
 FileModel = TypeVar("FileModel", bound=BaseModel)
@@ -29,7 +29,7 @@ class Layout:
     """(vw, stage, shard) → slices of that stage on that shard; pairs without slices are absent."""
 
     def stages_of(self, vw: int) -> int:
-        """How many stages `vw` has in the plan; 0 where that does not know it."""
+        """The number of stages of `vw` in the plan; 0 if it has none."""
         return self.num_stages[vw] if vw < len(self.num_stages) else 0
 
     def slices_on(self, shard: int) -> int:
@@ -39,7 +39,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What is dealt, and when the run ends."""
+    """The training data, and the end of the run."""
 
     num_samples: int
     batch_size: int
@@ -65,14 +65,14 @@ class Start:
 class Facts:
     """Everything a history is judged by."""
 
-    rule: Rule
+    rule: RunRule
     layout: Layout
     data: Data
     start: Start = field(default_factory=Start)
     history: HistoryRule = HistoryRule.FULL
 
 
-#: The schedule that a job leaves to hetpipe. What it means is the same for every policy.
+#: The default schedule. Its meaning is the same for every policy.
 _AUTO = "auto"
 
 
@@ -161,9 +161,9 @@ def _read(path: Path, kind: type[FileModel]) -> FileModel:
         raise UserError(f"{path} is no {path.name} of a run: {place}: {first['msg']}") from error
 
 
-def _rule(job: _JobFile) -> Rule:
+def _rule(job: _JobFile) -> RunRule:
     sync = _known(SyncRule, "sync.kind", job.sync.kind)
-    return Rule(
+    return RunRule(
         job.sync.minibatches_per_wave,
         _staleness(sync, job.sync.D),
         _known(WeightRule, "weights", job.weights),

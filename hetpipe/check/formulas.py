@@ -7,24 +7,24 @@ or own older updates apart.
 
 from __future__ import annotations
 
-from hetpipe.check.rules import OrderRule, Place, Rule, WeightRule
+from hetpipe.check.rules import OrderRule, Place, RunRule, WeightRule
 
 
-def wave_of(rule: Rule, p: int) -> int:
+def wave_of(rule: RunRule, p: int) -> int:
     """The wave c with p in [cN + 1, (c + 1)N].
 
-    >>> [wave_of(Rule(4, 0), p) for p in (1, 4, 5)]
+    >>> [wave_of(RunRule(4, 0), p) for p in (1, 4, 5)]
     [0, 0, 1]
     """
     return (p - 1) // rule.minibatches_per_wave
 
 
-def required_clock(rule: Rule, p: int, floor: int) -> int:
+def required_clock(rule: RunRule, p: int, floor: int) -> int:
     """The lowest published clock with which minibatch p may start.
 
-    >>> [required_clock(Rule(4, 0), p, 0) for p in (7, 8, 11, 12)]
+    >>> [required_clock(RunRule(4, 0), p, 0) for p in (7, 8, 11, 12)]
     [0, 1, 1, 2]
-    >>> [required_clock(Rule(5, 4), p, 0) for p in (29, 30)]
+    >>> [required_clock(RunRule(5, 4), p, 0) for p in (29, 30)]
     [0, 1]
     """
     if rule.staleness is None:
@@ -32,13 +32,13 @@ def required_clock(rule: Rule, p: int, floor: int) -> int:
     return max(floor, _waves_due(rule, p) - rule.staleness)
 
 
-def determined_clock(rule: Rule, p: int, floor: int) -> int:
+def determined_clock(rule: RunRule, p: int, floor: int) -> int:
     """The clock with which minibatch p starts where nothing else than p decides: the required one.
 
     Where weights are pulled when required only, that of the latest pull: each brings the newest clock that p may use,
     and D + 1 waves later it is too old.
 
-    >>> [determined_clock(Rule(4, 1, pulls_when_required=True), p, 0) for p in (11, 12, 16, 20)]
+    >>> [determined_clock(RunRule(4, 1, pulls_when_required=True), p, 0) for p in (11, 12, 16, 20)]
     [0, 2, 2, 4]
     """
     if not rule.pulls_when_required or rule.staleness is None:
@@ -48,25 +48,26 @@ def determined_clock(rule: Rule, p: int, floor: int) -> int:
     return floor + num_pulls * (rule.staleness + 1)
 
 
-def needs_pull(rule: Rule, p: int, floor: int, in_use: int) -> bool:
+def needs_pull(rule: RunRule, p: int, floor: int, in_use: int) -> bool:
     """Whether another clock than `in_use` may come into use at p, a switch point behind the barrier `floor`.
 
-    >>> [needs_pull(Rule(4, 1, pulls_when_required=True), 12, 0, clock) for clock in (0, 1)]
+    >>> [needs_pull(RunRule(4, 1, pulls_when_required=True), 12, 0, clock) for clock in (0, 1)]
     [True, False]
     """
     return not rule.pulls_when_required or in_use < required_clock(rule, p, floor)
 
 
-def forward_through(rule: Rule, p: int, floor: int, place: Place) -> int:
+def forward_through(rule: RunRule, p: int, floor: int, place: Place) -> int:
     """v_i(p): the last own minibatch whose update is in the weights of the forward of p; it ends an update.
 
-    >>> [forward_through(Rule(4, 0), p, 0, Place()) for p in (3, 4, 5, 9)]
+    >>> [forward_through(RunRule(4, 0), p, 0, Place()) for p in (3, 4, 5, 9)]
     [0, 0, 1, 5]
-    >>> forward_through(Rule(4, 0), 9, 2, Place())
+    >>> forward_through(RunRule(4, 0), 9, 2, Place())
     8
-    >>> [forward_through(Rule(4, 0, WeightRule.STASH), 9, 0, Place(stage, 3)) for stage in range(3)]
+    >>> [forward_through(RunRule(4, 0, WeightRule.STASH), 9, 0, Place(stage, 3)) for stage in range(3)]
     [6, 7, 8]
-    >>> [forward_through(Rule(4, 0, WeightRule.VERTICAL, accumulate=2), 10, 0, Place(stage, 3)) for stage in range(3)]
+    >>> rule = RunRule(4, 0, WeightRule.VERTICAL, accumulate=2)
+    >>> [forward_through(rule, 10, 0, Place(stage, 3)) for stage in range(3)]
     [6, 6, 6]
     """
     match rule.weights:
@@ -83,33 +84,33 @@ def forward_through(rule: Rule, p: int, floor: int, place: Place) -> int:
     return _updated(rule, newest, floor)
 
 
-def backward_through(rule: Rule, p: int, floor: int, place: Place) -> int:
+def backward_through(rule: RunRule, p: int, floor: int, place: Place) -> int:
     """The same for the weights that the backward of p reads: all updates before p where the policy predicts.
 
-    >>> [backward_through(Rule(4, 0, WeightRule.PREDICT), 9, 0, Place(stage, 3)) for stage in range(3)]
+    >>> [backward_through(RunRule(4, 0, WeightRule.PREDICT), 9, 0, Place(stage, 3)) for stage in range(3)]
     [8, 8, 8]
     """
     return _updated(rule, p - 1, floor) if rule.predicts else forward_through(rule, p, floor, place)
 
 
-def ends_update(rule: Rule, p: int) -> bool:
+def ends_update(rule: RunRule, p: int) -> bool:
     """Whether an update follows the backward of p. One also follows the last minibatch before a barrier.
 
-    >>> [p for p in range(1, 9) if ends_update(Rule(4, 0, accumulate=2), p)]
+    >>> [p for p in range(1, 9) if ends_update(RunRule(4, 0, accumulate=2), p)]
     [2, 4, 6, 8]
     """
     return p % rule.minibatches_per_update == 0
 
 
-def forward_is_newest(rule: Rule) -> bool:
+def forward_is_newest(rule: RunRule) -> bool:
     """Whether a forward sees every update that its stage has made: by the strict order, or after a drain."""
     return rule.predicts or rule.weights in (WeightRule.STASH, WeightRule.FLUSH)
 
 
-def most_in_flight(rule: Rule, place: Place) -> int | None:
+def most_in_flight(rule: RunRule, place: Place) -> int | None:
     """S_i: minibatches between forward and backward at a stage; None where the checker sets no bound.
 
-    >>> [most_in_flight(Rule(2, 0, WeightRule.FLUSH), Place(stage, 3)) for stage in range(3)]
+    >>> [most_in_flight(RunRule(2, 0, WeightRule.FLUSH), Place(stage, 3)) for stage in range(3)]
     [2, 2, 1]
     """
     if rule.weights is WeightRule.WAVE:
@@ -119,21 +120,21 @@ def most_in_flight(rule: Rule, place: Place) -> int | None:
     return min(rule.minibatches_per_wave, place.from_end) if rule.weights is WeightRule.FLUSH else place.from_end
 
 
-def drained_since(rule: Rule, p: int, floor: int) -> int:
+def drained_since(rule: RunRule, p: int, floor: int) -> int:
     """The clock before whose minibatches a pipeline is drained when p starts: its wave's under `flush`, else `floor`.
 
-    >>> drained_since(Rule(4, 0), 9, 1), drained_since(Rule(4, 0, WeightRule.FLUSH), 9, 1)
+    >>> drained_since(RunRule(4, 0), 9, 1), drained_since(RunRule(4, 0, WeightRule.FLUSH), 9, 1)
     (1, 2)
     """
     return wave_of(rule, p) if rule.weights is WeightRule.FLUSH else floor
 
 
-def is_switch_point(rule: Rule, p: int, floor: int) -> bool:
+def is_switch_point(rule: RunRule, p: int, floor: int) -> bool:
     """True where the published clock in use may change: p = N, 2N, … and behind a barrier.
 
     Wave starts for policies that make one update per wave.
 
-    >>> [p for p in range(1, 10) if is_switch_point(Rule(4, 0), p, 0)]
+    >>> [p for p in range(1, 10) if is_switch_point(RunRule(4, 0), p, 0)]
     [1, 4, 8]
     """
     num = rule.minibatches_per_wave
@@ -151,7 +152,7 @@ def minibatches_in(samples: int, batch_size: int) -> int:
     return -(-samples // batch_size)
 
 
-def _waves_due(rule: Rule, p: int) -> int:
+def _waves_due(rule: RunRule, p: int) -> int:
     """Waves before minibatch p whose updates it may see in published weights."""
     if rule.weights is WeightRule.FLUSH:
         return wave_of(rule, p)
@@ -160,7 +161,7 @@ def _waves_due(rule: Rule, p: int) -> int:
     return -(-(p + 1) // rule.minibatches_per_wave) - 2
 
 
-def _updated(rule: Rule, through: int, floor: int) -> int:
+def _updated(rule: RunRule, through: int, floor: int) -> int:
     """Updates are whole, and none is older than the barrier."""
     whole = through // rule.minibatches_per_update * rule.minibatches_per_update
     return max(whole, floor * rule.minibatches_per_wave)

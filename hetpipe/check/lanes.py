@@ -21,7 +21,7 @@ from hetpipe.check.timeline import Timeline
 
 @dataclass(slots=True)
 class _Lane:
-    """What one stage of one life did. Each dictionary: p → its first event."""
+    """The events of one stage of one incarnation. Each dictionary: p → its first event."""
 
     place: Place
     forwards: dict[int, Forward] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class LaneJudge:
             self._see_step(lane, event)
 
     def finish(self) -> None:
-        """Judge what is missing."""
+        """Judge missing lines."""
         committed_minibatches: Counter[tuple[int, int]] = Counter()
         for (vw, incarnation), lanes in self._lanes.items():
             started = _started(lanes)
@@ -176,7 +176,7 @@ class LaneJudge:
                 self._findings.add(Kind.UPDATE_NOT_READY, message, event.origin)
 
     def _judge_missing(self, lane: _Lane, due: set[int], started: dict[int, StageEvent], stepping: set[int]) -> None:
-        """Report what a lane lacks: all that is due, and what something later on the lane stands on."""
+        """Report missing events of a lane: all due ones, and those that later ones depend on."""
         last_forward = max(lane.forwards, default=0)
         last_backward = max(lane.backwards, default=0)
         last_step = max(lane.last_step, lane.needed_step)
@@ -206,7 +206,7 @@ class LaneJudge:
 
 
 def _started(lanes: list[_Lane]) -> dict[int, StageEvent]:
-    """Every minibatch any stage knows, rising → one of its events, of the earliest stage that has one."""
+    """Every minibatch of any stage, ascending → one of its events, of the first stage that has one."""
     found: dict[int, StageEvent] = {}
     for lane in lanes:
         for events in (lane.forwards, lane.backwards, lane.steps):

@@ -42,7 +42,7 @@ Record = Mapping[str, object]
 
 
 class _MalformedError(ValueError):
-    """A line that is JSON but no event; the message says what is wrong."""
+    """A line that is JSON but no event; the message has the reason."""
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ def founders_of(decisions: Iterable[Decision], facts: Facts) -> list[int]:
 
 
 class Replay:
-    """Feeds on decisions in order, reports what breaks `wsp.md` §2, §4 and §5, and fills a timeline."""
+    """Replays decisions in order, reports violations of `wsp.md` §2, §4 and §5, and fills a timeline."""
 
     def __init__(self, facts: Facts, findings: Findings, founders: Collection[int]) -> None:
         """Begin with `founders` as members, each in its first life unless the record of its join says otherwise."""
@@ -221,7 +221,7 @@ class Replay:
         self._admit(join)
 
     def _found(self, join: Join, name: str) -> None:
-        """A join of someone who is a member already: only the record of a founder, before it committed anything."""
+        """A join of a member: legal only as the record of an initial worker, before it committed anything."""
         line = self.timeline
         if join.clock != line.start_clock or line.local[join.vw] != line.start_clock:
             self._findings.add(Kind.MEMBERSHIP, f"{name}, but it is a member already", join.origin)
@@ -239,6 +239,6 @@ class Replay:
         )
 
     def _refuse(self, message: str, vw: int, decision: Decision) -> None:
-        """Report a decision about a life that is no member: an evicted one, or one that never was."""
+        """Report a decision about an incarnation that is no member: evicted, or never joined."""
         known = any(owner == vw for owner, _ in self.timeline.lives)
         self._findings.add(Kind.OLD_INCARNATION if known else Kind.MEMBERSHIP, message, decision.origin)

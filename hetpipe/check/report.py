@@ -1,4 +1,4 @@
-"""The verdict on a history: what was judged, what was wrong and where."""
+"""The verdict on a history: counts of checks, and violations with their places."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TypedDict
 
 from hetpipe.check.events import Origin
 
-#: Violations of one kind that are shown or put into `details`; the others are only counted.
+#: Limit of violations of one kind to show or put into `details`; the others are only counted.
 SHOWN_PER_KIND = 20
 
 
 class Kind(StrEnum):
-    """What can be wrong with a history. Each member's comment is the promise that was broken."""
+    """The kinds of violations. Each member's comment is the violated invariant."""
 
     STALE_CLOCK = "stale_clock"  #: a minibatch starts with a clock ≥ required_clock and ≥ its barrier
     NOT_REQUIRED_CLOCK = "not_required_clock"  #: deterministic, or no shards: it starts with exactly that clock
@@ -77,7 +77,7 @@ class Violation:
     message: str
     """One sentence with the numbers."""
     where: str
-    """`FILE:LINE` of the line that breaks it, or that asks for the missing one."""
+    """`FILE:LINE` of the violating line, or of the one that requires a missing one."""
 
 
 class Findings:
@@ -119,7 +119,7 @@ class Counts:
     bound_clock_distance: int | None = None
     """D + 1; None for D = ∞."""
     unknown_events: int = 0
-    """Lines of events that this checker does not know; they were not judged."""
+    """Lines of unknown events, which were not judged."""
     complete: bool = False
     """The run reached its end, or was stopped at a barrier."""
 
@@ -202,7 +202,7 @@ class Report:
         )
 
     def lines(self) -> list[str]:
-        """The report for people: one line on what was judged, one sentence per violation, the verdict last."""
+        """The report for people: a line of counts, one sentence per violation, the verdict last."""
         counts = self.counts
         bound = "unbounded" if counts.bound_clock_distance is None else f"bound {counts.bound_clock_distance}"
         clock = "no clock" if counts.published_clock is None else f"clock {counts.published_clock}"

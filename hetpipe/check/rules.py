@@ -1,4 +1,4 @@
-"""What a run promised: the words of its job file that decide which formulas judge it."""
+"""The rules of a run: the keys of its job file that select the formulas to verify it by."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """What a run promised about its clocks, its weights and its order."""
+class RunRule:
+    """The rules of a run about its clocks, its weights and its order."""
 
     minibatches_per_wave: int
     """N ≥ 1."""
@@ -107,7 +107,7 @@ class Rule:
 
     @property
     def updates_per_wave(self) -> bool:
-        """One update per wave, whatever `accumulate` says."""
+        """One update per wave, regardless of `accumulate`."""
         return self.weights in (WeightRule.DOUBLE_BUFFER, WeightRule.FLUSH)
 
     @property

@@ -1,4 +1,4 @@
-"""Judges the sample ledger: every sample of an epoch counts exactly once, whoever dies (`wsp.md` §5)."""
+"""Judges the sample ledger: every sample of an epoch counts exactly once, despite failures (`wsp.md` §5)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SampleJudge:
         self._num_workers = len(facts.layout.num_stages)
         self._timeline = timeline
         self._findings = findings
-        #: Epoch → sample → the line that used it first; None for what was used before the run started.
+        #: Epoch → sample → the line that used it first; None for samples used before the run started.
         self._epochs: dict[int, dict[int, Used | None]] = {self._start.epoch: dict.fromkeys(self._start.used)}
         self._counted: Counter[tuple[int, int]] = Counter()
         self._lines: dict[tuple[int, int], Used] = {}

@@ -1,4 +1,4 @@
-"""Judges what shards did: waves staged, applied exactly once and everywhere, clocks served (`wsp.md` §4)."""
+"""Judges the shards: waves staged, applied exactly once and everywhere, clocks served (`wsp.md` §4)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ShardJudge:
             self._findings.add(Kind.UNPUBLISHED_PULL, message, pull.origin)
 
     def finish(self) -> None:
-        """Judge what is missing or came too late."""
+        """Judge missing and late lines."""
         for commit in self._timeline.commits.values():
             self._judge_applies(commit)
             if commit.samples > 0:

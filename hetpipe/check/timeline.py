@@ -1,4 +1,4 @@
-"""What the decision log says, once replayed: the common ground on which every other line is judged."""
+"""The replayed decision log, against which every other line is judged."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Timeline:
     members: dict[int, int] = field(default_factory=dict)
     """Member → incarnation, now."""
     local: dict[int, int] = field(default_factory=dict)
-    """vw → waves committed; kept for those who are gone."""
+    """vw → waves committed; evicted workers included."""
     commits: dict[tuple[int, int], Commit] = field(default_factory=dict)
     """(vw, wave) → its first commit."""
     commit_positions: dict[tuple[int, int], int] = field(default_factory=dict)

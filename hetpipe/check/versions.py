@@ -27,7 +27,7 @@ _Minibatches = dict[int, Pass]
 
 @dataclass(slots=True)
 class _Seen:
-    """What one life did so far."""
+    """The events of one incarnation so far."""
 
     life: Life
     first: _Minibatches
@@ -120,7 +120,7 @@ class VersionJudge:
         made_it = event.vw == 0 and event.clock == line.start_clock == 0  # virtual worker 0 creates w_0 itself
         if not made_it and not line.is_published_before(event.clock, event.origin) and event.p not in seen.unpublished:
             seen.unpublished.add(event.p)
-            message = f"{event.name} starts with clock {event.clock} before that is published"
+            message = f"{event.name} starts with clock {event.clock} before it is published"
             self._findings.add(Kind.UNPUBLISHED_CLOCK, message, event.origin)
         publish = line.publishes.get(event.clock)
         if publish is None:
@@ -130,7 +130,7 @@ class VersionJudge:
             self._findings.add(Kind.OLD_TERM, message, event.origin)
         evicted_at = seen.life.eviction_position
         if evicted_at is not None and line.publish_positions[event.clock] > evicted_at:
-            # A life may compute on until it is told of its eviction, but nothing newer is served to it.
+            # An incarnation may compute until it learns of its eviction, but nothing newer is served to it.
             message = f"{event.name} uses clock {event.clock}, published after this incarnation was evicted"
             self._findings.add(Kind.OLD_INCARNATION, message, event.origin)
 

@@ -110,7 +110,7 @@ class WaveJudge:
                 self._findings.add(Kind.NOT_REQUIRED_CLOCK, f"{name}, but {why} takes {due}", event.origin)
             made_it = event.vw == 0 and clock == line.start_clock == 0  # virtual worker 0 creates w_0 itself
             if not made_it and not line.is_published_before(clock, event.origin):
-                self._findings.add(Kind.UNPUBLISHED_CLOCK, f"{name} before that is published", event.origin)
+                self._findings.add(Kind.UNPUBLISHED_CLOCK, f"{name} before it is published", event.origin)
         if event.last_clock < event.first_clock:
             message = f"{event.name} changes from clock {event.first_clock} to {event.last_clock}"
             self._findings.add(Kind.CLOCK_FELL, f"{message}: the clock in use fell", event.origin)

@@ -1,4 +1,4 @@
-"""Export: the weights and buffers of a run's newest checkpoint as one safetensors file, by the model's own names."""
+"""Export of a run's newest checkpoint as one safetensors file, with the model's own names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PREFIXES = ("weights/", "buffers/")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written."""
+    """Result of an export."""
 
     checkpoint: Path
     clock: int
@@ -28,7 +28,7 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class TrainedState:
-    """What a checkpoint holds of a model."""
+    """A model's tensors in a checkpoint."""
 
     checkpoint: Path
     clock: int
@@ -41,11 +41,11 @@ def read_trained_state(run_dir: Path) -> TrainedState:
     """Read a run's newest complete checkpoint.
 
     Raises:
-        CheckpointError: there is none, or a file of it is damaged.
+        CheckpointError: there is none, or one of its files is corrupted.
     """
     checkpoint = newest_checkpoint(run_dir)
     manifest = read_manifest(checkpoint)
-    # Torch takes seconds to import; by now it is known to be needed.
+    # torch takes seconds to import, so only import it when it is needed.
     from hetpipe.checkpoint.format import CheckpointReader
 
     reader = CheckpointReader(checkpoint / file.name for file in manifest.shared_files)
@@ -57,20 +57,20 @@ def read_trained_state(run_dir: Path) -> TrainedState:
             for index, alias in enumerate(reader.state_names.get(name, (name,))):
                 tensors[alias] = tensor.clone() if index else tensor
     if not tensors:
-        raise CheckpointError(f"{checkpoint} holds no weights")
+        raise CheckpointError(f"{checkpoint} contains no weights")
     return TrainedState(checkpoint, manifest.progress.clock, tensors)
 
 
 def export_weights(run_dir: Path, out: Path) -> Exported:
-    """Write `out`, whole or not at all; an older file there is replaced.
+    """Write `out` atomically, replacing an existing file.
 
     Raises:
-        CheckpointError: the run has no complete checkpoint, or a file of it is damaged.
+        CheckpointError: the run has no complete checkpoint, or one of its files is corrupted.
         UserError: `out` cannot be written.
     """
     if out.is_dir():
         raise UserError(
-            f"{out} is a folder; name the file to write, for example {out / 'model.safetensors'}, or write a Hugging "
+            f"{out} is a folder; give a file name, for example {out / 'model.safetensors'}, or write a Hugging "
             "Face model with --to hf"
         )
     state = read_trained_state(run_dir)

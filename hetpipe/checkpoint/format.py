@@ -1,8 +1,8 @@
 """The files of a checkpoint: safetensors in a canonical layout, by the model's own names.
 
 Keys: `weights/NAME`, `buffers/NAME`, `optimizer/NAME/KEY`. Nothing in a file depends on the partition or on the number
-of parameter servers, so others can read it. What is no tensor goes into the file's metadata: numbers of the optimizer's
-state, which elements of its parameter a slice holds, and the file's label.
+of parameter servers, so other tools can read it. Non-tensor data is stored in the file's metadata: numbers of the
+optimizer's state, which elements of its parameter a slice holds, and the file's label.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from hetpipe.values import wire
 
 OptimizerState = Mapping[str, Mapping[str, Tensor | float | int]]
 
-#: Key of a file's facts beside `LABEL` and `SLICES`: numbers of the optimizer's state. Version 1 has it in the file's
-#: metadata itself.
+#: Metadata key for the facts beside `LABEL` and `SLICES`: numbers of the optimizer's state. Version 1 stores them
+#: directly in the file's metadata.
 SCALARS = "optimizer_scalars"
 
 
 def save_slices(folder: Path, label: PartLabel, pieces: Sequence[tuple[StoredSlice, Tensor]]) -> Path:
-    """Write a shard's part durably, whole or not at all; returns its path. Failpoints are reached on the way.
+    """Write a shard's part atomically and durably; returns its path. Failpoints are reached on the way.
 
     Raises:
         CheckpointNotWritten: the disk is full or broken.
@@ -50,20 +50,20 @@ def save_slices(folder: Path, label: PartLabel, pieces: Sequence[tuple[StoredSli
 def save_part(
     folder: Path, label: PartLabel, tensors: Mapping[str, Tensor], facts: Mapping[str, object], *, points: str = ""
 ) -> Path:
-    """Write one file durably, whole or not at all; returns its path.
+    """Write one file atomically and durably; returns its path.
 
     Args:
         folder: of the checkpoint.
-        label: what the file says about itself, its name among it.
+        label: the identity stored in the file, including its name.
         tensors: key → tensor.
-        facts: what is no tensor, as JSON has it.
-        points: the failpoints on the way begin so; empty: there are none.
+        facts: non-tensor data, as JSON values.
+        points: prefix of the failpoints on the way; empty: none.
 
     Raises:
         CheckpointNotWritten: the disk is full or broken.
     """
     path = folder / label.name
-    # Copies, because safetensors refuses tensors that share memory, as the views of a flat buffer do.
+    # Copies, because safetensors rejects tensors that share memory, as views of a flat buffer do.
     plain = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,25 +72,25 @@ def save_part(
                 reach(f"{points}.temp_open")
             said = {LABEL: wire.plain(PartLabel, label), **facts}
             save_file(plain, temporary, metadata={FACTS: json.dumps(said)})
-    except (OSError, SafetensorError, HetpipeError) as error:  # the last only where a test asks for it
+    except (OSError, SafetensorError, HetpipeError) as error:  # the last one only in tests
         raise CheckpointNotWritten(
-            f"{path} cannot be written: {error}; free space there, or use another disk"
+            f"{path} cannot be written: {error}; free disk space there, or use another disk"
         ) from error
     return path
 
 
 class CheckpointReader:
-    """Finds tensors by name in the files of a checkpoint."""
+    """Looks up tensors by name in the files of a checkpoint."""
 
     def __init__(self, paths: Iterable[Path], check: Callable[[Path], None] | None = None) -> None:
-        """Look into the files.
+        """Index the files.
 
         Args:
             paths: the files.
-            check: called once with each file before anything of it is used; raises CheckpointError.
+            check: called once with each file before it is used; raises CheckpointError.
 
         Raises:
-            CheckpointError: one of them is no safetensors file of a checkpoint.
+            CheckpointError: one of them is not a safetensors file of a checkpoint.
         """
         self._check = check
         self._checked: set[Path] = set()
@@ -112,7 +112,7 @@ class CheckpointReader:
             for key, piece in facts.get(SLICES, {}).items():
                 found: StoredSlice = wire.revive(StoredSlice, piece)
                 if key != found.key:
-                    raise CheckpointError(f"{key} is called {found.key}")
+                    raise CheckpointError(f"{key} is stored as {found.key}")
                 self._pieces.setdefault(found.whole, []).append((found, path))
             for name, names in facts.get(STATE_NAMES, {}).items():
                 self.state_names[str(name)] = tuple(map(str, names))
@@ -123,20 +123,20 @@ class CheckpointReader:
                 self._scalars.setdefault(name, (values, path))
 
     def tensor(self, key: str) -> Tensor:
-        """The tensor stored under `key`; one that is divided into slices is put together.
+        """Read the tensor `key`; slices are joined.
 
         Raises:
-            CheckpointError: there is none, or its slices do not make a whole.
+            CheckpointError: it does not exist, or its slices are incomplete.
         """
         if key in self._pieces and key not in self._where:
             return self._put_together(key, sorted(self._pieces[key], key=lambda entry: entry[0].start))
         path = self._where.get(key)
         if path is None:
-            raise CheckpointError(f"the checkpoint has no {key}; is it of another model?")
+            raise CheckpointError(f"the checkpoint has no {key}; it may be of another model")
         return self._read(path, key)
 
     def keys(self, prefix: str) -> list[str]:
-        """The keys that begin with `prefix`, in order; of a divided tensor the one that stands for the whole."""
+        """The keys that begin with `prefix`, in order; slices are listed as the whole tensor."""
         pieces = {piece.key for entries in self._pieces.values() for piece, _ in entries}
         return sorted(key for key in (self._where.keys() - pieces) | self._pieces.keys() if key.startswith(prefix))
 
@@ -175,7 +175,9 @@ class CheckpointReader:
             part = self._read(path, piece.key)
             fits = piece.shape == shape and piece.start == end and part.shape == (piece.stop - piece.start,)
             if not fits or part.dtype != (parts or [part])[0].dtype:
-                raise CheckpointError(f"{path} has {piece.key} as {list(part.shape)} {part.dtype}, which does not fit")
+                raise CheckpointError(
+                    f"{path} has {piece.key} as {list(part.shape)} {part.dtype}, which does not match"
+                )
             parts.append(part)
             end = piece.stop
         if end != torch.Size(shape).numel():

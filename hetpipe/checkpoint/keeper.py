@@ -1,10 +1,10 @@
-"""Which checkpoint is complete? The clock shard's side: it gathers what shards and stages report, and decides.
+"""Completion of checkpoints at the clock shard: collects the reports of shards and stages, and decides.
 
-A set of parts is begun by the decision log's record of a barrier that asks for a checkpoint, and waits for every shard
-and for every virtual worker that shares the segment after it, or leaves there. One that is evicted meanwhile is waited
-for no longer: what the checkpoint lacks then is its optimizer state. Shards write the weights, and two virtual workers
-the buffers, so a set is given up only if both of these are gone, if somebody could not write, or if two newer ones were
-begun. Giving up is loud, and costs that checkpoint: training goes on, and the checkpoint before it stays.
+The decision-log record of a barrier that requires a checkpoint starts a set of parts. It is complete when all shards
+have reported and all virtual workers that share the next segment, or leave there. A virtual worker evicted meanwhile is
+no longer waited for: the checkpoint then lacks its optimizer state. Shards write the weights, and two virtual workers
+the buffers, so a set is abandoned only if both of these are gone, if a part could not be written, or if two newer sets
+were started. This is reported and costs only that checkpoint: training continues, and the previous checkpoint stays.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from hetpipe.values.sync import Progress
 
 _log = get_logger(__name__)
 
-#: Whose condition it is when they are given up.
+#: Subject of the condition raised when a checkpoint is abandoned.
 _WHO = "checkpoints"
 
-#: Sets that may be under way at a time: shards write in the background while training goes on.
+#: Maximum number of pending sets: shards write in the background while training continues.
 MAX_SETS = 2
 
 
@@ -59,10 +59,10 @@ class PartSet:
     progress: Progress
     num_shards: int
     num_stages: dict[VirtualWorkerIndex, int]
-    """Of the virtual workers that are waited for, or whose parts are all here."""
+    """Of the virtual workers that are waited for, or whose parts have all been reported."""
     keepers: tuple[VirtualWorkerIndex, ...]
     retries_until: float
-    """The time up to which a manifest that cannot be written is tried again."""
+    """Time until which a failed write of the manifest is retried."""
     parts: dict[str, CheckpointFile] = field(default_factory=dict)
     """By file name."""
 
@@ -72,7 +72,7 @@ class PartSet:
         yield from stage_files(self.num_stages)
 
     def evict(self, vw: VirtualWorkerIndex) -> None:
-        """Wait for `vw` no longer; what it wrote counts if all of it is there."""
+        """Stop waiting for `vw`; its part counts if it is complete."""
         own = set(stage_files({vw: self.num_stages.get(vw, 0)}))
         if not own <= self.parts.keys():
             del self.num_stages[vw]
@@ -80,19 +80,19 @@ class PartSet:
 
     @property
     def missing(self) -> list[str]:
-        """Files that are waited for."""
+        """Files not reported yet."""
         return [name for name in self.wanted() if name not in self.parts]
 
     @property
     def is_lost(self) -> bool:
-        """Nobody is left who wrote what is the same for all."""
+        """Whether no writer of the shared content is left."""
         return not any(vw in self.num_stages for vw in self.keepers)
 
 
 def worth_keeping(complete: Sequence[Path], keep: int) -> list[Path]:
-    """The newest `keep` checkpoints, and of every virtual worker that none of them has state of the newest that does.
+    """The newest `keep` checkpoints, and for every virtual worker without state in those the newest one with its state.
 
-    It is away, and begins from there when it comes back.
+    Such a virtual worker is absent and restarts from there.
 
     Args:
         complete: folders, oldest first.
@@ -108,7 +108,7 @@ def worth_keeping(complete: Sequence[Path], keep: int) -> list[Path]:
 
 
 def _members(folder: Path) -> frozenset[VirtualWorkerIndex]:
-    """Whose optimizer state is in a checkpoint; of nobody's if it is damaged."""
+    """The virtual workers with optimizer state in a checkpoint; empty if it is corrupted."""
     try:
         return frozenset(read_manifest(folder).num_stages)
     except CheckpointError:
@@ -116,7 +116,7 @@ def _members(folder: Path) -> frozenset[VirtualWorkerIndex]:
 
 
 class CheckpointKeeper:
-    """Completes the checkpoints of one job, and deletes old ones. Thread-safe; every call may be repeated."""
+    """Completes the checkpoints of one job, and deletes old ones. Thread-safe; every call is idempotent."""
 
     def __init__(
         self,
@@ -129,15 +129,15 @@ class CheckpointKeeper:
         last_checkpoint_seconds: float = 0.0,
         time: TimeSource = SYSTEM_CLOCK,
     ) -> None:
-        """Keep the newest `keep` complete checkpoints in `run_dir`, and what `worth_keeping` says.
+        """Keep the newest `keep` complete checkpoints in `run_dir`, and those of `worth_keeping`.
 
         Args:
             job_id: the job.
             run_dir: the folder of its run.
             num_shards: parameter servers that write parts.
             keep: at least 1.
-            conditions: hears when a checkpoint is given up, and when one is complete again; None: nobody does.
-            last_checkpoint_seconds: how long the manifest of the run's last one is tried again.
+            conditions: notified when a checkpoint is abandoned, and when one is complete again; None: no notification.
+            last_checkpoint_seconds: how long the manifest of the run's last one is retried.
             time: now.
         """
         self._conditions = conditions or Conditions()
@@ -148,23 +148,23 @@ class CheckpointKeeper:
         self._num_shards = num_shards
         self._keep = keep
         self._lock = threading.Lock()
-        #: Sets under way, oldest first.
+        #: Pending sets, oldest first.
         self._sets: dict[Clock, PartSet] = {}
-        #: The clock of the newest checkpoint that is known to be complete; None before there is one.
+        #: The clock of the newest checkpoint known to be complete; None before there is one.
         self.newest_complete: Clock | None = None
-        #: What that one takes on the disk; 0 while it is not known.
+        #: Its size on disk; 0 while unknown.
         self.newest_bytes = 0
-        #: The newest clock at which a set was begun.
+        #: The newest clock at which a set was started.
         self._newest = Clock(-1)
-        #: Why sets were given up; at most `MAX_SETS`, the newest ones.
+        #: Why sets were abandoned; at most `MAX_SETS`, the newest ones.
         self._given_up: dict[Clock, str] = {}
 
     def follow(self, record: Record | None, progress: Progress) -> None:
-        """Take the next record of the decision log that may matter here.
+        """Process the next relevant record of the decision log.
 
         Args:
             record: of any kind; None: there is none.
-            progress: at the start of the segment under way.
+            progress: at the start of the current segment.
         """
         match record:
             case SegmentRecord(start=clock, reasons=reasons) if CHECKPOINTS.intersection(reasons):
@@ -177,7 +177,7 @@ class CheckpointKeeper:
                 pass
 
     def begin(self, progress: Progress, num_stages: Mapping[VirtualWorkerIndex, int], *, is_last: bool = False) -> None:
-        """A barrier that asks for a checkpoint is passed by these virtual workers, some of which may leave there.
+        """Start a set for a barrier with a checkpoint, passed by these virtual workers, some of which may leave there.
 
         `is_last`: the run ends at it.
         """
@@ -190,7 +190,7 @@ class CheckpointKeeper:
                 self.newest_complete = clock
                 with suppress(CheckpointError):
                     self.newest_bytes = sum(file.num_bytes for file in read_manifest(self._folder(clock)).files)
-                return  # this process was started anew
+                return  # after a restart of this process
             self._remove_given_up()
             while len(self._sets) >= MAX_SETS:
                 oldest = min(self._sets)
@@ -200,7 +200,7 @@ class CheckpointKeeper:
             self._sets[clock] = PartSet(progress, self._num_shards, dict(num_stages), keepers, until)
 
     def evict(self, vw: VirtualWorkerIndex) -> None:
-        """A virtual worker is gone."""
+        """Handle the eviction of a virtual worker."""
         with self._lock:
             for clock, parts in list(self._sets.items()):
                 if vw in parts.num_stages:
@@ -208,11 +208,11 @@ class CheckpointKeeper:
                     self._settle(clock)
 
     def report(self, requester: Requester, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = "") -> bool:
-        """A stage's part is on disk, or could not be written; returns whether the checkpoint is complete.
+        """Handle a stage's report of its part; returns whether the checkpoint is complete.
 
         Raises:
-            ProtocolViolation: no barrier asked for it, or files that this stage would not write.
-            CheckpointNotWritten: it was given up.
+            ProtocolViolation: no barrier requires it, or the files are not those of this stage.
+            CheckpointNotWritten: it was abandoned.
         """
         name = stage_file(requester.vw, requester.stage)
         return self._take(str(requester), name, clock, files, failure)
@@ -220,7 +220,7 @@ class CheckpointKeeper:
     def report_shard(
         self, shard: ShardIndex, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = ""
     ) -> bool:
-        """The same of a shard."""
+        """Handle a shard's report of its part, as `report` does for stages."""
         if not 0 <= shard < self._num_shards:
             raise ProtocolViolation(f"there is no shard {shard}; the job has {self._num_shards}")
         is_complete = self._take(f"shard {shard}", shard_file(shard), clock, files, failure)
@@ -229,7 +229,7 @@ class CheckpointKeeper:
         return is_complete
 
     def adopt(self) -> None:
-        """Count what lies on disk as reported: after a restart nobody may know that it was. Reads those files."""
+        """Treat existing files as reported: reports may have been lost in a restart. Reads those files."""
         with self._lock:
             for clock, parts in list(self._sets.items()):
                 for name in parts.missing:
@@ -241,12 +241,12 @@ class CheckpointKeeper:
                         _log.warning("checkpoint_part_not_adopted", path=str(path), reason=str(error))
                 self._settle(clock)
 
-    # -- inside; the lock is held ------------------------------------------------------------------------------------
+    # -- internals; the lock is held ----------------------------------------------------------------------------------
 
     def _take(self, who: str, name: str, clock: Clock, files: Sequence[CheckpointFile], failure: str) -> bool:
         check_files(files, f"{who} reports")
         if not failure and [file.name for file in files] != [name]:
-            raise ProtocolViolation(f"{who} reports {len(files)} checkpoint files that are not its own, or none")
+            raise ProtocolViolation(f"{who} reports {len(files)} checkpoint files, which are not those it has to write")
         with self._lock:
             parts = self._sets.get(clock)
             if parts is not None and failure:
@@ -263,15 +263,17 @@ class CheckpointKeeper:
         if (self._folder(clock) / MANIFEST).exists():
             return True
         if clock > self._newest or clock < 0:
-            raise ProtocolViolation(f"{who} has a part of a checkpoint at clock {clock}, where no barrier asks for one")
-        reason = self._given_up.get(clock, "a newer one was complete before")
-        raise CheckpointNotWritten(f"the checkpoint at clock {clock} was given up: {reason}")
+            raise ProtocolViolation(
+                f"{who} reports a part of a checkpoint at clock {clock}, but no barrier requires one there"
+            )
+        reason = self._given_up.get(clock, "a newer one was completed before")
+        raise CheckpointNotWritten(f"the checkpoint at clock {clock} was abandoned: {reason}")
 
     def _settle(self, clock: Clock) -> None:
-        """Complete a set, or give it up, if its time has come."""
+        """Complete or abandon a set if it is due."""
         parts = self._sets[clock]
         if parts.is_lost:
-            self._give_up(clock, f"virtual workers {list(parts.keepers)}, who alone wrote the buffers, are gone")
+            self._give_up(clock, f"virtual workers {list(parts.keepers)}, the only writers of the buffers, are gone")
         elif not parts.missing:
             self._complete(clock, parts)
 
@@ -281,14 +283,14 @@ class CheckpointKeeper:
         folder = self._folder(clock)
         try:
             write_durably(folder / MANIFEST, manifest_bytes(manifest), points="snapshot")
-            for parent in folder.parents[:2]:  # where the folder itself, and the first time the one above it, is new
+            for parent in folder.parents[:2]:  # the folder itself, and on first use its parent, is new
                 sync_dir(parent)
-        except (OSError, HetpipeError) as error:  # the latter only where a test asks for it
+        except (OSError, HetpipeError) as error:  # the latter only in tests
             with suppress(OSError):
                 (folder / MANIFEST).unlink(missing_ok=True)
             reason = f"its manifest could not be written: {error}"
             if self._time.monotonic() < parts.retries_until:
-                _log.warning("checkpoint_manifest_waits", clock=clock, reason=reason)  # for the next report of a part
+                _log.warning("checkpoint_manifest_waits", clock=clock, reason=reason)  # by the next report of a part
             else:
                 self._give_up(clock, reason)
             return
@@ -304,8 +306,8 @@ class CheckpointKeeper:
     def _give_up(self, clock: Clock, reason: str) -> None:
         _log.error("checkpoint_given_up", error=CheckpointNotWritten.__name__, clock=clock, reason=reason)
         newest = self._newest_clock()
-        before = "there is none before it" if newest is None else f"the newest complete one is at clock {newest}"
-        sentence = f"the checkpoint at clock {clock} was given up, {before}: {reason}"
+        before = "there is no earlier one" if newest is None else f"the newest complete one is at clock {newest}"
+        sentence = f"the checkpoint at clock {clock} was abandoned, {before}: {reason}"
         self._conditions.raise_(ConditionKind.CHECKPOINT_GIVEN_UP, _WHO, sentence)
         del self._sets[clock]
         self._given_up[clock] = reason
@@ -313,7 +315,7 @@ class CheckpointKeeper:
             del self._given_up[min(self._given_up)]
 
     def _newest_clock(self) -> Clock | None:
-        """Of the newest complete checkpoint of the run, also if an earlier process completed it."""
+        """The clock of the newest complete checkpoint of the run, including those of earlier processes."""
         if self.newest_complete is None:
             with suppress(CheckpointError, OSError):
                 folder = newest_listed(self._run_dir)
@@ -321,19 +323,19 @@ class CheckpointKeeper:
         return self.newest_complete
 
     def _remove_given_up(self) -> None:
-        """Delete what was written of sets that were given up: by now nobody writes there."""
+        """Delete the files of abandoned sets, which have no writers any more."""
         for clock in self._given_up:
             shutil.rmtree(self._folder(clock), ignore_errors=True)
 
     def _prune(self, newest: Path) -> None:
-        """Keep what is worth it; what never became complete goes too, once something newer is."""
+        """Delete checkpoints that need not be kept, and incomplete ones older than a complete one."""
         older = sorted(path for path in newest.parent.glob("clock-*") if path.name <= newest.name)
         complete = [path for path in older if (path / MANIFEST).is_file()]
         under_way = [self._folder(clock) for clock in self._sets]
         for folder in set(older) - set(worth_keeping(complete, self._keep)) - set(under_way):
             (folder / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
-        with suppress(HetpipeError):  # it is done; there is nobody to tell
+        with suppress(HetpipeError):  # the deletion is done; no one needs the result
             reach("snapshot.old_deleted")
 
     def _folder(self, clock: Clock) -> Path:

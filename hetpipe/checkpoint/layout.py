@@ -1,4 +1,4 @@
-"""What a checkpoint consists of: which files, and what each of them says about itself (`docs/files.md`)."""
+"""The layout of a checkpoint: its files and the identity stored in each (`docs/files.md`)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 from hetpipe.values.ids import Clock, JobId, ShardIndex, StageIndex, VirtualWorkerIndex
 
-#: What a file of a checkpoint may be called: no folder, no dots but the extension's.
+#: Valid file names in a checkpoint: no folders, and no dots but that of the extension.
 FILE_NAME = re.compile(r"(?:vw-\d{1,9}-stage-\d{1,9}|shard-\d{1,9})\.safetensors", re.ASCII)
 
-#: Virtual workers that write what is the same for all: the lowest ones that pass the barrier.
+#: Number of virtual workers that write the shared content: the lowest ones that pass the barrier.
 NUM_KEEPERS = 2
 
-#: Key of a file's metadata under which JSON stands with all that is no tensor. One key, because safetensors writes
-#: several in any order, and the same content shall give the same bytes.
+#: Metadata key of a file under which all non-tensor data is stored as JSON. One key, because safetensors writes several
+#: in any order, and the same content must give the same bytes.
 FACTS = "hetpipe"
 
-#: Keys in that JSON: the file's label, and what is stored in slices.
+#: Keys in that JSON: the file's label, and the stored slices.
 LABEL = "label"
 SLICES = "slices"
 
@@ -29,7 +29,7 @@ STATE_NAMES = "state_names"
 
 @dataclass(frozen=True, slots=True)
 class PartLabel:
-    """What a file of a checkpoint says about itself, so that files of two checkpoints cannot be taken for one."""
+    """Identity stored in a checkpoint file, so that files of two checkpoints cannot be confused."""
 
     job_id: JobId
     clock: Clock
@@ -38,7 +38,7 @@ class PartLabel:
 
 @dataclass(frozen=True, slots=True)
 class StoredSlice:
-    """The elements [start, stop) of a flattened parameter that is divided over shards.
+    """The elements [start, stop) of a flattened parameter that is sliced over shards.
 
     >>> part = StoredSlice("0.weight", 0, 5, (2, 5))
     >>> part.whole, part.key
@@ -49,21 +49,21 @@ class StoredSlice:
     start: int
     stop: int
     shape: tuple[int, ...]
-    """Of the whole parameter."""
+    """Shape of the whole parameter."""
 
     @property
     def whole(self) -> str:
-        """Under which the whole parameter would be stored."""
+        """The key of the whole parameter."""
         return f"weights/{self.parameter}"
 
     @property
     def key(self) -> str:
-        """Under which the slice is stored."""
+        """The key of the slice."""
         return f"{self.whole}[{self.start}:{self.stop}]"
 
 
 def stage_file(vw: VirtualWorkerIndex, stage: StageIndex) -> str:
-    """The file of one stage.
+    """The file name of one stage's part.
 
     >>> stage_file(VirtualWorkerIndex(1), StageIndex(0))
     'vw-1-stage-0.safetensors'
@@ -72,7 +72,7 @@ def stage_file(vw: VirtualWorkerIndex, stage: StageIndex) -> str:
 
 
 def shard_file(shard: ShardIndex) -> str:
-    """The file of one shard.
+    """The file name of one shard's part.
 
     >>> shard_file(ShardIndex(2))
     'shard-2.safetensors'
@@ -81,7 +81,7 @@ def shard_file(shard: ShardIndex) -> str:
 
 
 def stage_files(num_stages: Mapping[VirtualWorkerIndex, int]) -> Iterator[str]:
-    """The files of all stages, virtual worker by virtual worker."""
+    """The file names of all stages, virtual worker by virtual worker."""
     for vw in sorted(num_stages):
         for stage in range(num_stages[vw]):
             yield stage_file(vw, StageIndex(stage))
@@ -90,15 +90,15 @@ def stage_files(num_stages: Mapping[VirtualWorkerIndex, int]) -> Iterator[str]:
 def optimizer_source(
     members: tuple[VirtualWorkerIndex, ...], vw: VirtualWorkerIndex, *, is_shared: bool
 ) -> VirtualWorkerIndex:
-    """Whose optimizer state of a checkpoint virtual worker `vw` goes on with.
+    """The virtual worker of a checkpoint whose optimizer state `vw` continues with.
 
-    Its own. One that the checkpoint does not know takes that of number `vw` modulo their count, so that all states are
-    used, and equally often. Replicas that average gradients must have equal states: all take the lowest one's.
+    Its own, if the checkpoint has it; otherwise number `vw` modulo their count, so that all states are used equally
+    often. Replicas that average gradients must have equal states: all use the lowest one's.
 
     Args:
         members: the virtual workers in the checkpoint, in order; at least one.
-        vw: who goes on.
-        is_shared: whether all must go on with the same state.
+        vw: the virtual worker to restore.
+        is_shared: whether all must continue with the same state.
 
     >>> [optimizer_source((0, 1), vw, is_shared=False) for vw in range(5)]
     [0, 1, 0, 1, 0]

@@ -1,12 +1,12 @@
-"""Checkpoints on disk: one folder per barrier, complete when its manifest is there (`wsp.md` §5).
+"""Checkpoints on disk: one folder per barrier, complete when its manifest exists (docs/semantics/wsp.md, section 5).
 
 Every shard and every stage writes its own files and reports them; when all have, the clock shard writes `manifest.json`
-(`keeper`). A folder without a manifest, or whose files differ from it, is no checkpoint: whoever looks for
-one passes it over and takes the one before.
+(`keeper`). A folder without a manifest, or whose files do not match it, is not a checkpoint: searches skip it and use
+the previous one.
 
-Files can be whole, of the right job and clock, and still be of two models, dtypes or cuts: if somebody has put them
-into one folder, or two plans have written there. Such a set is refused as a whole; that is judged by what the files'
-headers say of the tensors, not by these.
+Files can be intact, of the right job and clock, and still belong to two models, dtypes or cuts, if they were copied
+into one folder or written under two plans. Such a set is rejected as a whole, based on the tensors described in the
+files' headers.
 """
 
 from __future__ import annotations
@@ -46,29 +46,29 @@ _log = get_logger(__name__)
 
 MANIFEST = "manifest.json"
 
-#: Version of the format that is written. Version 1, which is read too, has no shards' files, no labels, no checksum.
+#: Version of the format written. Version 1, which can be read, too, has no shards' files, no labels, no checksum.
 VERSION = 2
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
-#: What helps against a checkpoint that cannot be used.
-_FIX = "put the folder back from a copy, or delete it to go on from the checkpoint before it"
+#: The fix for an unusable checkpoint.
+_FIX = "restore the folder from a copy, or delete it to continue from the previous checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A complete checkpoint."""
+    """Contents of a complete checkpoint."""
 
     version: int
     job_id: str
     progress: Progress
     num_stages: dict[VirtualWorkerIndex, int]
-    """Of the virtual workers whose optimizer state is in the checkpoint."""
+    """Stages of each virtual worker with optimizer state in the checkpoint."""
     files: tuple[CheckpointFile, ...]
     num_shards: int = 0
     """Shards, each with a file of its own: the weights, if parameter servers hold them."""
     sha256: str = field(default="", kw_only=True)
-    """Of this manifest with nothing here."""
+    """Checksum of this manifest with this field empty."""
 
     @property
     def members(self) -> tuple[VirtualWorkerIndex, ...]:
@@ -77,30 +77,30 @@ class Manifest:
 
     @property
     def shared_files(self) -> tuple[CheckpointFile, ...]:
-        """Those that may hold weights and buffers: of the shards, and of the lowest virtual workers."""
+        """Files that may contain weights and buffers: those of the shards, and of the lowest virtual workers."""
         keepers = tuple(f"vw-{vw}-" for vw in self.members[:NUM_KEEPERS])
         return tuple(file for file in self.files if file.name.startswith(("shard-", *keepers)))
 
     def files_of(self, vw: VirtualWorkerIndex) -> tuple[CheckpointFile, ...]:
-        """Those of one virtual worker, which hold its optimizer state."""
+        """Files of one virtual worker, which contain its optimizer state."""
         return tuple(file for file in self.files if file.name.startswith(f"vw-{vw}-"))
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What was found in a run's folder."""
+    """Result of searching a run's folder."""
 
     folder: Path | None
-    """The newest complete checkpoint; None: there is none."""
+    """The newest complete checkpoint; None if there is none."""
     damaged: tuple[str, ...] = ()
-    """What is wrong with newer ones that were complete once, newest first."""
+    """Problems of newer ones that were complete once, newest first."""
     unfinished: tuple[Path, ...] = ()
-    """Newer folders without a manifest: nobody finished them, or somebody still writes."""
+    """Newer folders without a manifest: abandoned, or still being written."""
 
     @property
     def passed_over(self) -> tuple[str, ...]:
-        """A sentence on everything newer."""
-        return (*(f"{folder} was never finished" for folder in self.unfinished), *self.damaged)
+        """A sentence about each newer folder that was skipped."""
+        return (*(f"{folder} was never completed" for folder in self.unfinished), *self.damaged)
 
 
 def checkpoint_dir(run_dir: Path, clock: Clock) -> Path:
@@ -121,7 +121,7 @@ def file_digest(path: Path) -> CheckpointFile:
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
-    """The text of a manifest, with its own checksum filled in."""
+    """Serialize a manifest, including its own checksum."""
     return wire.to_json(Manifest, replace(manifest, sha256=_own_sha256(manifest))).encode()
 
 
@@ -130,32 +130,34 @@ def _own_sha256(manifest: Manifest) -> str:
 
 
 def parse_manifest(text: bytes) -> Manifest:
-    """The manifest in `text`.
+    """Parse a manifest.
 
     Raises:
-        ProtocolViolation: it is none, is damaged or of an unknown version, or does not name the files that it must.
+        ProtocolViolation: it is not a manifest, is corrupted or of an unknown version, or does not list the required
+            files.
     """
     manifest: Manifest = wire.from_json(Manifest, text)
     if not 1 <= manifest.version <= VERSION:
         raise ProtocolViolation(
-            f"the manifest has version {manifest.version}, and this hetpipe reads up to {VERSION}; use a newer hetpipe"
+            f"the manifest has version {manifest.version}, but this hetpipe reads only versions up to "
+            f"{VERSION}; use a newer hetpipe"
         )
     if manifest.version > 1 and manifest.sha256 != _own_sha256(manifest):
-        raise ProtocolViolation("the manifest's text does not have the checksum that it gives")
+        raise ProtocolViolation("the checksum of the manifest does not match its text")
     progress = manifest.progress
     counts = (progress.clock, progress.epoch, progress.minibatches, progress.samples)
     if not all(0 <= count < MAX_COUNT for count in counts):
-        raise ProtocolViolation(f"the manifest's progress has counts {counts}")
+        raise ProtocolViolation(f"the manifest's progress has invalid counts {counts}")
     check_files(manifest.files, "the manifest has")
     _check_names(manifest)
     return manifest
 
 
 def check_files(files: Sequence[CheckpointFile], who: str) -> None:
-    """Refuse descriptions of files that no part of a checkpoint can have.
+    """Check the plausibility of file descriptions.
 
     Raises:
-        ProtocolViolation: as said; `who` begins the sentence.
+        ProtocolViolation: one of them is invalid; `who` is the prefix of the message.
     """
     if len(files) > MAX_STAGES + MAX_SHARDS:
         most = MAX_STAGES + MAX_SHARDS
@@ -168,33 +170,34 @@ def check_files(files: Sequence[CheckpointFile], who: str) -> None:
 
 
 def _check_names(manifest: Manifest) -> None:
-    """One file of every shard and of every stage of every virtual worker, and no other."""
+    """Check for exactly one file of every shard and of every stage of every virtual worker."""
     counts = (manifest.num_shards, *manifest.num_stages.values())
     if min(counts) < 0 or sum(counts) != len(manifest.files) or not manifest.num_stages or min(counts[1:]) < 1:
         raise ProtocolViolation(
-            f"the manifest names {len(manifest.files)} files of {manifest.num_shards} shards and of virtual workers "
-            f"with {list(manifest.num_stages.values())!s:.80} stages"
+            f"the manifest lists {len(manifest.files)} files of {manifest.num_shards} shards and of virtual "
+            f"workers with {list(manifest.num_stages.values())!s:.80} stages"
         )
     wanted = {shard_file(ShardIndex(shard)) for shard in range(manifest.num_shards)}
     wanted.update(stage_files(manifest.num_stages))
     if missing := sorted(wanted - {file.name for file in manifest.files}):
-        raise ProtocolViolation(f"the manifest does not name {missing[0]}")
+        raise ProtocolViolation(f"the manifest does not list {missing[0]}")
 
 
 # -- checkpoints in folders --------------------------------------------------------------------------------------------
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint whose files are all there with the right size; their bytes are not looked at.
+    """Read the manifest and check that all files exist with the right size; their contents are not read.
 
     Raises:
-        CheckpointError: it is missing, unreadable or of another clock than its folder, or a file is missing or short.
+        CheckpointError: the manifest is missing, unreadable or of another clock than its folder, or a file is missing
+            or has the wrong size.
     """
     path = folder / MANIFEST
     try:
         manifest = parse_manifest(path.read_bytes())
     except FileNotFoundError:
-        raise CheckpointError(f"{folder} is no complete checkpoint: it has no {MANIFEST}; {_FIX}") from None
+        raise CheckpointError(f"{folder} is not a complete checkpoint: it has no {MANIFEST}; {_FIX}") from None
     except (ProtocolViolation, OSError) as error:
         reason = " ".join(str(error).partition(" [type=")[0].split())
         raise CheckpointError(f"{path} cannot be read: {reason}; {_FIX}") from error
@@ -204,15 +207,15 @@ def read_manifest(folder: Path) -> Manifest:
         size = (folder / file.name).stat().st_size if (folder / file.name).is_file() else None
         if size != file.num_bytes:
             what = "is missing" if size is None else f"has {size} bytes"
-            raise CheckpointError(f"{folder / file.name} {what}, its manifest says {file.num_bytes} bytes; {_FIX}")
+            raise CheckpointError(f"{folder / file.name} {what}, but the manifest lists {file.num_bytes} bytes; {_FIX}")
     return manifest
 
 
 def verify_file(folder: Path, file: CheckpointFile, manifest: Manifest) -> None:
-    """Check a file against its manifest.
+    """Verify a file against its manifest.
 
     Raises:
-        CheckpointError: its bytes are not the ones that were written, or it belongs to another checkpoint.
+        CheckpointError: its contents are corrupted, or it belongs to another checkpoint.
     """
     path = folder / file.name
     try:
@@ -220,16 +223,18 @@ def verify_file(folder: Path, file: CheckpointFile, manifest: Manifest) -> None:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}; {_FIX}") from error
     if found != file:
-        raise CheckpointError(f"{path} is damaged: SHA-256 {found.sha256}, its manifest says {file.sha256}; {_FIX}")
+        raise CheckpointError(
+            f"{path} is corrupted: its SHA-256 is {found.sha256}, but the manifest lists {file.sha256}; {_FIX}"
+        )
     if manifest.version > 1:
         _check_label(path, PartLabel(JobId(manifest.job_id), manifest.progress.clock, file.name))
 
 
 def read_label(path: Path) -> PartLabel | None:
-    """What a file says about itself; None: nothing.
+    """Read the label of a file; None if it has none.
 
     Raises:
-        CheckpointError: it is no safetensors file, or says nonsense.
+        CheckpointError: it is not a safetensors file, or its label is invalid.
     """
     try:
         with safe_open(path, framework="numpy") as file:
@@ -249,10 +254,10 @@ def _check_label(path: Path, expected: PartLabel) -> None:
 
 
 def read_complete(folder: Path) -> Manifest:
-    """The manifest of a checkpoint all of whose files are those that were written, and go together.
+    """Read the manifest of a checkpoint after verifying all of its files and their consistency.
 
     Raises:
-        CheckpointError: they are not, or do not.
+        CheckpointError: a file is corrupted, or the files are inconsistent.
     """
     manifest = read_manifest(folder)
     for file in manifest.files:
@@ -260,14 +265,14 @@ def read_complete(folder: Path) -> Manifest:
     try:
         check_content([folder / file.name for file in manifest.files])
     except CheckpointError as error:
-        raise CheckpointError(f"{folder} is a mixture: {error}; {_FIX}") from error
+        raise CheckpointError(f"{folder} contains inconsistent files: {error}; {_FIX}") from error
     return manifest
 
 
 def search(run_dir: Path, check: Callable[[Path], Manifest] = read_complete) -> Search:
-    """Look for the newest checkpoint of a run that passes a check: of its newest rewind, if there is any.
+    """Search for the newest checkpoint of a run that passes a check; a newer rewind takes precedence.
 
-    `read_complete` reads all of it.
+    `read_complete` reads the whole checkpoint.
     """
     damaged: list[str] = []
     unfinished: list[Path] = []
@@ -285,18 +290,17 @@ def search(run_dir: Path, check: Callable[[Path], Manifest] = read_complete) -> 
 
 
 def newest_complete(run_dir: Path) -> Path | None:
-    """The newest complete checkpoint of a run, or None. One that is damaged is passed over with a warning.
+    """The newest complete checkpoint of a run, or None. Corrupted ones are skipped with a warning.
 
-    The run may be going on: what it deletes meanwhile it has replaced by something newer.
+    The run may be active: checkpoints that it deletes meanwhile have been replaced by newer ones.
     """
     return _newest(run_dir, read_complete)
 
 
 def newest_listed(run_dir: Path) -> Path | None:
-    """The newest checkpoint of a run whose files are there as its manifest lists them, or None; else `newest_complete`.
+    """The newest checkpoint whose files exist as its manifest lists them, or None; otherwise like `newest_complete`.
 
-    Their bytes are not looked at, however many they are: for those who check every file that they use, and have
-    something to fall back on.
+    File contents are not read, whatever their size: for callers that verify each file they use and have a fallback.
     """
     return _newest(run_dir, read_manifest)
 
@@ -323,25 +327,25 @@ def newest_checkpoint(run_dir: Path) -> Path:
 
 
 def no_checkpoint(run_dir: Path, found: Search) -> CheckpointError:
-    """What to say of a run without a complete checkpoint."""
+    """The message for a run without a complete checkpoint."""
     reason = f": {found.damaged[0]}" if found.damaged else ""
     return CheckpointError(
-        f"{run_dir} has no complete checkpoint{reason}; set checkpoint.every_waves to have more of them before the end"
+        f"{run_dir} has no complete checkpoint{reason}; set checkpoint.every_waves to have checkpoints before the end"
     )
 
 
 def has_checkpoint(run_dir: Path) -> bool:
-    """Whether a run has a checkpoint with all its files, whose bytes are not looked at."""
+    """Whether a run has a checkpoint with all its files; their contents are not read."""
     return search(run_dir, read_manifest).folder is not None
 
 
 def _newest_first(run_dir: Path) -> Iterator[Path]:
-    """The folders of a run's checkpoints, whole or not; those of the newest rewind first, however far others are."""
+    """Checkpoint folders of a run, complete or not; those of the newest rewind first, regardless of their clocks."""
     for where in reversed(run_folders(run_dir)):
         yield from sorted((where / "checkpoints").glob("clock-*"), reverse=True)
 
 
-# -- do the files go together? -----------------------------------------------------------------------------------------
+# -- consistency of the files ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,22 +353,22 @@ class _Stored:
     """A tensor in a file."""
 
     key: str
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     file: str
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Dtype of the whole tensor."""
     dtype: str
     start: int
     stop: int
-    """The elements [start, stop) of the flattened tensor are here."""
+    """The elements [start, stop) of the flattened tensor stored here."""
 
 
 def check_content(paths: Sequence[Path]) -> None:
-    """Refuse files that are not one checkpoint.
+    """Check that files form one checkpoint.
 
     Raises:
-        CheckpointError: a tensor has two shapes or dtypes, its slices do not make a whole, or two stages of a virtual
-            worker have state for one parameter.
+        CheckpointError: a tensor has two shapes or dtypes, its slices are incomplete, or two stages of a virtual worker
+            have state for one parameter.
     """
     stored = sorted((entry for path in paths for entry in _entries(path)), key=lambda entry: (entry.key, entry.start))
     for _, group in groupby(stored, key=lambda entry: entry.key):
@@ -396,13 +400,13 @@ def _entry(key: str, file: str, shape: tuple[int, ...], dtype: str, part: Stored
 
 
 def _check_copies(copies: Sequence[_Stored]) -> None:
-    """Whole copies are alike; slices follow each other."""
+    """Check that whole copies are equal in shape and dtype, and that slices are contiguous."""
     first = copies[0]
     for other in copies[1:]:
         if (other.shape, other.dtype) != (first.shape, first.dtype):
             raise CheckpointError(
-                f"{other.file} has {first.key} as {list(other.shape)} {other.dtype}, and {first.file} as "
-                f"{list(first.shape)} {first.dtype}: they are of two models"
+                f"{other.file} has {first.key} as {list(other.shape)} {other.dtype}, but {first.file} as "
+                f"{list(first.shape)} {first.dtype}: they belong to two models"
             )
     size = prod(first.shape)
     if all((entry.start, entry.stop) == (0, size) for entry in copies):
@@ -417,12 +421,12 @@ def _check_copies(copies: Sequence[_Stored]) -> None:
 
 
 def _check_owners(stored: Sequence[_Stored]) -> None:
-    """A parameter's optimizer state is in one file of each virtual worker."""
+    """Check that a parameter's optimizer state is in only one file of each virtual worker."""
     owner: dict[str, str] = {}
     for entry in stored:
         if "/optimizer/" in entry.key:
             parameter = entry.key.rpartition("/")[0]
             if owner.setdefault(parameter, entry.file) != entry.file:
                 raise CheckpointError(
-                    f"{entry.file} and {owner[parameter]} both have {parameter}: they are of two cuts"
+                    f"{entry.file} and {owner[parameter]} both have {parameter}: they belong to two cuts"
                 )

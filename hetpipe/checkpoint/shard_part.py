@@ -1,8 +1,9 @@
-"""A shard's part of checkpoints: its slices of w^(c), written in the background while training goes on from it.
+"""A shard's part of checkpoints: its slices of w^(c), written in the background while training continues.
 
-The weights of a checkpoint come from the shards and not from a stage: whoever dies after the barrier, they are there.
-A version that is being written is held, so at most `MAX_SETS` versions live longer than without checkpoints. If the
-disk is so slow that one more falls due meanwhile, that one is not written, which costs the run that checkpoint.
+The weights of a checkpoint come from the shards rather than the stages, so they are available whichever stage dies
+after the barrier. A version being written is held, so at most `MAX_SETS` additional versions are kept in memory. If
+another checkpoint falls due while the disk is still busy with these, the shard skips it, and the run loses that
+checkpoint.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ from hetpipe.values.shard_config import ShardConfig
 
 _log = get_logger(__name__)
 
-_TOO_SLOW = "older ones are not written yet: the disk is slow; let checkpoint.every_waves be larger"
+_TOO_SLOW = "older ones have not been written yet: the disk is too slow; increase checkpoint.every_waves"
 
-#: Pause before telling a clock shard again that could not be reached.
+#: Pause before repeating a report to an unreachable clock shard.
 _RETRY_SECONDS = 0.2
 
-#: Pause before writing a part of the run's last checkpoint again.
+#: Pause before retrying to write a part of the run's last checkpoint.
 _WRITE_AGAIN_SECONDS = 1.0
 
 
 class HeldWeights(Protocol):
-    """A published version that nobody changes or frees as long as it is held."""
+    """A published version that is neither changed nor freed while it is held."""
 
     @property
     def views(self) -> Mapping[str, Tensor]:
-        """Slice, by `SlicePlan.name` → its elements, flattened."""
+        """Slices by `SlicePlan.name` → elements, flattened."""
         ...
 
 
@@ -57,35 +58,35 @@ class CheckpointedShard(Protocol[W]):
 
     @property
     def config(self) -> ShardConfig:
-        """Whose slices it holds, and where its run writes."""
+        """Its configuration: slices and run folder."""
         ...
 
     def hold(self, clock: Clock) -> W:
-        """w^(clock), to be released once.
+        """Hold w^(clock), to be released once.
 
         Raises:
-            ClockFreed: it is gone.
+            ClockFreed: it has been freed.
         """
         ...
 
     def release(self, weights: W) -> None:
-        """Give back what `hold` gave."""
+        """Release a held version."""
         ...
 
 
 class ReportShardPart(Protocol):
-    """Tells the clock shard of a shard's part (`wire.calls.ReportShardCheckpointRequest`)."""
+    """Reports a shard's part to the clock shard (`wire.calls.ReportShardCheckpointRequest`)."""
 
     def __call__(self, shard: ShardIndex, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = "") -> bool:
-        """Returns whether all parts are there."""
+        """Report; returns whether all parts are complete."""
         ...
 
 
 class ShardCheckpoints(Generic[W]):
-    """Writes one shard's parts and reports them. `follow` is for the thread that follows the log."""
+    """Writes one shard's parts and reports them. `follow` is called by the thread that follows the log."""
 
     def __init__(self, shard: CheckpointedShard[W], report: ReportShardPart, clock: TimeSource = SYSTEM_CLOCK) -> None:
-        """Write what is in `shard`; `clock` paces repeated reports."""
+        """Write parts of `shard`; `clock` paces repeated reports."""
         self._shard = shard
         self._report = report
         self._clock = clock
@@ -96,16 +97,16 @@ class ShardCheckpoints(Generic[W]):
         self._name = shard_file(shard.config.shard)
 
     def follow(self, record: Record) -> None:
-        """Begin to write if the record says that a barrier which asks for a checkpoint is passed."""
+        """Start writing if the record passes a barrier with a checkpoint."""
         if isinstance(record, SegmentRecord) and CHECKPOINTS.intersection(record.reasons):
             self._begin(record.start, is_last=ends_run(record.reasons))
 
     def take_up(self, records: Sequence[Record], adopt: Callable[[], None] | None = None) -> None:
-        """After a restart, do what the newest barrier asks for, unless that checkpoint is complete.
+        """After a restart, write the newest barrier's checkpoint unless it is complete.
 
         Args:
-            records: of the log, from that barrier's record on; that may have been followed by an earlier process.
-            adopt: on the clock shard, then counts what others have written meanwhile.
+            records: of the log, from that barrier's record on, which an earlier process may have followed already.
+            adopt: on the clock shard, then counts the parts written by others meanwhile.
         """
         for record in records[:1]:
             if not isinstance(record, SegmentRecord) or not (self._folder(record.start) / MANIFEST).exists():
@@ -114,11 +115,11 @@ class ShardCheckpoints(Generic[W]):
             self._writer.submit(adopt)
 
     def close(self) -> None:
-        """Begin nothing more, and tell nobody any more."""
+        """Stop writing and reporting."""
         self._stopped.set()
         self._writer.shutdown(wait=False, cancel_futures=True)
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------------------------
 
     def _folder(self, clock: Clock) -> Path:
         return checkpoint_dir(Path(self._shard.config.run_dir), clock)
@@ -137,9 +138,9 @@ class ShardCheckpoints(Generic[W]):
         self._writer.submit(self._write, clock, weights, until)
 
     def _write(self, clock: Clock, weights: W | CheckpointNotWritten, until: float) -> None:
-        """On the writer's thread; `weights` are released. An error in their place says why there are none.
+        """Write a part on the writer's thread and release `weights`. An error in their place is reported instead.
 
-        A file that cannot be written is tried again `until` then.
+        A failed write is retried `until` that time.
         """
         bind_context(job=self._shard.config.job_id, shard=self._shard.config.shard)
         try:
@@ -167,7 +168,7 @@ class ShardCheckpoints(Generic[W]):
 
     @staticmethod
     def _is_written(path: Path, label: PartLabel) -> bool:
-        """Whether an earlier process has written it, and perhaps reported it."""
+        """Whether an earlier process has written it, and possibly reported it."""
         try:
             return path.exists() and read_label(path) == label
         except CheckpointError:
@@ -192,7 +193,7 @@ class ShardCheckpoints(Generic[W]):
                 return
 
     def _tell(self, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = "") -> None:
-        """Report until it is heard: the clock shard may be away, and then comes back."""
+        """Report until it is delivered: the clock shard may be restarting."""
         while not self._stopped.is_set():
             try:
                 self._report(self._shard.config.shard, clock, files, failure=failure)

@@ -1,13 +1,13 @@
-"""A stage's part of a checkpoint: what is in it, how it is written at a barrier, and what a stage restores from it.
+"""A stage's part of a checkpoint: its contents, its writing at a barrier, and its restoration.
 
-Everything is called by the model's own names, so neither the cut nor the number of parameter servers has to be that of
-the checkpoint. What is the same for all virtual workers (buffers, parameters that are not trained, and the weights
-where no parameter server holds them) is written by the lowest ones that pass the barrier, the keepers; the optimizer's
-state by each.
+All contents have the model's own names, so neither the cut nor the number of parameter servers has to match that of the
+checkpoint. Shared content (buffers, parameters that are not trained, and the weights where no parameter server holds
+them) is written by the lowest virtual workers that pass the barrier, the keepers; optimizer state by every virtual
+worker.
 
-A run that is resumed takes all of it; `layout.optimizer_source` says whose optimizer state. A virtual worker that comes
-back to a run which has a checkpoint of its own takes only its own optimizer state, if there is one: the weights it gets
-from the parameter servers, the buffers from the others.
+A resumed run restores everything; `layout.optimizer_source` selects the optimizer state. A virtual worker that rejoins
+a run with checkpoints of its own restores only its own optimizer state, if available: it gets the weights from the
+parameter servers, and the buffers from the other virtual workers.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from hetpipe.values.sync import SyncTraits
 
 _log = get_logger(__name__)
 
-#: Pause before asking again whether a checkpoint is complete.
+#: Pause between polls for the completion of a checkpoint.
 _PAUSE_SECONDS = 0.05
 
-#: Pause before writing the run's last checkpoint again.
+#: Pause before retrying to write the run's last checkpoint.
 _RETRY_SECONDS = 1.0
 
-#: How long who leaves stays for the others' parts: its next life begins with the newest complete checkpoint, but an
-#: agent that is to end does not wait for long.
+#: How long a leaving virtual worker waits for the others' parts: its next incarnation starts from the newest complete
+#: checkpoint, but an agent that is shutting down cannot wait for long.
 LEAVER_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageContent:
-    """What a stage has for a checkpoint, by the model's names; `PartWriter` says which of it goes into its file."""
+    """A stage's contents for a checkpoint, by the model's names; `PartWriter` selects those for its file."""
 
     weights: Mapping[str, Tensor]
     """Empty where parameter servers hold them."""
     buffers: Mapping[str, Tensor]
-    """And parameters that are not trained."""
+    """Including parameters that are not trained."""
     optimizer: OptimizerState
 
 
@@ -60,20 +60,20 @@ class PartWriter:
     """Writes one stage's parts."""
 
     folder: Callable[[Clock], Path]
-    """Of the checkpoint at a clock."""
+    """Folder of the checkpoint at a clock."""
     job_id: JobId
     name: str
-    """Of the stage's file."""
+    """Label of the stage's file."""
     state_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """What the model's `state_dict` calls a tensor, where that is not its one name."""
 
     def write(self, clock: Clock, content: StageContent, *, is_keeper: bool) -> Path:
-        """Write the part durably, whole or not at all; returns its path.
+        """Write the part atomically and durably; returns its path.
 
         Args:
             clock: of the barrier.
             content: of the stage.
-            is_keeper: whether its virtual worker writes what is the same for all.
+            is_keeper: whether its virtual worker writes the shared content.
 
         Raises:
             CheckpointNotWritten: the disk is full or broken.
@@ -99,32 +99,32 @@ class PartWriter:
 
 
 class ReportStagePart(Protocol):
-    """Tell the clock shard of a stage's part; see `Synchroniser.report_checkpoint`."""
+    """Reports a stage's part to the clock shard; see `Synchroniser.report_checkpoint`."""
 
     def __call__(self, clock: Clock, path: Path | None, *, failure: str = "") -> bool:
-        """Returns whether all parts are there."""
+        """Report; returns whether all parts are complete."""
         ...
 
 
 class Rest(Protocol):
-    """Wait, watched like any other wait of the stage."""
+    """A wait supervised like any other wait of the stage."""
 
     def __call__(self, reason: str, *, seconds: float, extra_seconds: float) -> None:
-        """Wait for so long; `extra_seconds` are added to what waits for `reason` may take in all.
+        """Wait for the given time; `extra_seconds` are added to the total time limit for `reason`.
 
         Raises:
-            DeadlineExceeded: they took longer.
+            DeadlineExceeded: the total time limit was exceeded.
         """
         ...
 
 
 def keepers_of(present: Iterable[VirtualWorkerIndex]) -> Sequence[VirtualWorkerIndex]:
-    """Who writes what is the same for all, of those who pass the barrier."""
+    """The virtual workers that write the shared content, among those that pass the barrier."""
     return sorted(present)[:NUM_KEEPERS]
 
 
 class StageCheckpoints:
-    """One stage's work for checkpoints. What cannot be written costs the run that checkpoint, unless it ends there."""
+    """One stage's checkpoints. A failed write costs the run only that checkpoint, unless it is the last one."""
 
     def __init__(
         self,
@@ -136,13 +136,13 @@ class StageCheckpoints:
         clock: TimeSource,
         last_checkpoint_seconds: float,
     ) -> None:
-        """Prepare.
+        """Create the writer of one stage's checkpoints.
 
         Args:
             writer: of the stage's files.
             content: of the stage, whose pipeline is drained.
-            report: tells the clock shard.
-            rest: waits.
+            report: reports to the clock shard.
+            rest: performs waits.
             clock: the time.
             last_checkpoint_seconds: `patience.last_checkpoint`.
         """
@@ -154,13 +154,14 @@ class StageCheckpoints:
         self._last_checkpoint_seconds = last_checkpoint_seconds
 
     def run(self, clock: Clock, *, is_keeper: bool, is_last: bool, leaves: bool = False) -> None:
-        """Write and report this stage's part of the checkpoint at `clock`. The pipeline is drained.
+        """Write and report this stage's part of the checkpoint at `clock`. The pipeline must be drained.
 
         Args:
             clock: of the barrier.
-            is_keeper: whether its virtual worker writes what is the same for all.
-            is_last: whether the run ends at this barrier; then this returns when the checkpoint is complete.
-            leaves: whether its virtual worker leaves the run here; then this waits for that, too, but not for long.
+            is_keeper: whether its virtual worker writes the shared content.
+            is_last: whether the run ends at this barrier; then this returns only when the checkpoint is complete.
+            leaves: whether its virtual worker leaves the run here; then this waits for completion as well, but not for
+                long.
 
         Raises:
             CheckpointNotWritten: the run's last checkpoint could not be written for `patience.last_checkpoint`.
@@ -179,7 +180,7 @@ class StageCheckpoints:
                 raise
 
     def _written(self, clock: Clock, *, is_keeper: bool, extra_seconds: float) -> Path:
-        """The file of this stage; of the run's last checkpoint it is tried again while the disk is full or broken."""
+        """Write this stage's file; for the run's last checkpoint with retries while the disk is full or broken."""
         until = self._now + extra_seconds
         while True:
             try:
@@ -188,7 +189,7 @@ class StageCheckpoints:
                 if self._now >= until:
                     self._report(clock, None, failure=str(error))
                     raise
-                reason = f"room for the checkpoint that ends the run: {error}"
+                reason = f"disk space for the checkpoint that ends the run: {error}"
                 self._rest(reason, seconds=_RETRY_SECONDS, extra_seconds=extra_seconds)
 
     @property
@@ -196,29 +197,29 @@ class StageCheckpoints:
         return self._clock.monotonic()
 
 
-# -- at the beginning --------------------------------------------------------------------------------------------------
+# -- restoring ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreTargets:
-    """Where a stage takes up what a checkpoint holds. A tensor that is there twice is named twice."""
+    """Destinations of restored tensors in a stage. A tensor that is used twice is listed twice."""
 
     weights: Sequence[tuple[str, Tensor]]
     """The model's parameter name and the module's own tensor."""
     buffers: Sequence[tuple[str, Tensor]]
-    """And parameters that are not trained."""
+    """Including parameters that are not trained."""
     load_optimizer: Callable[[Mapping[str, Mapping[str, Any]]], None]
-    """Takes the state of every parameter among `weights`."""
+    """Restores the state of all parameters in `weights`."""
 
 
 def restore(config: StageConfig, targets: RestoreTargets, sync: SyncTraits) -> Clock:
-    """Load what this stage begins with.
+    """Restore the initial state of this stage.
 
     Returns:
-        The clock that the run starts from: 0, or the checkpoint's. It means nothing to a stage that comes back.
+        The clock that the run starts from: 0, or the checkpoint's. Not meaningful for a rejoining stage.
 
     Raises:
-        CheckpointError: the checkpoint to resume from is damaged, or of another model or optimizer.
+        CheckpointError: the checkpoint to resume from is corrupted, or of another model or optimizer.
     """
     if config.restore is None:
         return Clock(0)
@@ -239,9 +240,9 @@ def restore(config: StageConfig, targets: RestoreTargets, sync: SyncTraits) -> C
 
 
 def _take_own_state(config: StageConfig, folder: Path, targets: RestoreTargets) -> None:
-    """Load the optimizer state of this virtual worker's earlier life; where there is none to be had, go without.
+    """Restore the optimizer state of this virtual worker's previous incarnation, if available.
 
-    While it was away, checkpoints may have been made without it: then it is in an earlier one.
+    Checkpoints made during its absence do not contain it; then an earlier one does.
     """
     for candidate in (folder, *_others(folder)):
         try:
@@ -255,7 +256,7 @@ def _take_own_state(config: StageConfig, folder: Path, targets: RestoreTargets) 
 
 
 def _others(folder: Path) -> list[Path]:
-    """The complete checkpoints before this one, newest first; all there are where a newer one has replaced it."""
+    """The complete checkpoints before this one, newest first; all existing ones if a newer one has replaced it."""
     complete = [path.parent for path in folder.parent.glob(f"clock-*/{MANIFEST}")]
     return sorted((path for path in complete if path < folder or not folder.exists()), reverse=True)
 
@@ -268,6 +269,6 @@ def _optimizer_state(
 
 
 def _reader(folder: Path, manifest: Manifest, files: Sequence[CheckpointFile]) -> CheckpointReader:
-    """A reader that checks each file against the manifest before it uses it."""
+    """A reader that verifies each file against the manifest before its use."""
     known = {folder / file.name: file for file in files}
     return CheckpointReader(known, check=lambda path: verify_file(folder, known[path], manifest))

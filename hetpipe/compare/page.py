@@ -23,7 +23,7 @@ def page_of(view: ComparisonView, records: Sequence[TrialRecord]) -> str:
     """The whole document.
 
     Args:
-        view: what is said.
+        view: the comparison.
         records: every run in it, for the curves.
     """
     charts = [tuple(map(figure_of, pair)) for pair in _charts(records)]

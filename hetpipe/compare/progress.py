@@ -39,7 +39,7 @@ class CompareProgress(View, AbstractContextManager["CompareProgress"], Protocol)
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What is known of the time that runs take."""
+    """Durations of the runs so far, and the estimate of the rest."""
 
     runs_left: int
     """After the one under way."""
@@ -100,14 +100,14 @@ class _Shown(CompareProgress):
         """Nothing is held open."""
 
     def begin(self, number: int, total: int, trial: Trial) -> None:
-        """See `CompareProgress.begin`."""
+        """Implement `CompareProgress.begin`."""
         self._heading = f"run {number} of {total}: {trial}"
         self._runs_left = total - number
         self._began = self._clock.monotonic()
         self._state, self._table = "", None
 
     def end(self, record: TrialRecord, *, is_used_again: bool) -> None:
-        """See `CompareProgress.end`."""
+        """Implement `CompareProgress.end`."""
         if not is_used_again:
             self._seconds.append(self._clock.monotonic() - self._began)
         self._state, self._table = "", None
@@ -117,7 +117,7 @@ class _Shown(CompareProgress):
         self._print(f"{self._heading}: {before}{record_text(record)}{rest}", is_bad=record.state is TrialState.FAILED)
 
     def show(self, event: JobEvent) -> None:
-        """See `View.show`."""
+        """Implement `View.show`."""
         match event:
             case StateChanged(state=state):
                 self._state = STATE_TEXTS[state]
@@ -130,16 +130,16 @@ class _Shown(CompareProgress):
             case JobEnded():
                 self._state = ""
             case _:
-                """What it was evaluated to is told at its end."""
+                """Evaluations are shown at its end."""
 
     def say(self, sentence: str) -> None:
-        """See `View.say`."""
+        """Implement `View.say`."""
         if sentence not in self._told:
             self._told.add(sentence)
             self._print(sentence)
 
     def close(self) -> None:
-        """A run has ended; what is shown goes on."""
+        """Without effect: a run has ended, the display continues."""
 
     def _line(self) -> str:
         """The run under way."""

@@ -1,4 +1,4 @@
-"""What a comparison keeps: `compare.json` beside the folders of its runs, which are as `hetpipe train` leaves them.
+"""The record of a comparison: `compare.json` beside the folders of its runs, which are those of `hetpipe train`.
 
 The file holds every run that has ended, with its curves, and is written after each of them.
 """
@@ -34,7 +34,7 @@ class TrialState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What was measured at one moment of a run."""
+    """The measurements at one moment of a run."""
 
     minibatches: float
     """Committed by then, over all virtual workers."""
@@ -117,7 +117,7 @@ class ComparisonFolder:
         return next((one for one in self.records if one.is_of(trial)), None)
 
     def fresh_run_dir(self, trial: Trial) -> Path:
-        """A folder for a run of `trial` that no other run has used."""
+        """An unused folder for a run of `trial`."""
         name, number = f"{trial.weights}-seed-{trial.seed}", 1
         while (path := self.path / (name if number == 1 else f"{name}-{number}")).exists():
             number += 1

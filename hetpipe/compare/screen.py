@@ -1,4 +1,4 @@
-"""A comparison on the terminal: two tables and what the seeds allow to be said. Needs rich."""
+"""A comparison on the terminal: two tables and the conclusions that the seeds allow. Needs rich."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from hetpipe.compare.record import Point
 from hetpipe.observe.clock_curve import ClockPoint
 from hetpipe.observe.metrics import TimedWave
 
-#: What a curve runs over.
+#: The x axes of curves.
 Axis = Literal["minibatches", "seconds"]
 
 #: The name of the values of `distance_curve`.
@@ -46,7 +46,7 @@ class CurvePoint:
 
 
 def spread_of(values: Iterable[float | None]) -> Spread | None:
-    """Mean and spread of those values that are there and finite; None of none.
+    """Mean and spread of the present, finite values; None without any.
 
     >>> spread_of([1.0, 3.0, None])
     Spread(mean=2.0, deviation=1.4142135623730951, least=1.0, most=3.0)

@@ -36,7 +36,7 @@ class Recorder(View):
         self.evaluations: list[tuple[float, Evaluated]] = []
 
     def show(self, event: JobEvent) -> None:
-        """See `View.show`."""
+        """Implement `View.show`."""
         match event:
             case StateChanged(state=JobState.RUNNING):
                 self.began = self._clock.monotonic()
@@ -45,11 +45,11 @@ class Recorder(View):
         self._view.show(event)
 
     def say(self, sentence: str) -> None:
-        """See `View.say`."""
+        """Implement `View.say`."""
         self._view.say(sentence)
 
     def close(self) -> None:
-        """See `View.close`."""
+        """Implement `View.close`."""
         self._view.close()
 
 

@@ -1,1 +1,1 @@
-"""Deciders: events and values in, instructions out. No torch, gRPC, Redis, threads or clocks below here."""
+"""Pure decision logic: events and values in, instructions out. No torch, gRPC, Redis, threads or clocks below here."""

@@ -1,1 +1,1 @@
-"""Deployments: what runs in which container and on which devices, as files and as containers of this machine."""
+"""Deployments: containers with their programs and devices, as files and as containers of this machine."""

@@ -1,4 +1,4 @@
-"""The devices of one machine, under the names that a container engine hands them out by."""
+"""The devices of one machine, by the names that a container engine has for them."""
 
 from __future__ import annotations
 

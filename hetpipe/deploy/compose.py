@@ -1,7 +1,7 @@
 """A deployment as a Compose file, for Compose v2 and docker-compose 1.29. Pure.
 
 The file says the same as `deploy.engine` does, down to the labels: `hetpipe ps`, `logs` and `down` work on what Compose
-has started. Differences are Compose's: it waits for health checks, and `submit` hands the job in from a container.
+has started. Differences are Compose's: it waits for health checks, and `submit` submits the job from a container.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hetpipe.deploy import labels
 from hetpipe.deploy.topology import GRPC_PORT, MOST_PROCESSES, RESTART_POLICY, STOP_SECONDS, Container, Deployment, Role
 from hetpipe.deploy.yaml_text import to_yaml
 
-#: Between two health checks at most: nothing that waits for a container starts before its first one.
+#: Longest interval of health checks: dependants of a container start only after its first one.
 _INTERVAL_SECONDS = 10
 
 _HEADING = "# Made by `hetpipe render compose`. Needs Compose v2, or docker-compose from 1.29 on.\n"
@@ -23,8 +23,8 @@ def compose_file(deployment: Deployment, submission: Container | None = None) ->
     """The text of the file.
 
     Args:
-        deployment: what to run.
-        submission: the container that hands the job in, under the profile `submit`.
+        deployment: the containers.
+        submission: the container that submits the job, under the profile `submit`.
     """
     containers = (*deployment.containers, *(() if submission is None else (submission,)))
     project = deployment.project
@@ -44,7 +44,7 @@ def _service(project: str, container: Container) -> dict[str, Any]:
         "command": _escaped(container.command[1:]),
         "user": container.user,
         "labels": labels.labels_of(project, container),
-        # Without a value Compose takes that of its own environment, so that none is written down.
+        # Without a value Compose takes that of its own environment, so that the file contains none.
         "environment": {**dict.fromkeys(container.passed_environment), **dict(container.environment)},
         "init": True,
         "read_only": True,
@@ -63,7 +63,7 @@ def _service(project: str, container: Container) -> dict[str, Any]:
 
 
 def _optional(container: Container) -> Mapping[str, Any]:
-    """The keys that not every container has."""
+    """The optional keys of a container."""
     found: dict[str, Any] = {}
     if container.working_dir:
         found["working_dir"] = container.working_dir
@@ -91,5 +91,5 @@ def _optional(container: Container) -> Mapping[str, Any]:
 
 
 def _escaped(words: Iterable[str]) -> list[str]:
-    """Compose puts variables in the place of what begins with a dollar."""
+    """Escape dollar signs, at which Compose substitutes variables."""
     return [word.replace("$", "$$") for word in words]

@@ -1,4 +1,4 @@
-"""What containers have written, line by line: all of it, or as it comes."""
+"""The logs of containers, line by line: so far, or as a stream."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from hetpipe.observe.log import get_logger
 _log = get_logger(__name__)
 
 Line = tuple[str, str]
-"""Name of the container, and what it wrote."""
+"""Name of the container, and its line."""
 
 
 def read_lines(containers: Sequence[ContainerPort], *, tail: int | None) -> Iterator[Line]:
-    """What they have written so far, one container after the other."""
+    """Their logs so far, one container after the other."""
     for container in containers:
         written = container.logs(stdout=True, stderr=True, tail="all" if tail is None else tail)
         yield from ((_name(container), line) for line in written.decode(errors="replace").splitlines())
 
 
 def follow_lines(containers: Sequence[ContainerPort], *, tail: int | None) -> Iterator[Line]:
-    """What they write, as it comes, until all have ended."""
+    """Their logs as a stream, until all have ended."""
     news: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
     for container in containers:
         threading.Thread(
@@ -41,7 +41,7 @@ def follow_lines(containers: Sequence[ContainerPort], *, tail: int | None) -> It
 
 
 def save_logs(containers: Sequence[ContainerPort], folder: Path) -> None:
-    """Write what each has written into `folder`, which outlives it. A file that cannot be written is passed over."""
+    """Save the log of each into `folder`, which outlives it. A file that cannot be written is skipped."""
     for container in containers:
         path = folder / f"{_name(container)}.log"
         try:
@@ -62,7 +62,7 @@ def _follow(container: ContainerPort, tail: int | None, news: queue.SimpleQueue[
 
 
 def _lines(pieces: Iterable[bytes]) -> Iterator[str]:
-    """Whole lines of what comes in pieces."""
+    """Complete lines from a stream of pieces."""
     rest = b""
     for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")

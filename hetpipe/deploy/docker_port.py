@@ -26,11 +26,11 @@ class ContainerPort(Protocol):
 
     @property
     def attrs(self) -> Mapping[str, Any]:
-        """All that the engine tells of it, as of the last `reload`."""
+        """Its attributes in the engine, as of the last `reload`."""
         ...
 
     def reload(self) -> None:
-        """Ask the engine anew."""
+        """Refresh from the engine."""
         ...
 
     def start(self) -> None:
@@ -46,7 +46,7 @@ class ContainerPort(Protocol):
         ...
 
     def remove(self, *, v: bool, force: bool) -> None:
-        """Remove it, with the volumes that nobody named."""
+        """Remove it, with its anonymous volumes."""
         ...
 
     def logs(self, **options: Any) -> Any:

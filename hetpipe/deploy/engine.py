@@ -1,4 +1,4 @@
-"""Carries a deployment out with a Docker engine: makes, starts, shows and removes what carries the project's label."""
+"""Runs a deployment with a Docker engine: creates, starts, lists and removes the objects with the project's label."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _LOOK_SECONDS = 0.2
 #: How long the engine may take to answer.
 _ANSWER_SECONDS = 120
 
-#: Who ends first: whoever is used by others ends after them.
+#: Order of termination: dependants before their dependencies.
 _ENDING_ORDER = (Role.SUBMIT, Role.AGENT, Role.PARAMETER_SERVER, Role.COORDINATOR, Role.STORE)
 
 _NANOSECONDS = 1_000_000_000
 
-#: The engine's API that our calls need; the SDK speaks whatever the engine does.
+#: The minimum API of the engine; the SDK negotiates the version.
 _API = "1.41"
 
 _ENDED = frozenset({"exited", "dead"})
@@ -55,11 +55,11 @@ class ContainerState:
     state: str
     """`running`, `exited (1)`, …"""
     health: str
-    """`healthy`, `starting`, `unhealthy`; empty if nobody looks."""
+    """`healthy`, `starting`, `unhealthy`; empty without a health check."""
     address: str
-    """`HOST:PORT` of this machine that leads to it; empty if none does."""
+    """`HOST:PORT` of this machine that is mapped to it; empty without one."""
     devices: str
-    """The GPUs that it sees."""
+    """Its GPUs."""
 
 
 def open_client(environment: Mapping[str, str]) -> DockerPort:
@@ -75,8 +75,8 @@ def open_client(environment: Mapping[str, str]) -> DockerPort:
     except DockerException as error:
         if "PermissionError" in str(error):
             raise UserError(
-                f"the Docker engine at {where} does not let you in; join its group (usermod -aG docker NAME, then log "
-                "in anew), or call hetpipe as a user who may"
+                f"the Docker engine at {where} denies access; join its group (usermod -aG docker NAME, then log "
+                "in again), or run hetpipe as a user with access"
             ) from error
         raise UserError(
             f"no Docker engine answers at {where}; start docker, or set DOCKER_HOST; without one `hetpipe train` does "
@@ -88,11 +88,11 @@ def open_client(environment: Mapping[str, str]) -> DockerPort:
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Turn what the SDK raises beside answers into our own errors.
+    """Convert connection errors of the SDK into our own errors.
 
     Raises:
         PeerUnreachable: the engine does not answer any more.
-        JobFailed: it refused something that nobody expects it to refuse.
+        JobFailed: an unexpected refusal.
     """
     try:
         yield
@@ -118,8 +118,8 @@ class Engine:
         Args:
             client: connected.
             clock: for deadlines.
-            say: hears in a sentence what is being done.
-            environment: of whoever calls; containers get the variables of it that their description names.
+            say: called with each step, as a sentence.
+            environment: the caller's; containers get the variables of it that their description names.
         """
         self._client = client
         self._clock = clock
@@ -127,7 +127,7 @@ class Engine:
         self._environment = environment or {}
 
     def check(self, deployment: Deployment) -> None:
-        """Refuse what cannot start, before anything is made.
+        """Reject a deployment that cannot start, before anything is created.
 
         Raises:
             UserError: the project is up already, or an image is missing.
@@ -145,7 +145,7 @@ class Engine:
                 raise UserError(_no_image(image, role)) from None
 
     def start(self, deployment: Deployment) -> None:
-        """Start everything, in order, and wait until all of it is ready. What was started stays if something fails.
+        """Start everything, in order, and wait until all of it is ready. On failure the started containers stay.
 
         From then on the engine starts again what ends unasked; before, an end is a failure, and told.
 
@@ -172,7 +172,7 @@ class Engine:
                 started[name].update(restart_policy={"Name": RESTART_POLICY})
 
     def remove(self, project: str) -> tuple[str, ...]:
-        """End and remove all that carries the project's label; the names of what is gone. Idempotent.
+        """End and remove all objects with the project's label; returns their names. Idempotent.
 
         Raises:
             JobFailed: something is left; the message names it.
@@ -245,7 +245,7 @@ class Engine:
             self._clock.sleep(_LOOK_SECONDS)
 
     def _end(self, group: Sequence[ContainerPort]) -> list[str]:
-        """SIGTERM to all, SIGKILL to those that stay beyond the grace; then they are removed."""
+        """SIGTERM to all, SIGKILL to the rest after the grace period; then they are removed."""
         for container in group:
             if container.status == "running":
                 _unless_gone(partial(container.kill, "SIGTERM"))
@@ -261,12 +261,12 @@ class Engine:
 
 
 def create_options(project: str, container: Container, environment: Mapping[str, str]) -> dict[str, Any]:
-    """What the SDK is told of a container, beside its image and the arguments of its program.
+    """The SDK's options of a container, beside its image and the arguments of its program.
 
     Args:
         project: names the whole.
         container: its description.
-        environment: from which the variables come that are passed on.
+        environment: the source of the variables that are passed on.
     """
     passed = {name: environment[name] for name in container.passed_environment if name in environment}
     health = container.health
@@ -312,13 +312,13 @@ def _ending_place(container: ContainerPort) -> int:
 
 
 def _unless_gone(call: Callable[[], object]) -> bool:
-    """Whether what is called for was still there."""
+    """Run an operation; False if its object was gone."""
     try:
         call()
     except NotFound:
         return False
     except APIError as error:
-        # It has just ended, or is being removed by somebody else: the end shows whether it is gone.
+        # It has just ended, or is being removed concurrently: the end shows whether it is gone.
         if error.status_code == HTTPStatus.CONFLICT:
             return False
         raise

@@ -23,7 +23,7 @@ WHOLE = "box"
 
 @dataclass(frozen=True, slots=True)
 class AgentGroup:
-    """One agent and what it offers."""
+    """One agent and its devices."""
 
     node: str
     """Begins the names of its devices."""
@@ -32,7 +32,7 @@ class AgentGroup:
 
 
 def needs_a_plan(job: Job) -> bool:
-    """Whether only a plan says which devices belong together."""
+    """Whether the grouping of devices depends on a plan."""
     return not job.is_planned and job.cluster.file is None
 
 
@@ -42,9 +42,9 @@ def groups_of(
     """The agents for `job`, in starting order.
 
     Args:
-        job: what will be trained; None: nothing is known of it.
+        job: the job to train; None: unknown.
         devices: of this machine.
-        plan: who computes what, for a job that leaves it open.
+        plan: of a job that states none.
 
     Raises:
         UserError: devices are missing.
@@ -75,7 +75,7 @@ def job_of_plan(job: Job, plan: PlanDocument) -> Job:
         UserError: a run cannot follow the plan.
     """
     if job.is_planned:
-        raise UserError("the job says in workers.stages who computes what, and --plan says it again; leave one out")
+        raise UserError("the job states a plan in workers.stages, and --plan gives another one; leave one out")
     if plan.batch_size is not None and plan.batch_size != job.batch_size:
         raise UserError(
             f"the plan is for minibatches of {plan.batch_size} samples, the job's have {job.batch_size}; plan again"
@@ -98,12 +98,12 @@ def _vw(index: int) -> str:
 
 
 class _Pool:
-    """The devices that nobody has yet."""
+    """The unassigned devices."""
 
     def __init__(self, devices: Sequence[BoxDevice]) -> None:
         self._free = list(devices)
         self._all = len(self._free)
-        #: All that there were.
+        #: All devices.
         self.names = frozenset(device.device for device in devices)
 
     def check_enough(self, wanted: int, purpose: str) -> None:

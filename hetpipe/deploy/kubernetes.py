@@ -18,10 +18,10 @@ from hetpipe.job.file import Job
 #: The file that Kustomize looks for.
 KUSTOMIZATION = "kustomization.yaml"
 
-#: The product that stands for CPU devices.
+#: The pseudo-product for CPU devices.
 CPU = "cpu"
 
-#: What a ConfigMap may hold.
+#: Size limit of a ConfigMap.
 MOST_JOB_BYTES = 1 << 20
 
 _API = "kustomize.config.k8s.io/v1beta1"
@@ -64,7 +64,7 @@ class AgentNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlay:
-    """What to write."""
+    """The contents of an overlay."""
 
     job: Job
     code: Mapping[str, str]
@@ -84,7 +84,7 @@ def groups_of_options(texts: Sequence[str]) -> tuple[AgentNodes, ...]:
     """The values of `--agents`.
 
     Raises:
-        UserError: one says nothing, or two make agents of the same name.
+        UserError: one is malformed, or two give agents of the same name.
 
     >>> groups_of_options(["NVIDIA-TITAN-V=1x4"])
     (AgentNodes(product='NVIDIA-TITAN-V', num_nodes=1, devices_each=4),)
@@ -182,14 +182,14 @@ def _shards(overlay: Overlay) -> dict[str, Any]:
 
 
 def _job_volumes(keys: Mapping[str, str]) -> list[dict[str, Any]]:
-    """A ConfigMap knows no folders; the volumes made of it do."""
+    """The volumes of the job's ConfigMap, which restore its folders."""
     items = [{"key": key, "path": path} for path, key in keys.items()]
     operation = {"op": "replace", "path": _JOB_VOLUME, "value": {"name": "job", "items": items}}
     return [_patch(target, [operation]) for target in (_AGENTS, {"kind": "Job", "name": "submit"})]
 
 
 def _allowed(overlay: Overlay) -> list[dict[str, Any]]:
-    """What agents let jobs import and inherit."""
+    """The modules and variables that agents allow to jobs."""
     options = [f"--allow-modules={module}" for module in overlay.modules]
     options += [f"--allow-environment={name}" for name in overlay.allowed_environment]
     operations = [{"op": "add", "path": _ARGS, "value": option} for option in options]

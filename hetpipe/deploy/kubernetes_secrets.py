@@ -1,7 +1,7 @@
 """`python -m hetpipe.deploy.kubernetes_secrets DIR | kubectl apply --server-side -f -`: the Secrets that k8s/ mounts.
 
 Without `--server-side`, `kubectl apply` copies what it sends into the annotation
-`kubectl.kubernetes.io/last-applied-configuration`: keys where nobody looks for keys.
+`kubectl.kubernetes.io/last-applied-configuration`: keys in an unexpected place.
 
 DIR is a folder of `hetpipe certs`. Which certificates are in it decides what is in the Secrets, so more shards or
 agents need more certificates and no other manifest; without any there are user and password of Redis alone. Nothing is

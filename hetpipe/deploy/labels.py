@@ -1,4 +1,4 @@
-"""What marks containers and networks of hetpipe, whoever made them: `deploy.engine`, or Compose by a rendered file."""
+"""The labels of hetpipe's containers and networks, made by `deploy.engine` or by Compose from a rendered file."""
 
 from __future__ import annotations
 

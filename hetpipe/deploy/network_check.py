@@ -1,4 +1,4 @@
-"""`python -m hetpipe.deploy.network_check`: does the network let through what it must, and nothing that it must not?
+"""`python -m hetpipe.deploy.network_check`: checks that the network allows exactly the required connections.
 
 Rules about who may connect to whom are worth nothing where nobody enforces them, and nothing tells. So this tries: the
 allowed connections must succeed, the forbidden ones must not. Only bare connections are made; nothing is sent.
@@ -17,13 +17,13 @@ from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import UserError
 from hetpipe.values.addresses import join_address, split_address
 
-#: Pause between two looks at what is not there yet, and the longest that one connection may take.
+#: Pause between two attempts, and the timeout of one connection.
 _PAUSE_SECONDS = 2.0
 _CONNECT_SECONDS = 3.0
 
 
 class Network(Protocol):
-    """What the check needs of a network."""
+    """The interface of a network for the check."""
 
     def hosts(self, name: str) -> tuple[str, ...]:
         """The IP addresses of a name; none if it is unknown."""
@@ -56,7 +56,7 @@ class SystemNetwork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What to try. Addresses are `HOST:PORT`; of a name with several IP addresses each is tried."""
+    """The connections to try. Addresses are `HOST:PORT`; of a name with several IP addresses each is tried."""
 
     allowed: tuple[str, ...]
     forbidden: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class Rules:
 
 
 def check(rules: Rules, network: Network, *, clock: Clock, say: Callable[[str], None]) -> bool:
-    """Try everything and say what came of it; whether it is as it must be.
+    """Try every connection and print the results; True if all are as required.
 
     Raises:
         UserError: an address is malformed.
@@ -86,7 +86,7 @@ def check(rules: Rules, network: Network, *, clock: Clock, say: Callable[[str], 
     for address, hosts in open_ones.items():
         say(f"{address}: OPEN at {', '.join(hosts)}, and forbidden" if hosts else f"{address}: closed, as it must be")
     if any(open_ones.values()):
-        say("nobody enforces the rules of this network; use a network plugin that does")
+        say("the rules of this network are not enforced; use a network plugin that enforces them")
         return False
     return True
 

@@ -1,6 +1,6 @@
-"""The folder of a deployment's secrets: certificates by the process that has them, the store's password and its data.
+"""The folder of a deployment's secrets: certificates by process, the store's password and its data.
 
-It is made anew with each start and readable by its owner only. A container is shown its own folder in it, and no other.
+It is recreated at each start and readable by its owner only. A container mounts its own folder in it, and no other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hetpipe.deploy.topology import (
     STORE_USER,
     STORE_USERS,
     USERS_FILE,
-    Store,
+    StoreKind,
     Wishes,
 )
 from hetpipe.errors import UserError
@@ -34,11 +34,11 @@ def write_secrets(wishes: Wishes, peers: Iterable[NamedPeer]) -> None:
     """Make the folder `wishes.folders.state`, in place of an older one.
 
     Args:
-        wishes: what the deployment was described by.
-        peers: whom to make certificates for.
+        wishes: the description of the deployment.
+        peers: the processes to issue certificates for.
 
     Raises:
-        UserError: it cannot be written, or what makes certificates is not installed.
+        UserError: it cannot be written, or the package for certificates is not installed.
     """
     state = Path(wishes.folders.state)
     remove_secrets(state)
@@ -46,7 +46,7 @@ def write_secrets(wishes: Wishes, peers: Iterable[NamedPeer]) -> None:
         state.mkdir(parents=True, mode=_OWNER_ONLY)
         if wishes.tls:
             _write_certificates(state / CERTIFICATES, peers)
-        if wishes.store is Store.REDIS:
+        if wishes.store is StoreKind.REDIS:
             _write_store(state)
         for folder in state.iterdir():
             give(folder, wishes.user)
@@ -62,12 +62,12 @@ def remove_secrets(state: Path) -> None:
 
 
 def operator_folder(state: str) -> Path:
-    """The certificates of whoever hands jobs in."""
+    """The certificates of the operator who submits jobs."""
     return process_folder(Path(state) / CERTIFICATES, OPERATOR)
 
 
 def give(folder: Path, user: str) -> None:
-    """Give `folder` to `user` (`UID:GID`), for whom containers run. Only root can, and only root must."""
+    """Change the owner of `folder` to the containers' user (`UID:GID`). Only root can, and only root must."""
     if os.geteuid() == 0:
         uid, gid = map(int, user.split(":"))
         for path in (folder, *folder.rglob("*")):
@@ -80,8 +80,8 @@ def _write_certificates(folder: Path, peers: Iterable[NamedPeer]) -> None:
         from hetpipe.certs.folders import init_authority, issue_certificate
     except ModuleNotFoundError as error:
         raise UserError(
-            f"TLS needs {error.name}; install it with: pip install 'hetpipe[tls]', or say --insecure where nobody else "
-            "is on this machine"
+            f"TLS needs {error.name}; install it with: pip install 'hetpipe[tls]', or use --insecure if "
+            "you are the only user of this machine"
         ) from error
     init_authority(folder)
     for peer in (*peers, OPERATOR):

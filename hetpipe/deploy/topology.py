@@ -1,4 +1,4 @@
-"""Which containers one machine runs, in starting order, and what each is given. Pure.
+"""The containers of one machine, in starting order, with their arguments, devices and folders. Pure.
 
 The same description is carried out by `deploy.engine` and written down by `deploy.compose`. Folders of the machine keep
 their paths inside the containers, so that a run's folder has one name everywhere: for whoever hands the job in, for the
@@ -24,7 +24,7 @@ from hetpipe.server.agent.environment import passed_on
 from hetpipe.values import identity
 from hetpipe.values.identity import NamedPeer
 
-#: What every service listens on; each has a container, and so all ports, of its own.
+#: The port of every service; each has a container, and so all ports, of its own.
 GRPC_PORT = 7400
 HEALTH_PORT = 7401
 REDIS_PORT = 6379
@@ -41,7 +41,7 @@ STORE_PASSWORD, PASSWORD_FILE = "store-password", "password"
 #: Where Redis keeps its append-only file, below the state folder and in its container.
 STORE_DATA, DATA_FOLDER = "store-data", "/data"
 
-#: Where parameter servers keep what they have acknowledged, below the folder of the runs.
+#: The folder of parameter servers' acknowledged state, below the folder of the runs.
 _STATES = ".state"
 
 #: The coordinator's name in Redis.
@@ -50,10 +50,10 @@ STORE_USER = "hetpipe"
 #: With a digest behind the tag once `make digests` has resolved it.
 REDIS_IMAGE = "redis:7.4.2-bookworm"
 
-#: Who hands jobs in, from this machine or from a container.
+#: The operator who submits jobs, from this machine or from a container.
 OPERATOR = NamedPeer(identity.Role.OPERATOR, "submit")
 
-#: What engines call it: a container that ends is started again, after pauses that grow, unless somebody stopped it.
+#: The engines' name of: restart with growing pauses, unless stopped explicitly.
 RESTART_POLICY = "unless-stopped"
 
 #: From SIGTERM to SIGKILL: longer than a stage or a shard takes to write its part of a checkpoint.
@@ -62,7 +62,7 @@ STOP_SECONDS = 60
 #: Stages of one container exchange tensors through it, and so do data loaders of the user's code.
 SHM_BYTES = 1 << 30
 
-#: Processes and threads in one container at most: far beyond what stages start, far below what hurts the machine.
+#: Limit of processes and threads in one container: far above the needs of stages, far below the machine's limits.
 MOST_PROCESSES = 4096
 
 _MIB = 1 << 20
@@ -76,17 +76,17 @@ _SYSTEM_FOLDERS = frozenset(
 
 
 class Role(StrEnum):
-    """What a container is for."""
+    """The purpose of a container."""
 
     STORE = "store"
     COORDINATOR = "coordinator"
     PARAMETER_SERVER = "parameter-server"
     AGENT = "agent"
     SUBMIT = "submit"
-    """Hands the job in and ends; only in files, for people who do it on the machine itself otherwise."""
+    """Submits the job and exits; only in files, as `hetpipe up` submits from the machine itself."""
 
 
-class Store(StrEnum):
+class StoreKind(StrEnum):
     """Where the coordinator keeps jobs."""
 
     MEMORY = "memory"
@@ -109,7 +109,7 @@ class Health:
 
     command: tuple[str, ...]
     interval_seconds: int = 30
-    """Each look is a process of its own that takes a tenth of a second of a CPU, so it is not often."""
+    """Each check is a process of its own that takes 0.1 s of CPU time, so the interval is long."""
     timeout_seconds: int = 20
     retries: int = 5
     start_seconds: int = 60
@@ -126,7 +126,7 @@ class Container:
     image: str
     command: tuple[str, ...]
     ready: str
-    """What its output says when it is ready, and not before; empty for one that just runs to its end."""
+    """The text that its output contains once it is ready; empty for one that runs to its end."""
     user: str
     """`UID:GID`, numbers."""
     health: Health | None = None
@@ -134,25 +134,25 @@ class Container:
     scratch: tuple[tuple[str, int], ...] = (("/tmp", _TMP_BYTES),)  # noqa: S108 - a memory-backed folder of its own
     """Memory-backed folders and their sizes in bytes; nothing else can be written but writable mounts."""
     gpus: tuple[str, ...] = ()
-    """UUIDs of the GPUs that it sees."""
+    """UUIDs of its GPUs."""
     environment: tuple[tuple[str, str], ...] = ()
     passed_environment: tuple[str, ...] = ()
-    """Names of variables that it has with the values of whoever starts it, as far as they are set there."""
+    """Names of variables passed on from the environment of the caller, if set there."""
     depends_on: tuple[str, ...] = ()
     """Names of containers that must be ready before it starts."""
     published: int | None = None
-    """Port of the machine's loopback interface that leads to `GRPC_PORT`."""
+    """Port of the machine's loopback interface that is mapped to `GRPC_PORT`."""
     working_dir: str = ""
     shm_bytes: int = 64 * _MIB
     peer: NamedPeer | None = None
     """Whom its certificate names; None: it needs none."""
     restarts: bool = False
-    """Whether the engine starts it again when it ends unasked."""
+    """Whether the engine restarts it after an unexpected end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Everything that one project runs."""
+    """The containers of one project."""
 
     project: str
     containers: tuple[Container, ...]
@@ -175,12 +175,12 @@ class Folders:
     state: str
     """For certificates and other secrets; of this deployment alone."""
     more: tuple[str, ...] = ()
-    """More that user code reads: data, for example."""
+    """Other folders that user code reads: data, for example."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What to describe."""
+    """The input of a description."""
 
     project: str
     image: str
@@ -196,7 +196,7 @@ class Wishes:
     """Names and patterns of the environment variables that agents pass on to jobs."""
     tls: bool = True
     """Whether the processes prove themselves to each other."""
-    store: Store = Store.MEMORY
+    store: StoreKind = StoreKind.MEMORY
     store_image: str = REDIS_IMAGE
     port: int = GRPC_PORT
     """Of the machine's loopback interface, for the coordinator."""
@@ -209,7 +209,7 @@ def deployment_of(wishes: Wishes) -> Deployment:
         UserError: a folder cannot be shown to containers as it is.
     """
     _check_folders(wishes.folders)
-    store = (_redis(wishes),) if wishes.store is Store.REDIS else ()
+    store = (_redis(wishes),) if wishes.store is StoreKind.REDIS else ()
     coordinator = _coordinator(wishes)
     shards = tuple(_parameter_server(wishes, index) for index in range(wishes.num_shards))
     agents = tuple(_agents(wishes))
@@ -217,7 +217,7 @@ def deployment_of(wishes: Wishes) -> Deployment:
 
 
 def submission_of(wishes: Wishes, deployment: Deployment, job: str) -> Container:
-    """The container that hands the file `job`, a path below the code, in and follows it."""
+    """The container that submits the file `job`, a path below the code, and follows it."""
     command = ("hetpipe", "submit", job, "--coordinator", f"{Role.COORDINATOR}:{GRPC_PORT}")
     return Container(
         role=Role.SUBMIT,
@@ -248,7 +248,7 @@ _SERVICE_READY = '"role": "'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Service:
-    """What tells one service from the others."""
+    """The properties of a service."""
 
     peer: NamedPeer
     name: str
@@ -296,7 +296,7 @@ def _redis(wishes: Wishes) -> Container:
         command=("redis-server", "--bind", "*", "--aclfile", f"{STORE_FOLDER}/{USERS_FILE}", *kept),
         ready="Ready to accept connections",
         user=wishes.user,
-        # Nobody without a name may say anything, and is told so by a server that works.
+        # Anonymous callers are refused, so a refusal shows that the server works.
         health=Health(("sh", "-c", "redis-cli ping | grep -qE 'PONG|NOAUTH'")),
         mounts=(users, data),
         restarts=True,
@@ -304,9 +304,9 @@ def _redis(wishes: Wishes) -> Container:
 
 
 def _coordinator(wishes: Wishes) -> Container:
-    store: tuple[str, ...] = ("--store", Store.MEMORY)
+    store: tuple[str, ...] = ("--store", StoreKind.MEMORY)
     mounts: tuple[Mount, ...] = (_runs(wishes.folders),)
-    if wishes.store is Store.REDIS:
+    if wishes.store is StoreKind.REDIS:
         url = f"redis://{STORE_USER}@{Role.STORE}:{REDIS_PORT}/0"
         store = ("--store", url, "--store-password-file", f"{STORE_FOLDER}/{PASSWORD_FILE}")
         mounts = (*mounts, Mount(f"{wishes.folders.state}/{STORE_PASSWORD}", STORE_FOLDER))
@@ -317,7 +317,7 @@ def _coordinator(wishes: Wishes) -> Container:
             name=Role.COORDINATOR,
             options=(*_listening(Role.COORDINATOR), *store, *_run_root(wishes.folders)),
             mounts=mounts,
-            depends_on=(Role.STORE,) if wishes.store is Store.REDIS else (),
+            depends_on=(Role.STORE,) if wishes.store is StoreKind.REDIS else (),
             published=wishes.port,
         ),
     )
@@ -325,7 +325,7 @@ def _coordinator(wishes: Wishes) -> Container:
 
 def _parameter_server(wishes: Wishes, index: int) -> Container:
     name = f"{Role.PARAMETER_SERVER}-{index}"
-    # Beside the runs, because what is written there outlives the container.
+    # Beside the runs, because files there outlive the container.
     state = f"{wishes.folders.runs}/{_STATES}/{wishes.project}/shard-{index}"
     return _service(
         wishes,
@@ -383,7 +383,7 @@ def _listening(name: str) -> tuple[str, ...]:
 
 
 def _run_root(folders: Folders) -> tuple[str, ...]:
-    # A checkpoint to begin with may be among the folders that are shown besides.
+    # A checkpoint to resume from may be among the other mounted folders.
     return tuple(part for folder in (folders.runs, *folders.more) for part in ("--run-root", folder))
 
 
@@ -410,6 +410,6 @@ def _check_folders(folders: Folders) -> None:
             )
         if PurePosixPath(folders.state).is_relative_to(path):
             raise UserError(
-                f"containers are shown {path}, and everybody's private keys are below it, in {folders.state}; call "
+                f"containers mount {path}, and all private keys are below it, in {folders.state}; run "
                 "this in a folder of the job's own, or set XDG_STATE_HOME to a folder elsewhere"
             )

@@ -12,7 +12,7 @@ class _Dumper(yaml.SafeDumper):
     """Of this module only."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Say everything where it belongs, even what is said twice."""
+        """Write repeated values in full, without aliases."""
         return True
 
 

@@ -1,7 +1,7 @@
-"""Environment variables that processes read while they are loaded, and what hetpipe sets for its own: pure.
+"""Environment variables that are read while a process is loaded, and those set by hetpipe. Pure.
 
-A forked process has loaded its libraries before it is told its environment. So it is forked only where that makes no
-difference: where every variable that the interpreter or a library reads while it is loaded has the same value.
+A forked process has loaded its libraries before it gets its environment. So a process is only forked where that makes
+no difference: where every variable that the interpreter or a library reads at load time has the same value.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NEEDED = ("PATH", "HOME", "TMPDIR", "XDG_*", "VIRTUAL_ENV", "CONDA_PREFIX", "HE
 
 
 def server_environment(own: Mapping[str, str]) -> dict[str, str]:
-    """The environment that a fork server starts with: no more than what is read while it is loaded.
+    """The initial environment of a fork server: only the variables read at load time.
 
     `/proc/PID/environ` shows it for every process that is forked from it.
 
@@ -40,12 +40,12 @@ def server_environment(own: Mapping[str, str]) -> dict[str, str]:
 
 
 def differences(start: Mapping[str, str], now: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[str, ...]:
-    """Names of the variables that make a forked process another one than a process started with `wanted`.
+    """Names of the variables in which a forked process would differ from one started with `wanted`.
 
     Args:
         start: the fork server's environment when it started.
         now: the same after its imports, some of which set variables.
-        wanted: that of the process that is asked for.
+        wanted: that of the requested process.
 
     >>> differences({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "1", "WANDB_MODE": "off"})
     ()
@@ -57,9 +57,9 @@ def differences(start: Mapping[str, str], now: Mapping[str, str], wanted: Mappin
 
 
 def forked_environment(start: Mapping[str, str], now: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a forked process: what it is to have, and what the imports have set for themselves.
+    """The environment of a forked process: the requested one, and variables set by the imports.
 
-    Arguments as in `differences`.
+    Arguments as for `differences`.
 
     >>> forked_environment({"HOME": "/root"}, {"HOME": "/root", "GRPC_VERBOSITY": "ERROR"}, {"HOME": "/h"})
     {'GRPC_VERBOSITY': 'ERROR', 'HOME': '/h'}

@@ -1,7 +1,7 @@
-"""Starting processes by asking a fork server, which has imported torch and hetpipe before they are needed.
+"""Client of a fork server, which has imported torch and hetpipe in advance.
 
-Where that is not possible, a process is started as a program of its own, which takes as long as its imports; the log
-says why.
+Where forking is not possible, a process is started as a separate program, which takes as long as its imports; the
+reason is logged.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from hetpipe.phases import LAUNCH
 
 _log = get_logger(__name__)
 
-#: Environment variable that, set to 0, has every process started as a program of its own.
+#: Environment variable; 0 makes every process start as a separate program.
 VARIABLE = "HETPIPE_FORK_SERVER"
 
-#: Longest wait for a fork server's imports, which are read from a disk that may be slow.
+#: Timeout of a fork server's imports, whose disk may be slow.
 READY_SECONDS = 300.0
 
-#: Longest wait for its answer, and for what it has forked to take its shape.
+#: Timeout of its replies, and of a forked process to be set up.
 ANSWER_SECONDS = 30.0
 
-#: So many that died in a row, without a process between, are enough.
+#: Consecutive deaths, without a forked process in between, after which it is not restarted.
 MOST_DEATHS = 3
 
 #: prctl options: orphaned descendants of this process become its children, and whether they do.
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
-#: What to do where the kernel has no room for a process, as the end of a sentence.
+#: The fix where the kernel refuses another process, as the end of a sentence.
 _REMEDIES: Mapping[int, str] = {
     errno.EAGAIN: "; the user or the container has as many as it may (`ulimit -u`, pids.max): raise that limit, or run "
     "fewer stages here",
@@ -57,22 +57,22 @@ _adopting = threading.Lock()
 
 
 class _Unusable(Exception):
-    """There is no fork server, or none that can be used; the message says why."""
+    """There is no usable fork server; the message gives the reason."""
 
 
 class _Lost(Exception):
-    """The fork server has ended or does not answer, and whatever it was asked for is not there."""
+    """The fork server has ended or does not reply, and the requested process does not exist."""
 
 
 class ForkServer:
-    """The fork server of this process, and what starts processes without it. Thread-safe.
+    """The fork server of this process, with a fallback for starting processes without it. Thread-safe.
 
-    It is started by `begin`, or with the first process that it can fork, and again when it has died. Those that it has
-    forked are children of this process, and live on.
+    It is started by `begin`, or with the first process that it can fork, and restarted when it has died. Forked
+    processes are children of this process and outlive it.
     """
 
     def __init__(self, environment: Mapping[str, str] | None, *, programs: Mapping[str, str] | None = None) -> None:
-        """Prepare; nothing is started.
+        """Create the client; nothing is started.
 
         Args:
             environment: that of the processes it will be asked for, as far as they have it in common; None, or one in
@@ -83,10 +83,10 @@ class ForkServer:
         self._environment = environment
         self._programs = programs or {}
         self._is_off = environment is None or environment.get(VARIABLE) == "0" or sys.platform != "linux"
-        #: Guards what follows, and the conversation.
+        #: Guards the following attributes, and the conversation.
         self._lock = threading.RLock()
         self._connection: _Connection | None = None
-        #: Deaths since it last forked something.
+        #: Deaths since the last successful fork.
         self._deaths = 0
 
     @property
@@ -96,7 +96,7 @@ class ForkServer:
         return None if connection is None else connection.pid
 
     def begin(self, command: Sequence[str] = (*LAUNCH, "hetpipe")) -> None:
-        """Start it, so that it imports while there are other things to do; nothing happens where that fails.
+        """Start it in the background, so that imports overlap with other work; errors are ignored.
 
         In a thread that lives as long as what is started: the kernel ends it with that thread.
 
@@ -118,14 +118,14 @@ class ForkServer:
             self._lock.release()
 
     def look_after(self) -> None:
-        """Start it again if it has died meanwhile."""
+        """Restart it if it has died."""
         with self._lock:
             if self._connection is not None and self._connection.is_closed():
                 self._lost("it has ended")
                 self.begin()
 
     def close(self) -> None:
-        """End it; what it has forked lives on. It can be begun again."""
+        """End it; forked processes live on. It can be started again."""
         with self._lock:
             if self._connection is not None:
                 self._connection.end()
@@ -155,7 +155,7 @@ class ForkServer:
         return spawn(launch)
 
     def _order(self, launch: Launch) -> ForkOrder | None:
-        """What the fork server is asked for; None for what is no program of its, or where there is none."""
+        """The order for the fork server; None for other programs, or without a fork server."""
         if self._is_off or not self._is_program(launch.command):
             return None
         program, *arguments = launch.command[len(LAUNCH) :]
@@ -202,7 +202,7 @@ class ForkServer:
 
 
 class _Connection:
-    """A fork server that was started, until it ends."""
+    """A running fork server, until it ends."""
 
     def __init__(self, connection: socket.socket, process: Process, *, is_ready: bool) -> None:
         self._socket = connection
@@ -239,7 +239,7 @@ class _Connection:
         return code
 
     def fork(self, order: ForkOrder, launch: Launch) -> Process:
-        """Have it fork a process.
+        """Fork a process.
 
         Raises:
             OSError: the process could not be started.
@@ -403,7 +403,7 @@ def inherit(connection: socket.socket, pid: int) -> None:
 
 
 def _take_inherited() -> _Connection | None:
-    """The fork server that was forked for this process; None once it was taken, and without one."""
+    """The fork server inherited by this process; None once taken, or without one."""
     global _inherited
     found, _inherited = _inherited, None
     return found

@@ -1,1 +1,1 @@
-"""The job file: its model, its rules, and every mistake in it at once."""
+"""The job file: its model, its rules, and reporting of all mistakes at once."""

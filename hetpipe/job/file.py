@@ -1,4 +1,4 @@
-"""The job: what a user asks for. The value is in `job_model`, its sections in `job_sections`; here it is loaded.
+"""Loading of jobs from files, mappings and overrides. The model is in `job.model`, its sections in `job.sections`.
 
 >>> job = load_job(
 ...     {
@@ -30,7 +30,7 @@ from hetpipe.values.problems import shown
 from hetpipe.values.profile import Profile
 from hetpipe.values.yaml_text import YamlSyntaxError, parse_yaml
 
-#: Keys of `cluster` that may name a file.
+#: Keys of `cluster` whose value may be a path.
 _FILES: Mapping[str, type[Cluster | Profile]] = {"file": Cluster, "profile": Profile}
 
 __all__ = [
@@ -47,15 +47,15 @@ __all__ = [
 
 
 def load_job(source: str | Path | Mapping[str, Any] | Job, overrides: Overrides = ()) -> Job:
-    """The job of a YAML file (or of a mapping, or a job already made), with overrides laid over it.
+    """Load a job from a YAML file, a mapping or another job, and apply overrides.
 
     Args:
-        source: path of a job file; a mapping like its content; or a `Job`.
+        source: path of a job file; a mapping with the same structure; or a `Job`.
         overrides: `path=value` texts, or a mapping with nested or dotted keys (`{"sync": {"D": 4}, "epochs": 2}`).
-            Setting one of two keys that exclude each other removes the other one from `source` (`job_overrides`).
+            Setting one of two keys that exclude each other removes the other one from `source` (`job.overrides`).
 
     Raises:
-        JobError: with every mistake of the source and of the overrides in it.
+        JobError: lists every mistake of the source and of the overrides.
     """
     problems: list[str] = []
     base: Mapping[str, Any]
@@ -80,7 +80,7 @@ def load_job(source: str | Path | Mapping[str, Any] | Job, overrides: Overrides 
 
 
 def _with_files(values: dict[str, Any], *, beside: Path | None) -> tuple[dict[str, Any], list[str]]:
-    """Put the content of the cluster file and the profile where the job gives their paths.
+    """Replace the paths of cluster file and profile by the contents of these files.
 
     Paths are relative to the folder of the job file `beside`, or else to the current folder.
     """
@@ -105,9 +105,9 @@ def _read(path: Path) -> tuple[Mapping[str, Any], list[str]]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise JobError(f"{path}: there is no such file; looked in {path.absolute().parent}") from None
+        raise JobError(f"{path}: no such file; looked in {path.absolute().parent}") from None
     except IsADirectoryError:
-        raise JobError(f"{path}: is a folder; name the job file in it, for example {path / 'job.yaml'}") from None
+        raise JobError(f"{path}: is a folder; give the job file in it, for example {path / 'job.yaml'}") from None
     except UnicodeDecodeError as error:
         raise JobError(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start}); is it a job file?") from None
     except OSError as error:

@@ -1,8 +1,8 @@
-"""The job as a value: what a user writes in `job.yaml`, checked and frozen.
+"""The job model: the content of `job.yaml`, validated and frozen.
 
 Constructing a `Job`, from Python or from a file, reports every mistake at once as a `JobError`. A key without a value
-(`eval:` in YAML, None in Python) counts as not given. What a key means for training is defined in the design's
-`wsp.md`; words follow its glossary.
+(`eval:` in YAML, None in Python) counts as not given. The effect of the keys on training is defined in
+docs/semantics/wsp.md; terms are those of docs/glossary.md.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from hetpipe.values.run import DeviceConfig
 from hetpipe.values.sync import DataSpec, SyncSpec
 
 MAX_SEED = (1 << 63) - 1
-"""Seeds travel as signed 64-bit integers."""
+"""Seeds are encoded as signed 64-bit integers."""
 
 _FILE_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _METRIC_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -59,76 +59,86 @@ _METRIC_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 def _checked_job_name(name: str) -> str:
     if not _FILE_SAFE_NAME.fullmatch(name):
         raise ValueError(
-            "names the run's folder, so use 1 to 64 letters, digits, dots, dashes or underscores, beginning with a "
-            f"letter or digit, not {shown(name)}"
+            "is part of the name of the run's folder: use 1 to 64 letters, digits, dots, dashes or "
+            f"underscores, beginning with a letter or digit, not {shown(name)}"
         )
     return name
 
 
 def _checked_metric_name(name: str) -> str:
     if name == "loss" or not _METRIC_NAME.fullmatch(name):
-        raise ValueError("a metric's name is letters, digits and underscores, and not `loss`, which is always reported")
+        raise ValueError(
+            "the name of a metric consists of letters, digits and underscores; `loss` is reserved, because it is "
+            "always reported"
+        )
     return name
 
 
 class Job(Section):
-    """Everything a user says about a run. Equal jobs on equal data are the same run.
+    """The complete specification of a run. Equal jobs on equal data give equal runs.
 
-    `Job(model=…, sync={"D": 4}, …)` takes the sections as mappings, like the file.
+    `Job(model=…, sync={"D": 4}, …)` accepts sections as mappings, like the file.
     """
 
     name: Annotated[str, AfterValidator(_checked_job_name)] = Field(default="job", examples=["digits"])
-    """Begins the name of the run's folder."""
+    """Prefix of the name of the run's folder."""
     model: Call = Field(examples=["model:build"])
-    """Returns the `nn.Module`; with arguments as `{call: module:callable, args: {…}}`. An `nn.Sequential`, or one with
-    a method `layers()`, is cut between its entries; any other model by its own forward."""
+    """Callable that returns the `nn.Module`; with arguments as `{call: module:callable, args: {…}}`. An
+    `nn.Sequential`, or a module with a method `layers()`, is cut between its entries; any other model is cut within its
+    own forward.
+    """
     loss: Reference | None = Field(default=None, examples=["torch.nn.functional:cross_entropy"])
     """Called with (output, target) of a minibatch, or with (output, batch) where a sample is a mapping; returns the
-    mean over its samples as a scalar. None: the model computes it, and its output has it as `.loss` or `["loss"]`."""
+    mean over its samples as a scalar. None: computed by the model, whose output has it as `.loss` or `["loss"]`.
+    """
     metrics: dict[Annotated[str, AfterValidator(_checked_metric_name)], Reference] = Field(default_factory=dict)
-    """Name → callable like `loss`; computed at evaluation beside the loss."""
+    """Name → callable with the signature of `loss`; evaluated together with the loss."""
     data: DataSection = Field(examples=["{train: model:train_data}"])
     batch_size: PositiveInt = Field(default=32, examples=[32])
     """Samples per minibatch, the unit that enters a pipeline."""
     tokens_per_sample: PositiveInt | None = Field(default=None, examples=[1024])
-    """For tokens/s beside samples/s; None: the length of a sample whose first input is a tensor of integers (ids)."""
+    """Tokens per sample, to report tokens/s beside samples/s; None: the length of a sample whose first input is a
+    tensor of integers (ids).
+    """
     minibatches: PositiveInt | None = Field(default=None, examples=[1000])
     """Length of the run in minibatches per virtual worker, instead of `epochs`."""
     epochs: PositiveInt | None = Field(default=None, validate_default=True, examples=[3])
     """Length of the run in passes over the training data, instead of `minibatches`."""
     seed: int = Field(default=0, ge=0, le=MAX_SEED)
-    """Seeds initialisation, dropout and the order of the samples."""
+    """Seed of initialization, dropout and the order of the samples."""
     optimizer: OptimizerSpec = Field(examples=["{name: SGD, lr: 0.1}"])
     workers: WorkersSection = WorkersSection()
     sync: SyncSection = SyncSection()
     weights: WeightPolicy = "wave"
-    """Which weights a minibatch sees, and how many minibatches make an update."""
+    """The weight policy: the weights a minibatch uses, and the number of minibatches per update."""
     schedule: Literal["auto", Schedule] = "auto"
-    """In which order a stage computes; `auto` is the order that suits `weights`."""
+    """The order in which a stage computes; `auto` is the default of the weight policy."""
     gradients: GradientsSection = GradientsSection()
     lr_schedule: LrScheduleSpec | None = Field(default=None, examples=["{name: CosineAnnealingLR, T_max: 1000}"])
-    """How the learning rate changes from update to update; None: it does not."""
+    """Schedule of the learning rate, stepped per update; None: constant."""
     prediction: PredictionSection = PredictionSection()
     parameter_servers: ParameterServersSection = ParameterServersSection()
     link: Literal["auto", LinkKind] = "auto"
-    """What carries activations and gradients between stages; `auto` is `grpc` between nodes with TLS on, else `gloo`,
-    which is not encrypted."""
+    """Transport of activations and gradients between stages; `auto` is `grpc` between nodes with TLS, else `gloo`,
+    which is not encrypted.
+    """
     cluster: ClusterSection = ClusterSection()
     environment: EnvironmentSection = EnvironmentSection()
     history: HistoryDetail = "full"
-    """What the run writes down for `hetpipe check`: `full` every minibatch's passes, weights and updates; `summary` one
-    line per wave and stage, from which staleness bound, exactly-once application and samples are verified, but neither
-    each minibatch's weights nor the order of its work; `off` nothing, and nothing can be verified."""
+    """Histories written for `hetpipe check`: `full` every minibatch's passes, weights and updates; `summary` one line
+    per wave and stage, which suffices to verify the staleness bound, exactly-once application and sample accounting,
+    but neither each minibatch's weights nor the order of its work; `off` nothing, so nothing can be verified.
+    """
     evaluate: EvaluateSection = EvaluateSection()
     survive: SurviveSection = SurviveSection()
     patience: PatienceSection = PatienceSection()
     checkpoint: CheckpointSection = Field(default=CheckpointSection(), validate_default=True)
 
     def __init__(self, **values: Any) -> None:
-        """Check `values`, the sections as mappings.
+        """Validate `values`, with sections as mappings.
 
         Raises:
-            JobError: with every mistake in it.
+            JobError: lists every mistake.
         """
         given = normalised(values)
         try:
@@ -141,10 +151,10 @@ class Job(Section):
 
     @classmethod
     def model_validate(cls, obj: Any, **_: Any) -> Self:
-        """The job of a mapping, for example the result of `model_dump`.
+        """Create a job from a mapping, for example the result of `model_dump`.
 
         Raises:
-            JobError: with every mistake in it.
+            JobError: lists every mistake.
         """
         if isinstance(obj, cls):
             return obj
@@ -152,13 +162,13 @@ class Job(Section):
             raise JobError(f"a job is a mapping of keys, not {shown(obj)}")
         values = {str(key): value for key, value in obj.items()}
         if "self" in values:
-            raise JobError("self: unknown key; remove it")  # Python's own name for the first argument
+            raise JobError("self: unknown key; remove it")  # Python's own name of the first argument
         return cls(**values)
 
     @field_validator("history", mode="before")
     @classmethod
     def _off_is_a_word(cls, history: object) -> object:
-        """YAML reads `off` as false."""
+        """YAML parses `off` as false."""
         return "off" if history is False else history
 
     @field_validator("sync", mode="before")
@@ -194,7 +204,7 @@ class Job(Section):
     def _keys_go_together(
         cls, checkpoint: object, check: ValidatorFunctionWrapHandler, info: ValidationInfo
     ) -> CheckpointSection:
-        """Checks between keys wait for the last key, where all that are right by themselves are at hand."""
+        """Cross-key checks run at the last key, when all individually valid keys are available."""
         problems = list(contradictions(info.data))
         try:
             checked: CheckpointSection = check(checkpoint)
@@ -208,7 +218,7 @@ class Job(Section):
 
     @property
     def is_planned(self) -> bool:
-        """The number of virtual workers and of their stages is known; `with_plan` gives a job for which it is."""
+        """Whether the number of virtual workers and of their stages is known; always true after `with_plan`."""
         return self.workers.stages != "auto"
 
     @property
@@ -220,14 +230,14 @@ class Job(Section):
         """
         if self.workers.count is None:
             raise JobError(
-                "workers.stages: is `auto`, so the virtual workers are not known before the run is planned; use the "
-                "job.json in the folder of a run"
+                "workers.stages: is `auto`, so the virtual workers are unknown before the run is planned; use "
+                "the job.json in the folder of a run"
             )
         return self.workers.count
 
     @property
     def num_devices(self) -> int:
-        """Devices the whole run uses: one per stage of every virtual worker."""
+        """Devices used by the whole run: one per stage of every virtual worker."""
         return sum(self.num_stages(VirtualWorkerIndex(vw)) for vw in range(self.num_workers))
 
     @property
@@ -236,7 +246,7 @@ class Job(Section):
         return None if self.minibatches is None else self.minibatches * self.num_workers
 
     def layer_counts(self, vw: VirtualWorkerIndex) -> LayerCounts | None:
-        """Layers of each stage of `vw`, first to last, or None where the cut is left to hetpipe."""
+        """Layers of each stage of `vw`, first to last, or None if the cut is chosen by hetpipe."""
         stages = self.workers.stages
         return stages[vw] if isinstance(stages, tuple) else None
 
@@ -253,27 +263,27 @@ class Job(Section):
             JobError: it is not planned yet.
         """
         if self.sync.minibatches_per_wave == "auto":
-            raise JobError("sync.minibatches_per_wave: is `auto`, so it is not known before the run is planned")
+            raise JobError("sync.minibatches_per_wave: is `auto`, so it is unknown before the run is planned")
         return self.sync.minibatches_per_wave
 
     @property
     def staleness(self) -> int | None:
-        """D; None: no bound.
+        """D; None: unbounded.
 
         Raises:
             JobError: it is not planned yet.
         """
         if self.sync.D == "auto":
-            raise JobError("sync.D: is `auto`, so it is not known before the run is planned")
+            raise JobError("sync.D: is `auto`, so it is unknown before the run is planned")
         return self.sync.D
 
     def with_plan(self, layer_counts: Sequence[Sequence[int]], minibatches_per_wave: int, staleness: int | None) -> Job:
-        """This job with a plan in the place of `stages: auto`.
+        """A copy with a plan in place of `stages: auto`.
 
         Args:
             layer_counts: of each stage of each virtual worker.
             minibatches_per_wave: N.
-            staleness: the D that was chosen, for a job that leaves it open.
+            staleness: the chosen D, for a job with `D: auto`.
         """
         values = self.model_dump()
         if self.sync.D == "auto":
@@ -284,7 +294,7 @@ class Job(Section):
         return Job(**values)
 
     def sync_spec(self) -> SyncSpec:
-        """The synchronisation rule, as the shards and the stages take it."""
+        """The synchronization rule in the form used by shards and stages."""
         return SyncSpec(
             minibatches_per_wave=self.minibatches_per_wave,
             staleness=self.staleness,
@@ -296,7 +306,7 @@ class Job(Section):
 
     @property
     def order(self) -> Schedule:
-        """The schedule, with `auto` decided."""
+        """The schedule, with `auto` resolved."""
         return POLICIES[self.weights].schedule_of(self.schedule)
 
     @property
@@ -305,14 +315,14 @@ class Job(Section):
         return self.sync.traits.has_shards
 
     def data_spec(self, num_samples: int) -> DataSpec:
-        """What is dealt to the virtual workers when the training set has `num_samples` samples."""
+        """The data specification for a training set of `num_samples` samples."""
         return DataSpec(num_samples, self.batch_size, self.seed, self.epochs, self.total_minibatches)
 
     def emulated_devices(self, num_more: int = 0) -> tuple[DeviceConfig, ...]:
-        """The emulated device of every stage of the run, in the order in which they are handed out.
+        """The emulated device of every stage of the run, in the order of assignment.
 
-        Empty when the job emulates nothing. `num_more` stages that the job did not begin with come last; none of these
-        is faster than the fastest one that it began with.
+        Empty without emulation. `num_more` stages added to the job later come last; none of these is faster than the
+        fastest initial one.
         """
         entries = self.cluster.devices
         if not entries:
@@ -343,7 +353,7 @@ def normalised(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_written(path: Path, given: Mapping[str, Any]) -> Path:
-    """Undo the reading of short forms in a problem's path."""
+    """Map the path of a problem back to the short form that the user wrote."""
     if path[:1] == ("sync",) and isinstance(given.get("sync"), str):
         return ("sync",)
     cluster = given.get("cluster")

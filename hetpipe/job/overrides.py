@@ -1,11 +1,11 @@
-"""Overrides: what a command line or a Python call changes in a job file.
+"""Overrides of a job file from a command line or a Python call.
 
-An override goes to a leaf: `sync.D=4` and `{"sync": {"D": 4}}` say the same and leave the rest of `sync` alone, and so
-does `sync=none`, which is `sync.kind=none`. A list or an empty mapping replaces what was there; no value (`null`, None)
-removes the key, so that its default holds.
+An override sets a leaf: `sync.D=4` and `{"sync": {"D": 4}}` are equivalent and leave the rest of `sync` unchanged, as
+does `sync=none`, short for `sync.kind=none`. A list or an empty mapping replaces the previous value; no value (`null`,
+None) removes the key, so that its default applies.
 
-Some keys exclude each other. A user who sets one of them does not want an error about the other one in the file, so
-the file gives way (`_settle`); between two overrides nothing gives way and the contradiction is reported.
+Some keys exclude each other. An override of one of them removes the other one from the file instead of causing an error
+(`_settle`); contradictions between two overrides are reported.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from hetpipe.values.yaml_text import YamlSyntaxError, parse_yaml
 Overrides = Mapping[str, object] | Sequence[str]
 
 _FREE_KEYS = ("metrics", "optimizer", "lr_schedule")
-"""Sections whose keys the schema does not list."""
+"""Sections with keys that are not in the schema."""
 
 
 def parse_set(text: str) -> tuple[str, object]:
-    """Take `path=value` apart; the value is read as YAML.
+    """Split `path=value`; the value is parsed as YAML.
 
     >>> parse_set("sync.D=4")
     ('sync.D', 4)
@@ -37,12 +37,12 @@ def parse_set(text: str) -> tuple[str, object]:
     ('optimizer.lr', 0.001)
 
     Raises:
-        JobError: no `=`, a value that is no YAML, or a path that no job has.
+        JobError: there is no `=`, the value is not YAML, or the path does not exist in a job.
     """
     path, equals, value_text = text.partition("=")
     path = path.strip()
     if not equals or not path:
-        raise JobError(f"{text!r}: must be path=value, for example sync.D=4")
+        raise JobError(f"{text!r}: expected path=value, for example sync.D=4")
     problem = _unknown_part(tuple(path.split(".")))
     if problem is not None:
         raise JobError(str(problem))
@@ -56,7 +56,7 @@ def parse_set(text: str) -> tuple[str, object]:
 
 
 def _unknown_part(path: Path) -> Problem | None:
-    """The first part of `path` that no job has, or None. A short form of `cluster` counts as known."""
+    """The first unknown part of `path`, or None. A short form of `cluster` counts as known."""
     for length in range(1, len(path) + 1):
         part = path[:length]
         if field_at(Job, part) is not None:
@@ -66,7 +66,7 @@ def _unknown_part(path: Path) -> Problem | None:
             return None
         parent = path[length - 1] if is_free and length == 2 else path[length - 2]  # noqa: PLR2004
         if is_free or length > 2 or model_at(Job, part[:-1]) is None:  # noqa: PLR2004
-            return Problem(path, f"`{parent}` has no keys inside; set it as a whole")
+            return Problem(path, f"`{parent}` has no nested keys; set it as a whole")
         return unknown_key(Job, part)
     return None
 
@@ -104,13 +104,13 @@ def _put(values: dict[str, Any], path: tuple[str, ...], value: object) -> None:
 
 
 def merged(base: Mapping[str, Any], overrides: Overrides) -> tuple[dict[str, Any], list[str]]:
-    """`base` with `overrides` laid over it, not yet checked, and what is wrong with the overrides' own text."""
+    """Apply `overrides` to `base`, without validation; returns the result and mistakes in the text of the overrides."""
     problems: list[str] = []
     if isinstance(overrides, Mapping):
         leaves = dict(_leaves(overrides))
     else:
         leaves = {}
-        # A lone text is a sequence of texts too, of its letters.
+        # A single text is a sequence of texts, too: of its characters.
         for text in [overrides] if isinstance(overrides, str) else overrides:
             try:
                 path, value = parse_set(text)
@@ -126,7 +126,7 @@ def merged(base: Mapping[str, Any], overrides: Overrides) -> tuple[dict[str, Any
 
 
 def _settle(values: dict[str, Any], given: Mapping[tuple[str, ...], object]) -> None:
-    """Take out of `values`, the file's, what contradicts the `given` overrides."""
+    """Remove from the file's `values` the keys that contradict the `given` overrides."""
     for one, other in (("epochs", "minibatches"), ("minibatches", "epochs")):
         if given.get((one,)) is not None:
             values.pop(other, None)
@@ -140,7 +140,7 @@ def _settle(values: dict[str, Any], given: Mapping[tuple[str, ...], object]) -> 
     for section in ("optimizer", "lr_schedule"):
         name = given.get((section, "name"))
         if name is not None and name != _at(values, section, "name"):
-            # Arguments belong to their class: SGD's lr under Adam would be a quiet mistake.
+            # Arguments belong to their class: lr of SGD used for Adam would be a silent mistake.
             values[section] = {}
 
 
@@ -158,7 +158,7 @@ def _settle_sync(values: dict[str, Any], given: Mapping[tuple[str, ...], object]
         _put(values, ("sync", "combine"), None)
         values.pop("parameter_servers", None)
     if kind is None and staleness is not None and not (_has_bound_zero(values) and staleness == 0):
-        # A bound makes it wsp, whatever the file's kind was.
+        # A bound implies wsp, whatever the kind in the file.
         _put(values, ("sync", "kind"), None)
 
 
@@ -174,7 +174,7 @@ def _settle_stages(values: dict[str, Any], given: Mapping[tuple[str, ...], objec
     if isinstance(stages, list | tuple) or stages == "auto":
         _put(values, ("workers", "count"), None)
     elif stages is not None and isinstance(listed, tuple) and _at(values, "workers", "count") is None:
-        # The file said V by the length of its list.
+        # The file gives V by the length of its list.
         _put(values, ("workers", "count"), len(listed))
 
 

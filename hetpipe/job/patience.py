@@ -1,4 +1,4 @@
-"""The section of a job file about waits for processes that are coming up, or are to stop."""
+"""The section of a job file about timeouts of processes that are starting up or stopping."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ _Wait = Annotated[Duration, AfterValidator(partial(checked_bounds, least="1s", m
 
 
 class PatienceSection(Section):
-    """How long (1s to 24h) a process may be silent before it is given up.
+    """Timeouts (1s to 24h) for processes without a sign of life.
 
-    A process that is coming up says every second what it is doing, for example that it imports torch. As long as it
-    does, it is waited for, however long that takes.
+    A process that is starting up reports its current phase every second, for example that it imports torch. The timeout
+    applies to the silence between reports, not to the duration of the start-up.
     """
 
     members: _Wait = Field(default=timedelta(seconds=60), examples=["60s"])
-    """A service that `hetpipe train` has started: until it is ready. And how long these services, once they are all
-    ready, may lack what the job needs. On a cluster a job waits in the queue, without a bound."""
+    """A service started by `hetpipe train`, until it is ready. Also how long resources that the job needs may be
+    missing once all of these services are ready. On a cluster a job waits in the queue without a limit.
+    """
     inspection: _Wait = Field(default=timedelta(seconds=120), examples=["2min"])
     """The process that imports the user's code and inspects the model."""
     preparation: _Wait = Field(default=timedelta(seconds=60), examples=["60s"])
-    """The plan, and the parameter servers that are told of it; this is no silence, but the whole time."""
+    """Planning, and the configuration of the parameter servers; a limit on the total time."""
     ready: _Wait = Field(default=timedelta(seconds=120), examples=["2min"])
-    """A stage process: until it is connected with its neighbours."""
+    """A stage process, until it is connected with its neighbours."""
     stop: _Wait = Field(default=timedelta(seconds=600), examples=["10min"])
-    """The barrier of a stop, as the minibatches under way have to end; this, too, is the whole time."""
+    """The barrier of a stop, which lets the minibatches in flight complete; a limit on the total time."""
     last_checkpoint: _Wait = Field(default=timedelta(seconds=60), examples=["60s"])
-    """The checkpoint that ends a run, where a disk is full or broken: it is tried again every second for so long."""
+    """The checkpoint that ends a run, while a disk is full or broken: how long it is retried, once per second."""

@@ -1,7 +1,7 @@
-"""What goes together in a job file: checks between its sections, each told where the later one stands.
+"""Consistency rules between the sections of a job file; each mistake is reported at the later section.
 
-A rule is a function whose parameters are named like the keys of the job that it compares. It gets only values that are
-right by themselves, and is left out where one of its keys is wrong.
+A rule is a function whose parameters are named like the job keys it compares. It receives only individually valid
+values, and is skipped if one of its keys is invalid.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from hetpipe.values.suggest import join_names
 
 
 def contradictions(keys: Mapping[str, Any]) -> Iterator[Problem]:
-    """What does not go together.
+    """The mistakes found by all rules.
 
     Args:
-        keys: of the job, by name, as far as each is right by itself.
+        keys: the individually valid keys of the job, by name.
     """
     for rule in _RULES:
         needed = inspect.signature(rule).parameters
@@ -38,11 +38,11 @@ def contradictions(keys: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _one_virtual_worker(workers: WorkersSection, sync: SyncSection) -> Iterator[Problem]:
-    """The planner makes one, unless it is told otherwise."""
+    """Planning creates only one virtual worker, unless more are requested."""
     said, count = ("count", workers.count) if workers.devices is None else ("devices", len(workers.devices))
     if sync.traits.single_worker and (count or 1) > 1:
         yield _kind(
-            f"is {sync.kind}, which is for one virtual worker, but `workers.{said}` says {count}; use wsp or "
+            f"is {sync.kind}, which is for one virtual worker, but `workers.{said}` is {count}; use wsp or "
             "allreduce, or one virtual worker"
         )
 
@@ -53,7 +53,7 @@ def _waves(sync: SyncSection) -> int:
 
 def _bound_is_planned(workers: WorkersSection, sync: SyncSection) -> Iterator[Problem]:
     if sync.D == "auto" and workers.stages != "auto":
-        yield Problem(("sync", "D"), "is auto, which is for `workers.stages: auto`; give a number, for example 0")
+        yield Problem(("sync", "D"), "is auto, which requires `workers.stages: auto`; give a number, for example 0")
 
 
 def _equal_replicas(workers: WorkersSection, sync: SyncSection) -> Iterator[Problem]:
@@ -61,12 +61,12 @@ def _equal_replicas(workers: WorkersSection, sync: SyncSection) -> Iterator[Prob
         return
     if workers.stages == "auto":
         yield _kind(
-            f"is {sync.kind}, which needs virtual workers that are cut alike, but `workers.stages: auto` plans each by "
-            "itself; say how many there are, for example `workers: {count: 2, stages: 2}`"
+            f"is {sync.kind}, which requires equally cut virtual workers, but `workers.stages: auto` plans each "
+            "one separately; give their number, for example `workers: {count: 2, stages: 2}`"
         )
     elif isinstance(workers.stages, tuple) and len(set(workers.stages)) > 1:
         yield _kind(
-            f"is {sync.kind}, which needs virtual workers that are cut alike, but the lists in `workers.stages` "
+            f"is {sync.kind}, which requires equally cut virtual workers, but the lists in `workers.stages` "
             "differ; give the same list for each, or use wsp"
         )
 
@@ -125,7 +125,7 @@ def _order_of_the_policy(weights: WeightPolicy, schedule: str) -> Iterator[Probl
         yield Problem(("schedule",), str(error))
 
 
-#: Divisors that are proposed go up to this: a number of minibatches per wave may be one of 16 digits.
+#: Largest divisor suggested: the number of minibatches per wave may have up to 16 digits.
 _MAX_NAMED_DIVISOR = 64
 
 
@@ -139,15 +139,15 @@ def _whole_accumulations(
     if POLICIES[weights].one_update_per_wave:
         yield Problem(
             ("gradients", "accumulate"),
-            f"is {accumulate}, but {weights} makes one update per wave, so `sync.minibatches_per_wave`, {n}, is what "
-            "it accumulates; remove it, or use another policy",
+            f"is {accumulate}, but {weights} makes one update per wave and thus accumulates "
+            f"`sync.minibatches_per_wave`, {n}, minibatches; remove it, or use another policy",
         )
     elif n % accumulate:
         divisors = [str(count) for count in range(1, min(n, _MAX_NAMED_DIVISOR) + 1) if n % count == 0]
         yield Problem(
             ("gradients", "accumulate"),
-            f"is {accumulate}, which does not divide `sync.minibatches_per_wave`, {n}, and updates travel in whole "
-            f"waves; use {join_names(divisors)}, or other waves",
+            f"is {accumulate}, which does not divide `sync.minibatches_per_wave`, {n}, and a wave contains "
+            f"whole updates; use {join_names(divisors)}, or another N",
         )
 
 
@@ -162,7 +162,7 @@ def _norm_in_time(weights: WeightPolicy, gradients: GradientsSection) -> Iterato
 
 def _something_predicted(weights: WeightPolicy, prediction: PredictionSection) -> Iterator[Problem]:
     if POLICIES[weights].predicts != "update" and prediction != PredictionSection():
-        yield Problem(("prediction",), f"is about weights: predict, but `weights` is {weights}; remove it")
+        yield Problem(("prediction",), f"applies to weights: predict, but `weights` is {weights}; remove it")
 
 
 def _something_on_the_shards(sync: SyncSection, parameter_servers: ParameterServersSection) -> Iterator[Problem]:
@@ -171,8 +171,8 @@ def _something_on_the_shards(sync: SyncSection, parameter_servers: ParameterServ
         if not sync.traits.has_shards and value != field.default:
             yield Problem(
                 ("parameter_servers", name),
-                f"is {value}, but under `{sync.kind}` the stages alone hold the weights, and one process keeps the "
-                "clock; remove it",
+                f"is {value}, but under `{sync.kind}` only the stages hold the weights, and one process keeps "
+                "the clock; remove it",
             )
 
 
@@ -180,7 +180,7 @@ def _no_unknown_speeds(workers: WorkersSection, cluster: ClusterSection) -> Iter
     if cluster.devices and workers.stages == "auto":
         yield Problem(
             ("cluster",),
-            "slows devices down, which no plan takes into account; give `workers.stages`, or use "
+            "slows devices down, which planning does not take into account; give `workers.stages`, or use "
             "`emulate: true` with a `file`",
         )
 
@@ -189,13 +189,13 @@ def _something_to_evaluate(data: DataSection, evaluate: EvaluateSection) -> Iter
     if evaluate.every_waves is not None and data.eval is None:
         yield Problem(
             ("evaluate", "every_waves"),
-            f"is {evaluate.every_waves}, but there is nothing to evaluate on; add `data.eval`, for example "
-            "`eval: model:eval_data`, or remove it",
+            f"is {evaluate.every_waves}, but there is no evaluation data; add `data.eval`, for example `eval: "
+            "model:eval_data`, or remove it",
         )
     if evaluate.max_batches is not None and evaluate.every_waves is None:
         yield Problem(
             ("evaluate", "max_batches"),
-            f"is {evaluate.max_batches}, which bounds evaluations within epochs, but there are none; add "
+            f"is {evaluate.max_batches}, which limits evaluations within epochs, but there are none; add "
             "`every_waves`, for example 50, or remove it",
         )
 

@@ -1,8 +1,8 @@
-"""The sections of a job file, one frozen model each; those about updates are in `job_training`, the job in `job_model`.
+"""The sections of a job file, one frozen model each; those about updates are in `job.training`, the job in `job.model`.
 
-Every key has its contract as a docstring below it. Checks between keys of a section are validators of the later key,
-never of the whole section: pydantic runs those even when another key is wrong, so one reading of a file finds all
-mistakes. Checks between sections are in `job_rules`.
+The docstring below each key is its contract. Checks between keys of a section are validators of the later key, never of
+the whole section: pydantic runs those even when another key is invalid, so all mistakes are found in one pass. Checks
+between sections are in `job.rules`.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]
 
 
 def checked_reference(text: str) -> str:
-    """The same text, which is a `module:callable`.
+    """Validate a `module:callable`; returns it unchanged.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not one.
     """
     if not _REFERENCE.fullmatch(text):
-        path_like = "; name the module, not its file" if ".py" in text or "/" in text else ""
+        path_like = "; give the module, not its file" if ".py" in text or "/" in text else ""
         raise ValueError(f"must be `module:callable`, for example `model:build`, not {shown(text)}{path_like}")
     return text
 
@@ -70,28 +70,28 @@ Reference = Annotated[str, AfterValidator(checked_reference)]
 """`module:callable`, imported from the current folder first."""
 PositiveInt = Annotated[int, Field(ge=1, le=MAX_COUNT - 1)]
 StageCount = Annotated[int, Field(ge=1, le=MAX_STAGES)]
-"""Of virtual workers, and of stages of each."""
+"""A number of virtual workers, or of stages of each."""
 LayerCounts = Annotated[tuple[PositiveInt, ...], AfterValidator(_checked_not_empty)]
 """Layers of each stage of one virtual worker."""
 
 
 class Section(BaseModel):
-    """Base of every section: frozen, unknown keys refused, no guessing of types."""
+    """Base of all sections: frozen, unknown keys rejected, no type coercion."""
 
     # Strict: `batch_size: "32"` and `seed: true` are mistakes, not numbers.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 class CallSpec(Section):
-    """A callable with arguments, wherever one is named."""
+    """A callable with arguments, usable wherever a callable is named."""
 
     call: Reference = Field(examples=["transformers:AutoModelForCausalLM.from_config"])
-    """What is called."""
+    """The callable."""
     args: dict[str, Any] = Field(default_factory=dict, examples=["{num_classes: 10}"])
-    """Its keyword arguments. A mapping with a key `call` among them is called as well, and what it returns is taken."""
+    """Its keyword arguments. A nested mapping with a key `call` is called first and replaced by its result."""
 
     def __str__(self) -> str:
-        """As people name it."""
+        """The form used in messages."""
         return self.call
 
 
@@ -107,22 +107,23 @@ Call = Annotated[
 
 
 class DataSection(Section):
-    """Where the samples come from. Each callable takes no arguments and returns a map-style dataset."""
+    """The data sets. Each callable takes no arguments and returns a map-style dataset."""
 
     train: Reference = Field(examples=["model:train_data"])
-    """What is trained on: `len()` samples, each an (input, target) pair, or a mapping of the model's arguments."""
+    """Training data: `len()` samples, each an (input, target) pair, or a mapping of the model's arguments."""
     eval: Reference | None = Field(default=None, examples=["model:eval_data"])
-    """What is evaluated on at the end of each epoch, and within epochs if `evaluate` says so; None: no evaluation."""
+    """Evaluation data, used at the end of each epoch, and within epochs if `evaluate` is set; None: no evaluation."""
 
 
 class EvaluateSection(Section):
-    """Evaluations within epochs, beside those at the end of each epoch and of the run."""
+    """Evaluations within epochs, in addition to those at the end of each epoch and of the run."""
 
     every_waves: PositiveInt | None = Field(default=None, examples=[50])
-    """The weights of every so many waves are evaluated by the virtual worker of the lowest index, while the others
-    train on; None: evaluations at the ends of epochs only."""
+    """Interval in waves: the virtual worker with the lowest index evaluates, while the others continue training; None:
+    evaluation only at the ends of epochs.
+    """
     max_batches: PositiveInt | None = Field(default=None, examples=[20])
-    """So many minibatches of `data.eval`, the first ones, for an evaluation within an epoch; None: all of them."""
+    """Number of minibatches of `data.eval`, from the first, used by an evaluation within an epoch; None: all."""
 
 
 def _stages_branch(value: object) -> str:
@@ -132,7 +133,7 @@ def _stages_branch(value: object) -> str:
 
 
 class WorkersSection(Section):
-    """The virtual workers: how many, and how deep their pipelines are."""
+    """The virtual workers: their number, and the depth of their pipelines."""
 
     stages: Annotated[
         Annotated[StageCount, Tag("<number>")]
@@ -140,21 +141,23 @@ class WorkersSection(Section):
         | Annotated[Annotated[tuple[LayerCounts, ...], AfterValidator(_checked_not_empty)], Tag("<lists>")],
         Discriminator(_stages_branch),
     ] = Field(default="auto", examples=[2])
-    """Stages per virtual worker, cut at equal cost; or one list per virtual worker with the number of layers of each
-    of its stages, for example `[[2, 2], [3, 1]]`; or `auto`: planned for the devices that are there. 1 if only `count`
-    is given."""
+    """Stages per virtual worker, cut at equal cost; or one list per virtual worker with the number of layers of each of
+    its stages, for example `[[2, 2], [3, 1]]`; or `auto`: planned for the available devices. 1 if only `count` is
+    given.
+    """
     count: StageCount | None = Field(default=None, validate_default=True, examples=[2])
     """Number of virtual workers V; by default 1, or the number of lists in `stages`. Planned if `stages` is `auto`."""
     allocation: Allocation = Field(default="auto", validate_default=True)
-    """With `stages: auto`, how devices are grouped: `NP` one node per virtual worker, `ED` the same mix for each, `HD`
-    mixes of similar strength, `auto` whichever is fastest."""
+    """With `stages: auto`, the grouping of devices: `NP` one node per virtual worker, `ED` the same mix for each, `HD`
+    mixes of similar speed, `auto` the fastest of these.
+    """
     devices: tuple[tuple[str, ...], ...] | None = Field(default=None, examples=["[[n0/0, n1/0], [n0/1, n1/1]]"])
-    """With `stages: auto`, the devices of each virtual worker by name, in place of `allocation`."""
+    """With `stages: auto`, the devices of each virtual worker by name, instead of `allocation`."""
 
     @model_validator(mode="before")
     @classmethod
     def _stages_from_count(cls, given: object) -> object:
-        """Whoever gives the number of virtual workers, and says nothing else of them, has no wish to be planned for."""
+        """A given number of virtual workers, without other keys, implies that no planning is wanted."""
         if not isinstance(given, Mapping) or "stages" in given or given.get("count") is None:
             return given
         asks_the_planner = given.get("devices") is not None or given.get("allocation", "auto") != "auto"
@@ -173,7 +176,7 @@ class WorkersSection(Section):
     def _one_list_each(cls, count: int | None, info: ValidationInfo) -> int | None:
         stages = info.data.get("stages")
         if stages == "auto" and count is not None:
-            raise ValueError(f"is {count}, but `stages: auto` plans the number, too; remove one of the two")
+            raise ValueError(f"is {count}, but `stages: auto` plans the number as well; remove one of the two")
         if isinstance(stages, tuple) and len(stages) != count:
             raise ValueError(
                 f"is {count}, but `stages` lists {len(stages)} virtual worker{'s' if len(stages) > 1 else ''}; give "
@@ -185,14 +188,14 @@ class WorkersSection(Section):
     @classmethod
     def _only_planned(cls, allocation: Allocation, info: ValidationInfo) -> Allocation:
         if allocation != "auto" and info.data.get("stages", "auto") != "auto":
-            raise ValueError(f"is {allocation}, but `stages` says who does what already; remove one of the two")
+            raise ValueError(f"is {allocation}, but `stages` already assigns the layers; remove one of the two")
         return allocation
 
     @field_validator("devices")
     @classmethod
     def _alone(cls, devices: tuple[tuple[str, ...], ...] | None, info: ValidationInfo) -> object:
         if devices is not None and info.data.get("stages", "auto") != "auto":
-            raise ValueError("is given, but `stages` says who does what already; use `stages: auto`")
+            raise ValueError("is given, but `stages` already assigns the layers; use `stages: auto`")
         if devices is not None and info.data.get("allocation", "auto") != "auto":
             raise ValueError("is given beside `allocation`; keep one of the two")
         return devices
@@ -202,19 +205,20 @@ def _number_branch(value: object) -> str:
     return "<word>" if isinstance(value, str) else "<number>"
 
 
-#: N of a job whose cut is given and that does not say it.
+#: Default N of a job with a given cut.
 DEFAULT_MINIBATCHES_PER_WAVE = 4
 
 
 class SyncSection(Section):
-    """How far virtual workers may drift apart (`wsp.md` §2, §3)."""
+    """Synchronization of the virtual workers (docs/semantics/wsp.md, sections 2 and 3)."""
 
     kind: SyncKind = "wsp"
     """`wsp`: bounded by D · `bsp`: D = 0 · `asp`: D = ∞, no bound · `none`: one virtual worker, no shards ·
-    `allreduce`: equal virtual workers average their gradients, no shards. `sync: none` is short for
-    `sync: {kind: none}`, and so on."""
+    `allreduce`: equal virtual workers average their gradients, no shards. `sync: none` is short for `sync: {kind:
+    none}`, and so on.
+    """
     max_D: Annotated[int, Field(ge=0)] | None = Field(default=None, examples=[8])  # noqa: N815 - as the paper has it
-    """With `D: auto`, the largest D that may be chosen."""
+    """Upper limit of `D: auto`."""
     D: (
         Annotated[
             Annotated[Annotated[int, Field(ge=0)], Tag("<number>")] | Annotated[Literal["auto"], Tag("<word>")],
@@ -223,28 +227,33 @@ class SyncSection(Section):
         | None
     ) = Field(default=None, validate_default=True, examples=[1])
     """Staleness bound in waves, by default 0: no virtual worker gets more than D + 1 waves ahead. None under `asp`,
-    `none` and `allreduce`. With `stages: auto` also `auto`: the smallest up to `max_D` that is within 2 % of the
-    fastest."""
+    `none` and `allreduce`. With `stages: auto` also `auto`: the smallest D up to `max_D` whose predicted throughput is
+    within 2 % of the best.
+    """
     minibatches_per_wave: Annotated[
         Annotated[PositiveInt, Tag("<number>")] | Annotated[Literal["auto"], Tag("<word>")],
         Discriminator(_number_branch),
     ] = Field(default="auto", examples=[4])
-    """N: minibatches whose updates travel together; also the most that are in a pipeline at once. `auto` with `stages:
-    auto`: the smallest within 2 % of the fastest; otherwise 4."""
+    """N: minibatches whose updates are pushed together; also the maximum number in a pipeline at once. `auto` with
+    `stages: auto`: the smallest N whose predicted throughput is within 2 % of the best; otherwise 4.
+    """
     combine: Combine | None = Field(default=None, validate_default=True)
-    """`sum`, the default, adds every virtual worker's updates as they are, `mean` divides them by V first. None under
-    `none` and `allreduce`."""
+    """`sum`, the default, adds the updates of all virtual workers unscaled, `mean` divides them by V first. None under
+    `none` and `allreduce`.
+    """
     deterministic: bool = Field(default=False, validate_default=True)
-    """Use exactly the required clock, never a newer one, so that the same seed gives the same bits. With
-    `pull: required` exactly the newest clock that may be used, once every D + 1 waves."""
+    """Always use the required clock, never a newer one, so that the same seed gives the same bits. With `pull:
+    required` always use the newest permitted clock, once every D + 1 waves.
+    """
     pull: PullTiming = Field(default="every_wave", validate_default=True)
-    """When a virtual worker fetches weights: `every_wave`, or only when `required`, where D forbids those that it has.
-    Between two pulls it adds its own updates to what it has, so a larger D saves traffic; updates of the others come
-    later."""
+    """When weights are pulled: `every_wave`, or only when `required`, where D forbids the current ones. Between two
+    pulls a virtual worker applies only its own updates, so a larger D saves traffic, but updates of the others arrive
+    later.
+    """
 
     @property
     def traits(self) -> SyncTraits:
-        """What this kind is."""
+        """Properties of this kind."""
         return SYNC_KINDS[self.kind]
 
     @field_validator("D")
@@ -254,7 +263,7 @@ class SyncSection(Section):
     ) -> int | Literal["auto"] | None:
         traits = _traits_of(info)
         if (staleness == "auto") != (info.data.get("max_D") is not None):
-            raise ValueError("`D: auto` and `max_D` belong together; give for example `D: auto, max_D: 8`")
+            raise ValueError("`D: auto` and `max_D` must be used together; give for example `D: auto, max_D: 8`")
         unbounded = traits is not None and traits.bound == "none"
         if traits is not None and unbounded and staleness is not None:
             raise ValueError(f"is {staleness}, but `{traits.name}` has no staleness bound; remove D or use kind: wsp")
@@ -279,12 +288,12 @@ class SyncSection(Section):
             return pull
         if not traits.has_shards:
             raise ValueError(
-                f"is required, but under `{traits.name}` the stages alone hold the weights, and none are pulled"
+                f"is required, but under `{traits.name}` only the stages hold the weights, and none are pulled"
             )
         if traits.bound == "none":
             raise ValueError(
-                f"is required, but `{traits.name}` has no staleness bound that ever requires a pull; use kind: wsp "
-                "with a D, or pull: every_wave"
+                f"is required, but `{traits.name}` has no staleness bound that could require a pull; use kind: "
+                "wsp with a D, or pull: every_wave"
             )
         return pull
 
@@ -294,14 +303,14 @@ class SyncSection(Section):
         traits = _traits_of(info)
         if deterministic and traits is not None and traits.has_shards and traits.bound == "none":
             raise ValueError(
-                f"`{traits.name}` has no required clock to be deterministic about; use kind: wsp with a D, or "
-                "deterministic: false"
+                f"`{traits.name}` has no required clock, so it cannot be deterministic; use kind: wsp with a D, "
+                "or deterministic: false"
             )
         return deterministic
 
 
 def _traits_of(info: ValidationInfo) -> SyncTraits | None:
-    """Of the kind that stands before a key of `sync`; None: that is no kind."""
+    """Properties of the kind given before a key of `sync`; None for an unknown kind."""
     return SYNC_KINDS.get(info.data.get("kind", ""))
 
 
@@ -311,19 +320,22 @@ class ParameterServersSection(Section):
     count: Annotated[int, Field(ge=1, le=MAX_SHARDS)] = 1
     """Number of shards, one process each."""
     placement: Placement = "auto"
-    """`auto`: the fastest with `stages: auto`, else `balanced` · `balanced` puts equally many bytes on every shard and
-    cuts large parameters where that needs it; `round_robin` deals whole layers in turn, as the paper does; `ed_local`
-    puts each layer on the node that computes it, for `stages: auto` where virtual workers agree on that node."""
+    """Placement of parameters: `auto`: the fastest with `stages: auto`, else `balanced` · `balanced` assigns equally
+    many bytes to every shard and slices large parameters where necessary; `round_robin` deals whole layers in turn, as
+    in the paper; `ed_local` puts each layer on the node that computes it, for `stages: auto` where virtual workers
+    agree on that node.
+    """
 
 
 class DeviceEmulation(Section):
-    """One local CPU device that plays a slower one."""
+    """A local CPU device that emulates a slower one."""
 
     emulate_as: Annotated[str, AfterValidator(_checked_device_type)] | None = Field(default=None, examples=["RTX_2060"])
-    """A type of the catalogue. The fastest type among the devices in use runs at full speed, the others slower in
-    proportion to their peak FLOP/s."""
+    """A type of the catalogue. The fastest type among the devices in use runs at full speed, the others are slowed down
+    in proportion to their peak FLOP/s.
+    """
     slowdown: float | None = Field(default=None, ge=1, allow_inf_nan=False, examples=[2.0])
-    """A computation of t seconds takes slowdown·t; None: 1, or what `emulate_as` says."""
+    """A computation of t seconds takes slowdown·t; None: 1, or the factor given by `emulate_as`."""
     jitter: float = Field(default=0.0, ge=0, allow_inf_nan=False, examples=[0.1])
     """Each computation is stretched further by a random factor from [1, 1 + jitter]."""
 
@@ -331,34 +343,39 @@ class DeviceEmulation(Section):
     @classmethod
     def _one_speed(cls, slowdown: float | None, info: ValidationInfo) -> float | None:
         if slowdown is not None and info.data.get("emulate_as") is not None:
-            raise ValueError("given beside `emulate_as`, which sets the speed too; keep one of the two")
+            raise ValueError("given beside `emulate_as`, which also sets the speed; keep one of the two")
         return slowdown
 
 
 class ClusterSection(Section):
-    """The cluster that is planned for, and emulated devices on this machine.
+    """The cluster used for planning, and emulated devices on this machine.
 
-    Without an emulation the devices that the agents find are used as they are.
+    Without emulation the devices found by the agents are used at full speed.
     """
 
     devices: tuple[DeviceEmulation, ...] = ()
-    """Handed out in order, virtual worker by virtual worker, stage by stage; when there are more stages than entries,
-    the list starts again; virtual workers that join later go on in it. `cluster: {slowdown: 2.0}` is short for a list
-    with this one entry: every device is alike."""
+    """Assigned in order, virtual worker by virtual worker, stage by stage; when there are more stages than entries, the
+    list is repeated; virtual workers that join later continue it. `cluster: {slowdown: 2.0}` is short for a list with
+    this one entry, so that all devices are alike.
+    """
     file: Cluster | None = Field(default=None, examples=["cluster.yaml"])
     """Nodes, devices and links: the path of a cluster file, relative to the job file, or its content. None: the devices
-    that the agents offer, with links as measured, else assumed."""
+    that the agents offer, with links as measured, else assumed.
+    """
     profile: Profile | None = Field(default=None, examples=["profile.json"])
-    """What each layer costs on each device type: the path of a profile, or its content. None: measured when the run
-    needs it, and estimated for types that are not there."""
+    """The cost of each layer on each device type: the path of a profile, or its content. None: measured when the run
+    needs it, and estimated for unavailable types.
+    """
     emulate: bool = Field(default=False, validate_default=True)
-    """CPU devices of this machine play the devices of `file`: a stage takes the time that the profile says, and must
-    fit into that type's memory by the planner's accounting."""
+    """Emulate the devices of `file` on CPU devices of this machine: a stage takes the time given by the profile, and
+    must fit into that type's memory according to the planner's memory model.
+    """
     emulate_links: bool = Field(default=False, validate_default=True)
-    """With `emulate`: what stages send each other and the shards takes the time of its link in `file`, each flow by
-    itself."""
+    """With `emulate`: transfers between stages and to shards take the time of their link in `file`; flows do not share
+    bandwidth.
+    """
     stragglers: dict[str, Annotated[float, Field(ge=1, allow_inf_nan=False)]] = Field(default_factory=dict)
-    """With `emulate`: device → factor by which it is slower than its profile, to emulate a straggler."""
+    """With `emulate`: device → slowdown factor relative to its profile, to emulate a straggler."""
 
     @field_validator("emulate")
     @classmethod
@@ -368,14 +385,14 @@ class ClusterSection(Section):
         if info.data.get("devices"):
             raise ValueError("and `devices` exclude each other; keep one of the two emulations")
         if info.data.get("file", "mentioned elsewhere") is None:
-            raise ValueError("needs `cluster.file`, which says what to play; give its path")
+            raise ValueError("needs `cluster.file`, which defines the emulated devices; give its path")
         return emulate
 
     @field_validator("emulate_links")
     @classmethod
     def _of_emulated_devices(cls, links: bool, info: ValidationInfo) -> bool:  # noqa: FBT001 - a validator's signature
         if links and info.data.get("emulate") is False:
-            raise ValueError("needs `emulate: true`, which gives the links their ends")
+            raise ValueError("needs `emulate: true`, which maps the links to stages")
         return links
 
     @field_validator("stragglers")
@@ -394,10 +411,10 @@ class ClusterSection(Section):
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _VARIABLE_PATTERN = re.compile(r"[A-Za-z_*?][A-Za-z0-9_*?]*", re.ASCII)
 
-#: Variables that a job cannot set, by the reason.
+#: Variables that a job cannot set, with the reason.
 _NOT_SETTABLE: Mapping[str, tuple[str, ...]] = {
     "hetpipe sets it itself": ("HETPIPE_*", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),
-    "it decides which programs and libraries run, which is the operator's to say": (
+    "it determines which programs and libraries run, which is up to the operator": (
         *("PATH", "HOME", "SHELL", "IFS", "ENV", "BASH_ENV", "LD_*", "PYTHON*", "GCONV_PATH", "GLIBC_TUNABLES"),
         *("MALLOC_*", "VIRTUAL_ENV", "CONDA_PREFIX", "NVIDIA_*", "GRPC_*", "SSL_CERT_*"),
     ),
@@ -405,14 +422,15 @@ _NOT_SETTABLE: Mapping[str, tuple[str, ...]] = {
 
 
 class EnvironmentSection(Section):
-    """Environment variables of the processes that run your code, beside those that every program needs."""
+    """Environment variables of the processes that run your code, in addition to those that every program needs."""
 
     inherit: tuple[str, ...] | None = Field(default=None, examples=["[HF_HOME, 'WANDB_*']"])
     """Names or patterns (`*`, `?`) of variables that each agent passes on from its own environment; their values are
-    written nowhere. None: all of them, and none where the agent serves other machines. There the operator's
-    `--allow-environment` must name what is inherited or set."""
+    not stored anywhere. None: all of them, or none if the agent serves other machines. There, inherited and set
+    variables must be permitted by the operator's `--allow-environment`.
+    """
     set: dict[str, str] = Field(default_factory=dict, examples=["{WANDB_MODE: offline}"])
-    """Name → value. They are part of the job, in its files and at the coordinator: no place for secrets."""
+    """Name → value. They are part of the job, in its files and at the coordinator: do not use them for secrets."""
 
     @field_validator("inherit")
     @classmethod
@@ -420,7 +438,7 @@ class EnvironmentSection(Section):
         for name in inherit or ():
             if not _VARIABLE_PATTERN.fullmatch(name):
                 raise ValueError(
-                    f"{shown(name)} is no name of a variable and no pattern of names; write for example HF_HOME"
+                    f"{shown(name)} is neither the name of a variable nor a pattern of names; write for example HF_HOME"
                 )
             if name.startswith("HETPIPE_"):
                 raise ValueError(f"{name} cannot be inherited: hetpipe sets it itself; remove it")
@@ -431,19 +449,21 @@ class EnvironmentSection(Section):
     def _may_be_set(cls, given: dict[str, str]) -> dict[str, str]:
         for name, value in given.items():
             if not _VARIABLE.fullmatch(name):
-                raise ValueError(f"{shown(name)} is no name of a variable; write for example HF_HOME")
+                raise ValueError(f"{shown(name)} is not the name of a variable; write for example HF_HOME")
             for why, patterns in _NOT_SETTABLE.items():
                 if any(fnmatchcase(name, pattern) for pattern in patterns):
                     raise ValueError(f"{name} cannot be set by a job: {why}; remove it")
             if "\0" in value:
-                raise ValueError(f"{name} has a NUL character, which no variable can hold; remove it")
+                raise ValueError(f"{name} has a NUL character, which variables cannot contain; remove it")
         return given
 
 
 class CheckpointSection(Section):
-    """When the run is written to disk, beyond the end of each epoch and of the run."""
+    """Checkpoints in addition to those at the end of each epoch and of the run."""
 
     every_waves: PositiveInt | None = Field(default=None, examples=[50])
-    """A barrier with a checkpoint every so many waves; None: only where a barrier is due anyway."""
+    """Interval in waves of barriers with a checkpoint; None: only where a barrier is due anyway."""
     keep: PositiveInt = 3
-    """Newest checkpoints kept; older ones are deleted, but for what a virtual worker begins from that is away."""
+    """Number of newest checkpoints kept; older ones are deleted, except the newest one with the state of an absent
+    virtual worker.
+    """

@@ -1,6 +1,6 @@
-"""The section of a job file about processes that die: how long what is waited for, and when to go on without it.
+"""The section of a job file about failures: timeouts, and when the run continues without a process.
 
-A duration is a number with its unit: `500ms`, `90s`, `2min`, `1h`. A number alone would not say which unit it has.
+A duration is a number with its unit: `500ms`, `90s`, `2min`, `1h`. A number without a unit would be ambiguous.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from hetpipe.values.problems import shown
 _UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?) ?(ms|s|min|h)", re.ASCII)
 
-#: A virtual worker that dies more often than that in a row is not worth it.
+#: Maximum number of consecutive deaths that can be allowed.
 _MOST_RESTARTS = 1_000
 
-#: Less is noise; no stage that still works is slower than that.
+#: Bounds of the factor: less is noise, and no working stage is slower than that.
 _LEAST_FACTOR, _MOST_FACTOR = 1.1, 1_000.0
 
 
 def duration_of(value: object) -> timedelta:
-    """The duration of a text; one that is a duration already stays.
+    """Parse a duration; a `timedelta` is returned unchanged.
 
     >>> duration_of("90s") == duration_of("1.5 min")
     True
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a duration.
     """
     if isinstance(value, timedelta):
         return value
@@ -43,7 +43,7 @@ def duration_of(value: object) -> timedelta:
 
 
 def duration_text(duration: timedelta) -> str:
-    """A duration as it is written in a job file.
+    """Format a duration as in a job file.
 
     >>> duration_text(timedelta(minutes=2)), duration_text(timedelta(seconds=2.5)), duration_text(timedelta(0))
     ('120s', '2.5s', '0s')
@@ -58,7 +58,7 @@ def _checked_factor(factor: float) -> float:
 
 
 def checked_bounds(duration: timedelta, *, least: str, most: str) -> timedelta:
-    """The duration.
+    """Validate the bounds of a duration; returns it unchanged.
 
     Raises:
         ValueError: it is out of bounds.
@@ -71,42 +71,47 @@ def checked_bounds(duration: timedelta, *, least: str, most: str) -> timedelta:
 Duration = Annotated[timedelta, BeforeValidator(duration_of), PlainSerializer(duration_text, when_used="json")]
 
 
-#: A stage says nothing for five seconds while a parameter server is away (`server.shard.patient`), and for up to seven
-#: while one is frozen in the middle of a call, until keepalive notices (`wire.channel`).
+#: A stage is silent for five seconds while a parameter server is unreachable (`server.shard.patient`), and for up to
+#: seven while one is frozen in the middle of a call, until keepalive detects it (`wire.channel`).
 _LEAST_STALL = "7s"
 
 
 class SurviveSection(Section):
-    """What happens when processes die, or stop answering.
+    """Handling of processes that die or stop responding.
 
-    Under `none` and `allreduce` a death takes the run back to its newest checkpoint.
+    Under `none` and `allreduce` a death rewinds the run to its newest checkpoint.
     """
 
     stall: Annotated[Duration, AfterValidator(partial(checked_bounds, least=_LEAST_STALL, most="1h"))] = Field(
         default=timedelta(seconds=60), examples=["60s"]
     )
-    """A stage that has reported nothing for so long (7s to 1h) counts as hung and is killed. It reports about once a
-    second, but not in the middle of a minibatch: give the slowest one several times its time."""
+    """Seconds without a report (7s to 1h) after which a stage counts as hung and is killed. It reports about once a
+    second, but not in the middle of a minibatch: allow several times the duration of the slowest one.
+    """
     restarts: int = Field(default=5, ge=0, le=_MOST_RESTARTS)
-    """A virtual worker that dies so often in a row, each time before it has committed a wave, stays out, and the others
-    go on; 0: none is ever started anew. A run that has to go back to a checkpoint more often than that in a row,
-    without a newer one, fails."""
+    """Number of consecutive deaths, each before a wave is committed, after which a virtual worker is not restarted and
+    the others continue; 0: none is ever restarted. A run that is rewound to a checkpoint more often than that in a row,
+    without a newer one, fails.
+    """
     backoff: Annotated[Duration, AfterValidator(partial(checked_bounds, least="0s", most="1h"))] = Field(
         default=timedelta(seconds=30), examples=["30s"]
     )
-    """Longest pause (0s to 1h) before a virtual worker is started anew: none at first, then 1, 2, 4, … seconds while it
-    does not come as far as a wave."""
+    """Maximum back-off (0s to 1h) before a restart of a virtual worker: none at first, then 1, 2, 4, … seconds while it
+    does not complete a wave.
+    """
     absence: Annotated[Duration, AfterValidator(partial(checked_bounds, least="0s", most="24h"))] = Field(
         default=timedelta(seconds=120), examples=["2min"]
     )
-    """How long (0s to 24h) that without which nobody can train may be gone before the run fails: a parameter server, or
-    the agents of all virtual workers. After half of it a virtual worker does without those of its agents that are gone,
-    if the devices of the others have the memory."""
+    """How long (0s to 24h) processes without which no one can train may be missing before the run fails: a parameter
+    server, or the agents of all virtual workers. After half of it a virtual worker continues without its missing
+    agents, if the devices of the others have enough memory.
+    """
     straggler: Annotated[float, AfterValidator(_checked_factor)] = Field(default=2.0, examples=[2.0])
-    """A stage that takes so many times longer (from 1.1 to 1000) than planned, by how the other stages fare, straggles:
-    it is named, and layers are moved away from it if that pays. 0: none does. Nothing is moved when
-    `sync.deterministic` is set, as the result would depend on when that happens."""
+    """Slowdown factor (from 1.1 to 1000) relative to the plan, compared with the other stages, above which a stage is a
+    straggler: it is reported, and layers are moved to other stages if that pays off. 0: no detection. No layers are
+    moved when `sync.deterministic` is set, as the result would depend on when that happens.
+    """
     patience_waves: int = Field(default=5, ge=1, le=_MOST_RESTARTS)
-    """Number of consecutive slow waves before a stage counts as a straggler; reports come once a second at most."""
+    """Number of consecutive slow waves before a stage counts as a straggler; reports arrive at most once a second."""
     least_gain: float = Field(default=0.2, ge=0.01, le=100.0)
-    """How much faster the job must become for layers to be moved, as a share: 0.2 is a fifth."""
+    """Minimum speed-up of the job for which layers are moved, as a fraction: 0.2 is a fifth."""

@@ -1,7 +1,7 @@
-"""The sections of a job file that say how gradients become updates: optimizer, schedule of its rate, norms, prediction.
+"""The sections of a job file about updates: optimizer, learning-rate schedule, gradient norms, prediction.
 
-Where a section names a class of torch, its arguments stand beside the name. Whether torch has that class and it takes
-these arguments is checked where torch is at hand (`callables`); here only what a file can hold is.
+Where a section names a class of torch, its arguments are given beside the name. The class and its arguments are
+validated where torch is available (`pipeline.callables`); here only what can be validated without it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from hetpipe.job.sections import PositiveInt, Section, checked_reference
 from hetpipe.values.problems import shown
 
-#: What an argument of a class of torch may be.
+#: Allowed argument values for a class of torch.
 ArgumentValue = bool | int | float | str | tuple["ArgumentValue", ...]
 
 
@@ -22,7 +22,7 @@ def _checked_argument(value: object) -> object:
     entries, where = (value, " in a list") if isinstance(value, tuple) else ((value,), "")
     for entry in entries:
         if not isinstance(entry, bool | int | float | str | None):
-            # pydantic gathers ValueErrors only.
+            # pydantic collects only ValueErrors
             raise ValueError(  # noqa: TRY004
                 f"an argument is a number, text, true, false or a list of these, not {shown(entry)}{where}"
             )
@@ -33,7 +33,7 @@ def _checked_argument(value: object) -> object:
 
 def _checked_pattern(pattern: str) -> str:
     if not pattern:
-        raise ValueError("is an empty pattern, which no name matches; remove it")
+        raise ValueError("is an empty pattern, which matches no name; remove it")
     return pattern
 
 
@@ -48,14 +48,14 @@ def _checked_class(name: str) -> str:
 
 
 class _WithArguments(BaseModel):
-    """Base of the sections in which a key that is not listed is an argument for torch."""
+    """Base of the sections in which an unlisted key is an argument of the torch class."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, use_attribute_docstrings=True)
     __pydantic_extra__: dict[str, Annotated[Any, AfterValidator(_checked_argument)]] = Field(init=False)
 
     @property
     def arguments(self) -> dict[str, ArgumentValue]:
-        """The keys that are not listed: what the class of torch is given by name."""
+        """The unlisted keys: keyword arguments of the torch class."""
         return dict(self.__pydantic_extra__)
 
 
@@ -81,13 +81,17 @@ class OptimizerSpec(_WithArguments):
     """An optimizer, with its arguments beside the name: `{name: SGD, lr: 0.1, momentum: 0.9}`."""
 
     name: Annotated[str, AfterValidator(_checked_class)] = Field(examples=["SGD"])
-    """Class name in `torch.optim`, or a class of yours as `module:Class`, which inherits `torch.optim.Optimizer`."""
+    """Class name in `torch.optim`, or a class of yours as `module:Class`, which must inherit from
+    `torch.optim.Optimizer`.
+    """
     groups: tuple[ParameterGroup, ...] = Field(default=(), examples=['[{parameters: ["*.bias"], weight_decay: 0.0}]'])
-    """Parameters with arguments of their own. A parameter belongs to the first group that has a pattern of its name."""
+    """Parameters with arguments of their own. A parameter belongs to the first group with a pattern that matches its
+    name.
+    """
 
     @property
     def is_own(self) -> bool:
-        """Whether the class is the user's own."""
+        """Whether the class is user-defined."""
         return ":" in self.name
 
 
@@ -97,24 +101,26 @@ class LrScheduleSpec(_WithArguments):
     name: str = Field(examples=["CosineAnnealingLR"])
     """Class name in `torch.optim.lr_scheduler`. It steps once per update, not per epoch."""
     schedulers: tuple[LrScheduleSpec, ...] = Field(default=(), examples=["[{name: LinearLR}, {name: ConstantLR}]"])
-    """The schedules that `SequentialLR` and `ChainedScheduler` are made of."""
+    """The component schedules of `SequentialLR` and `ChainedScheduler`."""
 
 
 class GradientsSection(Section):
-    """What happens to gradients before a step."""
+    """Processing of gradients before a step."""
 
     accumulate: PositiveInt = 1
-    """Minibatches whose average gradient makes one update. Divides `sync.minibatches_per_wave`; `flush` and
-    `double_buffer` make one update per wave anyway."""
+    """Number of minibatches whose average gradient makes one update. Must divide `sync.minibatches_per_wave`; `flush`
+    and `double_buffer` always make one update per wave.
+    """
     max_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False, examples=[1.0])
     """Gradients with a larger norm are scaled down to it; None: no clipping."""
     clip: Literal["global", "stage"] = "global"
-    """What the norm is taken over: all stages of the virtual worker, or each stage by itself."""
+    """Scope of the norm: all stages of the virtual worker, or each stage by itself."""
 
 
 class PredictionSection(Section):
     """Details of `weights: predict`."""
 
     include_decay: bool = True
-    """Whether a decoupled weight decay (AdamW) is part of the predicted update, as it is of the real one. The paper's
-    Table I leaves it out."""
+    """Whether a decoupled weight decay (AdamW) is part of the predicted update, as it is of the actual one. The paper's
+    Table I omits it.
+    """

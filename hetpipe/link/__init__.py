@@ -1,1 +1,1 @@
-"""Activations and gradients between neighbouring stages; start with `hetpipe.link.policy`."""
+"""Transport of activations and gradients between neighbouring stages; start reading at `hetpipe.link.policy`."""

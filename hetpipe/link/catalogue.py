@@ -1,4 +1,4 @@
-"""The kinds of links by name: how the earlier stage of a cut awaits the later one, and how that one comes."""
+"""The kinds of links by name: functions to accept the next stage and to connect to the previous one."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from hetpipe.wire.tls import Tls
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footing:
-    """Where a stage stands in the network."""
+    """Network settings of a stage."""
 
     host: str
-    """Own address, under which the neighbour reaches this process."""
+    """Own address, at which the neighbour reaches this process."""
     port: int = 0
-    """On which it awaits the next stage; 0 lets the system choose."""
+    """Port on which it accepts the next stage; 0 lets the system choose."""
     tls: Tls | None = None
-    """Who it is, for links that encrypt; None: plaintext."""
+    """Own certificates, for encrypted links; None: plaintext."""
 
 
 def open_door(kind: LinkKind, cut: Cut, footing: Footing) -> Door:
-    """Await the next stage.
+    """Open the port for the next stage.
 
     Raises:
-        PortInUse: the port is taken.
-        UserError: the host is no address of this machine.
+        PortInUse: the port is in use.
+        UserError: the host is not an address of this machine.
     """
     match kind:
         case "gloo":
@@ -42,10 +42,10 @@ def open_door(kind: LinkKind, cut: Cut, footing: Footing) -> Door:
 
 
 def call(kind: LinkKind, cut: Cut, address: str, footing: Footing, *, deadline_seconds: float) -> Link:
-    """Connect with the previous stage, which awaits this one at `address`.
+    """Connect to the previous stage at `address`.
 
     Raises:
-        HetpipeError: it is not there, refuses, or is somebody else.
+        HetpipeError: it is unreachable, refuses, or is another process.
     """
     match kind:
         case "gloo":

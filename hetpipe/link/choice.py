@@ -1,4 +1,4 @@
-"""Which link carries the frames between two stages. Pure: both ends decide by themselves, from what both know."""
+"""Choice of the link between two stages. Pure: both ends decide independently from the same inputs."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from hetpipe.values.policies import AskedLink, LinkKind
 
 @dataclass(frozen=True, slots=True)
 class LinkChoice:
-    """What carries the frames, and why."""
+    """The chosen transport, and the reason."""
 
     kind: LinkKind
     loopback: bool
-    """It needs no address that other nodes reach, and takes none."""
+    """Whether it uses the loopback interface only."""
     reason: str
 
     def __str__(self) -> str:
-        """For people: `gloo: without TLS …`."""
+        """For messages: `gloo: without TLS …`."""
         return f"{self.kind}: {self.reason}"
 
 
 def choose_link(asked: AskedLink, *, tls: bool, same_node: bool) -> LinkChoice:
-    """The link between two stages.
+    """Choose the link between two stages.
 
     Args:
         asked: the job's key `link`.
-        tls: this cluster's processes prove who they are; what leaves a node is to be encrypted.
+        tls: the cluster uses TLS, so traffic between nodes must be encrypted.
         same_node: both stages are on one node.
 
     >>> str(choose_link("auto", tls=True, same_node=False))
@@ -35,22 +35,22 @@ def choose_link(asked: AskedLink, *, tls: bool, same_node: bool) -> LinkChoice:
     >>> choose_link("auto", tls=True, same_node=True).loopback
     True
     """
-    #: Without TLS a cluster may know its nodes by addresses that are no loopback, also among themselves.
+    #: Without TLS a cluster may address its nodes by names that do not resolve to loopback, even within a node.
     loopback = tls and same_node
     if asked == "grpc":
-        return LinkChoice("grpc", loopback, f"the job says so, {'with' if tls else 'without'} TLS")
+        return LinkChoice("grpc", loopback, f"set by the job, {'with' if tls else 'without'} TLS")
     if asked == "gloo":
         open_ = tls and not same_node
-        return LinkChoice("gloo", loopback, f"the job says so{', not encrypted in spite of TLS' if open_ else ''}")
+        return LinkChoice("gloo", loopback, f"set by the job{', not encrypted in spite of TLS' if open_ else ''}")
     if not tls:
         return LinkChoice("gloo", loopback, "it is fast, and without TLS nothing is encrypted")
     if same_node:
-        return LinkChoice("gloo", loopback, "it is fast, and both stages are on one node, which it does not leave")
+        return LinkChoice("gloo", loopback, "it is fast, and both stages are on one node, so no traffic leaves it")
     return LinkChoice("grpc", loopback, "with TLS, because the stages are on different nodes")
 
 
 def check_replicas(asked: AskedLink, *, tls: bool, same_node: bool) -> None:
-    """Let no gradients between replicas leave their node in the clear where TLS is on.
+    """Check that gradients between replicas do not leave their node unencrypted while TLS is on.
 
     Args:
         asked: the job's key `link`.
@@ -58,10 +58,10 @@ def check_replicas(asked: AskedLink, *, tls: bool, same_node: bool) -> None:
         same_node: all replicas of one stage are on one node.
 
     Raises:
-        UserError: they would, and the job does not say that this is all right.
+        UserError: they would, and the job does not permit it.
     """
     if tls and not same_node and asked != "gloo":
         raise UserError(
-            "sync: allreduce sends gradients between nodes, and what adds them up (gloo or NCCL) does not encrypt; use "
-            "`sync: wsp`, or say `link: gloo` if the network between the nodes is to be trusted"
+            "sync: allreduce sends gradients between nodes, but its backends (gloo and NCCL) do not encrypt; "
+            "use `sync: wsp`, or set `link: gloo` if the network between the nodes is trusted"
         )

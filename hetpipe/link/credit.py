@@ -1,8 +1,8 @@
-"""Flow control of a link by credit: who receives says how many frames may come. Pure.
+"""Credit-based flow control of a link: the receiver grants the number of frames that may be sent. Pure.
 
-A receiver with room for n frames grants n at the start, and one more for every frame that is taken from its queue; so
-what comes always has room. Grants need no message each: they are held back while the sender has credit for at least
-half of the room, and it never runs out of credit while some is held back.
+A receiver with a buffer of n frames grants n at the start, and one more for every frame taken from its queue, so
+arriving frames always fit. Grants are batched: they are withheld while the sender has credit for at least half of the
+buffer, so it never runs out of credit while some is withheld.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from hetpipe.errors import MalformedFrame
 
 
 class Window:
-    """The receiver's books. Not thread-safe."""
+    """The receiver's credit accounting. Not thread-safe."""
 
     def __init__(self, frames: int) -> None:
-        """Begin with room for `frames`, all of it granted.
+        """Start with a buffer of `frames`, fully granted.
 
         Args:
             frames: at least 1.
@@ -22,30 +22,30 @@ class Window:
         self._frames = frames
         #: Frames that the sender may still send.
         self._open = frames
-        #: Frames taken from the queue and not granted again yet.
+        #: Frames taken from the queue and not yet granted again.
         self._taken = 0
 
     def arrive(self) -> None:
-        """A frame begins to arrive.
+        """Record the arrival of a frame.
 
         Raises:
             MalformedFrame: the sender has no credit for it.
         """
         if self._open == 0:
-            raise MalformedFrame(f"a frame comes without credit: {self._frames} wait already")
+            raise MalformedFrame(f"a frame arrives without credit: {self._frames} are queued already")
         self._open -= 1
 
     def take(self) -> None:
-        """A frame was taken from the queue."""
+        """Record that a frame was taken from the queue."""
         self._taken += 1
 
     @property
     def is_due(self) -> bool:
-        """Whether there is credit that the sender should have now."""
+        """Whether there is credit to be sent now."""
         return self._taken > 0 and 2 * self._open < self._frames
 
     def grant(self) -> int:
-        """Everything that may be granted: it counts as granted from now on."""
+        """Return all credit to be sent, which counts as granted from now on."""
         granted, self._taken = self._taken, 0
         self._open += granted
         return granted

@@ -1,4 +1,4 @@
-"""One end of a cut that is to be linked: who is on either side, and within which bounds."""
+"""One end of a cut to be linked: the stages on either side, and the limits."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class Cut:
     neighbour: Requester
     limits: LinkLimits
     pace: LinkTime | None = None
-    """Emulated time of what is sent."""
+    """Emulated transfer time of outgoing frames."""
 
     def seen_from_there(self) -> Cut:
-        """The same cut as the neighbour sees it."""
+        """The same cut from the neighbour's side."""
         return replace(self, own=self.neighbour, neighbour=self.own)
 
     @property
     def ends(self) -> Ends:
-        """Who holds the two ends, in words."""
+        """Names of the two ends."""
         return Ends(own=_words(self.own), peer=_words(self.neighbour))
 
 
 class Door(Protocol):
-    """Where the earlier stage of a cut awaits the later one. Open it before telling anyone its address."""
+    """Listening end of a cut, at the earlier stage. Open it before publishing its address."""
 
     @property
     def address(self) -> str:
@@ -40,16 +40,16 @@ class Door(Protocol):
         ...
 
     def accept(self, *, deadline_seconds: float) -> Link:
-        """The link, once the neighbour has come. Once.
+        """Wait for the neighbour and return the link. May be called once.
 
         Raises:
-            DeadlineExceeded: it did not come in time.
-            PeerUnreachable: it came, and went away meanwhile.
+            DeadlineExceeded: it did not connect in time.
+            PeerUnreachable: it connected, but disconnected again.
         """
         ...
 
     def close(self) -> None:
-        """Await nobody any more; harmless after `accept`."""
+        """Stop listening; no effect after `accept`."""
         ...
 
 

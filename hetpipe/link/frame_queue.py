@@ -1,7 +1,7 @@
-"""The receiving half of a link: a bounded queue of whole frames that can come to an end.
+"""The receiving half of a link: a bounded, closable queue of complete frames.
 
-Whatever brings the frames (a thread on a socket, the other end itself) calls `put`; the stage calls `take`. The end is
-part of the queue: frames that came before it are still taken, then everyone is told why it ended.
+The producer of frames (a thread on a socket, or the other end itself) calls `put`; the stage calls `take`. The end is
+part of the queue: frames that arrived before it can still be taken, after which `take` raises the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hetpipe.link.policy import Frame
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Who holds the two ends of a link, in words for people."""
+    """Names of the two ends of a link."""
 
     own: str
     peer: str
@@ -26,32 +26,32 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class LinkClosure:
-    """Why a link is over."""
+    """Why a link ended."""
 
     sentence: str
     orderly: bool
     violation: bool = False
-    """The other end broke the format."""
+    """The other end violated the format."""
 
     def error(self, detail: str = "") -> LinkClosed | MalformedFrame:
-        """A fresh exception that says so."""
+        """A new exception with the reason."""
         if self.violation:
             return MalformedFrame(self.sentence + detail)
         return LinkClosed(self.sentence + detail, orderly=self.orderly)
 
 
 def closed_by(closer: str, *, other: str) -> LinkClosure:
-    """The ending after `closer` closed its end in good order."""
+    """The ending after `closer` closed its end regularly."""
     return LinkClosure(f"{closer} closed its link to {other}", orderly=True)
 
 
 def describe(frame: Frame) -> str:
-    """`frame` in words for an error: `the forward frame of minibatch 12`."""
+    """Describe `frame` for an error message: `the forward frame of minibatch 12`."""
     return f"the {frame.kind.name.lower()} frame of minibatch {frame.minibatch}"
 
 
 class FrameQueue:
-    """A bounded first-in, first-out queue of frames with an ending. Thread-safe."""
+    """A bounded FIFO queue of frames with an ending. Thread-safe."""
 
     def __init__(self, capacity: int, *, ends: Ends, clock: Clock) -> None:
         self._capacity = capacity
@@ -64,7 +64,7 @@ class FrameQueue:
         self._lock = threading.Lock()
         #: A frame or the ending arrived.
         self._arrived = threading.Condition(self._lock)
-        #: A frame was taken, or the end came.
+        #: A frame was taken, or the queue ended.
         self._room = threading.Condition(self._lock)
 
     @property
@@ -80,12 +80,12 @@ class FrameQueue:
             return self._ending
 
     def wait_room(self, timeout_seconds: float | None = None) -> bool:
-        """Block until a frame fits or the end came; False if neither happened in time."""
+        """Block until a frame fits or the queue ends; False on timeout."""
         with self._lock:
             return self._room.wait_for(self._has_room_or_ended, timeout_seconds)
 
     def put(self, frame: Frame) -> bool:
-        """Add a frame for which there is room; False if the end came first. Wakes the taker."""
+        """Add a frame for which there is room; False if the queue has ended. Wakes the consumer."""
         with self._lock:
             if self._ending is not None:
                 return False
@@ -98,21 +98,21 @@ class FrameQueue:
         return True
 
     def take(self, *, timeout_seconds: float, awaiting: str) -> Frame:
-        """The oldest frame; see `Link.receive` for the errors."""
+        """Take the oldest frame; raises the errors of `Link.receive`."""
         with self._lock:
             if not self._frames and self._ending is None:
                 self._wait_arrival(timeout_seconds, awaiting)
             return self._pop(awaiting)
 
     def try_take(self) -> Frame | None:
-        """The oldest frame or None; raises as `take` once the end is reached."""
+        """The oldest frame or None; raises like `take` once the end is reached."""
         with self._lock:
             if not self._frames and self._ending is None:
                 return None
             return self._pop("a frame")
 
     def end(self, ending: LinkClosure, *, drop: bool = False) -> None:
-        """No more frames will come; with `drop`, those that wait are forgotten. The first ending wins."""
+        """End the queue; with `drop`, waiting frames are discarded. The first ending wins."""
         with self._lock:
             if drop:
                 self._frames.clear()

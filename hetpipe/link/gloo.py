@@ -1,18 +1,18 @@
 """Links between processes over torch.distributed's gloo, on one TCP connection per direction.
 
 Each cut of a pipeline has two process groups of two ranks, one for forward and one for backward traffic, made directly,
-so that nothing of `torch.distributed`'s global state is touched and the user's model may do with that as it likes. The
-two stages find each other through a small key-value store that the earlier one serves. Nothing is encrypted.
+so that nothing of `torch.distributed`'s global state is touched and the user's model may use that freely. The two
+stages find each other through a small key-value store that the earlier one serves. Nothing is encrypted.
 
 A wait that times out in gloo breaks its connection, so no caller ever waits in gloo. After a `DeadlineExceeded` a link
-is as good as before. A neighbour that loses power without closing its connections shows as `DeadlineExceeded`, one
-whose process dies as `LinkClosed`, within a second or so.
+remains usable. A power failure of the neighbour's machine, which leaves connections open, results in
+`DeadlineExceeded`, the death of its process in `LinkClosed`, within a second or so.
 
-A link has two halves, a sender and a receiver, each on a connection (a 2-rank process group) of its own. What one must
-know of gloo: data flows only once the receiver has posted a receive; a message may be shorter than the posted buffer;
-works are not done until somebody waits for them; and a wait that runs into its timeout breaks the connection for good.
-Therefore each half has one background thread that waits without limit, and everybody else waits on conditions with
-deadlines. `disconnect` ends such a thread by breaking the connection on purpose, that very way.
+A link has two halves, a sender and a receiver, each on a connection (a 2-rank process group) of its own. Properties of
+gloo: data flows only once the receiver has posted a receive; a message may be shorter than the posted buffer; works do
+not complete until a thread waits for them; and a wait that times out breaks the connection permanently. Therefore each
+half has one background thread that waits without limit, and all other threads wait on conditions with deadlines.
+`disconnect` ends such a thread by breaking the connection deliberately in the same way.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ else:
 
 _TAG_FIRST = 0
 _TAG_TENSOR = 1
-#: Nobody ever sends under this tag.
+#: A tag that is never sent.
 _TAG_NEVER = 2
 
-#: For the background threads alone, which wait on nobody's behalf: a deadline of the caller runs beside them.
+#: Timeout of the background threads, which block no caller: callers have deadlines of their own.
 _FOREVER = timedelta(days=365)
 
-#: After an error on one connection, how long to look for a good-bye on the other before calling it a crash.
+#: After an error on one connection, how long to wait for a goodbye on the other before treating it as a crash.
 _GOODBYE_GRACE_SECONDS = 0.5
 _JOIN_SECONDS = 5.0
 
@@ -89,7 +89,7 @@ class PairGroup(Protocol):
 
 
 class GlooChannel:
-    """One process group of two ranks that carries frames one way. Thread-safe."""
+    """One process group of two ranks that carries frames in one direction. Thread-safe."""
 
     def __init__(self, group: PairGroup, *, rank: int) -> None:
         self._group: PairGroup | None = group
@@ -104,7 +104,7 @@ class GlooChannel:
         return self._open().send([message], self._peer_rank, tag)
 
     def receive(self, buffer: torch.Tensor, tag: int) -> None:
-        """Fill `buffer` with the next message under `tag`, however long that takes.
+        """Receive the next message with `tag` into `buffer`, without a timeout.
 
         Raises:
             RuntimeError: the connection broke.
@@ -120,12 +120,12 @@ class GlooChannel:
         return self._open().recv([buffer], self._peer_rank, tag)
 
     def disconnect(self) -> None:
-        """Break the connection at once: all that is posted on it fails, here and at the other end."""
+        """Break the connection immediately: all posted operations fail, here and at the other end."""
         with contextlib.suppress(RuntimeError):
             self.post_receive(torch.empty(1, dtype=torch.uint8), _TAG_NEVER).wait(timedelta(milliseconds=1))
 
     def free(self) -> None:
-        """Forget the group, once no thread uses it any more."""
+        """Release the group once no thread uses it any more."""
         self._group = None
 
     def _open(self) -> PairGroup:
@@ -136,7 +136,7 @@ class GlooChannel:
 
 
 class GlooReceiver:
-    """A thread that always has a receive posted while its inbox has room, and puts whole frames there."""
+    """A thread that keeps a receive posted while its inbox has room, and puts complete frames there."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class GlooReceiver:
                 if not self._receive_one():
                     return
         except MalformedFrame as error:
-            sentence = f"{self._ends.peer} broke the format of the link: {error}"
+            sentence = f"{self._ends.peer} violated the format of the link: {error}"
             self._inbox.end(LinkClosure(sentence, orderly=False, violation=True))
             self._connection.disconnect()
         except RuntimeError as error:
@@ -184,7 +184,7 @@ class GlooReceiver:
             self._when_ended()
 
     def _receive_one(self) -> bool:
-        """One frame from the connection to the inbox; False if it was the good-bye."""
+        """Receive one frame into the inbox; False if it was the goodbye."""
         self._connection.receive(self._message, _TAG_FIRST)
         header = decode(memoryview(self._buffer), self._limits)
         if isinstance(header, CloseHeader):
@@ -217,9 +217,9 @@ class GlooReceiver:
 
 
 class GlooSender:
-    """Takes frames from the caller; a background thread encodes and posts them, sees them through, frees their tensors.
+    """Sends frames in a background thread, which encodes and posts them, waits for completion, and frees their tensors.
 
-    So the stage computes on while its last result is packed, and pays for a send no more than a queue's lock.
+    So the stage continues to compute while its last result is encoded, and a send costs it no more than a queue's lock.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class GlooSender:
         clock: Clock,
     ) -> None:
         self._connection = connection
-        #: The link's ending lives in the inbox: one place for both halves.
+        #: The link's ending is stored in the inbox: one place for both halves.
         self._inbox = inbox
         self._ends = ends
         self._queue = SendQueue(ends=ends, limits=limits, pace=pace, clock=clock)
@@ -242,21 +242,21 @@ class GlooSender:
         self._thread = threading.Thread(target=self._run, name=f"link: {ends.own} sends to {ends.peer}", daemon=True)
 
     def start(self) -> None:
-        """Start seeing frames through."""
+        """Start sending."""
         self._thread.start()
 
     def send(self, frame: Frame, *, deadline_seconds: float) -> None:
-        """See `Link.send`."""
+        """Queue `frame` for the background thread."""
         self._raise_if_ended(frame)
         if not self._queue.put(frame, deadline_seconds=deadline_seconds, has_ended=self._ended):
             self._raise_if_ended(frame)
 
     def wake(self) -> None:
-        """Make a blocked `send` look at the link's ending."""
+        """Make a blocked `send` check the link's ending."""
         self._queue.wake()
 
     def say_goodbye(self, timeout_seconds: float) -> bool:
-        """Send what is under way and the good-bye; False if that did not succeed in time."""
+        """Send pending frames and the goodbye; False if that did not succeed in time."""
         return self._queue.say_goodbye(timeout_seconds, has_broken=lambda: self._broken is not None)
 
     def stop(self) -> None:
@@ -300,10 +300,10 @@ class GlooSender:
                 return
 
     def _see_through(self, frame: Frame | None) -> LinkClosure | None:
-        """Send one frame and wait until it is gone; returns why that cannot be."""
+        """Send one frame and wait for its completion; returns the ending if that is impossible."""
         outgoing = Outgoing(encode_close(), ()) if frame is None else encode(frame)
         try:
-            # A first message that is awaited is written here and now (tens of microseconds); large tensors wait for
+            # The first message is written here if a receive is posted (tens of microseconds); large tensors wait for
             # the receiver to post, and gloo's own thread writes them.
             works = [self._connection.post_send(outgoing.first, _TAG_FIRST)]
             works += [self._connection.post_send(message, _TAG_TENSOR) for message in outgoing.following]
@@ -314,15 +314,15 @@ class GlooSender:
         return None
 
     def _settle(self, broken: LinkClosure | None) -> None:
-        """Let a good-bye that is on its way on the other connection win over what looks like a crash on this one."""
+        """Prefer a goodbye that is still in transit on the other connection to what looks like a crash on this one."""
         if broken is not None and self._inbox.wait_ending(_GOODBYE_GRACE_SECONDS) is None:
             self._inbox.end(broken)
 
 
 def went_away(ends: Ends, error: RuntimeError) -> LinkClosure:
-    """The ending after gloo reported an error: no way is known to mend a gloo connection."""
+    """The ending after a gloo error: a gloo connection cannot be repaired."""
     text = re.sub(r"^\[[^\]]*:\d+\]\s*", "", str(error)).split(". ")[0].split("\n")[0].strip()
-    return LinkClosure(f"{ends.peer} went away ({text[:200]})", orderly=False)
+    return LinkClosure(f"{ends.peer} disconnected ({text[:200]})", orderly=False)
 
 
 _RETRY_SECONDS = 0.05
@@ -331,8 +331,7 @@ _RETRY_SECONDS = 0.05
 class GlooLink:
     """One end of a link over two gloo connections; see `Link` for the guarantees.
 
-    Two daemon threads belong to it. `close` ends them; a link that is still open when the interpreter exits is closed
-    then.
+    It has two daemon threads. `close` ends them; a link that is still open when the interpreter exits is closed then.
     """
 
     def __init__(
@@ -354,37 +353,37 @@ class GlooLink:
         self._closed = False
         self._sender.start()
         self._receiver.start()
-        # A daemon thread that comes out of C++ while the interpreter shuts down can abort the process.
+        # A daemon thread that returns from C++ during the interpreter's shutdown can abort the process.
         atexit.register(self.close)
 
     @property
     def own(self) -> str:
-        """Who holds this end."""
+        """Name of this end."""
         return self._ends.own
 
     @property
     def peer(self) -> str:
-        """Who holds the other end."""
+        """Name of the other end."""
         return self._ends.peer
 
     def send(self, frame: Frame, *, deadline_seconds: float) -> None:
-        """See `Link.send`."""
+        """Send a frame in the background."""
         self._sender.send(frame, deadline_seconds=deadline_seconds)
 
     def receive(self, *, timeout_seconds: float, awaiting: str = "a frame") -> Frame:
-        """See `Link.receive`."""
+        """Wait for the next frame."""
         return self._inbox.take(timeout_seconds=timeout_seconds, awaiting=awaiting)
 
     def try_receive(self) -> Frame | None:
-        """See `Link.try_receive`."""
+        """The next frame if one has arrived, else None."""
         return self._inbox.try_take()
 
     def watch(self, callback: Callable[[], None]) -> None:
-        """See `Link.watch`."""
+        """Register the callback for arrivals."""
         self._inbox.watch(callback)
 
     def close(self) -> None:
-        """See `Link.close`."""
+        """Say goodbye and close both connections."""
         with self._closing:
             if self._closed:
                 return
@@ -398,23 +397,23 @@ class GlooLink:
 
 
 def serve_rendezvous(host: str, port: int = 0) -> tuple[TCPStore, str]:
-    """Serve a store through which processes find each other, on a port of `host`; 0 is any free one.
+    """Serve a rendezvous store on a port of `host`; 0 is any free one.
 
-    It listens on that address alone and lives as long as the returned store; keep it until all are connected.
+    It listens on that address alone and lives as long as the returned store; keep it until all processes are connected.
 
     Returns:
         The store, and its `HOST:PORT` for `connect_rendezvous`.
 
     Raises:
-        PortInUse: the port is taken.
-        UserError: `host` is no address of this machine.
+        PortInUse: the port is in use.
+        UserError: `host` is not an address of this machine.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise PortInUse(f"port {port} of {host} is taken; choose others with --stage-port") from error
+            raise PortInUse(f"port {port} of {host} is in use; choose other ports with --stage-port") from error
         raise UserError(f"cannot listen on {host} ({error}); give an address of this machine") from error
     chosen = int(listener.getsockname()[1])
     store = TCPStore(host, chosen, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
@@ -422,10 +421,10 @@ def serve_rendezvous(host: str, port: int = 0) -> tuple[TCPStore, str]:
 
 
 def connect_rendezvous(address: str, *, deadline_seconds: float = 30.0, clock: Clock = SYSTEM_CLOCK) -> TCPStore:
-    """The store that `serve_rendezvous` serves at `address` (`HOST:PORT`).
+    """Connect to the store of `serve_rendezvous` at `address` (`HOST:PORT`).
 
     Raises:
-        PeerUnreachable: nobody listens there within `deadline_seconds`.
+        PeerUnreachable: no process listens there within `deadline_seconds`.
         UserError: `address` is not `HOST:PORT`.
     """
     host, separator, port = address.rpartition(":")
@@ -433,7 +432,7 @@ def connect_rendezvous(address: str, *, deadline_seconds: float = 30.0, clock: C
     if not separator or not host or not port.isdecimal():
         raise UserError(f"{address!r} is not an address of the form HOST:PORT")
     began = clock.monotonic()
-    # A plain connection first: the store's own retries end in a long native traceback on standard error.
+    # A plain connection first: the store's own retries end with a long native traceback on standard error.
     while True:
         try:
             socket.create_connection((host, int(port)), timeout=deadline_seconds).close()
@@ -450,19 +449,19 @@ def connect_rendezvous(address: str, *, deadline_seconds: float = 30.0, clock: C
 
 
 class GlooDoor:
-    """Where the earlier stage of a cut awaits the later one; see `Door`."""
+    """Listening end of a cut at the earlier stage; see `Door`."""
 
     def __init__(self, cut: Cut, *, host: str, port: int = 0) -> None:
         """Serve the rendezvous.
 
         Args:
             cut: to the next stage.
-            host: own address, under which the neighbour reaches this process.
-            port: of the rendezvous; the connections themselves take any free ones.
+            host: own address, at which the neighbour reaches this process.
+            port: of the rendezvous; the connections themselves use any free ones.
 
         Raises:
-            PortInUse: the port is taken.
-            UserError: `host` is no address of this machine.
+            PortInUse: the port is in use.
+            UserError: `host` is not an address of this machine.
         """
         self._cut = cut
         self._host = host
@@ -470,41 +469,41 @@ class GlooDoor:
         self._store, self.address = serve_rendezvous(host, port)
 
     def accept(self, *, deadline_seconds: float) -> Link:
-        """See `Door.accept`."""
+        """Wait for the neighbour at the rendezvous."""
         assert self._store is not None, "the door is closed"
         link = connect_gloo(self._store, self._cut, host=self._host, deadline_seconds=deadline_seconds)
         self.close()
         return link
 
     def close(self) -> None:
-        """See `Door.close`."""
+        """Stop serving the rendezvous."""
         self._store = None
 
 
 def call_gloo(cut: Cut, address: str, *, host: str, deadline_seconds: float) -> Link:
-    """Connect with the previous stage, which awaits this one at `address`; `host` is this process's own.
+    """Connect to the previous stage at `address`; `host` is this process's own address.
 
     Raises:
-        DeadlineExceeded: it is there, but did not take part in time.
-        PeerUnreachable: it is not there, or went away meanwhile.
+        DeadlineExceeded: it is reachable, but did not respond in time.
+        PeerUnreachable: it is unreachable, or disconnected meanwhile.
     """
     store = connect_rendezvous(address, deadline_seconds=deadline_seconds)
     return connect_gloo(store, cut, host=host, deadline_seconds=deadline_seconds)
 
 
 def connect_gloo(store: Store, cut: Cut, *, host: str, deadline_seconds: float) -> Link:
-    """Connect both stages of a cut; each calls this with the same store, which serves nothing else.
+    """Connect both stages of a cut; each calls this with the same store, which is used for nothing else.
 
     Args:
         store: the rendezvous; it must live until both are connected.
-        cut: as this stage sees it.
-        host: own address, under which the neighbour reaches this process.
+        cut: from this stage's side.
+        host: own address, at which the neighbour reaches this process.
         deadline_seconds: for the neighbour to appear.
 
     Raises:
         DeadlineExceeded: the neighbour did not appear in time.
-        PeerUnreachable: the rendezvous or the neighbour went away meanwhile.
-        UserError: `host` is no address of this machine.
+        PeerUnreachable: the rendezvous or the neighbour disconnected meanwhile.
+        UserError: `host` is not an address of this machine.
     """
     try:
         device = ProcessGroupGloo.create_device(hostname=host)
@@ -515,7 +514,7 @@ def connect_gloo(store: Store, cut: Cut, *, host: str, deadline_seconds: float) 
     options._devices = [device]  # noqa: SLF001
     options._threads = 1  # noqa: SLF001 - they serve collectives only
     rank = 0 if cut.own.stage < cut.neighbour.stage else 1
-    # Both sides make the groups in this order, so neither waits for the other in a circle.
+    # Both sides create the groups in this order, to avoid a deadlock.
     forward, backward = (
         GlooChannel(_group(PrefixStore(way, store), rank, options, cut.ends), rank=rank)
         for way in ("forward", "backward")

@@ -1,13 +1,12 @@
-"""Links between processes over one gRPC stream per cut, with TLS where the network is not to be trusted.
+"""Links between processes over one gRPC stream per cut, with TLS where the network is not trusted.
 
-The earlier stage serves, the later one connects (`hetpipe.wire.link_server`, `hetpipe.wire.link_client`). Both say who
-they are and how many frames they have room for; then frames flow both ways as far as there is credit for them, so that
-neither side ever stops reading. A neighbour that loses power shows as `LinkClosed` within the time of a keepalive, one
-whose process dies at once.
+The earlier stage serves, the later one connects (`hetpipe.wire.link_server`, `hetpipe.wire.link_client`). Both announce
+their identity and buffer size in frames; then frames flow in both directions within the granted credit, so that neither
+side ever stops reading. A power failure of the neighbour's machine results in `LinkClosed` within the keepalive time,
+the death of its process immediately.
 
-A link has two halves: what is written to its stream, and a thread that reads from it. The writing half is an iterator
-that gRPC runs on a thread of its own: it asks for the next message when the last one has left. So frames wait for
-credit there, and nobody else waits for the network.
+A link has two halves: a writer and a thread that reads the stream. The writer is an iterator that gRPC consumes on a
+thread of its own, one message after the other. Frames wait for credit there, and no other thread waits for the network.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ from hetpipe.wire.tls import Tls
 
 
 class GrpcSender:
-    """Takes frames from the caller and gives their messages to the stream, as far as there is credit for them."""
+    """Queues frames and yields their messages to the stream, within the granted credit."""
 
     def __init__(
         self, inbox: FrameQueue, *, credit: int, ends: Ends, limits: LinkLimits, pace: LinkTime | None, clock: Clock
     ) -> None:
-        #: The link's ending lives in the inbox: one place for both halves.
+        #: The link's ending is stored in the inbox: one place for both halves.
         self._inbox = inbox
         self._ends = ends
         self._queue = SendQueue(ends=ends, limits=limits, pace=pace, clock=clock)
         self._changed = self._queue.changed
         self._frames = self._queue.frames
-        #: Frames that the other end has room for.
+        #: Credit: frames that the other end can buffer.
         self._credit = credit
-        #: What this end has room for.
+        #: Credit accounting of this end's buffer.
         self._window = Window(limits.incoming_frames)
         self._stopped = False
         self._peer_ended = False
@@ -54,24 +53,24 @@ class GrpcSender:
     # -- the stage -----------------------------------------------------------------------------------------------------
 
     def send(self, frame: Frame, *, deadline_seconds: float) -> None:
-        """See `Link.send`."""
+        """Queue `frame` for the stream."""
         self._raise_if_ended(frame)
         if not self._queue.put(frame, deadline_seconds=deadline_seconds, has_ended=self._has_ended):
             self._raise_if_ended(frame)
 
     def taken(self) -> None:
-        """The stage has taken a frame from the inbox."""
+        """Record that the stage has taken a frame from the inbox."""
         with self._changed:
             self._window.take()
             if self._window.is_due:
                 self._changed.notify_all()
 
     def say_goodbye(self, timeout_seconds: float) -> bool:
-        """Send what is under way and the good-bye; False if that did not succeed in time."""
+        """Send pending frames and the goodbye; False if that did not succeed in time."""
         return self._queue.say_goodbye(timeout_seconds, has_broken=lambda: self._peer_ended)
 
     def stop(self) -> None:
-        """End the stream's iterator, wherever it is."""
+        """End the stream's iterator at its current position."""
         with self._changed:
             self._stopped = True
             self._frames.clear()
@@ -80,7 +79,7 @@ class GrpcSender:
     # -- the receiving half --------------------------------------------------------------------------------------------
 
     def admit(self) -> None:
-        """A frame begins to arrive.
+        """Record the arrival of a frame.
 
         Raises:
             MalformedFrame: there was no credit for it.
@@ -91,13 +90,13 @@ class GrpcSender:
                 self._changed.notify_all()
 
     def credited(self, frames: int) -> None:
-        """The other end has room for more."""
+        """Add credit granted by the other end."""
         with self._changed:
             self._credit += frames
             self._changed.notify_all()
 
     def peer_ended(self) -> None:
-        """Nothing more comes from the other end."""
+        """Record that the other end sends nothing more."""
         with self._changed:
             self._peer_ended = True
             self._changed.notify_all()
@@ -105,7 +104,7 @@ class GrpcSender:
     # -- the stream ----------------------------------------------------------------------------------------------------
 
     def messages(self) -> Iterator[bytes]:
-        """Everything that goes to the other end; ends after the good-bye, when the other end has ended its stream."""
+        """All outgoing messages; ends after the goodbye, when the other end has ended its stream."""
         while True:
             with self._changed:
                 self._changed.wait_for(self._has_work)
@@ -153,7 +152,7 @@ class GrpcSender:
 
 
 class GrpcReceiver:
-    """A thread that reads the stream and puts whole frames into the inbox, which has room for all that have credit."""
+    """A thread that reads the stream and puts complete frames into the inbox, within the granted credit."""
 
     def __init__(
         self,
@@ -186,20 +185,20 @@ class GrpcReceiver:
             ending = self._receive()
         except MalformedFrame as error:
             ending = LinkClosure(
-                f"{self._ends.peer} broke the format of the link: {error}", orderly=False, violation=True
+                f"{self._ends.peer} violated the format of the link: {error}", orderly=False, violation=True
             )
             self._inbox.end(ending)
             self._stream.cancel()
         except HetpipeError as error:
-            ending = LinkClosure(f"{self._ends.peer} went away ({error})", orderly=False)
-        except RuntimeError as error:  # torch's word for no memory, among others
-            ending = LinkClosure(f"{self._ends.own} cannot take what {self._ends.peer} sends ({error})", orderly=False)
+            ending = LinkClosure(f"{self._ends.peer} disconnected ({error})", orderly=False)
+        except RuntimeError as error:  # torch's out-of-memory error, among others
+            ending = LinkClosure(f"{self._ends.own} cannot receive from {self._ends.peer} ({error})", orderly=False)
             self._stream.cancel()
         self._inbox.end(ending)
         self._sender.peer_ended()
 
     def _receive(self) -> LinkClosure:
-        """Everything from the stream to the inbox; returns how it ended."""
+        """Transfer the stream to the inbox; returns the ending."""
         for message in self._stream.incoming:
             received = self._assembler.feed(message)
             if isinstance(received, Frame):
@@ -208,10 +207,10 @@ class GrpcReceiver:
                 self._sender.credited(received.frames)
             elif isinstance(received, CloseHeader):
                 return closed_by(self._ends.peer, other=self._ends.own)
-        return LinkClosure(f"{self._ends.peer} went away (it ended its stream without a good-bye)", orderly=False)
+        return LinkClosure(f"{self._ends.peer} disconnected (its stream ended without a goodbye)", orderly=False)
 
 
-#: Links that are not closed.
+#: Open links.
 _open_links: set[GrpcLink] = set()
 
 
@@ -220,8 +219,8 @@ def _close_open_links() -> None:
         link.close()
 
 
-# At the end of the main thread, before the thread pools are waited for, which a link's server may be part of: `atexit`
-# would be too late.
+# At the end of the main thread, before the interpreter waits for thread pools, to which a link's server may belong:
+# `atexit` would be too late.
 threading._register_atexit(_close_open_links)  # type: ignore[attr-defined]  # noqa: SLF001 - has no public name
 
 
@@ -240,7 +239,7 @@ class GrpcLink:
         pace: LinkTime | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Take over `stream`, which was opened with the room of `limits`."""
+        """Take ownership of `stream`, which was opened with the buffer size of `limits`."""
         self._stream = stream
         self._ends = ends
         self._limits = limits
@@ -257,37 +256,37 @@ class GrpcLink:
 
     @property
     def own(self) -> str:
-        """Who holds this end."""
+        """Name of this end."""
         return self._ends.own
 
     @property
     def peer(self) -> str:
-        """Who holds the other end."""
+        """Name of the other end."""
         return self._ends.peer
 
     def send(self, frame: Frame, *, deadline_seconds: float) -> None:
-        """See `Link.send`."""
+        """Send a frame within the granted credit."""
         self._sender.send(frame, deadline_seconds=deadline_seconds)
 
     def receive(self, *, timeout_seconds: float, awaiting: str = "a frame") -> Frame:
-        """See `Link.receive`."""
+        """Wait for the next frame."""
         frame = self._inbox.take(timeout_seconds=timeout_seconds, awaiting=awaiting)
         self._sender.taken()
         return frame
 
     def try_receive(self) -> Frame | None:
-        """See `Link.try_receive`."""
+        """The next frame if one has arrived, else None."""
         frame = self._inbox.try_take()
         if frame is not None:
             self._sender.taken()
         return frame
 
     def watch(self, callback: Callable[[], None]) -> None:
-        """See `Link.watch`."""
+        """Register the callback for arrivals."""
         self._inbox.watch(callback)
 
     def close(self) -> None:
-        """See `Link.close`."""
+        """Say goodbye and close the stream."""
         with self._closing:
             if self._closed:
                 return
@@ -295,7 +294,7 @@ class GrpcLink:
             began = self._clock.monotonic()
             self._inbox.end(closed_by(self.own, other=self.peer), drop=True)
             if self._sender.say_goodbye(self._limits.close_seconds):
-                # The other end answers by ending its stream: then it has everything.
+                # The other end ends its stream in reply: it has received everything.
                 left = self._limits.close_seconds - (self._clock.monotonic() - began)
                 self._receiver.join(max(0.0, left))
             self._sender.stop()
@@ -305,20 +304,20 @@ class GrpcLink:
 
 
 class GrpcDoor:
-    """Where the earlier stage of a cut awaits the later one; see `Door`."""
+    """Listening end of a cut at the earlier stage; see `Door`."""
 
     def __init__(self, cut: Cut, *, host: str, port: int = 0, tls: Tls | None = None) -> None:
-        """Listen.
+        """Open the port.
 
         Args:
             cut: to the next stage.
-            host: own address, under which the neighbour reaches this process.
+            host: own address, at which the neighbour reaches this process.
             port: 0 lets the system choose.
-            tls: who this stage is; None: plaintext.
+            tls: this stage's certificates; None: plaintext.
 
         Raises:
-            PortInUse: the port is taken.
-            UserError: `host` is no address of this machine.
+            PortInUse: the port is in use.
+            UserError: `host` is not an address of this machine.
         """
         self._cut = cut
         hello = LinkHello(cut.own, cut.limits.incoming_frames)
@@ -327,23 +326,23 @@ class GrpcDoor:
         self.address = self._server.start()
 
     def accept(self, *, deadline_seconds: float) -> Link:
-        """See `Door.accept`."""
+        """Wait for the neighbour's stream."""
         stream = self._server.accept(deadline_seconds=deadline_seconds)
         self._accepted = True
         return GrpcLink(stream, ends=self._cut.ends, limits=self._cut.limits, pace=self._cut.pace)
 
     def close(self) -> None:
-        """See `Door.close`: from `accept` on, the link owns the server."""
+        """Free the port; after `accept`, the link owns the server."""
         if not self._accepted:
             self._server.close()
 
 
 def call_grpc(cut: Cut, address: str, *, tls: Tls | None, deadline_seconds: float) -> Link:
-    """Connect with the previous stage, which awaits this one at `address`.
+    """Connect to the previous stage at `address`.
 
     Raises:
-        PeerUnreachable: it is not there.
-        HetpipeError: it refused, or is somebody else.
+        PeerUnreachable: it is unreachable.
+        HetpipeError: it refused, or is another process.
     """
     stream = connect_link(
         address,

@@ -1,7 +1,7 @@
-"""Gradients of equal replicas, added up by torch.distributed: gloo between CPUs, NCCL between GPUs.
+"""Allreduce of gradients among equal replicas with torch.distributed: gloo between CPUs, NCCL between GPUs.
 
-The process group is made directly, so that nothing of `torch.distributed`'s global state is touched. All tensors of a
-call travel as one flat tensor per dtype: one collective costs less than many.
+The process group is created directly, so that no global state of `torch.distributed` is touched. All tensors of a call
+are sent as one flat tensor per dtype: one collective costs less than many.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class DistributedReplicas:
         self._who = who
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
-        """See `Replicas.sum_`."""
+        """Sum the tensors over all replicas, in place."""
         self._on_flat(tensors, lambda flat: self._group.allreduce([flat]), "to add up gradients")
 
     def copy_first_(self, tensors: Sequence[Tensor]) -> None:
-        """See `Replicas.copy_first_`."""
-        self._on_flat(tensors, lambda flat: self._group.broadcast(flat, 0), "to begin from the same weights")
+        """Copy the tensors of the first replica to all others, in place."""
+        self._on_flat(tensors, lambda flat: self._group.broadcast(flat, 0), "to start from the same weights")
 
     def close(self) -> None:
         """Leave the group."""
@@ -72,14 +72,14 @@ def connect_replicas(
         stage: own index in the pipeline.
         vw: own index among the replicas.
         num_workers: V.
-        host: own address, under which the others reach this process.
-        device: where the gradients are.
-        stall_seconds: longest wait for another replica, now and in every call.
+        host: own address, at which the others reach this process.
+        device: device of the gradients.
+        stall_seconds: maximum wait for another replica, now and in every call.
 
     Raises:
-        DeadlineExceeded: another replica did not come in time.
-        PeerUnreachable: the rendezvous or a replica went away meanwhile.
-        UserError: `host` is no address of this machine.
+        DeadlineExceeded: another replica did not join in time.
+        PeerUnreachable: the rendezvous or a replica disconnected meanwhile.
+        UserError: `host` is not an address of this machine.
     """
     who = f"stage {stage} of virtual worker {vw}"
     shared = PrefixStore(f"replicas/stage-{stage}", store)

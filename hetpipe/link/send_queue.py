@@ -1,4 +1,4 @@
-"""The frames that a link has taken for sending and not sent yet, shared by all links that send in the background."""
+"""Outgoing frames of a link that are not sent yet; shared by all links that send in the background."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hetpipe.values.run import LinkTime
 
 
 class SendQueue:
-    """At most `outgoing_frames` of them. Its condition is the sender's: hold it to look, notify it after a change."""
+    """At most `outgoing_frames` frames. Its condition is the sender's: hold it to read, notify it after a change."""
 
     def __init__(self, *, ends: Ends, limits: LinkLimits, pace: LinkTime | None, clock: Clock) -> None:
-        """Begin empty.
+        """Create an empty queue.
 
         Args:
             ends: for errors.
-            limits: how many frames.
-            pace: emulation: each frame is held back for the time that its transfer would take, one after the other.
+            limits: its capacity.
+            pace: emulation: each frame is delayed by the duration of its transfer, one after the other.
             clock: measures waits.
         """
         self._ends = ends
@@ -32,14 +32,14 @@ class SendQueue:
         self._pace = pace
         self._clock = clock
         self.changed = threading.Condition()
-        #: Oldest first; None is the good-bye. The first one stays until it is gone.
+        #: Oldest first; None is the goodbye. The first one stays until it is sent.
         self.frames: deque[Frame | None] = deque()
 
     def put(self, frame: Frame, *, deadline_seconds: float, has_ended: Callable[[], bool]) -> bool:
-        """Take `frame` once there is room; False if the link has ended instead. `has_ended` is asked under the lock.
+        """Queue `frame` once there is room; False if the link has ended instead. `has_ended` is asked under the lock.
 
         Raises:
-            DeadlineExceeded: no earlier frame got through in time.
+            DeadlineExceeded: no earlier frame was sent in time.
             PlanError: a tensor of a layout, dtype or rank that cannot be sent.
             ResourceExhausted: more bytes or tensors than the limits allow.
         """
@@ -53,14 +53,14 @@ class SendQueue:
             return True
 
     def hold_back(self, frame: Frame, until: Callable[[], bool]) -> None:
-        """Let the time of an emulated transfer pass, or what `until` waits for come first."""
+        """Wait for the duration of an emulated transfer, or until `until` is true."""
         if self._pace is not None:
             num_bytes = sum(tensor.numel() * tensor.itemsize for tensor in frame.tensors if tensor is not None)
             with self.changed:
                 self.changed.wait_for(until, self._pace.seconds(num_bytes))
 
     def say_goodbye(self, timeout_seconds: float, *, has_broken: Callable[[], bool]) -> bool:
-        """Have the good-bye sent after all that is under way; False if that did not succeed in time."""
+        """Queue the goodbye after all pending frames; False if it could not be sent in time."""
         with self.changed:
             if has_broken():
                 return False
@@ -70,7 +70,7 @@ class SendQueue:
             return not self.frames
 
     def wake(self) -> None:
-        """Make whoever waits look again."""
+        """Wake all waiting threads."""
         with self.changed:
             self.changed.notify_all()
 
@@ -79,8 +79,8 @@ class SendQueue:
         if not self.changed.wait_for(lambda: self._has_slot() or has_ended(), deadline_seconds):
             elapsed = self._clock.monotonic() - began
             raise DeadlineExceeded(
-                f"{self._ends.own} waited {elapsed:.1f} s to send {describe(frame)} to {self._ends.peer}, "
-                "which has not taken the frames before it"
+                f"{self._ends.own} waited {elapsed:.1f} s to send {describe(frame)} to {self._ends.peer}, which "
+                "has not accepted the frames before it"
             )
 
     def _has_slot(self) -> bool:

@@ -1,13 +1,13 @@
-"""Frames as a stream of bounded messages: what a link sends over a gRPC stream. Knows bytes and tensors, no network.
+"""Encoding of frames as a stream of bounded messages for gRPC links. Handles bytes and tensors only, no network.
 
-A message begins with one byte that says what it is:
+A message starts with a type byte:
 
     F   the beginning of a frame: length of its first message (u32, `hetpipe.link.wire`), the first message, and as many
         bytes of its large tensors as fit
     M   more bytes of those tensors, which follow each other without gaps
     C   credit: so many frames more (u32) may be sent to whoever says this
 
-A frame of which everything fits is one message. The good-bye is a frame without tensors.
+A frame that fits is one message. The goodbye is a frame without tensors.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from hetpipe.errors import MalformedFrame
 from hetpipe.link.policy import Frame, LinkLimits
 from hetpipe.link.wire import FIRST_MESSAGE_BYTES, CloseHeader, FrameHeader, Outgoing, decode
 
-#: Most bytes of large tensors in one message. More cost fewer wake-ups, fewer are still in the cache when they are
-#: copied; from 0.5 to 4 MiB all are about as fast.
+#: Maximum bytes of large tensors in one message. Larger messages need fewer wake-ups, smaller ones are still in the
+#: cache when they are copied; throughput is about the same from 0.5 to 4 MiB.
 PAYLOAD_BYTES = 1024 * 1024
 
 _BEGIN = struct.Struct("<cI")
@@ -34,7 +34,7 @@ _BEGIN_TAG, _MORE_TAG, _CREDIT_TAG = b"F", b"M", b"C"
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """So many frames more may be sent."""
+    """Credit for further frames."""
 
     frames: int
 
@@ -48,7 +48,7 @@ def credit_message(frames: int) -> bytes:
 
 
 def messages_of(outgoing: Outgoing) -> Iterator[bytes]:
-    """The messages of one frame, made as they are asked for; each is one copy of its bytes."""
+    """The messages of one frame, generated lazily; each is one copy of its bytes."""
     first = _memory(outgoing.first)
     head: list[bytes | memoryview] = [_BEGIN.pack(_BEGIN_TAG, len(first)), first]
     for parts in _portions([_memory(tensor) for tensor in outgoing.following]):
@@ -74,24 +74,24 @@ def _portions(payloads: Sequence[memoryview]) -> Iterator[list[bytes | memoryvie
 
 
 class Assembler:
-    """Puts the messages of one stream together again. Not thread-safe."""
+    """Reassembles the messages of one stream. Not thread-safe."""
 
     def __init__(self, limits: LinkLimits, *, admit: Callable[[], None]) -> None:
-        """Check against `limits`; `admit` is called before anything is allocated for a frame, and may refuse it."""
+        """Check against `limits`; `admit` is called before anything is allocated for a frame, and may reject it."""
         self._limits = limits
         self._admit = admit
-        #: The frame of which large tensors are missing still, and those: the first one is being filled.
+        #: The frame being reassembled, and its missing large tensors: the first one is being filled.
         self._header: FrameHeader | None = None
         self._tensors: tuple[torch.Tensor | None, ...] = ()
         self._missing: list[torch.Tensor] = []
-        #: Bytes of the first missing tensor that are there.
+        #: Bytes of the first missing tensor received so far.
         self._filled = 0
 
     def feed(self, message: bytes) -> Received | None:
-        """Take the next message; returns what it completes.
+        """Process the next message; returns the frame or credit it completes.
 
         Raises:
-            MalformedFrame: anything that the format or the limits forbid.
+            MalformedFrame: the message violates the format or the limits.
         """
         tag = message[:1]
         if tag == _CREDIT_TAG and len(message) == _CREDIT.size:
@@ -155,6 +155,6 @@ def _memory(tensor: torch.Tensor) -> memoryview:
 
 
 def _copy(tensor: torch.Tensor, to: int, message: bytes, start: int, length: int) -> None:
-    """Bytes of `message` into `tensor`, without holding other threads up."""
+    """Copy bytes of `message` into `tensor`, without blocking other threads."""
     source = ctypes.cast(ctypes.c_char_p(message), ctypes.c_void_p).value or 0
     ctypes.memmove(tensor.data_ptr() + to, source + start, length)

@@ -1,7 +1,8 @@
-"""The bytes of a frame: functions between `Frame` values and messages, shared by all links that cross a process.
+"""Encoding of frames: conversion between `Frame` values and messages, shared by all links between processes.
 
 A frame is one *first message* of at most `FIRST_MESSAGE_BYTES`, followed by one message per large tensor. The first
-message holds a header and, as far as they fit, the small tensors themselves, so that a small frame costs one message.
+message contains a header and, as far as they fit, the small tensors themselves, so that a small frame costs one
+message.
 
     prefix      magic "HPF1", kind (u8), unused (u8), number of tensors (u16), minibatch, clock, local_through,
                 samples (i64)
@@ -24,8 +25,8 @@ from hetpipe.errors import MalformedFrame, PlanError, ResourceExhausted
 from hetpipe.link.policy import MAX_RANK, MAX_TENSORS, Frame, FrameKind, LinkLimits
 from hetpipe.values.plan import DTYPE_BYTES
 
-#: Size of the buffer that a receiver keeps posted. Large enough for every header, small enough that copying a tensor
-#: into it and out again costs less than the round trip of a message of its own.
+#: Size of the receive buffer that is kept posted. Large enough for every header, small enough that copying a tensor
+#: through it costs less than the round trip of a separate message.
 FIRST_MESSAGE_BYTES = 64 * 1024
 
 _MAGIC = b"HPF1"
@@ -53,12 +54,12 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """What the header says about one tensor."""
+    """The header of one tensor."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     offset: int | None
-    """Where its bytes are in the first message; None if they come in a message of their own."""
+    """Position of its bytes in the first message; None if they are sent in a message of their own."""
 
     @property
     def num_bytes(self) -> int:
@@ -68,7 +69,7 @@ class TensorHeader:
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """A checked header."""
+    """A validated header."""
 
     kind: FrameKind
     minibatch: int
@@ -78,19 +79,19 @@ class FrameHeader:
     tensors: tuple[TensorHeader | None, ...]
 
     def frame(self, tensors: tuple[torch.Tensor | None, ...]) -> Frame:
-        """The frame, once its tensors are there."""
+        """Build the frame from its tensors."""
         return Frame(self.kind, self.minibatch, self.clock, self.local_through, tensors, self.samples)
 
 
 class CloseHeader:
-    """The peer says good-bye: nothing follows."""
+    """The goodbye: nothing follows."""
 
 
 def portable(tensors: Sequence[torch.Tensor | None], limits: LinkLimits) -> tuple[torch.Tensor | None, ...]:
-    """`tensors` detached, on the CPU and contiguous; a tensor that is all that already is shared, not copied.
+    """`tensors` detached, on the CPU and contiguous; tensors that already comply are shared, not copied.
 
     Raises:
-        PlanError: a tensor of a layout, dtype or rank that no link carries.
+        PlanError: a tensor of a layout, dtype or rank that links do not support.
         ResourceExhausted: more tensors or bytes than the limits allow.
     """
     if len(tensors) > MAX_TENSORS:
@@ -157,15 +158,15 @@ def encode(frame: Frame) -> Outgoing:
 
 
 def encode_close() -> torch.Tensor:
-    """The message that says good-bye."""
+    """Encode the goodbye."""
     return torch.frombuffer(bytearray(_PREFIX.pack(_MAGIC, _CLOSE_CODE, 0, 0, 0, 0, 0)), dtype=torch.uint8)
 
 
 def decode(message: memoryview, limits: LinkLimits) -> FrameHeader | CloseHeader:
-    """The checked header of a first message; `message` may be longer than what was sent. Allocates no tensor.
+    """Decode and validate the header of a first message; `message` may have trailing bytes. Allocates no tensor.
 
     Raises:
-        MalformedFrame: anything the format or the limits forbid.
+        MalformedFrame: the message violates the format or the limits.
     """
     if len(message) < _PREFIX.size:
         raise MalformedFrame(f"a frame of {len(message)} bytes is shorter than its header of {_PREFIX.size} bytes")
@@ -208,7 +209,7 @@ def _decode_tensors(message: memoryview, num_tensors: int, limits: LinkLimits) -
 def _place(
     parsed: Sequence[tuple[torch.dtype, tuple[int, ...], bool] | None], end: int, length: int, limits: LinkLimits
 ) -> tuple[TensorHeader | None, ...]:
-    """Compute where each payload lies, as the sender did, and check all sizes."""
+    """Compute the position of each payload, like the sender, and check all sizes."""
     tensors: list[TensorHeader | None] = []
     total = 0
     for entry in parsed:

@@ -30,7 +30,7 @@ class AbsentTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """See `AbsentTensor`.
+        """Reject every operation except harmless ones, naming the value that is used behind the cut.
 
         Raises:
             CallableError: always.
@@ -47,6 +47,10 @@ class AbsentTensor(Tensor):
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         """For messages."""
         return f"AbsentTensor({self.origin}, {list(self.shape)}, {self.dtype})"
+
+
+class AbsentParameter(AbsentTensor):
+    """A parameter of another stage: what is computed with it depends on weights."""
 
 
 #: What torch does with every tensor that passes through its own machinery.

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils import checkpoint
 
-from hetpipe.model.structure import tensors_in
+from hetpipe.model.absent import AbsentParameter
+from hetpipe.model.structure import tensors_of_call
 
 #: Where a module whose class has a `__call__` of its own keeps its watcher for the time of a forward.
 _WATCHER = "_hetpipe_watcher"
@@ -69,6 +70,9 @@ _METADATA = frozenset(
 #: Properties that are tensors.
 _TENSOR_PROPERTIES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
 
+#: What stands for a parameter in a module, here or on another stage.
+PARAMETERS = frozenset({nn.Parameter, AbsentParameter})
+
 _CHECKPOINT_FILE = checkpoint.__file__
 
 Forward = Callable[..., Any]
@@ -117,10 +121,9 @@ class OpenCall:
 class Interception(TorchFunctionMode):
     """Watches one forward. `on_module` and `on_function` say what happens."""
 
-    def __init__(self, names: Mapping[int, str]) -> None:
-        """Watch the modules whose `id` is in `names`, by their names in the model."""
+    def __init__(self) -> None:
+        """Watch nothing yet."""
         super().__init__()
-        self.names = names
         self.stack: list[OpenCall] = []
         self.mark = object()
 
@@ -140,9 +143,7 @@ class Interception(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is Tensor.__iter__:
             func = _iterate
-        tensors = list(tensors_in(args)) if args else []
-        if kwargs:
-            tensors += tensors_in(kwargs)
+        tensors = tensors_of_call(args, kwargs)
         for tensor in tensors:
             if self.depends(tensor):
                 break
@@ -157,14 +158,14 @@ class Interception(TorchFunctionMode):
 
     def depends(self, tensor: Tensor) -> bool:
         """Whether the tensor depends on weights or floating inputs."""
-        return getattr(tensor, _MARK, None) is self.mark or type(tensor) is nn.Parameter
+        return getattr(tensor, _MARK, None) is self.mark or type(tensor) in PARAMETERS
 
     def marked(self, tensor: Tensor) -> Tensor:
         """The same tensor, which depends on weights from now on."""
         setattr(tensor, _MARK, self.mark)
         return tensor
 
-    def _module_called(self, module: nn.Module, path: str, run: Forward, args: Any, kwargs: Any) -> Any:
+    def module_called(self, module: nn.Module, path: str, run: Forward, args: Any, kwargs: Any) -> Any:
         """A module is called: what is done about it is not seen, and what it does only in `opened`."""
         above = self._leave()
         try:
@@ -194,36 +195,87 @@ class Interception(TorchFunctionMode):
             _push_mode(mode)  # type: ignore[no-untyped-call]
 
     @contextmanager
-    def watching(self, modules: Iterable[nn.Module]) -> Iterator[None]:
-        """In this block, forwards of `modules` are seen, and functions between them."""
-        undo: list[tuple[nn.Module, str, Any]] = []
-        try:
-            undo.extend(map(self._watch, modules))
-            with self:
-                yield
-        finally:
-            for module, attribute, before in reversed(undo):
-                if before is _ABSENT:
-                    vars(module).pop(attribute, None)
-                else:
-                    vars(module)[attribute] = before
+    def watching(self, watchers: Watchers) -> Iterator[None]:
+        """In this block, forwards of the modules of `watchers` are seen, and functions between them."""
+        with watchers.reporting_to(self), self:
+            yield
 
-    def _watch(self, module: nn.Module) -> tuple[nn.Module, str, Any]:
-        path = self.names[id(module)]
-        if has_own_call(type(module)):
-            _watch_calls_of(type(module))
-            before = vars(module).get(_WATCHER, _ABSENT)
-            vars(module)[_WATCHER] = lambda run, args, kwargs: self._module_called(module, path, run, args, kwargs)
-            return module, _WATCHER, before
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Watched:
+    """One module, and what stands in its dictionary while it is watched."""
+
+    module: nn.Module
+    path: str
+    kind: type[nn.Module]
+    function: Any
+    """The `forward` of its class."""
+    attribute: str
+    before: Any
+    """What stood there when this was made."""
+    watcher: Any
+
+    def is_current(self, before: Any) -> bool:
+        """Whether a call of the module still means what it meant then."""
+        kind: Any = type(self.module)
+        return kind is self.kind and kind.forward is self.function and before is self.before
+
+
+class Watchers:
+    """What reports the calls of some modules of a model: made once, in place for the time of a forward.
+
+    Not for two forwards at once.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], names: Mapping[int, str]) -> None:
+        """Watch `modules`; `names`: `id` of a module → its name in the model."""
+        self._target: Interception | None = None
+        self._watched = [self._made(module, names[id(module)]) for module in modules]
+
+    @contextmanager
+    def reporting_to(self, target: Interception) -> Iterator[None]:
+        """In this block, calls of the modules go to `target`."""
+        outer, self._target = self._target, target
+        undo: list[tuple[dict[str, Any], str, Any]] = []
+        try:
+            for index, watched in enumerate(self._watched):
+                table = vars(watched.module)
+                before = table.get(watched.attribute, _ABSENT)
+                current = watched
+                if not watched.is_current(before):
+                    current = self._watched[index] = self._made(watched.module, watched.path)
+                    before = table.get(current.attribute, _ABSENT)
+                undo.append((table, current.attribute, before))
+                table[current.attribute] = current.watcher
+            yield
+        finally:
+            self._target = outer
+            for table, attribute, before in reversed(undo):
+                if before is _ABSENT:
+                    table.pop(attribute, None)
+                else:
+                    table[attribute] = before
+
+    def _made(self, module: nn.Module, path: str) -> _Watched:
+        kind: Any = type(module)
+        attribute = _WATCHER if has_own_call(kind) else "forward"
+        before = vars(module).get(attribute, _ABSENT)
+        if attribute == _WATCHER:
+            _watch_calls_of(kind)
+
+            def watcher(run: Forward, args: Any, kwargs: Any) -> Any:
+                assert self._target is not None, "it is in place while there is a target"
+                return self._target.module_called(module, path, run, args, kwargs)
+
+            return _Watched(module, path, kind, kind.forward, attribute, before, watcher)
         original = module.forward
-        before = vars(module).get("forward", _ABSENT)
 
         @functools.wraps(original)
         def forward(*args: Any, **kwargs: Any) -> Any:
-            return self._module_called(module, path, original, args, kwargs)
+            assert self._target is not None, "it is in place while there is a target"
+            return self._target.module_called(module, path, original, args, kwargs)
 
-        vars(module)["forward"] = forward
-        return module, "forward", before
+        return _Watched(module, path, kind, kind.forward, attribute, before, forward)
 
 
 def _iterate(tensor: Tensor) -> Iterator[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,11 +13,22 @@ from torch import Tensor, nn
 
 from hetpipe.errors import CallableError
 from hetpipe.model.absent import AbsentTensor
+from hetpipe.model.calls import Watchers
 from hetpipe.model.forward import Normalise, StageForward, Ways
 from hetpipe.model.forward_log import LogCodec, LoggedCall, noted
-from hetpipe.model.graph import CHECKPOINTED, CutPoint, cuts_of, first_uses, layers_from, work_until
+from hetpipe.model.graph import (
+    CHECKPOINTED,
+    CutPoint,
+    ForbiddenPlaces,
+    cuts_of,
+    first_uses,
+    forbidden_places,
+    layers_from,
+    reads_of,
+    work_until,
+)
 from hetpipe.model.recording import Recorded, record
-from hetpipe.model.structure import Leaf, Several, tensors_in
+from hetpipe.model.structure import Leaf, Several, Skeleton, tensors_in
 from hetpipe.model.user_errors import forward_failure, is_out_of_memory
 
 Values = tuple[Tensor, ...]
@@ -52,89 +64,196 @@ class ModelLayer:
     parameters: tuple[str, ...]
     """Trainable ones that are first used here, by their names in the model."""
     frozen: tuple[str, ...]
+    """First used here."""
     buffers: tuple[str, ...]
+    """First used here."""
+    reads: tuple[str, ...] = ()
+    """Buffers and frozen parameters of other layers that a stage reads which runs this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModeDescription:
+    """What differs between training and evaluation; modules are named by their paths."""
+
+    skeletons: Mapping[str, Skeleton]
+    """Entry → what it returned. The order counts."""
+    open_paths: frozenset[str]
+    watched_paths: frozenset[str]
+    """Modules whose calls are seen: open ones, and those that are called in an open one and run whole."""
+    normalised: frozenset[tuple[str, int]]
+    drawing_paths: frozenset[str]
+    drawing_functions: frozenset[Any]
+    seeded_after: Mapping[str, str]
+    cuts: tuple[CutPoint, ...]
+    """The chosen ones, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutDescription:
+    """How a model is cut: what a stage needs beside the model itself, and what is found out by recording it once."""
+
+    signature: Signature
+    floating: tuple[str, ...]
+    """Keys of the inputs that are floating; the others cross every cut."""
+    layers: tuple[ModelLayer, ...]
+    training: ModeDescription
+    evaluation: ModeDescription
+    decisions: tuple[str, ...] = ()
+    """Lines of user code that ask integer inputs for a yes or no, as ` (FILE line N)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutSurvey:
+    """What recording a model shows beyond its description."""
+
+    cuts: tuple[CutPoint, ...]
+    """All places, forbidden ones too, as training has them."""
+    whole: tuple[str, ...]
+    """Why modules that are not cut inside run whole, each as a clause, in the order of the forward."""
+    forbidden: tuple[ForbiddenPlaces, ...]
+    """Where no layer can end, and why."""
+
+
+def describe(
+    model: nn.Module,
+    signature: Signature,
+    example: Values,
+    *,
+    results_of: Callable[[Any], Any],
+    set_training: Callable[[bool], None],
+    keep_all: bool = False,
+    splits_ties: bool = True,
+) -> tuple[CutDescription, CutSurvey]:
+    """Run `model` twice on `example`, in training and in evaluation, to see what it does. Its buffers stay.
+
+    Args:
+        model: as the user's callable returned it.
+        signature: how it is called.
+        example: a minibatch.
+        results_of: what the loss needs of its output.
+        set_training: puts the training flags for training (True) or evaluation.
+        keep_all: make every allowed cut the border of a layer, also those that are not worth it.
+        splits_ties: allow cuts between the uses of one weight.
+
+    Returns:
+        The description, and what else was found.
+
+    Raises:
+        CallableError: it does not run.
+    """
+    floating = tuple(key for key, value in zip(signature.keys, example, strict=True) if _is_floating(value))
+    specs = _specs(model)
+    records: dict[bool, Recorded] = {}
+    with _kept_buffers(model):
+        for training in (False, True):
+            set_training(training)
+            with torch.set_grad_enabled(training):
+                records[training] = _recorded(
+                    model, signature, example, floating, results_of if training else lambda output: output
+                )
+    set_training(True)
+    found = {training: cuts_of(each.recording, specs, splits_ties=splits_ties) for training, each in records.items()}
+    allowed = {cut.key: cut for cut in found[False] if not cut.reason}
+    common = [cut for cut in found[True] if not cut.reason and cut.key in allowed]
+    chosen = tuple(common) if keep_all else layers_from(common, work_until(records[True].recording, specs))
+    cuts = {True: chosen, False: tuple(allowed[cut.key] for cut in chosen)}
+    reads = [
+        of_training | of_evaluation
+        for of_training, of_evaluation in zip(
+            *(reads_of(records[training].recording, cuts[training]) for training in (True, False)), strict=True
+        )
+    ]
+    description = CutDescription(
+        signature,
+        floating,
+        _layers(model, records[True], chosen, reads),
+        _mode(records[True], chosen, len(floating)),
+        _mode(records[False], cuts[False], len(floating)),
+        records[True].decisions,
+    )
+    frames = records[True].recording.frames
+    whole = dict.fromkeys(frame.why_closed for frame in frames if frame.closed and frame.closed != CHECKPOINTED)
+    places = forbidden_places(found[True], found[False], [cut.order for cut in chosen])
+    return description, CutSurvey(found[True], tuple(whole), places)
+
+
+def _specs(model: nn.Module) -> dict[str, tuple[str, int]]:
+    """Trainable parameter → its type and bytes."""
+    trainable = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+    return {name: (str(p.dtype).removeprefix("torch."), p.nbytes) for name, p in trainable}
+
+
+def _recorded(
+    model: nn.Module,
+    signature: Signature,
+    example: Values,
+    floating: Sequence[str],
+    results_of: Callable[[Any], Any],
+    *,
+    opposed: str = "",
+) -> Recorded:
+    tensors = {key: value.detach().clone() for key, value in zip(signature.keys, example, strict=True)}
+    try:
+        return record(
+            model,
+            lambda: signature.call(model, tensors),
+            {key: tensors[key] for key in floating},
+            results_of,
+            opposed=opposed,
+        )
+    except CallableError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise CallableError(forward_failure(model, tensors, error)) from error
+
+
+@contextmanager
+def _kept_buffers(model: nn.Module) -> Iterator[None]:
+    kept = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(kept[name])
 
 
 @dataclass(frozen=True, slots=True)
 class _Mode:
-    """What differs between training and evaluation."""
+    """A description, with the modules of one instance."""
 
     ways: Ways
     cuts: tuple[CutPoint, ...]
-    """The chosen ones, in order."""
 
 
 class CutModel:
     """One instance of the user's model, with the places where it can be cut.
 
     Attributes:
-        layers: in order.
-        cuts: all places, forbidden ones too, as training has them.
-        decisions: lines of user code that ask integer inputs for a yes or no, as ` (FILE line N)`.
-        whole: why modules that are not cut inside run whole, each as a clause, in the order of the forward.
+        description: how it is cut.
+        survey: what was found when it was recorded; no more than its layers' borders where another process did that.
         output: what the model returned in the last forward that reached its end.
         ties: the weights of other stages that the last forward ran on, by name.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        signature: Signature,
-        example: Values,
-        *,
-        results_of: Callable[[Any], Any],
-        set_training: Callable[[bool], None],
-        keep_all: bool = False,
-        splits_ties: bool = True,
-    ) -> None:
-        """Run `model` twice on `example`, in training and in evaluation, to see what it does. Its buffers stay.
-
-        Args:
-            model: as the user's callable returned it.
-            signature: how it is called.
-            example: a minibatch.
-            results_of: what the loss needs of its output.
-            set_training: puts the training flags for training (True) or evaluation.
-            keep_all: make every allowed cut the border of a layer, also those that are not worth it.
-            splits_ties: allow cuts between the uses of one weight.
-
-        Raises:
-            CallableError: it does not run.
-        """
+    def __init__(self, model: nn.Module, description: CutDescription, survey: CutSurvey | None = None) -> None:
+        """Take `model`, which may have been made without memory, as `description` says."""
         self.model = model
-        self.signature = signature
-        self._floating = tuple(key for key, value in zip(signature.keys, example, strict=True) if _is_floating(value))
-        self._integers = tuple(key for key in signature.keys if key not in self._floating)
+        self.description = description
+        self.signature = description.signature
+        self.layers = description.layers
+        self.survey = survey or CutSurvey(description.training.cuts, (), ())
+        self._orders = [cut.order for cut in description.training.cuts]
+        self._floating = description.floating
+        self._integers = tuple(key for key in self.signature.keys if key not in self._floating)
         self.parameter_places = _places(model, "_parameters")
         self.buffer_places = _places(model, "_buffers")
-        specs = {name: (str(p.dtype).removeprefix("torch."), p.nbytes) for name, p in self._trainable()}
-        records: dict[bool, Recorded] = {}
-        with self._kept_buffers():
-            for training in (False, True):
-                set_training(training)
-                with torch.set_grad_enabled(training):
-                    records[training] = self._record(example, results_of if training else lambda output: output)
-        set_training(True)
-        found = {
-            training: cuts_of(each.recording, specs, splits_ties=splits_ties) for training, each in records.items()
-        }
-        self.cuts = found[True]
-        self.whole = tuple(
-            dict.fromkeys(
-                frame.why_closed
-                for frame in records[True].recording.frames
-                if frame.closed and frame.closed != CHECKPOINTED
-            )
-        )
-        allowed = {cut.key: cut for cut in found[False] if not cut.reason}
-        common = [cut for cut in self.cuts if not cut.reason and cut.key in allowed]
-        chosen = common if keep_all else layers_from(common, work_until(records[True].recording, specs))
-        self.decisions = records[True].decisions
         self._modes = {
-            True: _mode(model, records[True], tuple(chosen), len(self._floating)),
-            False: _mode(model, records[False], tuple(allowed[cut.key] for cut in chosen), len(self._floating)),
+            True: _Mode(_ways(model, description.training), description.training.cuts),
+            False: _Mode(_ways(model, description.evaluation), description.evaluation.cuts),
         }
-        self.layers = _layers(model, records[True], tuple(chosen))
         self.output: Any = None
         self.ties: Mapping[str, Tensor] = {}
 
@@ -150,11 +269,11 @@ class CutModel:
             Where the opposite answer cannot be computed on this minibatch, nothing is known of it.
         """
         found: dict[str, tuple[str, ...]] = {}
-        specs = {name: (str(p.dtype).removeprefix("torch."), p.nbytes) for name, p in self._trainable()}
-        for place in self.decisions[:_MAX_OPPOSED]:
+        specs = _specs(self.model)
+        for place in self.description.decisions[:_MAX_OPPOSED]:
             try:
-                with self._kept_buffers():
-                    other = self._record(example, results_of, opposed=place)
+                with _kept_buffers(self.model):
+                    other = _recorded(self.model, self.signature, example, self._floating, results_of, opposed=place)
             except CallableError:
                 continue
             places = {cut.key: _places_of(cut) for cut in cuts_of(other.recording, specs) if not cut.reason}
@@ -167,41 +286,15 @@ class CutModel:
                 found[place] = tuple(amiss)
         return found
 
-    def _trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
-
-    def _record(self, example: Values, results_of: Callable[[Any], Any], *, opposed: str = "") -> Recorded:
-        tensors = {key: value.detach().clone() for key, value in zip(self.signature.keys, example, strict=True)}
-        try:
-            return record(
-                self.model,
-                lambda: self.signature.call(self.model, tensors),
-                {key: tensors[key] for key in self._floating},
-                results_of,
-                opposed=opposed,
-            )
-        except CallableError:
-            raise
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            raise CallableError(forward_failure(self.model, tensors, error)) from error
-
-    @contextmanager
-    def _kept_buffers(self) -> Iterator[None]:
-        kept = {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for name, buffer in self.model.named_buffers():
-                    buffer.copy_(kept[name])
-
     # -- the boundary ------------------------------------------------------------------------------------------------
 
     def border(self, layer: int, *, training: bool = True) -> CutPoint | None:
         """The cut before `layer`; None at both ends of the model."""
         return self._modes[training].cuts[layer - 1] if 0 < layer < len(self.layers) else None
+
+    def forbidden_in(self, layer: int) -> tuple[ForbiddenPlaces, ...]:
+        """The places within `layer` where it cannot be cut."""
+        return tuple(each for each in self.survey.forbidden if bisect_left(self._orders, each.order) == layer)
 
     def gradient_flags(self, layer: int) -> tuple[bool, ...]:
         """Per value that comes into `layer`: whether its gradient goes back."""
@@ -314,9 +407,9 @@ class CutModel:
         try:
             yield
         except CallableError as error:
-            if not self.decisions:
+            if not self.description.decisions:
                 raise
-            places = ",".join(self.decisions[:_MAX_OPPOSED])
+            places = ",".join(self.description.decisions[:_MAX_OPPOSED])
             raise CallableError(f"{error}; its inputs decide about that{places}") from error
 
     def _given(self, start: CutPoint | None, values: Values, normalise: Normalise) -> dict[str, Tensor]:
@@ -412,33 +505,42 @@ def _places(model: nn.Module, attribute: str) -> dict[str, Places]:
     return {name: tuple(places) for name, places in found.items()}
 
 
-def _mode(model: nn.Module, recorded: Recorded, cuts: tuple[CutPoint, ...], num_floating: int) -> _Mode:
-    paths = {frame.position: frame.path for frame in recorded.recording.frames}
+def _mode(recorded: Recorded, cuts: tuple[CutPoint, ...], num_floating: int) -> ModeDescription:
+    frames = recorded.recording.frames
+    paths = {frame.position: frame.path for frame in frames}
     open_paths = frozenset(paths[position] for cut in cuts for position in cut.around)
-    names: dict[int, str] = {}
-    for name, module in model.named_modules():
-        names.setdefault(id(module), name)
-    # What is called in an open module is watched: open ones themselves, and those that run whole.
-    watched_paths = open_paths | {
-        frame.path
-        for frame in recorded.recording.frames
-        if frame.parent is not None and recorded.recording.frames[frame.parent].path in open_paths
-    }
-    by_name = {names[id(module)]: module for module in model.modules()}
-    ways = Ways(
-        LogCodec({_INPUTS: _inputs_skeleton(num_floating), **recorded.skeletons}),
+    inside = {frame.path for frame in frames if frame.parent is not None and frames[frame.parent].path in open_paths}
+    return ModeDescription(
+        {_INPUTS: _inputs_skeleton(num_floating), **recorded.skeletons},
         open_paths or frozenset({""}),
+        open_paths | inside | {""},
         frozenset(place for cut in cuts for each in cut.crossing for place in each.places),
         recorded.drawing_paths,
         recorded.drawing_functions,
         recorded.seeded_after,
-        names,
-        tuple(by_name[path] for path in sorted(watched_paths | {""})),
+        cuts,
     )
-    return _Mode(ways, cuts)
 
 
-def _layers(model: nn.Module, recorded: Recorded, cuts: tuple[CutPoint, ...]) -> tuple[ModelLayer, ...]:
+def _ways(model: nn.Module, mode: ModeDescription) -> Ways:
+    names: dict[int, str] = {}
+    for name, module in model.named_modules():
+        names.setdefault(id(module), name)
+    by_name = {names[id(module)]: module for module in model.modules()}
+    return Ways(
+        LogCodec(mode.skeletons),
+        mode.open_paths,
+        mode.normalised,
+        mode.drawing_paths,
+        mode.drawing_functions,
+        mode.seeded_after,
+        Watchers((by_name[path] for path in sorted(mode.watched_paths)), names),
+    )
+
+
+def _layers(
+    model: nn.Module, recorded: Recorded, cuts: tuple[CutPoint, ...], reads: Sequence[frozenset[str]]
+) -> tuple[ModelLayer, ...]:
     uses = first_uses(recorded.recording)
     orders = [cut.order for cut in cuts]
     last = len(cuts)
@@ -462,6 +564,6 @@ def _layers(model: nn.Module, recorded: Recorded, cuts: tuple[CutPoint, ...]) ->
         name = label or "model"
         names.append(name if name not in names or cut is None else cut.key.lstrip("/"))
     return tuple(
-        ModelLayer(name, tuple(p), tuple(f), tuple(b))
-        for name, p, f, b in zip(names, parameters, frozen, buffers, strict=True)
+        ModelLayer(name, tuple(p), tuple(f), tuple(b), tuple(sorted(r - set(f) - set(b))))
+        for name, p, f, b, r in zip(names, parameters, frozen, buffers, reads, strict=True)
     )

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from hetpipe.errors import CallableError
 from hetpipe.model.absent import AbsentTensor
-from hetpipe.model.calls import Interception, OpenCall
+from hetpipe.model.calls import PARAMETERS, Interception, OpenCall, Watchers
 from hetpipe.model.forward_log import LogCodec, LoggedCall, TensorNote, check_of, noted
 from hetpipe.model.graph import CutPoint
-from hetpipe.model.structure import SINGLE, Leaf, parts_of, put_together, take_apart, tensors_in
+from hetpipe.model.structure import SINGLE, Leaf, parts_of, put_together, take_apart, tensors_of_call
 
 #: Normalises a value that may cross a cut, both ways.
 Normalise = Callable[[Tensor], Tensor]
@@ -40,9 +40,8 @@ class Ways:
     drawing_paths: frozenset[str]
     drawing_functions: frozenset[Any]
     seeded_after: Mapping[str, str]
-    names: Mapping[int, str]
-    """`id` of a module → its name."""
-    watched: tuple[nn.Module, ...]
+    watchers: Watchers
+    """Of the modules that are called in open ones."""
 
 
 class StageForward(Interception):
@@ -72,7 +71,7 @@ class StageForward(Interception):
             seed: seeds the generators, by the name of what draws.
             normalise: gives a value the layout that it has when it crosses a cut.
         """
-        super().__init__(ways.names)
+        super().__init__()
         self._ways = ways
         self._around_start = frozenset(start.around) if start is not None else frozenset()
         self._around_end = frozenset(end.around) if end is not None else frozenset()
@@ -125,7 +124,7 @@ class StageForward(Interception):
         for tensor in (*inputs.values(), *weights):
             self.marked(tensor)
         try:
-            with self.watching(self._ways.watched):
+            with self.watching(self._ways.watchers):
                 self.output = call()
         except Stop:
             return
@@ -160,7 +159,7 @@ class StageForward(Interception):
             return self._noted(frame, key, self._entered(key, run, args, kwargs), args, kwargs)
         if path in ways.drawing_paths and key not in ways.seeded_after.values():
             self._seed(key)
-        shared = self._shared_among(tensors_in((args, kwargs)))
+        shared = self._shared_among(tensors_of_call(args, kwargs))
         result = run(*args, **kwargs)
         self._mark_changed(shared)
         return self._noted(frame, key, result, args, kwargs)
@@ -200,13 +199,18 @@ class StageForward(Interception):
         return function(*args, **kwargs)
 
     def depends(self, tensor: Tensor) -> bool:
-        """See `Interception`."""
+        """Whether the tensor depends on weights or floating inputs."""
         mark = getattr(tensor, "_hetpipe_mark", None)
-        return mark is self.mark or mark is self._normal_mark or type(tensor) is nn.Parameter
+        return mark is self.mark or mark is self._normal_mark or type(tensor) in PARAMETERS
 
     def _shared_among(self, tensors: Iterable[Tensor]) -> list[tuple[Tensor, int]]:
         """Those that depend on no weights yet, with their versions."""
-        return [(tensor, tensor._version) for tensor in tensors if not self.depends(tensor)]  # noqa: SLF001
+        marks = (self.mark, self._normal_mark)
+        return [
+            (tensor, tensor._version)  # noqa: SLF001
+            for tensor in tensors
+            if getattr(tensor, "_hetpipe_mark", None) not in marks and type(tensor) not in PARAMETERS
+        ]
 
     def _mark_changed(self, shared: list[tuple[Tensor, int]]) -> None:
         for tensor, version in shared:
@@ -247,35 +251,37 @@ class StageForward(Interception):
 
     def _noted(self, frame: OpenCall, key: str, result: Any, args: Any, kwargs: Any) -> Any:
         """What this stage has computed: marked, normalised if it may cross a cut, kept if it crosses the next one."""
-        ways = self._ways
         # `contiguous()` may hand back its argument here and not in the recording, where nothing was normalised.
-        if isinstance(result, Tensor) and isinstance(ways.codec.skeleton(key), Leaf):
-            leaves: list[Any] = [result]
-            skeleton: Any = SINGLE
-        else:
-            leaves, skeleton = take_apart(result, parts_of(args, kwargs))
-        is_changed = False
-        for index, leaf in enumerate(leaves):
-            if not isinstance(leaf, Tensor):
-                continue
-            mark = getattr(leaf, "_hetpipe_mark", None)
-            tensor = leaf
-            if (key, index) in ways.normalised and mark is not self._normal_mark:
-                tensor = self._normalise(leaf) if leaf.is_floating_point() else leaf
+        if isinstance(result, Tensor) and isinstance(self._ways.codec.skeleton(key), Leaf):
+            tensor = self._noted_tensor(key, 0, result)
+            if frame.logs:
+                frame.entries.append(LoggedCall(key, SINGLE, (noted(tensor),)))
+            self._seed_after(key)
+            return tensor
+        leaves, skeleton = take_apart(result, parts_of(args, kwargs))
+        found = [
+            self._noted_tensor(key, index, leaf) if isinstance(leaf, Tensor) else leaf
+            for index, leaf in enumerate(leaves)
+        ]
+        if frame.logs:
+            frame.entries.append(LoggedCall(key, skeleton, tuple(noted(leaf) for leaf in found)))
+        self._seed_after(key)
+        if all(new is leaf for new, leaf in zip(found, leaves, strict=True)):
+            return result
+        return put_together(skeleton, iter(found), parts_of(args, kwargs))
+
+    def _noted_tensor(self, key: str, index: int, tensor: Tensor) -> Tensor:
+        """One of the tensors that this stage has computed; the same one, or its normalised copy."""
+        if getattr(tensor, "_hetpipe_mark", None) is not self._normal_mark:
+            if (key, index) in self._ways.normalised:
+                tensor = self._normalise(tensor) if tensor.is_floating_point() else tensor
                 setattr(tensor, "_hetpipe_mark", self._normal_mark)  # noqa: B010
                 if self.on_value is not None:
                     self.on_value(key, index, tensor)
-                is_changed = is_changed or tensor is not leaf
-                leaves[index] = tensor
-            elif mark is not self._normal_mark and type(leaf) is not nn.Parameter:
+            elif type(tensor) not in PARAMETERS:
                 self.marked(tensor)
-            self._keep(key, index, tensor)
-        if frame.logs:
-            frame.entries.append(LoggedCall(key, skeleton, tuple(noted(leaf) for leaf in leaves)))
-        self._seed_after(key)
-        if not is_changed:
-            return result
-        return leaves[0] if skeleton is SINGLE else put_together(skeleton, iter(leaves), parts_of(args, kwargs))
+        self._keep(key, index, tensor)
+        return tensor
 
     def _keep(self, key: str, index: int, tensor: Tensor) -> None:
         name = self._wanted.get((key, index))

@@ -10,10 +10,11 @@ again, so it never crosses. All others are made by one entry and cross every cut
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
 
 from hetpipe.values.plan import DTYPE_BYTES
 
@@ -36,6 +37,7 @@ REENTRANT_TIE = (
     "in another order; use_reentrant=False can be cut"
 )
 UNMOVED = "{} is of type {}, which does not cross cuts"
+TRAINING_ONLY = "evaluation calls something else there"
 DRAWS = "the forward of {} draws from `random` or NumPy by itself"
 
 
@@ -97,6 +99,8 @@ class Step:
     buffers: frozenset[str] = frozenset()
     """Buffers that it reads or writes."""
     written_buffers: frozenset[str] = frozenset()
+    frozen: frozenset[str] = frozenset()
+    """Parameters with `requires_grad=False` that it reads."""
     changed: frozenset[int] = frozenset()
     """Values that it changes in place."""
     opens: int | None = None
@@ -190,12 +194,39 @@ class _Analysis:
 
 
 def first_uses(recording: Recording) -> dict[str, int]:
-    """Parameter or buffer → when the first step that uses it started."""
+    """Parameter (a frozen one, too) or buffer → when the first step that uses it started."""
     found: dict[str, int] = {}
     for step in recording.steps:
-        for name in (*step.parameters, *step.buffers):
+        for name in (*step.parameters, *step.frozen, *step.buffers):
             found[name] = min(found.get(name, step.started), step.started)
     return found
+
+
+def reads_of(recording: Recording, cuts: Sequence[CutPoint]) -> tuple[frozenset[str], ...]:
+    """Per layer between `cuts`: the buffers and frozen parameters that a stage reads which runs it.
+
+    These are what its own steps read, and what the steps on shared values read that come before it in the frames around
+    its first cut, since the Python of these frames runs again. A stage of several layers reads what each of them reads.
+
+    Args:
+        recording: of one forward.
+        cuts: borders of layers, in order, as this recording has them.
+    """
+    positions = {frame.position: index for index, frame in enumerate(recording.frames)}
+    starts = [-1, *(cut.order for cut in cuts)]
+    around = [frozenset[int](), *(frozenset(positions[each] for each in cut.around) for cut in cuts)]
+    found: list[set[str]] = [set() for _ in starts]
+    for step in recording.steps:
+        names = step.buffers | step.frozen
+        if not names:
+            continue
+        own = bisect_right(starts, step.started) - 1
+        found[own] |= names
+        if not step.key:
+            for layer in range(own + 1, len(starts)):
+                if step.frame in around[layer]:
+                    found[layer] |= names
+    return tuple(map(frozenset, found))
 
 
 def cuts_of(
@@ -369,10 +400,53 @@ def _forbidden_changes(analysis: _Analysis, inside: frozenset[int], at: int, ali
     return ""
 
 
+@dataclass(frozen=True, slots=True)
+class ForbiddenPlaces:
+    """Neighbouring places where the model cannot be cut, all for one reason."""
+
+    order: int
+    """When the entry behind the first of them started."""
+    before: str
+    """The entry behind the first of them."""
+    upto: str
+    """The entry behind the last of them."""
+    places: int
+    reason: str
+
+
+def forbidden_places(
+    training: Sequence[CutPoint], evaluation: Sequence[CutPoint], borders: Sequence[int]
+) -> tuple[ForbiddenPlaces, ...]:
+    """Where no layer can end, in order; neighbours with one reason and between the same borders are told together.
+
+    Args:
+        training: all cuts of the forward in training.
+        evaluation: the same in evaluation, which a stage runs as well.
+        borders: when the layers' first entries started.
+    """
+    evaluated = {cut.key: cut.reason for cut in evaluation}
+    found: list[ForbiddenPlaces] = []
+    open_layer = None
+    for cut in training:
+        reason = cut.reason or evaluated.get(cut.key, TRAINING_ONLY)
+        if not reason:
+            open_layer = None
+            continue
+        layer, label = bisect_left(borders, cut.order), cut.label or cut.key
+        if found and open_layer == layer and found[-1].reason == reason:
+            found[-1] = replace(found[-1], upto=label, places=found[-1].places + 1)
+        else:
+            found.append(ForbiddenPlaces(cut.order, label, label, 1, reason))
+        open_layer = layer
+    return tuple(found)
+
+
 #: A layer has at most this share of the model's work, if there is a cut that divides it, …
 _MOST_WORK = 1 / 24
 #: … and at least this one, if there is a neighbour to join.
 _LEAST_WORK = 1 / 240
+#: No model has more: a cut that stays has a layer of the least work on both sides, or parts one of the most work.
+MOST_LAYERS = 240 + 2 * 24
 #: A cut that moves more than this many times what a neighbour moves is not worth having.
 _TOLERATED = 1.2
 
@@ -395,7 +469,9 @@ def layers_from(cuts: Sequence[CutPoint], work: Sequence[tuple[int, int]]) -> tu
     """Of allowed cuts, those that are worth having as borders of layers.
 
     Those that move much more than a neighbour go, the worst first, as long as no layer gets too large; then neighbours
-    with hardly any work between them are joined. The same for every process that has made the same recording.
+    with hardly any work between them are joined. The same for every process that has made the same recording. However
+    many cuts there are, at most `MOST_LAYERS` layers remain, and none of them has been joined to more than
+    `_MOST_WORK` of the model: a border is at most that far from where the finest cuts could have it.
 
     Args:
         cuts: allowed ones, in order.
@@ -408,9 +484,7 @@ def layers_from(cuts: Sequence[CutPoint], work: Sequence[tuple[int, int]]) -> tu
         index = bisect_left(times, cut.order)
         return work[index - 1][1] if index else 0
 
-    kept = [(cut, done(cut), cut.forward_bytes + cut.backward_bytes + 1) for cut in cuts]
-    while (worst := _worst(kept, total)) is not None:
-        del kept[worst]
+    kept = _without_worst([(cut, done(cut), cut.forward_bytes + cut.backward_bytes + 1) for cut in cuts], total)
     index = 0
     while index < len(kept):
         before = kept[index - 1][1] if index else 0
@@ -423,14 +497,41 @@ def layers_from(cuts: Sequence[CutPoint], work: Sequence[tuple[int, int]]) -> tu
     return tuple(cut for cut, _, _ in kept)
 
 
-def _worst(kept: Sequence[tuple[CutPoint, int, int]], total: int) -> int | None:
-    """The cut that moves most, compared with its better neighbour, of those that may go."""
-    found, most = None, _TOLERATED
-    for index, (_, _, size) in enumerate(kept):
-        before = kept[index - 1] if index else None
-        after = kept[index + 1] if index + 1 < len(kept) else None
-        gap = (after[1] if after else total) - (before[1] if before else 0)
-        least = min(each[2] for each in (before, after) if each is not None) if before or after else size
-        if size / least > most and gap <= total * _MOST_WORK:
-            found, most = index, size / least
-    return found
+#: A cut, the work before it, and what it moves.
+_Weighed = tuple[CutPoint, int, int]
+
+
+def _without_worst(cuts: Sequence[_Weighed], total: int) -> list[_Weighed]:
+    """Take away the cut that moves most, compared with its better neighbour, as long as one may go.
+
+    Each cut that goes changes the two beside it only, so the candidates wait in a heap: n cuts take n log n steps.
+    """
+    last = len(cuts)
+    before = [index - 1 for index in range(last)]
+    after = [index + 1 for index in range(last)]
+    gone = [False] * last
+
+    def excess(index: int) -> float | None:
+        """How many times what its better neighbour moves; None where it may not go."""
+        left, right = before[index], after[index]
+        gap = (cuts[right][1] if right < last else total) - (cuts[left][1] if left >= 0 else 0)
+        sizes = [cuts[at][2] for at in (left, right) if 0 <= at < last]
+        found = cuts[index][2] / min(sizes) if sizes else 1.0
+        return found if found > _TOLERATED and gap <= total * _MOST_WORK else None
+
+    heap = [(-found, index) for index in range(last) if (found := excess(index)) is not None]
+    heapify(heap)
+    while heap:
+        waiting, index = heappop(heap)
+        if gone[index] or excess(index) != -waiting:
+            continue  # its neighbours have changed since, and it waits again as they are now, if at all
+        gone[index] = True
+        left, right = before[index], after[index]
+        if left >= 0:
+            after[left] = right
+        if right < last:
+            before[right] = left
+        for at in (left, right):
+            if 0 <= at < last and (found := excess(at)) is not None:
+                heappush(heap, (-found, at))
+    return [cut for cut, is_gone in zip(cuts, gone, strict=True) if not is_gone]

@@ -16,6 +16,7 @@ from hetpipe.model.calls import (
     Interception,
     OpenCall,
     Region,
+    Watchers,
     calling_frame,
     checkpointing_above,
     has_own_call,
@@ -56,6 +57,7 @@ class _StepNote:
     outputs: list[int] = field(default_factory=list)
     parameters: set[str] = field(default_factory=set)
     buffers: set[str] = field(default_factory=set)
+    frozen: set[str] = field(default_factory=set)
     written: set[str] = field(default_factory=set)
     changed: set[int] = field(default_factory=set)
     opens: int | None = None
@@ -111,10 +113,11 @@ class _Recorder(Interception):
         names: dict[int, str] = {}
         for name, module in model.named_modules():
             names.setdefault(id(module), name)
-        super().__init__(names)
+        super().__init__()
+        self._names = names
         self._model = model
         self._parameters = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
-        self._frozen = {id(p) for p in model.parameters() if not p.requires_grad}
+        self._frozen = {id(p): name for name, p in model.named_parameters() if not p.requires_grad}
         self._buffers = {id(buffer): name for name, buffer in model.named_buffers()}
         self._count = 0
         self._frames: list[RecordedCall] = []
@@ -136,7 +139,7 @@ class _Recorder(Interception):
         modules = {
             id(module): module for module in self._model.modules() if not isinstance(module, torch.jit.ScriptModule)
         }
-        with self.watching(modules.values()):
+        with self.watching(Watchers(modules.values(), self._names)):
             output = call()
         recording = Recording(
             tuple(
@@ -271,11 +274,14 @@ class _Recorder(Interception):
         if identity in self._parameters:
             note.parameters.add(self._parameters[identity])
             return
+        if identity in self._frozen:
+            note.frozen.add(self._frozen[identity])
+            return
         if identity in self._buffers:
             note.buffers.add(self._buffers[identity])
-        if identity in self._indices and identity not in self._frozen:
+        if identity in self._indices:
             note.inputs.add(self._indices[identity])
-        elif tensor.requires_grad and identity not in self._frozen:
+        elif tensor.requires_grad:
             self._close(note.frame, UNSEEN)
 
     def _note_outputs(
@@ -331,6 +337,7 @@ class _Recorder(Interception):
             frozenset(note.parameters),
             frozenset(note.buffers),
             frozenset(note.written),
+            frozenset(note.frozen),
             frozenset(note.changed),
             note.opens,
             note.opaque,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Number = bool | int | float
 
@@ -105,6 +105,22 @@ def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
     elif depth < _DEEPEST and dataclasses.is_dataclass(value) and not isinstance(value, type):
         for each in dataclasses.fields(value):
             yield from tensors_in(getattr(value, each.name, None), depth + 1)
+
+
+#: Values of arguments in which there is no tensor; the rest is looked into.
+_WITHOUT_TENSORS = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device, torch.memory_format, slice})
+
+
+def tensors_of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors in the arguments of a call, in order."""
+    found: list[Tensor] = []
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        kind = type(value)
+        if kind is Tensor or kind is nn.Parameter:
+            found.append(value)
+        elif kind not in _WITHOUT_TENSORS:
+            found += tensors_in(value, 1)
+    return found
 
 
 def parts_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

@@ -1,1 +1,1 @@
-"""What a run tells about itself: logs, the public history, and the timeline of a pipeline."""
+"""Observability of a run: logs, metrics, the public history, and the timeline of a pipeline."""

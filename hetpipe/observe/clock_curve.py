@@ -15,12 +15,12 @@ _EVENTS = (b'"event":"commit"', b'"event":"join"', b'"event":"leave"', b'"event"
 
 
 class ClockReduction(Reduction):
-    """Commits, and who is a member. A point: samples committed in it, clocks at its end, largest distance in it."""
+    """Commits and membership. A point: samples committed in it, clocks at its end, largest distance in it."""
 
     fields = frozenset({"t", "samples", "clocks", "distance"})
 
     def point(self, line: bytes, before: Point | None) -> Point | None:
-        """See `Reduction.point`."""
+        """Implement `Reduction.point`."""
         if not any(event in line for event in _EVENTS):
             return None  # most lines, and the longest
         try:
@@ -39,7 +39,7 @@ class ClockReduction(Reduction):
         return {"t": t, "samples": samples, "clocks": clocks, "distance": distance}
 
     def merged(self, one: Point, other: Point) -> Point:
-        """See `Reduction.merged`."""
+        """Implement `Reduction.merged`."""
         return {
             "t": other["t"],
             "samples": one["samples"] + other["samples"],

@@ -1,4 +1,4 @@
-"""A bounded index beside a file in segments: what curves are drawn from without reading all of the file.
+"""A bounded index beside a file in segments, from which curves are drawn without reading the whole file.
 
     vw-0.jsonl.gz, vw-0.0001.jsonl.gz, vw-0.0002.jsonl   the file (`observe.segments`)
     vw-0.index.json                                      its compressed segments, as at most `MOST_POINTS` points
@@ -29,20 +29,20 @@ MOST_POINTS = 512
 
 _VERSION = 1
 
-#: What some lines in a row come to, as JSON has it.
+#: The aggregate of consecutive lines, as JSON.
 Point = dict[str, Any]
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class Reduction(Protocol):
-    """What of a file becomes points."""
+    """The reduction of lines to points."""
 
     fields: frozenset[str]
     """The keys of a point."""
 
     def point(self, line: bytes, before: Point | None) -> Point | None:
-        """What a line comes to after the point `before`; None for a torn line, or one that no curve is about."""
+        """The point of a line after the point `before`; None for a torn line, or one of no curve."""
         ...
 
     def merged(self, one: Point, other: Point) -> Point:
@@ -128,7 +128,7 @@ def _as_json(found: DownSampling) -> bytes:
 
 
 def _read(path: Path, reduction: Reduction) -> DownSampling:
-    """The index as it is on disk; an empty one where there is none, or none that can be used."""
+    """The index on disk; an empty one if it is missing or unusable."""
     try:
         values = json.loads(index_path(path).read_bytes())
         points, numbers = values["points"], [values[name] for name in ("width", "count", "segments")]

@@ -1,6 +1,6 @@
-"""The public history of a run (`wsp.md` §7): what each process did, for anyone to check.
+"""The public history of a run (`wsp.md` §7): the actions of each process, for independent verification.
 
-Every event name and its fields are said once, as a method of `HistoryWriter`; processes call these, the checker of
+Every event name and its fields are defined once, as a method of `HistoryWriter`; processes call these, the checker of
 `hetpipe.check` reads the lines. An event is written before anything that depends on it is sent, so a line that lacks
 was not done.
 """
@@ -19,7 +19,7 @@ from hetpipe.observe.down_sampled import Reduction
 from hetpipe.observe.line_file import LineFile
 from hetpipe.observe.segments import SEGMENT_BYTES, read_lines
 
-#: What a field may hold.
+#: The type of a field.
 Value = int | float | str | Sequence[int] | Sequence[str]
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -98,7 +98,7 @@ class HistoryWriter(Protocol):
         )
 
     def wave_computed(self, *, vw: int, incarnation: int, stage: int, wave: int, p: int) -> None:
-        """A stage has computed a wave, p being its last minibatch. No line, but that of `wave` in a summary."""
+        """A stage has computed a wave, with the last minibatch p. No line, except for `wave` in a summary."""
         del vw, incarnation, stage, wave, p
 
     def staged(self, *, vw: int, incarnation: int, stage: int, wave: int, shard: int, slices: Sequence[int]) -> None:
@@ -114,7 +114,7 @@ class HistoryWriter(Protocol):
         self.write("apply", shard=shard, vw=vw, incarnation=incarnation, wave=wave)
 
     def publish(self, *, clock: int) -> None:
-        """The clock shard publishes a clock; written once per clock, before anyone is told."""
+        """The clock shard publishes a clock; written once per clock, before any process sees it."""
         self.write("publish", clock=clock)
 
     def pull(self, *, shard: int, vw: int, stage: int, clock: int) -> None:
@@ -165,7 +165,7 @@ class SummaryHistory(HistoryWriter):
         self._clocks: dict[int, int] = {}
 
     def write(self, event: str, **fields: Value) -> None:
-        """See `HistoryWriter.write`."""
+        """Implement `HistoryWriter.write`."""
         self._history.write(event, **fields)
 
     def forward(self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int) -> None:
@@ -180,7 +180,7 @@ class SummaryHistory(HistoryWriter):
         """Part of its wave."""
 
     def wave_computed(self, *, vw: int, incarnation: int, stage: int, wave: int, p: int) -> None:
-        """See `HistoryWriter.wave_computed`."""
+        """Implement `HistoryWriter.wave_computed`."""
         own = sorted(each for each in self._clocks if each <= p)
         clocks = [self._clocks.pop(each) for each in own]
         self.wave(
@@ -196,7 +196,7 @@ class SummaryHistory(HistoryWriter):
 
 
 def in_detail(history: HistoryWriter, detail: str) -> HistoryWriter:
-    """What a stage writes to, so that `history` gets `full` detail or a `summary`; `off` is a `NullHistory`."""
+    """The writer of a stage, with `full` detail or as a `summary`; `off` is a `NullHistory`."""
     return SummaryHistory(history) if detail == "summary" else history
 
 
@@ -213,11 +213,11 @@ class MemoryHistory(HistoryWriter):
             self._events.append({"event": event, **fields})
 
     def position(self) -> int:
-        """See `HistoryWriter.position`."""
+        """Implement `HistoryWriter.position`."""
         return len(self._events)
 
     def since(self, position: int) -> Iterator[tuple[str, dict[str, Value]]]:
-        """See `HistoryWriter.since`."""
+        """Implement `HistoryWriter.since`."""
         for entry in self.events[position:]:
             yield str(entry["event"]), {name: value for name, value in entry.items() if name != "event"}
 
@@ -263,7 +263,7 @@ class History(HistoryWriter):
             term: of the plan.
             clock: gives the times.
             segment_bytes: how long a segment becomes before it is compressed.
-            reduction: what of compressed segments goes into an index beside them; None: there is no index.
+            reduction: of compressed segments, for an index beside them; None: no index.
 
         Raises:
             OSError: the file cannot be had, though the disk is well.
@@ -305,17 +305,17 @@ class History(HistoryWriter):
         return self._file.alarm
 
     def on_alarm(self, listener: Callable[[HistoryIncomplete], None]) -> None:
-        """See `HistoryWriter.on_alarm`; from the thread that writes, or now."""
+        """Implement `HistoryWriter.on_alarm`; called from the writing thread, or now."""
         with self._lock:
             self._file.on_alarm(listener)
 
     def position(self) -> int:
-        """See `HistoryWriter.position`."""
+        """Implement `HistoryWriter.position`."""
         with self._lock:
             return self._file.position
 
     def since(self, position: int) -> Iterator[tuple[str, dict[str, Value]]]:
-        """See `HistoryWriter.since`. A line that a full disk cut is passed over."""
+        """Implement `HistoryWriter.since`. A line that a full disk cut is skipped."""
         for line in read_lines(self._file.path, position):
             try:
                 fields = json.loads(line)

@@ -1,4 +1,4 @@
-"""Files that a run tells its story in, line by line: a disk that fails ends the file, never the run."""
+"""Append-only line files of a run: a failure of the disk ends the file, never the run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hetpipe.observe.segments import compress_before, open_for_writing, open_las
 
 _log = get_logger(__name__)
 
-#: Ends the name of an empty file beside one that lacks lines.
+#: Suffix of the empty marker file beside one that lacks lines.
 INCOMPLETE = ".incomplete"
 
-#: What a disk answers that is full or broken; anything else is a mistake of whoever named the file.
+#: Errors of a full or broken disk; others are mistakes of the caller.
 _FAILURES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 
-#: How long closing waits for a segment that is being compressed; what is not done then stays plain.
+#: Timeout of closing for a running compression; a segment that is not done then stays plain.
 _CLOSE_SECONDS = 5.0
 
 
@@ -38,12 +38,12 @@ class LineFile:
     """
 
     def __init__(self, path: Path, *, segment_bytes: int | None = None, reduction: Reduction | None = None) -> None:
-        """Open or make `path` and its folder, and end the torn line that an earlier process may have left.
+        """Open or create `path` and its folder, and terminate a torn line of an earlier process.
 
         Args:
             path: of its first segment.
             segment_bytes: how long a segment becomes before it is compressed; None: there is one.
-            reduction: what of compressed segments goes into an index beside them; None: there is no index.
+            reduction: of compressed segments, for an index beside them; None: no index.
 
         Raises:
             OSError: the file cannot be had, though the disk is well.
@@ -73,7 +73,7 @@ class LineFile:
             if is_torn:
                 self.write(b"\n")
             if self._number:
-                self._compress()  # what an earlier process left
+                self._compress()  # segments of an earlier process
 
     def write(self, lines: bytes) -> None:
         """Append whole lines, unless the disk has failed.
@@ -97,14 +97,14 @@ class LineFile:
                 self._rotate()
 
     def on_alarm(self, listener: Callable[[HistoryIncomplete], None]) -> None:
-        """Call `listener` once, when lines begin to lack: from the thread that writes, or now."""
+        """Call `listener` once, when the first line is lost: from the writing thread, or now."""
         self._on_alarm = listener
         if self.alarm is not None:
             listener(self.alarm)
 
     @property
     def position(self) -> int:
-        """Where the next line will begin, as far as this process knows (`segments.read_lines`); 0 once it is closed."""
+        """The position of the next line, by this process's writes (`segments.read_lines`); 0 once it is closed."""
         return 0 if self._descriptor is None else position_of(self._number, os.fstat(self._descriptor).st_size)
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class LineFile:
         self._compress()
 
     def _compress(self) -> None:
-        """Compress what is closed, unless that is under way: then the next time."""
+        """Compress closed segments, unless a compression is running: then the next time."""
         if self._compressing is None or not self._compressing.is_alive():
             self._compressing = threading.Thread(
                 target=self._pack, args=(self._number,), name=f"compress-{self.path.stem}", daemon=True
@@ -147,7 +147,7 @@ class LineFile:
     def _fail(self, error: OSError) -> None:
         self.alarm = HistoryIncomplete(
             f"{self.path} cannot be written ({error.strerror or error}) and ends here; the run goes on, "
-            "but nobody can check all of it: make room, or replace the disk, before the next run"
+            "but its records are incomplete: make room, or replace the disk, before the next run"
         )
         with suppress(OSError):
             self.path.with_name(self.path.name + INCOMPLETE).touch()

@@ -28,7 +28,7 @@ import structlog
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 
-#: Strings longer than this are cut: a log line may quote what a peer or a user sent.
+#: Limit of strings, longer ones are cut: a log line may quote input of a peer or a user.
 MAX_TEXT_LENGTH = 4000
 #: Deeper containers and longer lists are shown as text, cut in the same way.
 _MAX_DEPTH = 4
@@ -41,12 +41,12 @@ Logger = structlog.typing.FilteringBoundLogger
 
 def get_logger(name: str) -> Logger:
     """The logger of a module (`__name__`). Thread-safe; may be called before `configure_logging`."""
-    # Not structlog's own way to make one, which prints to standard output where nobody has configured it.
+    # Not structlog's own factory, which prints to standard output without a configuration.
     return cast("Logger", structlog.wrap_logger(_LibraryLogger(name)))
 
 
 def bind_context(**values: object) -> None:
-    """Put `values` into every line that this thread writes from now on; a new value replaces the old one.
+    """Bind `values` to every later line of this thread; a new value replaces the old one.
 
     Takes about a microsecond, so a wave can be bound when it begins.
     """
@@ -65,7 +65,7 @@ def configure_logging(
 
     Args:
         path: the log file.
-        role: what this process is: `coordinator`, `parameter_server`, `agent`, `stage`.
+        role: of this process: `coordinator`, `parameter_server`, `agent`, `stage`.
         level: lowest level written: `debug`, `info`, `warning` or `error`.
         clock: gives `t`.
         bound: more values for every line, for example `vw=0, stage=1`.
@@ -96,7 +96,7 @@ def configure_logging(
 
 
 def log_path() -> Path | None:
-    """The file that this process's log goes to; None for one that goes to standard error, or nowhere."""
+    """The file of this process's log; None if it goes to standard error, or nowhere."""
     return None if _output is None else _output.path
 
 
@@ -112,7 +112,7 @@ class _LineOutput:
         self._lock = threading.Lock()
 
     def write_line(self, line: str) -> None:
-        """Write one line, with one write; one that the disk does not take goes to standard error, or nowhere."""
+        """Write one line, with one write; if the disk fails, to standard error, or nowhere."""
         if self._descriptor is not None:
             with suppress(OSError):
                 os.write(self._descriptor, line.encode() + b"\n")
@@ -128,7 +128,7 @@ class _LineOutput:
 
 
 class _ModuleLogger:
-    """What structlog calls with a rendered line. All levels are alike: the filtering is done before."""
+    """The logger that structlog calls with a rendered line. All levels are alike: filtering happens before."""
 
     def __init__(self, output: _LineOutput, name: str) -> None:
         self.name = name
@@ -157,7 +157,7 @@ class _LibraryLogger:
     def _write(self, level: int, *arguments: Any, **options: Any) -> None:
         if _output is not None and len(arguments) == 1 and not options:
             _output.write_line(arguments[0])
-        else:  # with what processors of the user's own make of a line
+        else:  # with the user's own processors
             logging.getLogger(self.name).log(level, *arguments, **options)
 
     def debug(self, *arguments: Any, **options: Any) -> None:
@@ -243,7 +243,7 @@ def _capped(value: object, depth: int) -> object:
     text = value if isinstance(value, str) else str(value)
     if len(text) <= MAX_TEXT_LENGTH:
         return text
-    # Both ends: a traceback says what happened in its last lines.
+    # Both ends: the last lines of a traceback have the error.
     half = MAX_TEXT_LENGTH // 2
     return f"{text[:half]} [{len(text) - 2 * half} characters left out] {text[-half:]}"
 

@@ -1,10 +1,10 @@
-"""Every metric that Prometheus may find at a process of hetpipe: name, kind, unit, labels, and who exposes it.
+"""Every metric of hetpipe's processes: name, kind, unit, labels, and the processes that expose it.
 
 The one list: `observe.prometheus` refuses what is not in it, and docs/observability.md, the Grafana dashboard and the
 alerts are compared with it. Units are base units; a counter ends in `_total`. Whatever the library itself tells of a
 process (`process_*`: CPU time, memory, open files) comes on top.
 
-These are for whoever watches a cluster from outside and while it runs: the newest value of each fact, fetched when
+These are for monitoring a cluster from outside while it runs: the newest value of each fact, fetched when
 asked for, kept by Prometheus. What belongs to one run and is wanted after it lies in its folder: `observe.metrics`
 writes every wave's loss there, and `observe.history` every decision.
 """
@@ -32,7 +32,7 @@ class Family:
     name: str
     kind: Kind
     unit: str
-    """Base unit, or what is counted."""
+    """Base unit, or the counted objects."""
     help: str
     labels: tuple[str, ...]
     """In the order in which values are given."""
@@ -49,7 +49,7 @@ _MEMBERS: tuple[Role, ...] = ("parameter_server", "agent")
 
 
 def _of_all() -> tuple[Family, ...]:
-    return (Family("hetpipe_info", "gauge", "1", "Always 1; says what runs.", ("role", "version"), ROLES),)
+    return (Family("hetpipe_info", "gauge", "1", "Always 1; labels describe the process.", ("role", "version"), ROLES),)
 
 
 def _of_servers() -> tuple[Family, ...]:
@@ -72,7 +72,7 @@ def _of_coordinator() -> tuple[Family, ...]:
 
     return (
         gauge("members", "members", "Live members.", "role"),
-        gauge("lease_seconds", "seconds", "How long a lease lasts after a heartbeat."),
+        gauge("lease_seconds", "seconds", "Duration of a lease after a heartbeat."),
         gauge("lease_seconds_left", "seconds", "Of the member of that role whose lease ends first.", "role"),
         counter("leases_expired", "leases", "Members that stopped answering.", "role"),
         gauge("jobs", "jobs", "Jobs this coordinator remembers.", "state"),
@@ -86,7 +86,7 @@ def _of_coordinator() -> tuple[Family, ...]:
         ),
         gauge("store_unreachable", "1", "1 while Redis does not answer this coordinator, else 0."),
         gauge("job_running_seconds", "seconds", "Since training began; only while a job trains.", *_JOB),
-        gauge("job_term", "term", "Version of plan and membership; grows when a job is planned anew.", *_JOB),
+        gauge("job_term", "term", "Version of plan and membership; grows when a job is planned again.", *_JOB),
         gauge("job_global_clock", "waves", "Minimum of the local clocks.", *_JOB),
         gauge("job_published_clock", "waves", "Newest clock whose weights are complete on all shards.", *_JOB),
         gauge("job_barrier_clock", "waves", "Clock of the next barrier.", *_JOB),
@@ -101,7 +101,7 @@ def _of_coordinator() -> tuple[Family, ...]:
             "Operations of the model over the peak of all devices in use (MFU); absent where either is not known.",
             *_JOB,
         ),
-        gauge("job_epoch", "epochs", "Pass over the training data that is under way, from 1.", *_JOB),
+        gauge("job_epoch", "epochs", "Current pass over the training data, from 1.", *_JOB),
         counter("job_minibatches", "minibatches", "Committed, those before a resume included.", *_JOB),
         counter("job_samples", "samples", "Committed, those before a resume included.", *_JOB),
         gauge("vw_clock", "waves", "Local clock: waves that the virtual worker has committed.", *_WORKER),
@@ -128,15 +128,15 @@ def _of_parameter_server() -> tuple[Family, ...]:
     return (
         counter("pushes", "pushes", "Pushes that were staged."),
         counter("pushed_bytes", "bytes", "Updates and first weights received with them."),
-        counter("duplicate_pushes", "pushes", "Pushes that were staged already, and so changed nothing."),
-        counter("pulls", "pulls", "Pulls that were begun."),
-        counter("pulled_bytes", "bytes", "Weights asked for by them."),
-        counter("followed_records", "records", "Records of the decision log that were carried out."),
+        counter("duplicate_pushes", "pushes", "Resends of staged pushes, without effect."),
+        counter("pulls", "pulls", "Pulls started."),
+        counter("pulled_bytes", "bytes", "Bytes requested by them."),
+        counter("followed_records", "records", "Records of the decision log executed."),
         counter("log_records", "records", "Records in the decision log; only at the clock shard."),
         gauge("staged_waves", "waves", "Waves, or first weights, staged and not applied yet."),
-        gauge("published_clock", "waves", "Newest published clock this shard knows of."),
+        gauge("published_clock", "waves", "Newest published clock seen by this shard."),
         gauge("retained_versions", "versions", "Published clocks whose weights are kept."),
-        gauge("weight_bytes", "bytes", "Buffers in use: weights, what is staged, what is being built."),
+        gauge("weight_bytes", "bytes", "Buffers in use: weights, staged updates, weights under construction."),
         gauge("staged_clock", "waves", "Every member's waves below it are staged here whole, or count."),
         gauge("committed_clock", "waves", "Every member's waves below it count."),
         gauge("durable_clock", "waves", "Every member's waves below it would be here after a restart, too."),
@@ -149,8 +149,8 @@ def _of_agent() -> tuple[Family, ...]:
         return Family(f"hetpipe_{name}", kind, unit, text, labels, ("agent",))
 
     return (
-        family("devices", "gauge", "devices", "Devices that are offered.", "type"),
-        family("children", "gauge", "processes", "Processes that run now: `stage`, `inspection` or `link`.", "kind"),
+        family("devices", "gauge", "devices", "Devices on offer.", "type"),
+        family("children", "gauge", "processes", "Running processes: `stage`, `inspection` or `link`.", "kind"),
         family("children_started_total", "counter", "processes", "Started so far.", "kind"),
         family(
             "children_exited_total",
@@ -180,21 +180,21 @@ def _of_stage() -> tuple[Family, ...]:
         counter("minibatches", "minibatches", "Whose backward ran here."),
         counter("samples", "samples", "Whose loss was computed; last stage only."),
         counter("waves", "waves", "Waves closed here, those before a resume included: its clock."),
-        gauge("published_clock", "waves", "Newest published clock this stage knows of."),
+        gauge("published_clock", "waves", "Newest published clock seen by this stage."),
         gauge("loss", "1", "Mean over the samples of the latest finished wave; last stage only. May be NaN."),
         gauge("learning_rate", "1", "Of the next update; only where there are parameters."),
         gauge("gradient_norm", "1", "Of the latest gradient stepped, before it was clipped; only with clipping."),
         counter(
             "compute_seconds",
             "seconds",
-            "What minibatches that are done took to compute, and updates; emulation included.",
+            "Computing time of completed minibatches and updates; emulation included.",
         ),
         counter("waiting_seconds", "seconds", "Time without work because a clock was not published yet: the gate."),
         counter("idle_seconds", "seconds", "Time without work for any other reason."),
         counter("pushed_bytes", "bytes", "Updates sent to shards."),
         counter("pulled_bytes", "bytes", "Weights received from shards."),
         gauge("weight_bytes", "bytes", "Weight buffers on the device, at most at once so far."),
-        gauge("activation_bytes", "bytes", "What forwards keep for their backwards, at most at once so far."),
+        gauge("activation_bytes", "bytes", "Peak of tensors saved by forwards for their backwards."),
     )
 
 
@@ -215,5 +215,5 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def families_of(role: Role) -> tuple[Family, ...]:
-    """What a process of that role exposes."""
+    """The metrics of a process of that role."""
     return tuple(family for family in FAMILIES.values() if role in family.roles)

@@ -43,7 +43,7 @@ class WaveMetrics:
     gradient_norm: float | None
     """Of the last gradient that was stepped, before it was clipped; None without clipping."""
     max_norm: float | None
-    """What that norm was clipped to; None without clipping."""
+    """The limit of that norm; None without clipping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +103,11 @@ class Metrics(MetricsWriter):
         self._file.write(f"{_encode(values)}\n".encode())
 
     def on_alarm(self, listener: Callable[[HistoryIncomplete], None]) -> None:
-        """Call `listener` once, when waves begin to lack: from the thread that writes, or now."""
+        """Call `listener` once, when the first wave is lost: from the writing thread, or now."""
         self._file.on_alarm(listener)
 
     def close(self) -> None:
-        """See `MetricsWriter.close`."""
+        """Implement `MetricsWriter.close`."""
         self._file.close()
 
 
@@ -120,12 +120,12 @@ def metrics_path(run_dir: Path, vw: int) -> Path:
 
 
 class WaveReduction(Reduction):
-    """Waves in a row as one: what they had together, its loss, and what held at its end."""
+    """Consecutive waves as one: their sums, the mean loss, and the state at the end."""
 
     fields = frozenset({"t", *(each.name for each in fields(WaveMetrics))})
 
     def point(self, line: bytes, before: Point | None) -> Point | None:
-        """See `Reduction.point`."""
+        """Implement `Reduction.point`."""
         del before
         try:
             values = json.loads(line)
@@ -146,7 +146,7 @@ class WaveReduction(Reduction):
         return None if found["t"] is None else {**{name: values[name] for name in self.fields}, **found}
 
     def merged(self, one: Point, other: Point) -> Point:
-        """See `Reduction.merged`. Of norms the largest stays, as it is what is looked for."""
+        """Implement `Reduction.merged`. Norms are merged by their maximum, which shows outliers."""
         known = [(each["loss"], each["samples"]) for each in (one, other) if each["loss"] is not None]
         samples = sum(weight for _, weight in known)
         norms = [each["gradient_norm"] for each in (one, other) if each["gradient_norm"] is not None]

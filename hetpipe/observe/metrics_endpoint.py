@@ -1,4 +1,4 @@
-"""Opens the Prometheus endpoint of a process that was asked for one; only then prometheus-client is imported."""
+"""Opens the Prometheus endpoint of a process if configured; only then prometheus-client is imported."""
 
 from __future__ import annotations
 

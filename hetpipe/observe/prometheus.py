@@ -29,12 +29,12 @@ _log = get_logger(__name__)
 MAX_SCRAPES = 8
 REQUEST_SECONDS = 5.0
 
-#: How late the endpoint may notice that it is to close.
+#: Polling interval for the request to close.
 _LOOK_UP_SECONDS = 0.2
 
 
 def registry_of(role: Role, sources: Sequence[Source]) -> CollectorRegistry:
-    """The metrics of a process of that role: what the sources tell, `hetpipe_info`, and what the system tells of it."""
+    """The metrics of a process of that role: those of the sources, `hetpipe_info`, and those of the process itself."""
     registry = CollectorRegistry()
     registry.register(_Collector(role, sources))
     ProcessCollector(registry=registry)
@@ -49,7 +49,7 @@ class _Collector:
         self._sources = (self._info, *sources)
 
     def describe(self) -> Iterator[Metric]:
-        """All metrics there can be, without a value; the registry asks when this is registered."""
+        """All possible metrics, without a value; called at registration."""
         for family in families_of(self._role):
             yield _filled(family)
 
@@ -140,7 +140,7 @@ class _Handler(WSGIRequestHandler):
         """Scrapes are no news."""
 
     def get_stderr(self) -> io.StringIO:
-        """What a failed scrape would print: it is in the log."""
+        """The error stream of a failed scrape, which is in the log."""
         return io.StringIO()
 
 
@@ -176,5 +176,5 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
             self._free.release()
 
     def handle_error(self, _request: Any, client_address: Any) -> None:
-        """A client that goes away or sends nothing hurts nobody."""
+        """Ignore a client that disconnects or sends nothing."""
         _log.info("scrape_broken_off", peer=str(client_address), exc_info=True)

@@ -1,6 +1,6 @@
-"""A metric's value at one moment, as whoever knows the fact hands it over. Knows nothing of Prometheus's library.
+"""A metric's value at one moment, independent of Prometheus's library.
 
-A source is asked at every scrape and copies facts that are there anyway, so nothing is counted on the path of a
+A source is called at every scrape and copies facts that exist anyway, so nothing is counted on the path of a
 minibatch.
 """
 

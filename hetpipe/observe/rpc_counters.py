@@ -1,4 +1,4 @@
-"""What became of the calls of this process's gRPC servers, counted where every call passes: `wire.server`.
+"""Counters of the calls of this process's gRPC servers, by status; updated in `wire.server`.
 
 One `RPC_COUNTERS` per process, like the log: a process has one role, whatever servers it runs. Counting takes about a
 microsecond, on calls that take hundreds.
@@ -18,7 +18,7 @@ from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.observe.metric_names import CALL_BUCKETS
 from hetpipe.observe.readings import Distribution, Reading
 
-#: Different calls that are told apart. A peer that makes names up gets no further: the rest counts as `OTHER`.
+#: Limit of distinct call names, against peers that invent names: further ones count as `OTHER`.
 MAX_CALLS = 100
 OTHER = "other"
 
@@ -29,7 +29,7 @@ class _Code(Protocol):
 
 
 class _Context(Protocol):
-    """What is needed of gRPC's context of a call."""
+    """The used part of gRPC's context of a call."""
 
     def code(self) -> _Code | None:
         """The status that the handler has set; None: none, so far."""
@@ -53,7 +53,7 @@ class RpcCounters:
 
     @contextmanager
     def answering(self, method: str, context: _Context, clock: Clock = SYSTEM_CLOCK) -> Iterator[None]:
-        """Around the answer to a call: counts it as `handled` however it ends."""
+        """A context manager around a handler: counts the call as `handled` however it ends."""
         began = clock.monotonic()
         try:
             yield

@@ -1,4 +1,4 @@
-"""A file of lines in segments, so that what is old is compressed while new lines are written.
+"""A file of lines in segments, so that old segments are compressed while new lines are written.
 
     shard-0.jsonl        segment 0
     shard-0.0001.jsonl   segment 1, begun when segment 0 was long enough; the last one is the one that is written
@@ -6,7 +6,7 @@
 
 A segment is compressed beside itself, forced to disk, renamed, and only then deleted, so at every moment each line is
 in one of the two files; where both are there, they hold the same. Who writes to a segment holds a shared lock on it, so
-that nobody compresses what another process still writes.
+that no process compresses a segment that another one still writes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SEGMENT_BYTES = 4 << 20
 #: Offsets within a segment are below this; a position in all of them is segment · `_SPAN` + offset.
 _SPAN = 1 << 40
 
-#: An opener that finds its segment compressed by another process looks again, so often at most.
+#: Limit of retries when another process has compressed the segment to open.
 _ATTEMPTS = 20
 
 
@@ -115,19 +115,19 @@ def open_last(path: Path) -> tuple[int, int]:
 
 
 def open_for_writing(path: Path, number: int) -> int:
-    """A descriptor that appends to a segment, with the lock that whoever writes to it holds.
+    """A descriptor that appends to a segment, with the writers' lock.
 
     Raises:
         OSError: it cannot be had.
     """
     descriptor = os.open(segment_path(path, number), os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-    with suppress(OSError):  # a file system without locks: then nobody can compress it, either
+    with suppress(OSError):  # a file system without locks: then no process can compress it, either
         fcntl.flock(descriptor, fcntl.LOCK_SH)
     return descriptor
 
 
 def compress_before(path: Path, last: int) -> None:
-    """Compress the plain segments of the stream `path` below `last` that nobody writes to; the others stay plain."""
+    """Compress the plain segments of the stream `path` below `last` without a writer; the others stay plain."""
     for number in segments_of(path):
         plain = segment_path(path, number)
         if number < last and plain.exists():

@@ -1,4 +1,4 @@
-"""The real pipeline as a picture: what each stage did when, in the trace format that Perfetto and Chrome open.
+"""The timeline of the real pipeline: the activities of each stage, in the trace format of Perfetto and Chrome.
 
 While a run goes on, each process appends its activities to a *fragment* of its own (JSON lines). At the end
 `merge_timelines` makes one trace of all fragments: one Chrome "process" per virtual worker, one "thread" per stage,
@@ -24,7 +24,7 @@ from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import HistoryIncomplete
 from hetpipe.observe.line_file import LineFile
 
-#: What an argument of an activity may be; shown in the viewer.
+#: The type of an activity's arguments; shown in the viewer.
 Value = int | float | str
 
 #: Events held in memory before they are written, and the longest they are held.
@@ -40,7 +40,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Activity(enum.Enum):
-    """What a span of time was spent on; the value is (the start of) its name in the picture."""
+    """The kind of an activity; the value is (the start of) its name in the trace."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -74,7 +74,7 @@ class TimelineWriter(Protocol):
         """Record one activity.
 
         Args:
-            activity: what was done.
+            activity: its kind.
             start_seconds: by the monotonic clock.
             end_seconds: by the same clock.
             p: the minibatch it was done for.
@@ -83,11 +83,11 @@ class TimelineWriter(Protocol):
         ...
 
     def span(self, activity: Activity, *, p: int | None = None, **args: Value) -> AbstractContextManager[None]:
-        """Record what happens inside the `with` block, also if it raises."""
+        """Record the duration of the `with` block, also if it raises."""
         ...
 
     def close(self) -> None:
-        """Write what is held. Idempotent; what comes later is dropped."""
+        """Flush. Idempotent; later activities are dropped."""
         ...
 
 
@@ -157,7 +157,7 @@ class Timeline(TimelineWriter):
     def record(
         self, activity: Activity, *, start_seconds: float, end_seconds: float, p: int | None = None, **args: Value
     ) -> None:
-        """See `TimelineWriter.record`."""
+        """Implement `TimelineWriter.record`."""
         with self._lock:
             if self._is_closed or self._num_recorded >= MAX_EVENTS:
                 self._num_dropped += 1
@@ -168,16 +168,16 @@ class Timeline(TimelineWriter):
                 self._flush(end_seconds)
 
     def span(self, activity: Activity, *, p: int | None = None, **args: Value) -> AbstractContextManager[None]:
-        """See `TimelineWriter.span`."""
+        """Implement `TimelineWriter.span`."""
         return _Span(self, activity, p, args, self._clock)
 
     def on_alarm(self, listener: Callable[[HistoryIncomplete], None]) -> None:
-        """Call `listener` once, when activities begin to lack: from the thread that writes, or now."""
+        """Call `listener` once, when the first activity is lost: from the writing thread, or now."""
         with self._lock:
             self._file.on_alarm(listener)
 
     def close(self) -> None:
-        """See `TimelineWriter.close`."""
+        """Implement `TimelineWriter.close`."""
         with self._lock:
             if self._is_closed:
                 return
@@ -257,7 +257,7 @@ class _Origin:
 
 @dataclass(slots=True)
 class _Part:
-    """What one process recorded; times in microseconds of its host's monotonic clock."""
+    """The record of one process; times in microseconds of its host's monotonic clock."""
 
     origin: _Origin
     events: list[dict[str, Any]]
@@ -282,7 +282,7 @@ def merge_timelines(fragments: Iterable[Path], out: Path) -> None:
         _write_trace(temporary, parts, shifts, begin_us)
         temporary.replace(out)
     except OSError:
-        # What is there of it would keep a full disk full.
+        # The partial file would keep a full disk full.
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
@@ -339,7 +339,7 @@ def _origin(values: dict[str, Any]) -> _Origin:
 
 
 def _shifts_us(parts: Sequence[_Part]) -> dict[str, float]:
-    """What to add to the times of each host so that they are those of the first host."""
+    """The offsets of each host's clock from that of the first host."""
     offsets: dict[str, float] = {}
     for part in parts:
         offsets.setdefault(part.origin.host, part.origin.wall_offset_seconds)

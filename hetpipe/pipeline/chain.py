@@ -8,7 +8,7 @@ so that another partition of the same model computes the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from hetpipe.errors import CallableError
-from hetpipe.model.cut_model import CutModel, Signature
+from hetpipe.model.absent import AbsentParameter, AbsentTensor
+from hetpipe.model.cut_model import CutDescription, CutModel, Signature, describe
 from hetpipe.pipeline.modes import ModuleMode, enter_evaluation, enter_training, modes_of
 from hetpipe.values.ids import LayerIndex
-from hetpipe.values.plan import DTYPE_BYTES, TensorSpec
+from hetpipe.values.measurement import AliveTensor
+from hetpipe.values.plan import DTYPE_BYTES, ForbiddenPlaces, TensorSpec
 
 #: What crosses a layer boundary: a flat tuple of tensors.
 Values = tuple[Tensor, ...]
@@ -215,6 +217,8 @@ class LayerTensors(nn.Module):
                 owner[key] = tensor
         for module in self._model[0].modules():
             for key, buffer in module.named_buffers(recurse=False):
+                if buffer.is_meta or isinstance(buffer, AbsentTensor):
+                    continue  # not on this stage
                 module._buffers[key] = fn(buffer)  # noqa: SLF001 - as torch does
         for name in self._places:
             local = local_name(name)
@@ -271,7 +275,7 @@ def cut_chain(
                 f"parameter {name} has no shape before the first forward (a lazy module); run the model once on a "
                 "sample before you return it, or give the module its sizes"
             )
-    cut = CutModel(
+    description, survey = describe(
         model,
         signature,
         example,
@@ -280,6 +284,20 @@ def cut_chain(
         keep_all=keep_all,
         splits_ties=splits_ties,
     )
+    return _described(CutModel(model, description, survey), modes)
+
+
+def described_chain(model: nn.Module, description: CutDescription) -> tuple[Layer, ...]:
+    """The same chain of another instance of the model, which need not run for it and may lie on torch's `meta` device.
+
+    Args:
+        model: as the user's callable returned it; it is left in the mode in which it trains.
+        description: of the model, by which `cut_chain` has cut another instance.
+    """
+    return _described(CutModel(model, description), tuple(modes_of(model).values()))
+
+
+def _described(cut: CutModel, modes: tuple[ModuleMode, ...]) -> tuple[Layer, ...]:
     layers: list[Layer] = []
     for index, layer in enumerate(cut.layers):
         names = (*layer.parameters, *layer.frozen)
@@ -309,19 +327,83 @@ def cut_chain(
     return tuple(layers)
 
 
-def keep_layers(layers: Sequence[Layer]) -> None:
-    """Free the trainable parameters that other layers than `layers` of the same cut model own."""
+def tensor_places(layers: Sequence[Layer]) -> dict[str, list[tuple[dict[str, Tensor], str]]]:
+    """Where modules look up what `layers` need, and their owners keep it, by the model's names.
+
+    These are the layers' own parameters and buffers, and what else they read: buffers and frozen parameters of other
+    layers of a cut model.
+    """
+    found: dict[str, list[tuple[dict[str, Tensor], str]]] = {}
+    cut = layers[0].cut
+    for layer in layers:
+        own = {**layer.parameters, **layer.frozen, **layer.buffers}
+        names = {id(tensor): own[local] for local, tensor in _named_tensors(layer.module)}
+        for part in layer.module.modules():
+            for table in (part._parameters, part._buffers):  # noqa: SLF001 - see run_layers
+                for key, tensor in table.items():
+                    if tensor is not None:
+                        found.setdefault(names[id(tensor)], []).append((cast("dict[str, Tensor]", table), key))
+        if cut is not None:
+            places = {**cut.parameter_places, **cut.buffer_places}
+            for name in (*own.values(), *cut.layers[layer.index].reads):
+                found.setdefault(name, []).extend(places[name])
+    return found
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def hold(layers: Sequence[Layer], tensors: Mapping[str, Tensor]) -> None:
+    """Put `tensors` where `layers` need them, for a model that was made without memory.
+
+    Args:
+        layers: of one stage.
+        tensors: by the model's names; parameters among them become such with the flag and the attributes of those that
+            the model was made with.
+
+    Raises:
+        CallableError: a parameter is of a class of its own.
+    """
+    for name, places in tensor_places(layers).items():
+        owner, key = places[0]
+        before, tensor = owner[key], tensors[name]
+        if type(before) not in {Tensor, nn.Parameter}:
+            raise CallableError(f"model: {name} is a {type(before).__name__}, which cannot be made of its elements")
+        if isinstance(before, nn.Parameter):
+            tensor = nn.Parameter(tensor, requires_grad=before.requires_grad)
+        vars(tensor).update(vars(before))
+        for owner, key in places:
+            owner[key] = tensor
+
+
+def keep_layers(layers: Sequence[Layer], device: torch.device) -> None:
+    """Free what `layers` of a cut model do not need: other layers' parameters and buffers.
+
+    What is absent afterwards has its shape, its type and a device, of which models ask.
+
+    Args:
+        layers: of one stage.
+        device: of the stage.
+    """
+    free_tensors(layers, tensor_places(layers), device)
+
+
+def free_tensors(layers: Sequence[Layer], kept: Container[str], device: torch.device) -> None:
+    """Free the tensors of the cut model that `layers` are of, but those whose names are `kept`. See `keep_layers`."""
     cut = layers[0].cut
     if cut is None:
         return
-    own = {name for layer in layers for name in layer.parameters.values()}
-    parameters = dict(cut.model.named_parameters())
-    for name, places in cut.parameter_places.items():
-        if name in own or not parameters[name].requires_grad:
-            continue
-        placeholder = nn.Parameter(torch.empty_like(parameters[name], device="meta"))
-        for owner, key in places:
-            owner[key] = placeholder
+    for kind, table in ((AbsentParameter, cut.parameter_places), (AbsentTensor, cut.buffer_places)):
+        for name, places in table.items():
+            if name in kept:
+                continue
+            owner, key = places[0]
+            before = owner[key]
+            absent = kind(name, before.shape, before.dtype, device, requires_grad=before.requires_grad)
+            for owner, key in places:
+                owner[key] = absent
 
 
 def _gradient_hooks(module: nn.Module, parameters: Mapping[str, str]) -> dict[str, Mapping[int, GradientHook]]:
@@ -402,14 +484,21 @@ def copied_buffers(layers: Sequence[Layer]) -> Iterator[None]:
     kept = [(owner, key, owner[key]) for layer in layers for owner, key in layer.buffer_places]
     try:
         for owner, name, buffer in kept:
-            owner[name] = buffer.clone()
+            if not isinstance(buffer, AbsentTensor):  # of another stage
+                owner[name] = buffer.clone()
         yield
     finally:
         for owner, name, buffer in kept:
             owner[name] = buffer
 
 
+def _is_normal(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT_BYTES == 0
+
+
 def _normal(tensor: Tensor) -> Tensor:
+    if _is_normal(tensor):
+        return tensor
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % ALIGNMENT_BYTES == 0 else tensor.clone()
 
@@ -428,6 +517,10 @@ class _Boundary(torch.autograd.Function):
 
 
 def _boundary(value: Tensor) -> Tensor:
+    if not value.is_leaf and _is_normal(value):
+        # Nothing to do forwards, and a hook costs a fraction of a function of Python's in the graph.
+        value.register_hook(_normal)  # type: ignore[no-untyped-call]  # torch ships it untyped
+        return value
     normal: Tensor = _Boundary.apply(value)  # type: ignore[no-untyped-call]  # torch ships it untyped
     return normal
 
@@ -485,6 +578,30 @@ def gradient_flags(layers: Sequence[Layer], values: Values) -> tuple[bool, ...]:
     if first.cut is not None:
         return first.cut.gradient_flags(first.index)
     return tuple(value.is_floating_point() and first.index > 0 for value in values)
+
+
+def alive_behind(chain: Sequence[Layer], position: int, values: Values) -> tuple[AliveTensor, ...]:
+    """What crosses the cut behind a layer of the whole `chain`; nothing behind the last one.
+
+    Args:
+        chain: all layers.
+        position: of the layer.
+        values: what came out of it.
+    """
+    if position + 1 == len(chain):
+        return ()
+    layer, behind = chain[position], chain[position + 1]
+    names = [f"{layer.name}:{at}" for at in range(len(values))]
+    if behind.cut is not None:
+        names = [each.lstrip("/") for each in behind.cut.value_names(behind.index)]
+    flags = gradient_flags((behind,), values)
+    return tuple(AliveTensor(name, value.nbytes, flag) for name, value, flag in zip(names, values, flags, strict=True))
+
+
+def forbidden_in(layer: Layer) -> tuple[ForbiddenPlaces, ...]:
+    """The places within `layer` where it cannot be cut, as far as that is known."""
+    found = () if layer.cut is None else layer.cut.forbidden_in(layer.index)
+    return tuple(ForbiddenPlaces(each.before, each.upto, each.places, each.reason) for each in found)
 
 
 def at_boundary(values: Values) -> Values:

@@ -95,7 +95,7 @@ def _notices(cut: CutModel, example: Values, results_of: Callable[[Any], Any]) -
         return (f"The model {why_one_layer(cut)}, so it trains in one stage per virtual worker",)
     decided = cut.fragile_cuts(example, results_of)
     return (
-        *(f"A module runs whole, on one stage: {why}" for why in cut.whole),
+        *(f"A module runs whole, on one stage: {why}" for why in cut.survey.whole),
         *(
             f"What crosses the cut before {', '.join(names[:_MAX_NAMED])} depends on what the forward decides by its "
             f"inputs{place}: a minibatch with another answer than the first samples have is refused; if there "

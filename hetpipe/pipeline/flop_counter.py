@@ -55,6 +55,21 @@ _RECOMPUTING = frozenset(
 _PRODUCTS_OF_ATTENTION_BACKWARD = 5
 
 
+class _Untracked:
+    """Stands for torch's tracker of modules, of which nothing is asked here.
+
+    The tracker calls `view_as` on what goes into a module, and a cut model takes that for a call of its forward.
+    """
+
+    parents = frozenset({"Global"})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 class FlopCounter:
     """Counts what runs between `__enter__` and `__exit__`."""
 
@@ -65,6 +80,7 @@ class FlopCounter:
             is_backward: what runs is a backward, and operations with gradients enabled belong to a second forward.
         """
         self._flops = FlopCounterMode(display=False, custom_mapping=dict(_CPU_ATTENTION))
+        self._flops.mod_tracker = _Untracked()  # type: ignore[assignment]  # all that is asked of one
         self._operations = _Operations(self._flops, is_backward=is_backward)
         self._stack = ExitStack()
 

@@ -86,7 +86,7 @@ class Inbox:
             self.bell.notify_all()
 
     def on_records(self, records: Sequence[Record]) -> None:
-        """See `Listener`."""
+        """Process new records of the decision log and wake waiting threads."""
         with self.bell:
             self.log.follow(records)
             self.follows = True
@@ -94,7 +94,7 @@ class Inbox:
             self._tell()
 
     def on_fetched(self, clock: Clock, published: FlatBuffer | None) -> None:
-        """See `Listener`. Called by one thread only."""
+        """Store pulled weights, or record that the clock was freed. Called by one thread only."""
         if published is not None and self._pool is not None:
             with self.bell:
                 is_next = all(waiting.on_host for waiting in self.fetched.values())
@@ -108,7 +108,7 @@ class Inbox:
             self._tell()
 
     def on_error(self, error: Exception) -> None:
-        """See `Listener`; the first error counts."""
+        """Record an error of a background thread; the first one is kept."""
         with self.bell:
             self._error = self._error or error
             self.bell.notify_all()

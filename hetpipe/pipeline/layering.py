@@ -114,11 +114,14 @@ def _check_arguments(model: nn.Module, signature: Signature) -> None:
 
 def why_one_layer(cut: CutModel) -> str:
     """Why a model has no cuts, as a predicate: `cannot be cut: …`."""
-    reasons = cut.whole or tuple(each.reason for each in cut.cuts if each.reason)
+    survey = cut.survey
+    reasons = survey.whole or tuple(each.reason for each in survey.cuts if each.reason)
     if reasons:
         return f"cannot be cut: {reasons[0]}"
     return (
-        "cannot be cut: it calls only one module or function" if not cut.cuts else "has no cut that is worth its bytes"
+        "cannot be cut: it calls only one module or function"
+        if not survey.cuts
+        else "has no cut that is worth its bytes"
     )
 
 

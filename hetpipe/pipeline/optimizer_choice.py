@@ -59,7 +59,7 @@ def check_optimizer_arguments(spec: OptimizerSpec, import_path: Path | None = No
     kind = check_optimizer_names(spec, import_path)
     refusal = _refusal(kind, spec.arguments)
     if refusal is not None:
-        raise JobError(f"optimizer: {spec.name} refuses its arguments: {refusal}")
+        raise JobError(f"optimizer: {spec.name} rejects its arguments: {refusal}")
     problems = [
         problem
         for index, group in enumerate(spec.groups)
@@ -117,7 +117,7 @@ def _refused_in_group(
     for name, refusal in blamed.items():
         yield f"{path}.{name}: {kind.__name__} refuses it: {refusal}"
     if not blamed:
-        yield f"{path}: {kind.__name__} refuses its arguments: {together}"
+        yield f"{path}: {kind.__name__} rejects its arguments: {together}"
 
 
 def _refusal(kind: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) -> str | None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hetpipe.clock import Clock
-from hetpipe.pipeline.chain import Values, tensor_spec
+from hetpipe.pipeline.chain import Values, alive_behind, forbidden_in, tensor_spec
 from hetpipe.pipeline.flop_counter import FlopCounter
 from hetpipe.pipeline.model_work import tokens_of
 from hetpipe.profiler.kept import Saved, kept_bytes
@@ -24,7 +24,7 @@ from hetpipe.profiler.layer_run import LayerRun, told_as_the_users
 from hetpipe.profiler.live_bytes import storage_identity
 from hetpipe.profiler.sampling import Sampling
 from hetpipe.profiler.subject import Subject
-from hetpipe.values.measurement import LayerMeasurement, Measurement, Work
+from hetpipe.values.measurement import AliveTensor, LayerMeasurement, Measurement, Work
 
 
 class Stopwatch(Protocol):
@@ -128,6 +128,7 @@ class _Found:
     output_bytes: int
     times_ms: tuple[float, float]
     work: tuple[Work, Work]
+    alive: tuple[AliveTensor, ...]
 
 
 def measure_chain(
@@ -167,7 +168,8 @@ def measure_chain(
                 work = trace_work(run, _copies(inputs))
                 times_ms = _median_times(run, inputs, stopwatch, sampling, clock)
             run.leave()
-            found.append(_Found(run, saved, _num_bytes(values), times_ms, work))
+            alive = alive_behind(subject.chain, position, values)
+            found.append(_Found(run, saved, _num_bytes(values), times_ms, work, alive))
     kept = kept_bytes([layer.saved for layer in found])
     layers = tuple(_measurement(layer, size) for layer, size in zip(found, kept, strict=True))
     return Measurement(
@@ -216,6 +218,8 @@ def _measurement(found: _Found, activation_bytes: int) -> LayerMeasurement:
         backward_ms=found.times_ms[1],
         forward=found.work[0],
         backward=found.work[1],
+        alive=found.alive,
+        forbidden=forbidden_in(layer),
     )
 
 

@@ -23,7 +23,7 @@ from hetpipe.values import wire
 from hetpipe.values.plan import TensorSpec
 
 #: Changes when measurements of older versions must not be used any more.
-_METHOD = 2
+_METHOD = 3
 
 #: Top names of modules that are hetpipe's own; whichever of its programs measures is also the main module.
 _OWN = frozenset({hetpipe.__name__, "__main__", "__mp_main__"})

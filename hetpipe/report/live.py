@@ -67,7 +67,7 @@ class LiveView(View):
         self._live.start()
 
     def show(self, event: JobEvent) -> None:  # noqa: C901 - one per kind of event
-        """See `View.show`."""
+        """Implement `View.show`."""
         match event:
             case StateChanged(state=state, remark=remark):
                 self._state, self._waiting = STATE_TEXTS[state], ""
@@ -96,11 +96,11 @@ class LiveView(View):
                 self._live.refresh()
 
     def say(self, sentence: str) -> None:
-        """See `View.say`."""
+        """Implement `View.say`."""
         self._print(sentence)
 
     def close(self) -> None:
-        """See `View.close`."""
+        """Implement `View.close`."""
         self._has_ended = True
         self._live.stop()
 

@@ -14,6 +14,7 @@ from hetpipe.decide.simulator.documents import schedule_in, weight_policy
 from hetpipe.decide.simulator.options import SimulationOptions
 from hetpipe.decide.simulator.result import ActivityKind, SimulatedActivity
 from hetpipe.decide.simulator.simulate import simulate
+from hetpipe.report import model_picture
 from hetpipe.report.page import render_page, resource
 from hetpipe.report.pipeline_picture import LEGEND, PictureRow, draw_pipeline
 from hetpipe.report.plan_reasons import Reasons
@@ -43,10 +44,12 @@ _BAR_LEGEND = (
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The simulated pipeline."""
+    """The simulated pipeline, and the model that it computes."""
 
     svg: Markup
     caption: str
+    model: Markup = Markup()
+    """The layers with their cuts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ def page_of(view: PlanView, reasons: Reasons, picture: Picture) -> str:
     Args:
         view: the plan to show.
         reasons: why it is so, in full.
-        picture: the pipeline at work.
+        picture: the pipeline at work, and the model.
     """
     pipelines = [
         {
@@ -109,7 +112,7 @@ def page_of(view: PlanView, reasons: Reasons, picture: Picture) -> str:
         "plan.html.j2",
         title=view.title,
         subtitle=view.subtitle,
-        styles=(resource("page.css"), resource("pipeline.css")),
+        styles=(resource("page.css"), resource("pipeline.css"), resource("model.css")),
         view=view,
         reasons=reasons,
         picture=picture,
@@ -117,7 +120,21 @@ def page_of(view: PlanView, reasons: Reasons, picture: Picture) -> str:
         pipelines=pipelines,
         bar_legend=_BAR_LEGEND,
         picture_legend=LEGEND,
+        model=picture.model,
+        model_legend=model_picture.LEGEND,
     )
+
+
+def _model_of(facts: PlanFacts) -> Markup:
+    """The model of a plan, with the stages of each kind of virtual worker."""
+    columns = [
+        model_picture.StageColumn(
+            pipeline.heading.replace("virtual worker", "VW").removesuffix(", alike"),
+            tuple(stage.layers[1] for stage in facts.plan.virtual_workers[pipeline.workers[0]].stages[:-1]),
+        )
+        for pipeline in view_of(facts).pipelines
+    ]
+    return model_picture.draw_model(facts.costs.profile.layers, columns, title="the model with its cuts")
 
 
 def picture_of(facts: PlanFacts) -> Picture:
@@ -153,7 +170,8 @@ def picture_of(facts: PlanFacts) -> Picture:
         f"Simulated: the first {num_waves} waves of {count(n, 'minibatch', 'minibatches')}, {which}. Numbers are "
         "minibatches; every box has its times as a tooltip."
     )
-    return Picture(draw_pipeline(result.activities, rows, end_ticks=end_ticks, title="simulated pipeline"), caption)
+    drawn = draw_pipeline(result.activities, rows, end_ticks=end_ticks, title="simulated pipeline")
+    return Picture(drawn, caption, _model_of(facts))
 
 
 def _some(workers: Sequence[int]) -> str:

@@ -5,22 +5,28 @@ Everything follows from the plan by the planner's own formulas, changing one thi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from hetpipe.decide.planner.borders import place_text
 from hetpipe.decide.planner.costs import Costs, MemoryModel, milliseconds, minibatches_per_tick, ticks
-from hetpipe.decide.planner.job_rate import JobRate, bytes_leaving, job_rate
+from hetpipe.decide.planner.job_rate import JobRate, bytes_moved, job_rate
 from hetpipe.decide.planner.round_trip import round_trip
 from hetpipe.decide.simulator.plan import SimulatedStage
-from hetpipe.report.plan_view import SAME, PlanFacts
+from hetpipe.report.plan_view import SAME, PlanFacts, view_of
 from hetpipe.report.quantities import bytes_text, time_text
 from hetpipe.report.text import count, rate
 from hetpipe.values.cluster import LinkSpec, node_of
-from hetpipe.values.plan_document import Alternative
+from hetpipe.values.plan_document import Alternative, PlannedBorder
+from hetpipe.values.profile import AliveValue
 
 #: A closed form and a simulation that differ by less agree.
 _CLOSE = 0.02
+
+#: More are only counted: values that are alive at a border, and groups of forbidden cuts.
+_MOST_ALIVE = 5
+_MOST_FORBIDDEN = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,22 @@ class Reasons:
     """Why this N."""
     cuts: tuple[str, ...]
     """Why these cuts."""
+    borders: tuple[BorderReasons, ...] = ()
+    """Of each border of stages."""
+    forbidden: tuple[str, ...] = ()
+    """Where the model cannot be cut, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class BorderReasons:
+    """Why one stage ends where it does."""
+
+    heading: str
+    """`virtual worker 0, stage 0 | 1: before layer 3 (h.2)`."""
+    crossing: str
+    """What is alive there, and the bytes each way."""
+    alternatives: tuple[str, ...]
+    """Where else it could be, what would move there, and why it is not."""
 
 
 def reasons_of(facts: PlanFacts) -> Reasons:
@@ -42,12 +64,52 @@ def reasons_of(facts: PlanFacts) -> Reasons:
     forecast = _forecast(facts, facts.plan.minibatches_per_wave)
     others = sorted(facts.plan.alternatives, key=lambda one: -(one.samples_per_second or -1.0))
     predicted = facts.plan.predicted.samples_per_second
+    several = frozenset(one.workers[0] for one in view_of(facts).pipelines if len(one.workers) > 1)
     return Reasons(
         bound=f"{_bound(facts, forecast)} {_simulated(forecast, predicted)}",
         rejected=tuple(others),
         waves=tuple(_why_waves(facts, forecast)),
         cuts=tuple(_why_cuts(facts, forecast)),
+        borders=tuple(_border(border, several) for border in facts.plan.borders),
+        forbidden=tuple(f"no cut {place_text(each)}: {each.reason}" for each in facts.plan.forbidden[:_MOST_FORBIDDEN])
+        + _further(len(facts.plan.forbidden) - _MOST_FORBIDDEN),
     )
+
+
+def _further(left: int) -> tuple[str, ...]:
+    return (f"and {left} more; --json has them",) if left > 0 else ()
+
+
+def _border(border: PlannedBorder, several: Collection[int]) -> BorderReasons:
+    """In words; `several`: the virtual workers that stand for others."""
+    whose = f"virtual worker {border.virtual_worker}{' and those alike' if border.virtual_worker in several else ''}"
+    forward, backward = bytes_text(border.forward_bytes), bytes_text(border.backward_bytes)
+    moves = f"{forward} forward ({time_text(border.forward_ms)}), {backward} back ({time_text(border.backward_ms)})"
+    if border.tie_bytes:
+        moves += f", of both {bytes_text(border.tie_bytes)} tied weights"
+    alive = [alive_text(value) for value in sorted(border.alive, key=lambda value: -value.num_bytes)]
+    more = f" and {len(alive) - _MOST_ALIVE} more" if len(alive) > _MOST_ALIVE else ""
+    what = f"; alive: {', '.join(alive[:_MOST_ALIVE])}{more}" if alive else ""
+    return BorderReasons(
+        f"{whose}, stage {border.stage} | {border.stage + 1}: before layer {border.cut} ({border.before})",
+        f"{moves}{what}",
+        tuple(
+            f"before layer {one.cut} ({one.before}): {bytes_text(one.forward_bytes)} forward, "
+            f"{bytes_text(one.backward_bytes)} back; {one.reason}"
+            for one in border.alternatives
+        ),
+    )
+
+
+def alive_text(value: AliveValue) -> str:
+    """A value that crosses, with its size.
+
+    >>> alive_text(AliveValue(name="h.0:0", num_bytes=4096, has_gradient=True))
+    'h.0:0 4.00 KiB'
+    >>> alive_text(AliveValue(name="input:mask", num_bytes=4096))
+    'input:mask 4.00 KiB (no gradient)'
+    """
+    return f"{value.name} {bytes_text(value.num_bytes)}{'' if value.has_gradient else ' (no gradient)'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +143,8 @@ def _forecast(facts: PlanFacts, minibatches_per_wave: int) -> _Forecast:
     times = [tuple(ticks(stage.time_ms) for stage in worker.stages) for worker in facts.plan.virtual_workers]
     rates = [minibatches_per_tick(stage_ticks, memory) for stage_ticks in times]
     slowest = min(range(len(rates)), key=rates.__getitem__)
-    leaving = [
-        bytes_leaving(stages, costs=costs, placed=facts.simulated.placed, minibatches_per_wave=minibatches_per_wave)
+    moved = [
+        bytes_moved(stages, costs=costs, placed=facts.simulated.placed, minibatches_per_wave=minibatches_per_wave)
         for stages in facts.simulated.workers
     ]
     cards = {node.name: costs.cluster.network_card(node.name) for node in costs.cluster.nodes}
@@ -96,7 +158,7 @@ def _forecast(facts: PlanFacts, minibatches_per_wave: int) -> _Forecast:
         pull=facts.plan.pull,
     )
     whole = job_rate(
-        rates[slowest], leaving, costs=costs, minibatches_per_wave=minibatches_per_wave, network_cards=cards, trip=trip
+        rates[slowest], moved, costs=costs, minibatches_per_wave=minibatches_per_wave, network_cards=cards, trip=trip
     )
     return _Forecast(memory, slowest, times[slowest], whole)
 

@@ -326,3 +326,14 @@ def _why(reasons: Reasons, pen: _Pen) -> Iterator[RenderableType]:
         yield Text()
         yield pen.text(heading, "bold")
         yield from (pen.text(sentence) for sentence in sentences)
+    if reasons.borders:
+        yield Text()
+        yield pen.text("borders of stages", "bold")
+    for border in reasons.borders:
+        yield pen.text(border.heading)
+        yield pen.text(f"  {border.crossing}", "dim")
+        yield from (pen.text(f"  not {sentence}", "dim") for sentence in border.alternatives)
+    if reasons.forbidden:
+        yield Text()
+        yield pen.text("forbidden cuts", "bold")
+        yield from (pen.text(sentence) for sentence in reasons.forbidden)

@@ -71,7 +71,7 @@ class CallbackView(SilentView):
         self._callback = callback
 
     def show(self, event: JobEvent) -> None:
-        """See `View.show`."""
+        """Implement `View.show`."""
         self._callback(event)
 
 
@@ -87,7 +87,7 @@ class LineView(View):
         self._waits = _Waits()
 
     def show(self, event: JobEvent) -> None:
-        """See `View.show`."""
+        """Implement `View.show`."""
         match event:
             case StateChanged(state=state, remark=remark):
                 if state.is_terminal:
@@ -108,11 +108,11 @@ class LineView(View):
                 """Displayed with its state."""
 
     def say(self, sentence: str) -> None:
-        """See `View.say`."""
+        """Implement `View.say`."""
         self._write(pairs({"event": "note", "sentence": sentence}))
 
     def close(self) -> None:
-        """See `View.close`."""
+        """Implement `View.close`."""
         self._write_held_back()
 
     def _write_held_back(self) -> None:

@@ -20,12 +20,12 @@ from hetpipe.values.commands import exit_sentence
 #: Longest wait for the next message, which is how late a deadline may be noticed.
 _POLL_SECONDS = 0.25
 
-#: How long a process that has answered may take to write down the rest of what it prints.
+#: Timeout for the remaining output of a process that has answered.
 _LEAVING_SECONDS = 1.0
 
 
 class ReportingChild:
-    """The messages of a process that reports."""
+    """The messages of a reporting process."""
 
     def __init__(self, spec: ChildSpec, title: str, *, starter: Starter = spawn) -> None:
         """Start the process.
@@ -73,7 +73,7 @@ class ReportingChild:
 
 @contextmanager
 def reporting_child(spec: ChildSpec, title: str, *, starter: Starter = spawn) -> Iterator[ReportingChild]:
-    """A process that carries out an order; it ends with the block.
+    """A process that executes a request; it ends with the block.
 
     Args:
         spec: what to start.
@@ -99,7 +99,7 @@ def ask_child(
     starter: Starter = spawn,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Any:
-    """Start a process and wait for what it answers (`hetpipe.server.agent.child_main.answer_once`).
+    """Start a process and wait for its answer (`hetpipe.server.agent.child_main.answer_once`).
 
     Args:
         spec: what to start.
@@ -124,7 +124,7 @@ def ask_child(
             if message is None:
                 silent_seconds = clock.monotonic() - heard
                 if patience_seconds is not None and silent_seconds >= patience_seconds:
-                    last = f"; the last was that it is {phase}" if phase else ""
+                    last = f"; its last phase was {phase}" if phase else ""
                     raise DeadlineExceeded(f"gave up after {silent_seconds:.0f} s without a word of {title}{last}")
                 continue
             if "ok" in message:

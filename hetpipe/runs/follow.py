@@ -1,8 +1,8 @@
-"""Following a run: one inbox for everything that can happen to it, one place that decides what it means.
+"""Following a run: one inbox for all its events, one place that interprets them.
 
 Events come from the coordinator's stream, deaths from the supervisor, interrupts from signal handlers; each is a
-message in one queue, and `Follower.handle` takes them one by one. The first interrupt asks for a barrier with a
-checkpoint, the second one ends everything. A service that died and is not started again is the cause of whatever else
+message in one queue, and `Follower.handle` processes them one by one. The first interrupt requests a barrier with a
+checkpoint, the second one ends everything. A service that died and is not restarted is the cause of all later
 is heard later, so it is told at once.
 """
 
@@ -30,7 +30,7 @@ from hetpipe.wire.calls import STOP_JOB, SUBMIT_JOB, StopJobRequest, SubmitJobRe
 #: Longest wait for the next message, which is how late a deadline may be noticed.
 _POLL_SECONDS = 0.25
 
-#: Between two notices of services that are coming up.
+#: Between two notices of starting services.
 _NOTICE_SECONDS = 5.0
 
 
@@ -43,7 +43,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """Something to know about the connection to the coordinator."""
+    """A remark about the connection to the coordinator."""
 
     sentence: str
 
@@ -59,12 +59,12 @@ class CoordinatorLost:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """Somebody wants the run to stop: Ctrl-C, or SIGTERM where the run ends with this process."""
+    """A request to stop the run: Ctrl-C, or SIGTERM where the run ends with this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Detached:
-    """Whoever runs this process wants it to end, and not the run: SIGTERM where the run is a cluster's."""
+    """A request to end this process, but not the run: SIGTERM where the run is a cluster's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ Inbox = queue.SimpleQueue[Message]
 
 
 class JobPort(Protocol):
-    """The job that is followed."""
+    """The followed job."""
 
     def ask_stop(self, mode: StopMode) -> None:
         """Ask it to stop; returns at once."""
@@ -99,9 +99,9 @@ class Ending:
     detached: bool = False
     """It did not: it is not followed any more, and stood there."""
     lost_contact: bool = False
-    """Nobody tells any more how it goes; where a cluster has the run, it may go on."""
+    """Its state is unknown; on a cluster the run may go on."""
     conditions: tuple[Condition, ...] = ()
-    """What endangered the run, by the time at which it began."""
+    """The conditions of the run, by start time."""
 
 
 class RunningJob:
@@ -117,24 +117,24 @@ class RunningJob:
             submission: the job.
             inbox: where events go.
             clock: measures how long a broken connection is mended.
-            when_lost: what the user can do when the coordinator is lost; the end of a sentence.
+            when_lost: the fix for the user when the coordinator is lost; the end of a sentence.
         """
         self._client = client
         self._submission = submission
         self._job_id: JobId | None = None
         self._inbox = inbox
         self._when_lost = when_lost
-        #: Number of the last event heard.
+        #: Number of the last event received.
         self._last = 0
-        #: It has begun to train. From then on whoever is given it again lets it go on from its newest checkpoint.
+        #: It has begun to train. From then on a resubmission resumes from its newest checkpoint.
         self._has_begun = False
-        #: Somebody wants it to stop, so it is not given to anybody again once it has begun.
+        #: A stop was requested, so it is not resubmitted once it has begun.
         self._is_to_stop = False
         self._clock = clock
         self._mending = Mending(clock, say=lambda sentence: inbox.put(Remark(sentence)))
 
     def hand_in(self) -> JobId:
-        """Let the coordinator take the job. Once, before everything else.
+        """Submit the job to the coordinator. Once, before everything else.
 
         Raises:
             HetpipeError: it did not.
@@ -143,7 +143,7 @@ class RunningJob:
         return self._job_id
 
     def know(self, job_id: JobId) -> None:
-        """The job was handed in before, and may have begun. In the place of `hand_in`."""
+        """Adopt a job that was submitted before, and may have begun. Instead of `hand_in`."""
         self._job_id = job_id
         self._has_begun = True
 
@@ -152,7 +152,7 @@ class RunningJob:
         threading.Thread(target=self._watch, name="job-events", daemon=True).start()
 
     def ask_stop(self, mode: StopMode) -> None:
-        """See `JobPort.ask_stop`."""
+        """Implement `JobPort.ask_stop`."""
         self._is_to_stop = True
         threading.Thread(target=self._stop, args=(mode,), name="job-stop", daemon=True).start()
 
@@ -166,7 +166,7 @@ class RunningJob:
             self._inbox.put(CoordinatorLost(type(error).__name__, f"{error}{hint}"))
 
     def _heard_all(self) -> bool:
-        """Listen until the job has ended or the stream breaks; False when it broke and may be mended.
+        """Receive events until the job has ended or the stream breaks; False if it broke and may be reopened.
 
         Raises:
             HetpipeError: it broke for good.
@@ -188,7 +188,7 @@ class RunningJob:
         return True
 
     def _hand_in_again(self) -> None:
-        """The coordinator is a new one, and its store is empty. The same request means the same job."""
+        """Resubmit to a new coordinator with an empty store. The same request is the same job."""
         if self._has_begun and self._is_to_stop:
             return
         try:
@@ -198,7 +198,7 @@ class RunningJob:
             self._mending.broke(error)
 
     def _stop(self, mode: StopMode) -> None:
-        """Ask until the coordinator has heard it, or is lost."""
+        """Retry until the coordinator has accepted it, or is lost."""
         mending = Mending(self._clock, say=lambda _: None)
         mending.whole()
         has_told = False
@@ -233,11 +233,11 @@ def _mends(mending: Mending, error: Unavailable | UnknownJob) -> bool:
 
 
 class OwnServices(Protocol):
-    """The services of a run that were started for it alone."""
+    """The services of a run on this machine."""
 
     @property
     def awaited(self) -> str:
-        """Which of them are not ready yet, and what they are doing; empty when all are."""
+        """The services that are not ready yet, with their phases; empty when all are."""
         ...
 
     def given_up(self, *, is_queued: bool) -> str:
@@ -246,7 +246,7 @@ class OwnServices(Protocol):
 
 
 class Follower:
-    """Decides what each message means for one run. Not thread-safe."""
+    """The state machine of following one run. Not thread-safe."""
 
     def __init__(
         self,
@@ -262,14 +262,14 @@ class Follower:
         """Follow `job`.
 
         Args:
-            job: what is followed.
-            view: shows what happens.
+            job: the followed job.
+            view: displays events.
             inbox: where messages come from.
             clock: measures the wait after a second interrupt.
             stop_now_seconds: how long after a second interrupt the end of the job is waited for; 0 where its processes
                 are ended from here anyway.
-            services: those that were started for the run; None: those of a cluster.
-            on_training: called whenever it is heard that the job trains.
+            services: those started for the run; None: those of a cluster.
+            on_training: called whenever the job is reported to train.
         """
         self._job = job
         self._view = view
@@ -278,14 +278,14 @@ class Follower:
         self._stop_now_seconds = stop_now_seconds
         self._services = services
         self._on_training = on_training
-        #: When it was last told which services are coming up.
+        #: Time of the last notice of starting services.
         self._noticed = clock.monotonic()
         #: When to stop waiting after the second interrupt, in monotonic seconds.
         self._give_up_at: float | None = None
         self._num_interrupts = 0
         #: It trains, so a stop has a barrier to come to.
         self._is_training = False
-        #: Where it stood when that was last heard.
+        #: Its last reported state.
         self._state = JobState.SUBMITTED
         self._conditions = HeardConditions()
         #: How it ended; None before.
@@ -304,11 +304,11 @@ class Follower:
         return self.ending
 
     def handle(self, message: Message) -> None:  # noqa: C901 - one case per kind of message
-        """Take one message in."""
+        """Process one message."""
         match message:
             case Heard(event=JobEnded() as ended):
                 self._view.show(ended)
-                self.ending = _ending_of(ended, by_whom="" if self._num_interrupts else " by somebody else")
+                self.ending = _ending_of(ended, by_whom="" if self._num_interrupts else " by another user")
             case Heard(event=event):
                 self._conditions.hear(event)
                 if isinstance(event, StateChanged):
@@ -326,8 +326,8 @@ class Follower:
             case CoordinatorLost(error=error, sentence=sentence):
                 self.ending = replace(self._failed(error, sentence), lost_contact=True)
             case StopRefused(error=error):
-                told = f"the coordinator did not take the wish to stop ({error})"
-                again = " and is asked again" if isinstance(error, Unavailable | UnknownJob) else ""
+                told = f"the coordinator did not accept the request to stop ({error})"
+                again = ", which is retried" if isinstance(error, Unavailable | UnknownJob) else ""
                 self._view.say(f"{told}{again}; Ctrl-C again stops now")
             case Detached():
                 self.ending = Ending(state=self._state, detached=True)
@@ -335,7 +335,7 @@ class Follower:
                 self._interrupted()
 
     def _failed(self, error: str, sentence: str) -> Ending:
-        """It failed, and its coordinator has not told so."""
+        """End with a failure that its coordinator has not reported."""
         conditions = self._conditions.all
         told = consequence(sentence, error, conditions)
         return Ending(state=JobState.FAILED, error=error, sentences=(told,), conditions=conditions)
@@ -355,7 +355,7 @@ class Follower:
             self.ending = _STOPPED_NOW
 
     def _look_after_services(self) -> None:
-        """Say which services of this run are coming up, and give up those that are silent."""
+        """Report the starting services of this run, and give up silent ones."""
         if self._services is None or not self._state.is_queued or self.ending is not None:
             return
         sentence = self._services.given_up(is_queued=True)
@@ -377,7 +377,7 @@ _STOPPED_NOW = Ending(state=JobState.STOPPED, sentences=("the run was stopped at
 
 def _ending_of(ended: JobEnded, *, by_whom: str) -> Ending:
     if ended.state is JobState.FAILED:
-        sentences = ended.problems or (ended.sentence or "the run failed without a reason; its logs may tell",)
+        sentences = ended.problems or (ended.sentence or "the run failed without a reason; see its logs",)
         return Ending(state=ended.state, error=ended.error, sentences=sentences, conditions=ended.conditions)
     why = f": {ended.sentence}" if ended.sentence else ""
     sentences = () if ended.state is JobState.FINISHED else (f"the run was stopped{by_whom} before its end{why}",)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a run is followed: heard instead of obeyed, so that the run can come to a barrier first."""
+"""Ctrl-C and SIGTERM while a run is followed: deferred, so that the run can reach a barrier first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Self
 
 
 class Interrupts:
-    """Takes the signals of a `with` block; the handlers of before come back at its end.
+    """Handles the signals in a `with` block; the previous handlers are restored at its end.
 
     Until `listen` each signal raises `KeyboardInterrupt` in the main thread, as Python does for Ctrl-C; from then on
     the listener is called in its place. Outside the main thread, where Python allows no handlers, it takes nothing.

@@ -14,7 +14,7 @@ from hetpipe.values.rewinds import run_folders
 #: Histories above this are left to `hetpipe check`. About half a minute of checking.
 MAX_BYTES = 256 * 1024 * 1024
 
-#: From here on the user is told what is being waited for.
+#: Size from which on the user gets a notice of the check.
 _TOLD_BYTES = 8 * 1024 * 1024
 
 
@@ -26,7 +26,7 @@ def count_violations(run_dir: Path, *, say: Callable[[str], None]) -> int | None
     histories = histories_of(run_dir)
     streams = [files for where in histories for files in history_files(where).values()]
     if len(streams) < sum(map(_num_processes, histories)):
-        # Some processes wrote theirs on other machines; what is here alone would look torn.
+        # Some processes wrote theirs on other machines; the local part alone would look torn.
         return None
     size = sum(_plain_bytes(file) for files in streams for file in files)
     if size > MAX_BYTES:
@@ -47,7 +47,7 @@ def count_violations(run_dir: Path, *, say: Callable[[str], None]) -> int | None
 
 
 def histories_of(run_dir: Path) -> list[Path]:
-    """The folders of a run that hold a history of their own: its own, and those of rewinds after which it trained."""
+    """The folders of a run with a history of their own: its own, and those of rewinds after which it trained."""
     own, *rewinds = run_folders(run_dir)
     return [own, *(where for where in rewinds if any(_stages(where)))]
 
@@ -61,7 +61,7 @@ def _is_off(run_dir: Path) -> bool:
 
 
 def _plain_bytes(file: Path) -> int:
-    """How long a file is when it is read; a gzip file says so at its end."""
+    """The uncompressed size of a file; a gzip file has it at its end."""
     if file.suffix != ".gz":
         return file.stat().st_size
     with file.open("rb") as packed:

@@ -1,7 +1,7 @@
 """The inspection of a job that runs on this machine: in a process of its own, while the run's services start.
 
 It finds every mistake that can be found without training: optimizer, schedule, imports, loss, metrics, data, model, one
-minibatch, and a model whose layers compute something else. The job is then handed in with the report, so no agent
+minibatch, and a model whose layers compute something else. The job is then submitted with the report, so no agent
 inspects the model again.
 """
 
@@ -25,23 +25,24 @@ from hetpipe.values.plan import ModelReport
 
 
 def inspect_locally(
-    job: Job, import_path: Path, *, logs: Path, shell: Shell, on_phase: Callable[[str, float], None]
+    job: Job, import_path: Path, *, run_folder: Path, logs: Path, shell: Shell, on_phase: Callable[[str, float], None]
 ) -> ModelReport:
     """Inspect the job's code and its model, as an agent on this machine would.
 
     Args:
         job: the job.
-        import_path: folder that user code is imported from first.
-        logs: the folder for what the process prints.
+        import_path: the first folder to import user code from.
+        run_folder: the folder of the run, to which the model is written for its stages.
+        logs: the folder for the output of the process.
         shell: the world around.
-        on_phase: receives what the process is doing, and for how many seconds, every second; called in this thread.
+        on_phase: receives the phase of the process and its duration in seconds, every second; called in this thread.
 
     Raises:
         CallableError, JobError: the job cannot be trained, by its path in the job.
         JobFailed: the process ended before it was done.
         DeadlineExceeded: it was silent for longer than the job's `patience.inspection`.
     """
-    # That of an agent which was started here.
+    # As for an agent on this machine.
     own = {**shell.environment, **SERVICE_ENVIRONMENT}
     environment = {**child_environment(own, job.environment, None), **SINGLE_THREADED}
     order = InspectionOrder(
@@ -50,6 +51,7 @@ def inspect_locally(
         with_model=True,
         measure=(),
         cache_folder=str(cache_folder(environment)),
+        run_folder=str(run_folder.absolute()),
     )
     spec = ChildSpec(
         name="inspection",

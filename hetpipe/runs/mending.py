@@ -1,4 +1,4 @@
-"""Whoever watches a job waits for a coordinator that goes away, and says so once; its job may go on without it.
+"""Reconnecting to a coordinator while following a job, which may go on without it; each outage is reported once.
 
 No wait is endless: for one that does not answer, one that does not know the job, and one at which nobody leads the job
 (`Contact`, and the watches of `CoordinatorClient`) there is a bound each, after which the watch ends with a sentence.
@@ -17,7 +17,7 @@ from hetpipe.wire.coordinator_client import SILENT_SECONDS
 MEND_SECONDS = 600.0
 _PAUSE_SECONDS = 0.5
 
-#: How long a coordinator may know nothing of a job. A new one gives up later whoever nobody tells it of (`Patience`).
+#: How long a job may be unknown to a coordinator. A new one gives up unreported jobs later (`Patience`).
 UNKNOWN_SECONDS = 90.0
 
 
@@ -27,11 +27,11 @@ class Mending:
     def __init__(
         self, clock: Clock, *, say: Callable[[str], None], is_over: Callable[[], bool] = lambda: False
     ) -> None:
-        """Begin with a coordinator that has not answered yet: without a first answer nothing is mended.
+        """Begin with a coordinator that has not answered yet: before its first answer nothing is retried.
 
         Args:
             clock: measures how long.
-            say: hears what becomes of the connection, in one sentence each.
+            say: called with each change of the connection, as one sentence.
             is_over: whether there is nothing left to watch: a local coordinator ends with its run.
         """
         self._clock = clock
@@ -40,7 +40,7 @@ class Mending:
         self._was_whole = False
         #: Since when it is broken, in monotonic seconds; None while it is not.
         self._broken_since: float | None = None
-        #: Since when the coordinator answers that it does not know the job.
+        #: Since when the job is unknown to the coordinator.
         self._unknown_since: float | None = None
         self._has_said = False
 
@@ -54,7 +54,7 @@ class Mending:
         self._has_said = False
 
     def broke(self, error: Unavailable | UnknownJob) -> None:
-        """Rest; returns when it is time for the next attempt. What the second one mends is not worth a word.
+        """Back off; returns when the next attempt is due. An outage that ends with the second attempt is not reported.
 
         Raises:
             Unavailable, UnknownJob: `error`, because there will be none.
@@ -82,21 +82,21 @@ class Mending:
 
 
 class Contact:
-    """One watch that looks at a job's status again and again. Not thread-safe."""
+    """Polling of a job's status. Not thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
-        """Begin with a job that somebody leads."""
+        """Begin with a job that has a leader."""
         self._clock = clock
         self._led = clock.monotonic()
 
     def saw(self, status: JobStatus) -> None:
-        """The coordinator has told the status of the job.
+        """Process a status of the job.
 
         Raises:
-            NobodyLeads: nobody has led it for too long.
+            NobodyLeads: it had no leader for too long.
         """
         now = self._clock.monotonic()
         if status.is_led:
             self._led = now
         elif (waited := now - self._led) >= SILENT_SECONDS:
-            raise NobodyLeads(f"for {waited:.0f} s nobody has led job {status.job_id}: {status.failure}")
+            raise NobodyLeads(f"job {status.job_id} has had no leader for {waited:.0f} s: {status.failure}")

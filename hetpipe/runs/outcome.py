@@ -1,4 +1,4 @@
-"""How a command ends: exit status, and the one sentence or JSON line that says why. Pure but for `Output`."""
+"""The result of a command: exit status, and its one sentence or JSON line. Pure except for `Output`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hetpipe.errors import DocumentError, HetpipeError, JobError, JobFailed, Use
 
 
 class ExitStatus(IntEnum):
-    """What a command's exit status means."""
+    """The exit status of a command."""
 
     OK = 0
     FAILED = 1
@@ -39,7 +39,7 @@ def error_class(name: str) -> type[HetpipeError]:
 
 
 def error_of(name: str, sentences: Sequence[str]) -> HetpipeError:
-    """The exception named `name` that says `sentences`."""
+    """The exception named `name` with `sentences`."""
     kind = error_class(name)
     return JobError(sentences) if kind is JobError else kind("; ".join(sentences))
 
@@ -50,7 +50,7 @@ def status_of(error: HetpipeError) -> ExitStatus:
 
 
 def sentences_of(error: HetpipeError) -> tuple[str, ...]:
-    """What to tell: every mistake of a job or a file, else the one sentence of the error."""
+    """The sentences of an error: every mistake of a job or a file, else one."""
     if isinstance(error, DocumentError) and error.problems:
         return error.sentences
     return error.problems if isinstance(error, JobError) else (str(error),)
@@ -78,7 +78,7 @@ class Output:
         self.complaints.flush()
 
     def answer(self, value: Mapping[str, Any], *lines: str) -> None:
-        """The answer of a command: `value` as the JSON line if that was asked for, else the lines."""
+        """Print the answer of a command: `value` as the JSON line with `--json`, else the lines."""
         if self.machine is None:
             self.say(*lines)
             return
@@ -86,7 +86,7 @@ class Output:
         self.machine.flush()
 
     def complain(self, sentences: Sequence[str], value: Mapping[str, Any] | None = None) -> None:
-        """Say what went wrong, as lines and, if asked for, as the JSON line: `value`, or else the `errors`."""
+        """Print an error as lines and, with `--json`, as the JSON line: `value`, or else the `errors`."""
         self.complaints.write("".join(f"error: {sentence}\n" for sentence in sentences))
         self.complaints.flush()
         if self.machine is not None:

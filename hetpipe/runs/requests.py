@@ -1,4 +1,4 @@
-"""From what a user asks for to what is to be trained: a new run, or one that goes on where another one stopped."""
+"""Resolution of a user's request to the job to train: a new run, or one that resumes another one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def new_run(
     coordinator: str | None = None,
     shell: Shell,
 ) -> RunRequest:
-    """What to train.
+    """The request of a new run.
 
     Args:
         source: the job; None only with `resume`, which then means the old run's.

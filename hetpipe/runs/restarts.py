@@ -1,7 +1,7 @@
-"""When is a service that has ended started again, and when is it given up? Pure: times in, a decision out.
+"""The restart policy of services. Pure: times in, a decision out.
 
-It is started again after a pause that doubles with each death, and is short again after a life that was long enough.
-One that keeps dying soon is quarantined: somebody has to look at it.
+A service is restarted with exponential backoff, which is reset after an uptime that was long enough.
+One that keeps dying soon is quarantined: an operator has to look at it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class RestartRules:
     most_deaths: int = 5
     """So many within `within_seconds` are too many."""
     within_seconds: float = 60.0
-    """Also the life after which pauses begin anew."""
+    """Also the uptime that resets the backoff."""
 
 
 RULES = RestartRules()
@@ -43,7 +43,7 @@ class GiveUp:
 
 
 def decide(deaths: Sequence[float], rules: RestartRules = RULES) -> RestartAt | GiveUp:
-    """What to do after the last of a service's deaths.
+    """The decision after the last of a service's deaths.
 
     Args:
         deaths: when it has died, in monotonic seconds; the last one has just happened. Older ones may be left out.

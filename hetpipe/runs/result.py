@@ -14,7 +14,7 @@ from hetpipe.values.wire import plain, revive
 
 @dataclass(frozen=True, slots=True)
 class LossRange:
-    """Mean loss of the first and of the last wave that was not empty; None where there was none, or no finite one."""
+    """Mean loss of the first and of the last non-empty wave; None without one, or if it is not finite."""
 
     first: float | None
     last: float | None
@@ -29,7 +29,7 @@ class Staleness:
     max_clock_distance: int
     """The largest distance seen."""
     violations: int | None
-    """What the checker of the history found; None when it could not judge, for example without the history's files."""
+    """The verdict of the history checker; None if it could not run, for example without the history's files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +42,18 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """What one stage held at most at once, and where its optimizer ended."""
+    """The peak memory of one stage, and the final state of its optimizer."""
 
     vw: int
     stage: int
     weight_bytes: int
     """Weight buffers on the stage's device."""
     activation_bytes: int
-    """What forwards keep for their backwards."""
+    """Tensors saved by forwards for their backwards."""
     gradient_norm: float | None
-    """Of the last gradient that was stepped, before it was clipped; None without clipping."""
+    """Of the last gradient, before clipping; None without clipping."""
     learning_rate: float | None
-    """Of the update that would come next; None on a stage without parameters."""
+    """Of the next update; None on a stage without parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class EvaluationResult:
     rewinds: int
     """How often the whole job had gone back to a checkpoint by then."""
     values: dict[str, float | None]
-    """`loss` and the job's metrics; None for what is not finite."""
+    """`loss` and the job's metrics; None if not finite."""
     within_epoch: bool = False
     """Made while the epoch was under way, by one virtual worker; else at its end, by all."""
     whole: bool = True
@@ -113,14 +113,14 @@ class TrainResult:
     """Per virtual worker: nothing to compute at all."""
     evaluations: EvaluationResults = field(default_factory=EvaluationResults)
     deaths: dict[int, int] = field(default_factory=dict)
-    """Per virtual worker: its lives that ended before the run; it was started anew, or the others went on."""
+    """Per virtual worker: its incarnations that ended before the run; it was restarted, or the others went on."""
     rewinds: int = 0
-    """How often the whole job went back to a checkpoint; everything else is of what came after the last one, but for
+    """Number of rewinds of the whole job; everything else covers the time after the last one, except for
     the evaluations, which are those that led to the weights."""
     conditions: tuple[Condition, ...] = ()
-    """What endangered the run, by the time at which it began; what is not `cleared` held to the end."""
+    """The conditions of the run, by start time; those without `cleared` held to the end."""
     proof: ProofReport | None = None
-    """What was proven of the model before training; None if nobody knows."""
+    """The proof of the model before training; None if unknown."""
     tokens_per_second: float | None = None
     """None where samples are no sequences of tokens."""
     model_flops_utilisation: float | None = None
@@ -128,7 +128,7 @@ class TrainResult:
     model_flops_utilisation_reason: str | None = None
     """Why there is no MFU; None where there is one."""
     stages: tuple[StageResult, ...] = ()
-    """By virtual worker and place; those that reported."""
+    """By virtual worker and stage; those that reported."""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TrainResult:

@@ -2,7 +2,7 @@
 
 A checkpoint is written by the model's own names, so the cut, the devices, the number of parameter servers and that of
 virtual workers may change. It holds weights of one model, a ledger of the samples of one data set, and states of one
-optimizer: what these depend on must stay.
+optimizer: the keys that these depend on must stay.
 
 Numbers go on where they were. The clock does, whatever N is: the first minibatch after it is clock·N + 1 with the new
 N. Minibatches and samples are counted over all virtual workers, so a run given by `minibatches` has as many as its new
@@ -23,7 +23,7 @@ from hetpipe.values.sync import Progress
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """A key that a resumed run keeps, and why."""
+    """A key that a resumed run keeps, and the reason."""
 
     path: str
     of: Callable[[Job], object]
@@ -40,7 +40,7 @@ _STATE_GOES_WITH_IT = "the optimizer keeps more state with it"
 
 _FIXED = (
     _Fixed("model", lambda job: job.model, "the checkpoint holds the weights of that model"),
-    _Fixed("data.train", lambda job: job.data.train, "the checkpoint says which samples of that data were used"),
+    _Fixed("data.train", lambda job: job.data.train, "the checkpoint lists the used samples of that data"),
     _Fixed("seed", lambda job: job.seed, "the order of the samples and the dropout masks follow from it"),
     _Fixed("batch_size", lambda job: job.batch_size, "minibatches are counted by it"),
     _Fixed("optimizer.name", lambda job: job.optimizer.name, "its state is in the checkpoint"),

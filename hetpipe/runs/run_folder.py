@@ -1,4 +1,4 @@
-"""The folder of a run: how it is named and found, and the files that the command line writes into it.
+"""The folder of a run: its name, its lookup, and the files that the command line writes into it.
 
     run.json     who runs it, written at the start
     job.json     the job
@@ -51,11 +51,11 @@ class RunRecord:
     name: str
     """The job's."""
     host: str
-    """Machine of the program that follows the run."""
+    """Host of the program that follows the run."""
     started_wall: float
     """Seconds since 1970."""
     job_id: str = ""
-    """Empty until the job is handed in."""
+    """Empty until the job is submitted."""
     coordinator: str = ""
     """`HOST:PORT`; empty until it is known."""
     local: bool = True
@@ -77,7 +77,7 @@ class RunResult:
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """What endangered the run, as far as that was written down."""
+        """The recorded conditions of the run."""
         try:
             return revive(tuple[Condition, ...], self.values.get("conditions", ()))
         except ProtocolViolation:
@@ -128,7 +128,7 @@ class RunFolder:
 
     @property
     def state(self) -> Path:
-        """Where the parameter servers of a run on this machine keep what they have acknowledged."""
+        """The folder of acknowledged state of a local run's parameter servers."""
         return self.path / "state"
 
     def write_job(self, job: Job) -> None:
@@ -158,15 +158,15 @@ class RunFolder:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the job was planned, so that there may be something in this folder that it has trained."""
+        """Whether the job was planned, so that this folder may contain trained state."""
         return (self.path / _FACTS).exists()
 
     def write_submission(self, submission: Submission) -> None:
-        """Write `submission.json`: before the job is handed in, so that nobody hands it in twice."""
+        """Write `submission.json`: before the job is submitted, so that it is not submitted twice."""
         self._write(_SUBMISSION, plain(Submission, submission))
 
     def read_submission(self) -> Submission | None:
-        """What was, or was to be handed in to a cluster; None where nothing was.
+        """The submission to a cluster, sent or about to be; None without one.
 
         Raises:
             UserError: it cannot be read.
@@ -233,7 +233,7 @@ class RunFolder:
             raise UserError(f"{path} cannot be read, so the size of the training set is not known: {error}") from error
 
     def read_forecast(self) -> PlanDocument | None:
-        """What the planner foresaw, or None for a run that was not planned.
+        """The planner's forecast, or None for a run that was not planned.
 
         Raises:
             DocumentError: it cannot be read.
@@ -265,8 +265,8 @@ class RunFolder:
     def point_latest(self) -> None:
         """Let `latest` name this run, which trains, or is a coordinator's to train.
 
-        An attempt that never came so far leaves `latest` at the run before it, which is the one to look at or to
-        resume. Only a help, so a place that cannot be written to is no error.
+        A failed attempt leaves `latest` at the run before it, which is the one to inspect or to
+        resume. A convenience, so an unwritable folder is no error.
         """
         link = self._runs_dir / LATEST
         unfinished = link.with_name(f".{LATEST}.{os.getpid()}")
@@ -302,7 +302,7 @@ def fresh_folder(runs_dir: Path, name: str, clock: Clock) -> Path:
 
 
 def find_run(run_dir: Path | None, *, runs_dir: Path = RUNS) -> RunFolder:
-    """The run in `run_dir`, or the one in `runs_dir` that was started last.
+    """The run in `run_dir`, or the latest one in `runs_dir`.
 
     Raises:
         UserError: there is none.
@@ -321,7 +321,7 @@ def find_run(run_dir: Path | None, *, runs_dir: Path = RUNS) -> RunFolder:
 
 
 def _started(runs_dir: Path) -> Iterator[tuple[float, RunFolder]]:
-    """The runs in `runs_dir` with the time of their start; what is no run is passed over."""
+    """The runs in `runs_dir` with the time of their start; other folders are ignored."""
     for path in sorted({entry.resolve() for entry in runs_dir.glob("*")}):
         folder = RunFolder(path)
         try:

@@ -22,7 +22,7 @@ from hetpipe.forking.process import Launch, Starter, pipe, spawn
 from hetpipe.phases import PHASE
 from hetpipe.values.commands import exit_sentence, last_words
 
-#: Between two looks at one that is coming up.
+#: Between two polls of a starting service.
 _LOOK_SECONDS = 0.2
 
 #: How much of a service's output is looked at for its last words, in bytes.
@@ -31,7 +31,7 @@ _TAIL_BYTES = 4_096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSpec:
-    """What to start."""
+    """A service process to start."""
 
     key: str
     """Names its files and its entry in run.json: `parameter-server-1`."""
@@ -46,7 +46,7 @@ class ServiceSpec:
 
 @dataclass(frozen=True, slots=True)
 class ServiceDeath:
-    """A service has ended although nobody asked it to."""
+    """The unexpected end of a service."""
 
     title: str
     pid: int
@@ -55,7 +55,7 @@ class ServiceDeath:
     last_words: str
     """The last line of its output; empty without any."""
     verdict: str = ""
-    """What follows from it, as the end of the sentence; empty where it goes without saying."""
+    """The consequence, as the end of the sentence; empty if obvious."""
 
     def __str__(self) -> str:
         """One sentence."""
@@ -83,9 +83,9 @@ class Service:
         """Start the process.
 
         Args:
-            spec: what to start.
+            spec: the process.
             environment: the whole environment of the process.
-            on_death: called once, from a thread, when it ends unasked.
+            on_death: called once, from a thread, when it ends unexpectedly.
             starter: starts it.
             clock: measures its silence.
 
@@ -101,7 +101,7 @@ class Service:
         self._asked_to_end = False
         self._address = ""
         self._clock = clock
-        #: What it is doing before it is ready, if it says so; and when it has last said anything.
+        #: Its phase before it is ready, if reported; and the time of its last report.
         self._phase = ""
         self._heard = clock.monotonic()
         command = [*spec.command, "--log", str(spec.logs / f"{spec.key}.log"), "--exit-with-parent"]
@@ -135,7 +135,7 @@ class Service:
 
     @property
     def address(self) -> str:
-        """What it serves; empty before it is ready."""
+        """The address it serves; empty before it is ready."""
         return self._address
 
     def wait_ready(self, *, patience_seconds: float) -> str:
@@ -143,7 +143,7 @@ class Service:
 
         Raises:
             JobFailed: it ended before.
-            DeadlineExceeded: it has said nothing for `patience_seconds`.
+            DeadlineExceeded: it reported nothing for `patience_seconds`.
         """
         while not self._settled.wait(_LOOK_SECONDS):
             if self.silent_seconds >= patience_seconds:
@@ -155,21 +155,21 @@ class Service:
 
     @property
     def silent_seconds(self) -> float:
-        """For how long it has said nothing though it is not ready; 0 once it is, or is gone."""
+        """Seconds since its last report while it is not ready; 0 once it is ready or gone."""
         return 0.0 if self._settled.is_set() else self._clock.monotonic() - self._heard
 
     @property
     def silence(self) -> str:
-        """What is wrong with one that is silent, as a sentence."""
-        last = f"; the last was that it is {self._phase}" if self._phase else ""
+        """The error of a silent service, as a sentence."""
+        last = f"; its last phase was {self._phase}" if self._phase else ""
         return (
-            f"{self.spec.title} (pid {self.pid}) is not ready, and has said nothing for {self.silent_seconds:.0f} s"
+            f"{self.spec.title} (pid {self.pid}) is not ready, and has reported nothing for {self.silent_seconds:.0f} s"
             f"{last}; its log is {self.spec.logs / self.spec.key}.log"
         )
 
     @property
     def awaited(self) -> str:
-        """What it does before it is ready, for a list; empty once it is, or is gone."""
+        """Its phase before it is ready, for a list; empty once it is ready or gone."""
         if self._settled.is_set():
             return ""
         return f"{self.spec.title} ({self._phase})" if self._phase else self.spec.title
@@ -180,7 +180,7 @@ class Service:
         self._process.send_signal(signal.SIGTERM)
 
     def wait_ended(self, *, timeout_seconds: float) -> bool:
-        """Whether it ends within that time."""
+        """Wait for its end; False on timeout."""
         return self._exited.wait(timeout_seconds)
 
     def kill(self) -> None:
@@ -197,7 +197,7 @@ class Service:
                 if address and not self._address:
                     self._address = address
                     self._settled.set()
-        # It closed its output, which it does by ending; `_wait` tells how.
+        # It closed its output, which it does by ending; `_wait` has the exit status.
 
     def _wait(self) -> None:
         self._process.wait()
@@ -212,7 +212,7 @@ class Service:
 
     def _death(self) -> ServiceDeath:
         exit_code = self._process.exit_code
-        assert exit_code is not None, "only what has ended is dead"
+        assert exit_code is not None, "the process has not ended"
         return ServiceDeath(self.spec.title, self.pid, exit_code, self._last_words())
 
     def _last_words(self) -> str:
@@ -231,7 +231,7 @@ def _address_in(line: bytes) -> str:
 
 
 def _phase_in(line: bytes) -> str:
-    """What a process is doing, and for how long, by a line of `hetpipe.phases`; empty for any other line."""
+    """The phase of a process and its duration, by a line of `hetpipe.phases`; empty for any other line."""
     told = _object_in(line)
     if told.get("kind") != PHASE or not isinstance(told.get("seconds"), int | float):
         return ""
@@ -248,7 +248,7 @@ def _object_in(line: bytes) -> dict[str, Any]:
 
 
 def end_services(services: Sequence[Service], *, grace_seconds: float) -> None:
-    """SIGTERM to all, SIGKILL to those that stay beyond the grace; returns when all are gone."""
+    """SIGTERM to all, SIGKILL to the rest after the grace period; returns when all are gone."""
     for service in services:
         service.ask_to_end()
     timer = threading.Timer(grace_seconds, _kill_all, (services,))

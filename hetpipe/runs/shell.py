@@ -1,4 +1,4 @@
-"""What commands need of the world around them, as a value: the machine's own by default, others in tests."""
+"""The external dependencies of commands, as a value: the machine's own by default, fakes in tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hetpipe.wire.tls import TLS_VARIABLE, Tls
 
 
 class CoordinatorPort(Protocol):
-    """What commands need of a `CoordinatorClient`; contracts and errors are described there, and in `wire.calls`."""
+    """The interface of a `CoordinatorClient` for commands; `wire.calls` has the contracts and errors."""
 
     def invoke(self, call: Unary[RequestT, ReplyT], request: RequestT) -> ReplyT:
         """Make a call."""
@@ -72,9 +72,9 @@ class Shell:
     clock: Clock = SYSTEM_CLOCK
     environment: Mapping[str, str] = field(default_factory=_environment)
     current: Path = field(default_factory=Path.cwd)
-    """The folder that user code is imported from, and that paths are shown from."""
+    """The folder to import user code from; displayed paths are relative to it."""
     tls: Path | None = field(default_factory=_tls_folder)
-    """Folder with the certificates that this command proves itself with; None: plaintext."""
+    """Folder with this command's certificates; None: plaintext."""
     open_coordinator: Callable[[str, Tls | None], CoordinatorPort] = _open_coordinator
     """The coordinator at `HOST:PORT`."""
     programs: Programs = field(default_factory=Programs)

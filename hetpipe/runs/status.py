@@ -1,4 +1,4 @@
-"""How a run is doing, asked of whoever knows: its coordinator while there is one, else the files it left."""
+"""The status of a run: from its coordinator if there is one, else from its files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from hetpipe.wire.calls import GET_STATUS, GetStatusRequest
 #: States of a run beyond those of its job.
 STARTING, ENDING, DIED, UNKNOWN, NO_JOB = "starting", "ending", "died", "unknown", "no job"
 
-#: States of a virtual worker that goes or is gone without having been lost.
+#: States of a virtual worker that is leaving or has left without having been lost.
 _AWAY = frozenset(LifeState) - {LifeState.STARTING, LifeState.READY, LifeState.DONE}
 
 
@@ -105,7 +105,7 @@ class RunStatus:
     clocks: dict[int, int] = field(default_factory=dict)
     global_clock: int | None = None
     remark: str = ""
-    """Why it failed, or what to do."""
+    """The reason of its failure, or the fix."""
     workers: tuple[WorkerStatus, ...] = ()
     straggler: int | None = None
     """The virtual worker for which the others mostly wait."""
@@ -116,15 +116,15 @@ class RunStatus:
     queue: QueuePlace | None = None
     """Of a job that is pending."""
     job_id: str | None = None
-    """Of the coordinator; None where that is not known."""
+    """Of the coordinator; None if unknown."""
     conditions: tuple[Condition, ...] = ()
-    """What endangers the run, or has."""
+    """The conditions of the run."""
     proof: ProofReport | None = None
-    """What was proven of the model before training; None before that, and where nobody knows."""
+    """The proof of the model before training; None before that, or if unknown."""
     evaluations: EvaluationsSoFar | None = None
-    """None before the first one, and where nobody knows."""
+    """None before the first one, or if unknown."""
     speed: RunSpeed | None = None
-    """None before training, and where nobody knows."""
+    """None before training, or if unknown."""
 
     def to_json(self) -> dict[str, Any]:
         """The object of `status --json`."""
@@ -170,7 +170,7 @@ class RunStatus:
         return lines
 
     def troubles(self) -> Iterator[str]:
-        """What is not as it should be, or was not: lost safety, rewinds, virtual workers that were lost, the slow."""
+        """Present and past problems: conditions, rewinds, lost virtual workers, stragglers."""
         yield from condition_lines(self.conditions)
         if self.rewinds:
             yield f"the whole job went back to a checkpoint {count(self.rewinds, 'time')}"
@@ -189,7 +189,7 @@ def worker_json(worker: WorkerStatus) -> dict[str, Any]:
 
 
 def _life_text(worker: WorkerStatus, *, is_over: bool) -> str:
-    """People count lives from 1; only a virtual worker that is not in the midst of its life has a state to tell."""
+    """The incarnation, counted from 1, with the state of a virtual worker unless it is computing normally."""
     lost = f", lost {count(worker.deaths, 'time')}" if worker.deaths else ""
     state = "" if worker.state is LifeState.READY else f", {worker.state}"
     way = "" if is_over or worker.state not in _WAYS_ON else f": {_WAYS_ON[worker.state].format(vw=worker.vw)}"
@@ -233,12 +233,12 @@ def status_of_coordinator(address: str, shell: Shell) -> RunStatus:
 
 @contextmanager
 def pointing_at_status(folder: RunFolder, shell: Shell) -> Iterator[None]:
-    """Whoever asks the coordinator of the run in `folder` is told who else knows when it does not answer."""
+    """Append to errors of an unreachable coordinator that `hetpipe status` reads the run's folder."""
     try:
         yield
     except Unavailable as error:
         where = shown_path(folder.path, shell.current)
-        raise type(error)(f"{error}; what has become of the run says: hetpipe status {where}") from error
+        raise type(error)(f"{error}; for the state of the run: hetpipe status {where}") from error
 
 
 def _ask(address: str, job_id: JobId | None, shell: Shell) -> JobStatus:
@@ -250,8 +250,8 @@ def _ask(address: str, job_id: JobId | None, shell: Shell) -> JobStatus:
 
 
 def status_of_job(status: JobStatus, result: RunResult | None = None) -> RunStatus:
-    """What a coordinator tells of a job; from its `result` what only that has."""
-    # The last picture of what came before a rewind, or before the end, says nothing of now.
+    """The status of a job from its coordinator, completed by its `result`."""
+    # The last progress before a rewind, or before the end, is out of date.
     progress = status.progress if status.state is JobState.RUNNING else None
     clocks = {int(vw): int(clock) for vw, clock in status.clocks.local.items()} if status.clocks else {}
     global_clock = int(status.clocks.global_clock) if status.clocks else None
@@ -304,7 +304,7 @@ def _speed_now(progress: ProgressTable) -> RunSpeed:
 
 
 def _speed_of(result: RunResult | None) -> RunSpeed | None:
-    """As an ended run tells it; those of earlier versions have some of the figures."""
+    """From the result of an ended run; those of earlier versions have some of the figures."""
     told = {} if result is None else result.values
     if "samples_per_second" not in told:
         return None
@@ -323,7 +323,7 @@ def _evaluations_of(result: RunResult) -> EvaluationsSoFar | None:
 
 
 def clocks_of(result: RunResult) -> tuple[dict[int, int], int | None]:
-    """The last local clocks and global clock of an ended run; nothing when it did not come that far."""
+    """The last local clocks and global clock of an ended run; empty if it never trained."""
     clocks = {int(vw): int(clock) for vw, clock in result.values.get("clocks", {}).items()}
     return clocks, result.values.get("global_clock")
 
@@ -375,14 +375,14 @@ def _services(record: RunRecord) -> tuple[ProcessStatus, ...]:
 
 
 def is_running_here(record: RunRecord) -> bool:
-    """Whether services of that local run are still there, on this machine."""
+    """Whether services of that local run are still running on this machine."""
     return record.local and record.host == socket.gethostname() and any(p.state == _UP for p in _services(record))
 
 
 def is_service(pid: int, run_dir: str) -> bool:
     """Whether process `pid` of this machine is a service of the run in `run_dir`: its log is named in its arguments.
 
-    A process that ended and whose number another one got is not mistaken for it.
+    A reused process number is not mistaken for the process.
     """
     try:
         return f"{run_dir}/".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -391,7 +391,7 @@ def is_service(pid: int, run_dir: str) -> bool:
 
 
 def _is_hetpipe(pid: int) -> bool:
-    """Whether process `pid` of this machine is `hetpipe`, and no other one that got its number."""
+    """Whether process `pid` of this machine is `hetpipe`, and not another one with a reused number."""
     try:
         return pid > 0 and b"hetpipe" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -1,10 +1,10 @@
 """The services of a run on this machine: one coordinator, N parameter servers, one agent.
 
-They are the same programs that a cluster is made of, started here and ended with the run. Order: whoever is used by
+They are the programs of a cluster, started here and ended with the run. Order: whoever is used by
 another starts first and ends last, so the coordinator starts first; at the end the agent goes first, with its stages,
 then the parameter servers, then the coordinator.
 
-One that ends unasked is started again, with the same arguments and on the same port, as `runs.restarts` decides.
+One that ends unexpectedly is restarted, with the same arguments and on the same port, as `runs.restarts` decides.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _log = get_logger(__name__)
 #: From SIGTERM to SIGKILL.
 GRACE_SECONDS = 3.0
 
-#: Deaths of a service that are remembered: the pauses between more of them are the longest ones anyway.
+#: Limit of remembered deaths of a service: beyond it the backoff is at its maximum anyway.
 _MAX_DEATHS = 16
 
-#: What a shell says of a program that cannot be started.
+#: The shell's exit status for a program that cannot be started.
 _NOT_STARTED = 127
 
 
@@ -47,7 +47,7 @@ def _serve(service: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """What the services run, without the arguments the supervisor adds."""
+    """The programs of the services, without the arguments that the supervisor adds."""
 
     coordinator: Sequence[str] = field(default_factory=lambda: _serve("coordinator"))
     parameter_server: Sequence[str] = field(default_factory=lambda: _serve("parameter-server"))
@@ -56,18 +56,18 @@ class Programs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What to start."""
+    """The services to start."""
 
     num_shards: int
     num_cpu_devices: int | None
     """CPU devices that the agent declares; None: it offers the CUDA devices it finds."""
     logs: Path
     state: Path
-    """The folder for what parameter servers keep to outlive their processes, in a folder each."""
+    """The folder of the parameter servers' persistent state, in a folder each."""
     programs: Programs = field(default_factory=Programs)
     restart_rules: RestartRules = RULES
     patience_seconds: float = 60.0
-    """How long one may be silent before it is ready; and how long they may lack what the job needs, once all are."""
+    """Timeouts: of silence before one is ready, and of missing resources of the job once all are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +95,12 @@ class _Rank(IntEnum):
 
 @dataclass(slots=True)
 class _Kept:
-    """A service that is kept running."""
+    """A supervised service."""
 
     rank: _Rank
     spec: ServiceSpec
     service: Service
-    #: `HOST:PORT` that others know it by; empty before it is known, and of one that has no server.
+    #: Its `HOST:PORT`; empty before it is known, and without a server.
     address: str = ""
     #: When it died, in monotonic seconds.
     deaths: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_DEATHS))
@@ -129,12 +129,12 @@ class Supervisor:
         """Prepare; nothing is started.
 
         Args:
-            services: what to start.
+            services: to start.
             environment: the services', before the additions of `SERVICE_ENVIRONMENT`.
-            on_death: hears of a service that has ended unasked and is not started again.
-            on_restart: hears of one that was.
+            on_death: called when a service has ended unexpectedly and is not restarted.
+            on_restart: called when one was restarted.
             starter: starts their processes.
-            clock: says when.
+            clock: for backoff and timeouts.
         """
         self._services = services
         self._environment = {**environment, **SERVICE_ENVIRONMENT}
@@ -146,12 +146,12 @@ class Supervisor:
         self._changed = threading.Condition(threading.RLock())
         self._kept: dict[str, _Kept] = {}
         self._is_stopping = False
-        #: Since when all services are ready and the job still waits; None while that is not so.
+        #: Since when all services are ready and the job still waits; None otherwise.
         self._lacking_since: float | None = None
         #: All services are started; then `_outcome` is the coordinator's address, or why they are not.
         self._begun = threading.Event()
         self._outcome: str | HetpipeError = ""
-        #: All services are gone, and so the thread that has started some of them may go.
+        #: Set once all services are gone, so that their starting thread may end.
         self._over = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="supervisor", daemon=True)
 
@@ -171,7 +171,7 @@ class Supervisor:
             return {key: kept.service.pid for key, kept in ordered}
 
     def begin(self) -> None:
-        """Have all services started, in a thread that lives as long as they do."""
+        """Start all services, in a thread that lives as long as they do."""
         self._keeper.start()
 
     def start(self) -> str:
@@ -211,14 +211,14 @@ class Supervisor:
             self._start(_Rank.PARAMETER_SERVER, name, f"parameter server {index}", command)
         devices = self._services.num_cpu_devices
         declared = [] if devices is None else ["--cpu-devices", str(devices)]
-        # With the agent the run ends: there is no barrier left at which anybody could leave.
+        # The run ends with the agent: there is no barrier left at which a worker could leave.
         command = [*programs.agent, *to_coordinator, *declared, "--drain-seconds", "0"]
         self._start(_Rank.AGENT, "agent", "the agent", command)
         return address
 
     @property
     def awaited(self) -> str:
-        """Which services are not ready yet, and what they are doing; empty when all are."""
+        """The services that are not ready yet, with their phases; empty when all are."""
         with self._changed:
             return ", ".join(filter(None, (kept.service.awaited for kept in self._kept.values())))
 
@@ -243,7 +243,7 @@ class Supervisor:
             lacking = now - self._lacking_since
         if lacking < patience:
             return ""
-        return f"all services of this run are ready, and for {lacking:.0f} s the job has not got what it needs of them"
+        return f"all services of this run are ready, but the job has lacked resources of them for {lacking:.0f} s"
 
     def stop(self, *, grace_seconds: float) -> None:
         """End all services in the stated order; returns when they are gone. Idempotent."""
@@ -291,7 +291,7 @@ class Supervisor:
         except JobFailed as error:
             self._died(spec.key, ServiceDeath(spec.title, 0, _NOT_STARTED, str(error)))
             return
-        assert kept.death is not None, "only what has died is started again"
+        assert kept.death is not None, "only dead services are restarted"
         restart = ServiceRestart(spec.key, kept.death, kept.service.pid)
         _log.warning("service_started_again", service=spec.key, sentence=str(restart))
         self._on_restart(restart)
@@ -299,7 +299,7 @@ class Supervisor:
     # -- on other threads --------------------------------------------------------------------------------------------
 
     def _died(self, key: str, death: ServiceDeath) -> None:
-        """A service has ended unasked."""
+        """Handle the unexpected end of a service."""
         with self._changed:
             if self._is_stopping:
                 return
@@ -316,7 +316,7 @@ class Supervisor:
         self._on_death(final)
 
     def _keep(self) -> None:
-        """Start all, and again what is due. This thread lives as long as what it has started (`Service`)."""
+        """Start all, and restart the due ones. This thread lives as long as its processes (`Service`)."""
         try:
             self._outcome = self._start_all()
         except HetpipeError as error:

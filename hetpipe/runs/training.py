@@ -3,8 +3,8 @@
 Without a coordinator's address the services are started here first and ended afterwards; all that lies between, handing
 the job in and following it, is the same. Whatever happens, `train` returns how the run ended and leaves result.json.
 
-Who follows a job on a cluster does not own it: SIGTERM ends only the following, and whoever is given the same folder
-again follows the same job, as `submission.json` there says which one that is.
+A follower of a job on a cluster does not own it: SIGTERM ends only the following, and a later command with the same
+folder follows the same job, which `submission.json` there names.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ _HASTY_GRACE_SECONDS = 0.5
 #: How long a coordinator elsewhere may take to end a job after a second interrupt.
 _REMOTE_STOP_SECONDS = 5.0
 
-#: How long the inspection takes before it is told what it is doing.
+#: Duration of the inspection from which on its phase is displayed.
 _NOTICE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """What to train, and where."""
+    """The job to train, and its folders and cluster."""
 
     job: Job
     import_path: Path
-    """Folder that user code is imported from first."""
+    """The first folder to import user code from."""
     restore: Path | None = None
     """The checkpoint to begin with."""
     coordinator: str | None = None
@@ -68,7 +68,7 @@ class RunRequest:
     detaches: bool = False
     """SIGTERM ends the following, not the run; only on a cluster that stays."""
     remarks: tuple[str, ...] = ()
-    """What to say before the run begins."""
+    """Remarks before the run begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,19 +82,19 @@ class RunEnd:
     error: str = ""
     """Class name in `hetpipe.errors`; empty unless it failed, or its result could not be written down."""
     sentences: tuple[str, ...] = ()
-    """Why, unless it finished and that was written down."""
+    """The reasons, unless it finished and its result is recorded."""
     interrupted: bool = False
-    """Ctrl-C or SIGTERM was heard."""
+    """Ctrl-C or SIGTERM was received."""
     resumable: bool = False
     """There is a complete checkpoint."""
     forecast: PlanDocument | None = None
-    """What the planner foresaw, if it planned the run."""
+    """The planner's forecast, if it planned the run."""
     detached: bool = False
     """It goes on, and is not followed any more."""
     job_id: str = ""
-    """Of the coordinator; empty if nothing was handed in."""
+    """Of the coordinator; empty without a submission."""
     conditions: tuple[Condition, ...] = ()
-    """What endangered the run."""
+    """The conditions of the run."""
 
     @property
     def exit_status(self) -> ExitStatus:
@@ -108,7 +108,7 @@ class RunEnd:
         return status_of(self.exception()) if self.state is JobState.FAILED else ExitStatus.FAILED
 
     def exception(self) -> HetpipeError:
-        """What a Python caller gets instead of a result."""
+        """The exception for a Python caller."""
         return error_of(self.error, self.sentences)
 
     def to_json(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class RunEnd:
 
 
 class Training:
-    """One run under way. Use it once, in a thread that lives as long as the run."""
+    """One run in progress. Use it once, in a thread that lives as long as the run."""
 
     def __init__(
         self, request: RunRequest, folder: RunFolder, shell: Shell, *, view: View, interrupts: Interrupts
@@ -130,10 +130,10 @@ class Training:
         """Prepare; nothing is started or written.
 
         Args:
-            request: what to train.
+            request: the job to train.
             folder: the run's own, new.
             shell: the world around.
-            view: shows what happens; closed when the run has ended.
+            view: displays events; closed when the run has ended.
             interrupts: entered by the caller.
         """
         self._request = request
@@ -144,7 +144,7 @@ class Training:
         self._inbox: Inbox = Inbox()
         #: Guards the record.
         self._noting = threading.RLock()
-        #: What is handed in; None on this machine.
+        #: The submission; None on this machine.
         self._submission = folder.read_submission() if request.detaches else None
         self._record = record_of(request, folder, shell)
 
@@ -182,14 +182,14 @@ class Training:
         return self._leave(ending) if goes_on else self._conclude(ending)
 
     def _begin(self) -> None:
-        """Write down what is to be trained. Whoever finds the folder after that goes on with it."""
+        """Record the request. A later command with the folder continues it."""
         if self._request.detaches:
             self._submission = submission_of(self._request, self._folder)
             self._folder.write_submission(self._submission)
         self._folder.write_job(self._request.job)
 
     def _follow_again(self) -> RunEnd | None:
-        """Take up what an earlier process has left here; how the run ended, if it wrote that down."""
+        """Continue the run of an earlier process in this folder; its ending, if recorded."""
         result = self._folder.read_result()
         if result is not None:
             return end_of(self._folder, result)
@@ -203,7 +203,7 @@ class Training:
         return None
 
     def _interrupted_early(self) -> Ending:
-        """Told to end before anybody follows the run."""
+        """The ending of a run terminated before it is followed."""
         if self._request.detaches and self._interrupts.newest is signal.SIGTERM:
             return Ending(state=JobState.SUBMITTED, detached=True)
         return Ending(state=JobState.STOPPED, sentences=("the run was stopped before it began",))
@@ -220,7 +220,7 @@ class Training:
                 f"detached from job {self._record.job_id}, which goes on; {again}; stop it with: hetpipe stop {where}"
             )
         else:
-            told = f"told to end before anybody took the job; {again}"
+            told = f"terminated before the job was submitted; {again}"
         return RunEnd(
             run_dir=self._folder.path,
             state=ending.state,
@@ -263,7 +263,7 @@ class Training:
             try:
                 model = self._inspect()
             except BaseException:
-                supervisor.stop(grace_seconds=0.0)  # they know of no job
+                supervisor.stop(grace_seconds=0.0)  # they have no job
                 raise
             address = supervisor.wait_started()
             self._note(coordinator=address, pids={**self._record.pids, **supervisor.pids})
@@ -276,7 +276,7 @@ class Training:
         """Find the mistakes of the job, while the services start.
 
         Raises:
-            HetpipeError: the job cannot be trained, or nobody could find out.
+            HetpipeError: the job cannot be trained, or its inspection failed.
         """
         request, clock = self._request, self._shell.clock
         began = clock.monotonic()
@@ -289,13 +289,18 @@ class Training:
 
         def on_phase(phase: str, seconds: float) -> None:
             elapsed = clock.monotonic() - began
-            # What has just begun is told when it lasts: short steps would be a line each.
+            # A phase is displayed if it lasts: short ones would be a line each.
             if elapsed >= _NOTICE_SECONDS and seconds >= 1.0:
                 sentence = f"waiting for the inspection of the model, which is {phase} ({seconds:.0f} s)"
                 self._view.show(Waiting(sentence, elapsed))
 
         return inspect_locally(
-            request.job, request.import_path, logs=self._folder.logs, shell=self._shell, on_phase=on_phase
+            request.job,
+            request.import_path,
+            run_folder=self._folder.path,
+            logs=self._folder.logs,
+            shell=self._shell,
+            on_phase=on_phase,
         )
 
     def _follow(
@@ -352,7 +357,7 @@ class Training:
             self._folder.write_record(self._record)
 
     def _conclude(self, ending: Ending) -> RunEnd:
-        """Put together what the run left, and write result.json."""
+        """Collect the result of the run, and write result.json."""
         resumable = has_checkpoint(self._folder.path)
         end = RunEnd(
             run_dir=self._folder.path,
@@ -376,7 +381,7 @@ class Training:
         return self._written_down(end)
 
     def _written_down(self, end: RunEnd) -> RunEnd:
-        """Write result.json. A disk that does not take it is the run's last mishap, and not the first cause of it."""
+        """Write result.json. A failure here is reported after the causes of the run's own failure."""
         cause = {"error": end.error} if end.error else {}
         try:
             self._folder.write_result(end.state, {**end.to_json(), **cause})
@@ -394,7 +399,7 @@ class Training:
             return None
 
     def _with_hint(self, ending: Ending, *, resumable: bool) -> tuple[str, ...]:
-        """The sentences of `ending`; a run that broke off says how to go on."""
+        """The sentences of `ending`; with the way to resume for an interrupted run."""
         broke_off = ending.state is not JobState.FINISHED and not isinstance(
             error_of(ending.error, ending.sentences), UserError
         )
@@ -406,7 +411,7 @@ class Training:
 
 
 def end_of(folder: RunFolder, result: RunResult) -> RunEnd:
-    """How a run ended that somebody else has followed, by its result.json."""
+    """The ending of a run that another process followed, from its result.json."""
     state = JobState(result.state)
     has_result = state is not JobState.FAILED and "clocks" in result.values
     stopped = ("the run was stopped before its end",) if state is JobState.STOPPED else ()
@@ -438,7 +443,7 @@ def record_of(request: RunRequest, folder: RunFolder, shell: Shell) -> RunRecord
 
 
 def submission_of(request: RunRequest, folder: RunFolder) -> Submission:
-    """The job as it is handed in."""
+    """The submission of a job."""
     return Submission(
         request_id=new_request_id(),
         job_json=request.job.model_dump_json(),
@@ -453,8 +458,8 @@ def resume_command(run_dir: Path, current: Path, coordinator: str | None) -> str
 
     Args:
         run_dir: its folder.
-        current: the folder that paths are shown from.
-        coordinator: `HOST:PORT` of the cluster that it ran on; None: on this machine.
+        current: the folder that displayed paths are relative to.
+        coordinator: `HOST:PORT` of its cluster; None: on this machine.
     """
     if coordinator:
         return f"hetpipe submit --resume {shown_path(run_dir, current)} --coordinator {coordinator}"
@@ -462,7 +467,7 @@ def resume_command(run_dir: Path, current: Path, coordinator: str | None) -> str
 
 
 def planning_remark(job: Job) -> str:
-    """What is done before the run can start, and what is taken for granted; empty if the job says everything."""
+    """The steps before the run can start, and assumptions; empty if the job states everything."""
     if job.is_planned:
         return "the model is measured first" if is_to_measure(job) else ""
     steps = ["the model is measured"] if is_to_measure(job) else []

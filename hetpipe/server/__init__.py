@@ -1,6 +1,6 @@
 """The programs of a cluster, `hetpipe serve coordinator | parameter-server | agent`: shells around the packages below.
 
-Their entry points are `coordinator.main`, `shard.main` and `agent.main`; `runtime` is what all of them do around their
+Their entry points are `coordinator.main`, `shard.main` and `agent.main`; `runtime` has what they share around their
 work. `services/` of the repository calls the same functions.
 """
 
@@ -17,9 +17,9 @@ SERVICES: Mapping[str, str] = {
 
 
 def serve(service: str, options: Sequence[str]) -> int:
-    """Run a service of `SERVICES` until it is told to end; the exit status.
+    """Run a service of `SERVICES` until it is terminated; its exit status.
 
-    Each imports what it needs and nothing of the others: a coordinator has no torch.
+    Each imports only its own dependencies: a coordinator runs without torch.
     """
     match service:
         case "coordinator":

@@ -1,1 +1,1 @@
-"""What outlives a process: the coordinator's store (one contract, in memory or in Redis), and a write-ahead log."""
+"""Persistent storage: the coordinator's store (one contract, in memory or in Redis), and a write-ahead log."""

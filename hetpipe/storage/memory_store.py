@@ -1,4 +1,4 @@
-"""The store of a single coordinator on one machine: nothing outlives the process."""
+"""The store of a single coordinator on one machine: its contents end with the process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Job:
 
 
 class MemoryStore:
-    """`Store` in this process's memory; leases run by `clock`."""
+    """`Store` in this process's memory; leases use `clock`."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
@@ -38,12 +38,12 @@ class MemoryStore:
         self._num_orders = 0
         self._term = Term(0)
         self._jobs: dict[JobId, _Job] = {}
-        #: The newest lead and when it runs out, or did.
+        #: The newest lead and its time of expiry.
         self._lead = Lead(CandidateId(""), "", Fence(0))
         self._lead_expires = self._clock.monotonic()
 
     def acquire_lead(self, candidate: CandidateId, name: str, *, above: Fence, lease_seconds: float) -> Lead:
-        """As `Store.acquire_lead`."""
+        """Take the lead if it is free; see `Store` for the contract."""
         with self._lock:
             now = self._clock.monotonic()
             if now >= self._lead_expires:
@@ -53,20 +53,20 @@ class MemoryStore:
             return self._lead
 
     def renew_lead(self, lead: Lead, *, lease_seconds: float) -> None:
-        """As `Store.renew_lead`."""
+        """Renew the lease of a lead."""
         with self._lock:
             if self._lead != lead:
                 raise NotLeader(f"{self._lead.name} has the lead")
             self._lead_expires = self._clock.monotonic() + lease_seconds
 
     def release_lead(self, lead: Lead) -> None:
-        """As `Store.release_lead`."""
+        """Release a lead."""
         with self._lock:
             if self._lead == lead:
                 self._lead_expires = self._clock.monotonic()
 
     def put_member(self, info: MemberInfo, registration: Registration, *, lease_seconds: float) -> MemberRecord:
-        """As `Store.put_member`."""
+        """Register a member."""
         with self._lock:
             now = self._forget_expired()
             known = self._members.get(info.id)
@@ -78,82 +78,82 @@ class MemoryStore:
             return record
 
     def renew_member(self, member_id: MemberId, registration: Registration, *, lease_seconds: float) -> None:
-        """As `Store.renew_member`."""
+        """Renew the lease of a member."""
         with self._lock:
             now = self._forget_expired()
             known = self._members.get(member_id)
             if known is None or known.record.registration != registration:
-                raise UnknownMember(f"{member_id} is no member under this registration; register again")
+                raise UnknownMember(f"{member_id} is not registered with this token; register again")
             known.expires = now + lease_seconds
 
     def remove_member(self, member_id: MemberId, registration: Registration) -> None:
-        """As `Store.remove_member`."""
+        """Remove a member."""
         with self._lock:
             known = self._members.get(member_id)
             if known is not None and known.record.registration == registration:
                 del self._members[member_id]
 
     def members(self) -> tuple[MemberRecord, ...]:
-        """As `Store.members`."""
+        """The live members in order of registration."""
         with self._lock:
             self._forget_expired()
             return tuple(sorted((leased.record for leased in self._members.values()), key=lambda record: record.order))
 
     def next_term(self, *, above: Term) -> Term:
-        """As `Store.next_term`."""
+        """Allocate a new term."""
         with self._lock:
             self._term = Term(_next(TERMS, max(self._term, above)))
             return self._term
 
     def term(self) -> Term:
-        """As `Store.term`."""
+        """The highest term allocated."""
         with self._lock:
             return self._term
 
     def create_job(self, record: JobRecord) -> JobRecord:
-        """As `Store.create_job`."""
+        """Store a new job at version 1."""
         with self._lock:
             self._forget_expired()
             return self._jobs.setdefault(record.job_id, _Job(replace(record, version=1))).record
 
     def replace_job(self, record: JobRecord, *, keep_seconds: float | None = None) -> JobRecord:
-        """As `Store.replace_job`."""
+        """Replace one version of a job by the next."""
         with self._lock:
             now = self._forget_expired()
             job = self._jobs.get(record.job_id)
             following = replace(record, version=record.version + 1)
             if job is None or (job.record != following and job.record.version != record.version):
-                raise VersionConflict(f"job {record.job_id} is not at version {record.version}")
+                raise VersionConflict(f"job {record.job_id} does not have version {record.version}")
             job.record = following
             job.expires = None if keep_seconds is None else now + keep_seconds
             return following
 
     def job(self, job_id: JobId) -> JobRecord | None:
-        """As `Store.job`."""
+        """One job, or None."""
         with self._lock:
             self._forget_expired()
             job = self._jobs.get(job_id)
             return None if job is None else job.record
 
     def jobs(self) -> tuple[JobRecord, ...]:
-        """As `Store.jobs`."""
+        """All jobs in order of creation."""
         with self._lock:
             self._forget_expired()
             return tuple(job.record for job in self._jobs.values())
 
     def append_event(self, job_id: JobId, event: NumberedEvent) -> None:
-        """As `Store.append_event`."""
+        """Append to the events of a job."""
         with self._lock:
             self._forget_expired()
             job = self._jobs.get(job_id)
             if job is None:
-                raise VersionConflict(f"job {job_id} is not kept, so its event {event.sequence} cannot be")
+                raise VersionConflict(f"job {job_id} is not stored, so its event {event.sequence} cannot be appended")
             last = job.events[-1].sequence if job.events else 0
             if event.sequence > last:
                 job.events.append(event)
 
     def events(self, job_id: JobId, *, after: int = 0, limit: int = 1_000) -> tuple[NumberedEvent, ...]:
-        """As `Store.events`."""
+        """Events of a job after a sequence number."""
         with self._lock:
             self._forget_expired()
             job = self._jobs.get(job_id)
@@ -161,14 +161,14 @@ class MemoryStore:
             return events[:limit]
 
     def repair(self) -> Repairs:
-        """As `Store.repair`: memory is kept whole or not at all."""
+        """Nothing to repair: memory is consistent or lost as a whole."""
         return Repairs()
 
     def close(self) -> None:
-        """As `Store.close`."""
+        """Nothing to release."""
 
     def _forget_expired(self) -> float:
-        """Drop what has run out; the time."""
+        """Drop expired entries; returns the time."""
         now = self._clock.monotonic()
         self._members = {key: leased for key, leased in self._members.items() if leased.expires > now}
         self._jobs = {key: job for key, job in self._jobs.items() if job.expires is None or job.expires > now}
@@ -177,5 +177,5 @@ class MemoryStore:
 
 def _next(counter: ControlCounter, highest: int) -> int:
     if highest + 1 >= counter.limit:
-        raise StoreDamaged(f"no {counter.name} is left below {counter.limit}: {highest} was given or reported")
+        raise StoreDamaged(f"no {counter.name} is left below {counter.limit}: {highest} was allocated or reported")
     return highest + 1

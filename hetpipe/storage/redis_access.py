@@ -1,6 +1,7 @@
-"""How a coordinator proves itself to Redis, and how it makes sure that it talks to the right one.
+"""Authentication between a coordinator and Redis, in both directions.
 
-The password comes from a file. It never stands in a URL, because URLs end in process lists and logs. Without redis-py.
+The password comes from a file. It is never part of a URL, because URLs end up in process lists and logs. Does not need
+redis-py.
 """
 
 from __future__ import annotations
@@ -19,36 +20,38 @@ from hetpipe.observe.log import get_logger
 
 _log = get_logger(__name__)
 
-#: How users of the coordinator name the password's file.
+#: How the coordinator's users name the password file.
 _FILE_OPTION = "--store-password-file"
 
 _TLS_SCHEME = "rediss"
 
-#: What may stand behind a `?`. Others could switch the checks of certificates off.
+#: Allowed options behind a `?`. Others could disable the verification of certificates.
 _QUERY_KEYS = frozenset({"db"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisAccess:
-    """What a coordinator shows to Redis, and whom it trusts."""
+    """The coordinator's credentials for Redis, and the authorities it trusts."""
 
     password_file: Path | None = None
-    """The file's text, without white space at its end, is the password."""
+    """The password is the file's text without trailing white space."""
     ca: Path | None = None
-    """Who may have signed the certificate of Redis, as PEM; None: whom this machine trusts. For `rediss://` alone."""
+    """Authority that signed the certificate of Redis, as PEM; None: those trusted by this machine. Only for
+    `rediss://`.
+    """
     client_cert: Path | None = None
-    """The coordinator's own certificate, for a Redis that asks for one; with `client_key`. For `rediss://` alone."""
+    """The coordinator's own certificate, for a Redis that requires one; with `client_key`. Only for `rediss://`."""
     client_key: Path | None = None
 
 
 def access_of(url: str, *, password_file: Path | None, ca: Path | None, tls: Path | None) -> RedisAccess:
-    """What the options of a command say about Redis.
+    """The access settings given by a command's options.
 
     Args:
-        url: as a user writes it.
+        url: as given by the user.
         password_file: of `--store-password-file`.
         ca: of `--store-ca`.
-        tls: the folder of `--tls`; its certificate is shown to a Redis that serves TLS.
+        tls: the folder of `--tls`; its certificate is presented to a Redis with TLS.
     """
     own = tls if url.startswith(f"{_TLS_SCHEME}://") else None
     return RedisAccess(
@@ -60,64 +63,66 @@ def access_of(url: str, *, password_file: Path | None, ca: Path | None, tls: Pat
 
 
 def is_redis(url: str) -> bool:
-    """Whether a store's URL names a Redis."""
+    """Whether the URL of a store refers to Redis."""
     return url.startswith(("redis://", f"{_TLS_SCHEME}://", "unix://"))
 
 
 def read_password(path: Path, option: str = _FILE_OPTION) -> str:
-    """The password in a file, without white space at its end.
+    """Read a password file, without trailing white space.
 
     Args:
         path: the file.
-        option: how the user named it; begins every message.
+        option: how the user named it; prefix of every message.
 
     Raises:
-        UserError: the file cannot be read, or holds no password of one line.
+        UserError: the file cannot be read, or does not contain a password of one line.
     """
     option = f"{option} {path}"
     try:
         password = path.read_text(encoding="utf-8").rstrip()
     except OSError as error:
-        raise UserError(f"{option}: cannot be read ({error.strerror}); write the password of Redis there") from error
+        raise UserError(f"{option}: cannot be read ({error.strerror}); store the password of Redis in it") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{option}: is no text file; write the password of Redis there") from error
+        raise UserError(f"{option}: is not a text file; store the password of Redis in it") from error
     if not password:
-        raise UserError(f"{option}: is empty; write the password of Redis there")
+        raise UserError(f"{option}: is empty; store the password of Redis in it")
     if "\n" in password:
-        raise UserError(f"{option}: has several lines; write the password of Redis there, and nothing else")
+        raise UserError(f"{option}: has several lines; store the password of Redis in it, and nothing else")
     return password
 
 
 @dataclass(frozen=True, slots=True)
 class RedisTarget:
-    """A store's URL, checked."""
+    """The validated URL of a store."""
 
     url: str
     """Without user and password."""
     user: str
-    """Empty for the default one."""
+    """Empty for the default user."""
     place: str
     """For messages."""
     is_tls: bool
     is_local: bool
-    """Nothing that is sent leaves this machine."""
+    """Whether all traffic stays on this machine."""
 
 
 def read_url(url: str) -> RedisTarget:
-    """What a store's URL says.
+    """Parse the URL of a store.
 
     Raises:
-        UserError: it holds a password, or options of the client.
+        UserError: it contains a password, or client options.
     """
     parts = urlsplit(url)
     query = {key for key, _ in parse_qsl(parts.query, keep_blank_values=True)}
     if parts.password is not None or "password" in query:
         raise UserError(
-            "--store holds a password, which process lists and logs would show; write it into a file, give that by "
-            "--store-password-file, and take it out of the URL"
+            "--store contains a password, which process lists and logs would show; write it to a file, pass "
+            "that with --store-password-file, and remove it from the URL"
         )
     if refused := sorted(query - _QUERY_KEYS):
-        raise UserError(f"--store has the option {refused[0]!r} behind its `?`, which hetpipe does not take; remove it")
+        raise UserError(
+            f"--store has the option {refused[0]!r} behind its `?`, which hetpipe does not support; remove it"
+        )
     place = parts.netloc.rpartition("@")[2] + parts.path + (f"?{parts.query}" if parts.query else "")
     return RedisTarget(
         url=f"{parts.scheme}://{place}",
@@ -129,10 +134,10 @@ def read_url(url: str) -> RedisTarget:
 
 
 def connection_options(target: RedisTarget, access: RedisAccess) -> dict[str, Any]:
-    """What `redis.Redis.from_url` is given for `target.url`, but for user and password.
+    """Keyword arguments of `redis.Redis.from_url` for `target.url`, except user and password.
 
     Raises:
-        UserError: a file of `access` cannot be used, or does not go with the URL.
+        UserError: a file of `access` cannot be used, or does not match the URL.
     """
     if access.password_file is not None:
         read_password(access.password_file)
@@ -141,7 +146,7 @@ def connection_options(target: RedisTarget, access: RedisAccess) -> dict[str, An
         raise UserError(f"--store names the user {target.user!r}; give its password by --store-password-file")
     if not target.is_tls:
         if access.ca is not None:
-            raise UserError(f"--store-ca {access.ca} is of use with TLS only; write --store rediss://{target.place}")
+            raise UserError(f"--store-ca {access.ca} requires TLS; write --store rediss://{target.place}")
         return {}
     _check_certificates(access)
     options: dict[str, Any] = {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
@@ -174,17 +179,19 @@ def _warn_of_exposure(target: RedisTarget, password_file: Path) -> None:
 
 
 def _check_certificates(access: RedisAccess) -> None:
-    """Find out now what would otherwise look like a Redis that is away."""
+    """Load the certificate files early: otherwise a bad file would look like an unreachable Redis."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         if access.ca is not None:
             context.load_verify_locations(cafile=access.ca)
-    except OSError as error:  # ssl.SSLError is one
-        raise UserError(f"--store-ca {access.ca} is no readable PEM file of certificates ({error.strerror})") from error
+    except OSError as error:  # ssl.SSLError is a subclass
+        raise UserError(
+            f"--store-ca {access.ca} is not a readable PEM file of certificates ({error.strerror})"
+        ) from error
     try:
         if access.client_cert is not None:
             context.load_cert_chain(access.client_cert, access.client_key)
     except OSError as error:
         raise UserError(
-            f"{access.client_cert} and its key cannot prove this coordinator to Redis ({error.strerror})"
+            f"{access.client_cert} and its key cannot be used to authenticate to Redis ({error.strerror})"
         ) from error

@@ -1,14 +1,14 @@
-"""The Redis user that a coordinator needs: its keys, its commands, nothing else.
+"""The Redis ACL of a coordinator: its keys and its commands only.
 
     user default off resetpass ~* &* +@all
     user hetpipe on #SHA256 ~{hetpipe}:* resetchannels -@all +evalsha +exists …
 
-The lines are an ACL file of Redis (`aclfile`). They hold a digest of the password, not the password.
+The lines are an ACL file of Redis (`aclfile`). They contain a digest of the password, not the password.
 
-The default user is disabled and has no password, so no client can authenticate as it. It keeps every right because
-Redis replays its append-only file as that user, and checks the rights of each transaction again at EXEC (seen with
-7.0.15; later versions replay without a user). Every script with two or more writes is such a transaction: if the
-default user may not run its commands, the server drops it from the replay and goes on.
+The default user is disabled and has no password, so no client can authenticate as it. It keeps all permissions because
+Redis replays its append-only file as that user, and checks the permissions of each transaction again at EXEC (observed
+with 7.0.15; later versions replay without a user). Every script with two or more writes is such a transaction: if the
+default user may not run its commands, the server silently drops it from the replay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import re
 from hetpipe.errors import UserError
 from hetpipe.storage import redis_keys
 
-#: What the store says itself, and what a connection begins with. AUTH and HELLO need no right.
+#: Commands of the store itself, and those that open a connection. AUTH and HELLO need no permission.
 _OWN_COMMANDS = frozenset(
     {
         "evalsha",
@@ -37,13 +37,13 @@ _OWN_COMMANDS = frozenset(
     }
 )
 
-#: As whom Redis replays its append-only file; nobody can log in as it.
+#: The user as which Redis replays its append-only file; logging in as it is disabled.
 _REPLAY_USER = "user default off resetpass ~* &* +@all"
 
-#: As whom Redis replays its append-only file; nobody can log in as it.
+#: The user as which Redis replays its append-only file; logging in as it is disabled.
 _REPLAY_USER = "user default off resetpass ~* &* +@all"
 
-#: What the scripts say; Redis checks it with the rights of who runs them.
+#: Commands used by the scripts; Redis checks them against the permissions of the calling user.
 _SCRIPT_COMMANDS = frozenset(
     {
         "del",
@@ -65,7 +65,7 @@ _SCRIPT_COMMANDS = frozenset(
     }
 )
 
-#: For the health checks of who runs Redis: with the default user off, only a known user gets an answer.
+#: For health checks by the operator of Redis: with the default user off, only a named user gets a reply.
 _HEALTH_COMMANDS = frozenset({"ping"})
 
 COMMANDS = _OWN_COMMANDS | _SCRIPT_COMMANDS | _HEALTH_COMMANDS
@@ -74,15 +74,15 @@ _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def acl_lines(user: str, password: str) -> tuple[str, str]:
-    """The ACL file: no login without a name, and `user` with what the coordinator needs.
+    """The lines of the ACL file: no anonymous login, and `user` with the coordinator's permissions.
 
     Raises:
-        UserError: no user can have this name.
+        UserError: `user` is not a valid name.
     """
     if user == "default" or not _USER.fullmatch(user):
         raise UserError(
-            f"--user {user!r} cannot be the coordinator's; write letters, digits, dots, underscores or dashes, and not "
-            "`default`, which is everybody without a name"
+            f"--user {user!r} is not a valid name for the coordinator's user; use letters, digits, dots, "
+            "underscores or dashes, and not `default`, which is the anonymous user"
         )
     digest = hashlib.sha256(password.encode()).hexdigest()
     rights = " ".join(f"+{command}" for command in sorted(COMMANDS))

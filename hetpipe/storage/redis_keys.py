@@ -1,4 +1,4 @@
-"""Every key hetpipe has in Redis. The braces keep them in one slot of a Redis Cluster, so that scripts may use several.
+"""All of hetpipe's keys in Redis. The braces put them into one slot of a Redis Cluster, as multi-key scripts require.
 
 | key | type | holds | lives |
 |---|---|---|---|
@@ -19,7 +19,7 @@ from __future__ import annotations
 from hetpipe.values.ids import JobId
 from hetpipe.values.members import MemberId
 
-#: Begins every key.
+#: Prefix of all keys.
 PREFIX = "{hetpipe}:"
 
 MEMBERS = "{hetpipe}:members"
@@ -31,22 +31,22 @@ LEADER = "{hetpipe}:leader"
 FENCE = "{hetpipe}:fence"
 
 
-#: Begin the keys of records, which end in an id.
+#: Prefixes of the keys of records, which end in an id.
 MEMBER_PREFIX = f"{PREFIX}member:"
 JOB_PREFIX = f"{PREFIX}job:"
 EVENTS_PREFIX = f"{PREFIX}events:"
 
 
 def member(member_id: MemberId) -> str:
-    """The hash of one member."""
+    """Key of one member's hash."""
     return MEMBER_PREFIX + member_id
 
 
 def job(job_id: JobId) -> str:
-    """The hash of one job."""
+    """Key of one job's hash."""
     return JOB_PREFIX + job_id
 
 
 def events(job_id: JobId) -> str:
-    """The stream of one job's events."""
+    """Key of one job's event stream."""
     return EVENTS_PREFIX + job_id

@@ -1,7 +1,8 @@
-"""The store of a coordinator that may be restarted elsewhere: Redis 6.2 or newer, one Lua script per atomic operation.
+"""A store for coordinators on several machines: Redis 6.2 or newer, one Lua script per atomic operation.
 
-Values are JSON, numbers are Redis's own. A connection that breaks is tried once more at once; every script may safely
-run twice. Keys are built in `redis_keys`; each script's header names those it uses.
+Values are JSON, numbers use Redis's own representation. After a connection error the operation is retried once
+immediately; every script is safe to run twice. Keys are built in `redis_keys`; each script's header names those it
+uses.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ from hetpipe.values.wire import from_json, to_json
 Id = TypeVar("Id", JobId, MemberId)
 Record = TypeVar("Record", JobRecord, MemberRecord)
 
-#: Seconds for a connection and for an answer. Below a heartbeat's deadline, which may wait for it.
+#: Timeouts in seconds of connecting and of a reply. Below the deadline of a heartbeat, which may wait for both.
 _ANSWER_SECONDS = 1.0
 
-#: What a coordinator writes.
+#: Namespace of stored data.
 _WRITES = (
     "append_event",
     "create_job",
@@ -69,22 +70,22 @@ _WRITES = (
     "replace_job",
 )
 
-#: What decides who may.
+#: Namespace of the lead.
 _LEAD = ("acquire_lead", "release_lead", "renew_lead", "set_counters")
 
 _LEAD_KEYS = (keys.LEADER, keys.FENCE)
 
-#: Begins the answer of `fenced.lua` to a writer that no longer leads.
+#: Prefix of the reply of `fenced.lua` to a writer that is no longer the leader.
 _NOT_LEADER = "NOTLEADER"
 
-#: Begins the answer of scripts that would take a counter to its limit.
+#: Prefix of the reply of scripts that would take a counter to its limit.
 _EXHAUSTED = "EXHAUSTED"
 
-#: Keys that are asked for at a time when all are looked at.
+#: Number of keys per request in a full scan.
 _SCAN_COUNT = 1_000
 
-#: Numbers of events are of leads, and those stay below the reserve; what is beyond comes from a store that was not
-#: guarded against a report that used its fences up.
+#: Event numbers derive from leads, which stay below the reserve; higher ones come from a store without the guard
+#: against excessive reports.
 _LARGEST_SEQUENCE = FENCES.largest_reported * EVENTS_PER_LEAD
 
 
@@ -96,7 +97,7 @@ class PasswordFile(redis.CredentialProvider):
         self._path = path
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        """The user, unless it is the default one, and the password as the file says now.
+        """The user, unless it is the default one, and the current password in the file.
 
         Raises:
             AuthenticationError: the file cannot be read.
@@ -109,15 +110,15 @@ class PasswordFile(redis.CredentialProvider):
 
 
 class RedisStore:
-    """`Store` in Redis. Leases run by the server's clock."""
+    """`Store` in Redis. Leases use the server's clock."""
 
     def __init__(self, url: str, *, access: RedisAccess | None = None, fence: FenceSource | None = None) -> None:
-        """Connect on first use to `redis://…`, `rediss://…` or `unix://…`.
+        """Connect, on first use, to `redis://…`, `rediss://…` or `unix://…`.
 
         Args:
-            url: where; with the user's name, without a password.
+            url: the address, with a user name but without a password.
             access: password and certificates.
-            fence: that of the lead under which everything is written; None: nobody leads here.
+            fence: the fence of the lead that all writes require; None: no lead.
 
         Raises:
             UserError: the URL or a file of `access` cannot be used.
@@ -132,25 +133,25 @@ class RedisStore:
         }
 
     def acquire_lead(self, candidate: CandidateId, name: str, *, above: Fence, lease_seconds: float) -> Lead:
-        """As `Store.acquire_lead`."""
+        """Take the lead if it is free; see `Store` for the contract."""
         lease_ms = _milliseconds(lease_seconds)
         answer = self._call("acquire_lead", _LEAD_KEYS, [candidate, name, above, lease_ms, FENCES.limit])
         holder, holder_name, fence = cast("list[str]", answer)
         return Lead(CandidateId(holder), holder_name, Fence(int(fence)))
 
     def renew_lead(self, lead: Lead, *, lease_seconds: float) -> None:
-        """As `Store.renew_lead`."""
+        """Renew the lease of a lead."""
         lease_ms = _milliseconds(lease_seconds)
         holder = self._call("renew_lead", _LEAD_KEYS, [lead.candidate, lead.name, lead.fence, lease_ms])
         if holder:
             raise NotLeader(f"{holder} has the lead")
 
     def release_lead(self, lead: Lead) -> None:
-        """As `Store.release_lead`."""
+        """Release a lead."""
         self._call("release_lead", _LEAD_KEYS[:1], [lead.candidate, lead.fence])
 
     def put_member(self, info: MemberInfo, registration: Registration, *, lease_seconds: float) -> MemberRecord:
-        """As `Store.put_member`."""
+        """Register a member."""
         order = self._run(
             "put_member",
             [keys.MEMBERS, keys.member(info.id), keys.ORDERS],
@@ -159,17 +160,17 @@ class RedisStore:
         return MemberRecord(info, registration, int(order))
 
     def renew_member(self, member_id: MemberId, registration: Registration, *, lease_seconds: float) -> None:
-        """As `Store.renew_member`."""
+        """Renew the lease of a member."""
         renewed = self._run("renew_member", [keys.member(member_id)], [registration, _milliseconds(lease_seconds)])
         if not int(renewed):
-            raise UnknownMember(f"{member_id} is no member under this registration; register again")
+            raise UnknownMember(f"{member_id} is not registered with this token; register again")
 
     def remove_member(self, member_id: MemberId, registration: Registration) -> None:
-        """As `Store.remove_member`."""
+        """Remove a member."""
         self._run("remove_member", [keys.MEMBERS, keys.member(member_id)], [member_id, registration])
 
     def members(self) -> tuple[MemberRecord, ...]:
-        """As `Store.members`."""
+        """The live members in order of registration."""
         records = []
         for member_id, fields in self._indexed(keys.MEMBERS, lambda entry: keys.member(MemberId(entry))):
             if fields:
@@ -179,29 +180,29 @@ class RedisStore:
         return tuple(records)
 
     def next_term(self, *, above: Term) -> Term:
-        """As `Store.next_term`."""
+        """Allocate a new term."""
         return Term(int(self._run("next_term", [keys.TERM], [above, TERMS.limit])))
 
     def term(self) -> Term:
-        """As `Store.term`.
+        """The highest term allocated.
 
         Raises:
-            StoreDamaged: it is none.
+            StoreDamaged: the stored value is not a number.
         """
         found = self._counter(keys.TERM)
         if found is None:
-            raise StoreDamaged(_exhausted(self._target, "it holds a term that is no number"))
+            raise StoreDamaged(_exhausted(self._target, "its term is not a number"))
         return Term(found)
 
     def create_job(self, record: JobRecord) -> JobRecord:
-        """As `Store.create_job`: the record first, as an index can be made of records (`repair`)."""
+        """Store a new job: the record first, as the index can be rebuilt from records (`repair`)."""
         kept = self._run("create_job", [keys.job(record.job_id)], [to_json(JobRecord, replace(record, version=1))])
         self._run("enter_job", [keys.JOBS, keys.JOB_ORDERS], [record.job_id])
         created: JobRecord = from_json(JobRecord, kept)
         return created
 
     def replace_job(self, record: JobRecord, *, keep_seconds: float | None = None) -> JobRecord:
-        """As `Store.replace_job`."""
+        """Replace one version of a job by the next."""
         following = replace(record, version=record.version + 1)
         replaced = self._run(
             "replace_job",
@@ -213,17 +214,17 @@ class RedisStore:
             ],
         )
         if not int(replaced):
-            raise VersionConflict(f"job {record.job_id} is not at version {record.version}")
+            raise VersionConflict(f"job {record.job_id} does not have version {record.version}")
         return following
 
     def job(self, job_id: JobId) -> JobRecord | None:
-        """As `Store.job`."""
+        """One job, or None."""
         with self._guarded():
             text = cast("str | None", self._redis.hget(keys.job(job_id), "record"))
         return None if text is None else from_json(JobRecord, text)
 
     def jobs(self) -> tuple[JobRecord, ...]:
-        """As `Store.jobs`."""
+        """All jobs in order of creation."""
         records: list[JobRecord] = []
         for job_id, fields in self._indexed(keys.JOBS, lambda entry: keys.job(JobId(entry))):
             if fields:
@@ -233,17 +234,17 @@ class RedisStore:
         return tuple(records)
 
     def append_event(self, job_id: JobId, event: NumberedEvent) -> None:
-        """As `Store.append_event`."""
+        """Append to the events of a job."""
         appended = self._run(
             "append_event",
             [keys.job(job_id), keys.events(job_id)],
             [event.sequence, to_json(JobEvent, event.event), MAX_EVENTS],
         )
         if not int(appended):
-            raise VersionConflict(f"job {job_id} is not kept, so its event {event.sequence} cannot be")
+            raise VersionConflict(f"job {job_id} is not stored, so its event {event.sequence} cannot be appended")
 
     def events(self, job_id: JobId, *, after: int = 0, limit: int = 1_000) -> tuple[NumberedEvent, ...]:
-        """As `Store.events`."""
+        """Events of a job after a sequence number."""
         with self._guarded():
             entries = cast(
                 "list[tuple[str, dict[str, str]]]",
@@ -252,7 +253,7 @@ class RedisStore:
         return tuple(event_of(entry, fields) for entry, fields in entries)
 
     def repair(self) -> Repairs:
-        """As `Store.repair`."""
+        """Rebuild the indices from the records and renumber invalid events."""
         with self._guarded():
             found = list(self._redis.scan_iter(match=f"{keys.PREFIX}*", count=_SCAN_COUNT))
         job_ids = _ids(found, keys.JOB_PREFIX)
@@ -269,25 +270,25 @@ class RedisStore:
         )
 
     def counters(self) -> tuple[int | None, int | None]:
-        """The highest fence and the highest term; None for one that is no number."""
+        """The highest fence and the highest term; None for a value that is not a number."""
         return self._counter(keys.FENCE), self._counter(keys.TERM)
 
     def set_counters(self, *, fence: int | None = None, term: int | None = None) -> None:
-        """Set those that are given, while nobody leads. For `hetpipe repair store`: all other methods let them grow.
+        """Set the given counters while there is no leader. For `hetpipe repair store`: others only increment them.
 
         Raises:
-            UserError: a coordinator leads; nothing has changed.
+            UserError: there is a leader; nothing has changed.
         """
         values: list[str | int] = ["" if value is None else value for value in (fence, term)]
         holder = self._call("set_counters", [*_LEAD_KEYS, keys.TERM], values)
         if holder:
             raise UserError(
-                f"{holder} leads with this store; stop it, and every coordinator that stands by, and repeat the "
-                "command (the lead of one that was killed lasts a few seconds)"
+                f"{holder} is the leader of this store; stop it and all standby coordinators, and repeat the "
+                "command (the lead of a killed coordinator expires after a few seconds)"
             )
 
     def close(self) -> None:
-        """As `Store.close`."""
+        """Close the connections."""
         self._redis.close()
 
     def _counter(self, key: str) -> int | None:
@@ -296,9 +297,9 @@ class RedisStore:
         return int(text) if text.isascii() and text.isdigit() else None
 
     def _repair_jobs(self, job_ids: set[str]) -> tuple[tuple[JobId, ...], tuple[JobId, ...], tuple[str, ...]]:
-        """Enter the jobs that no index names, and put all in order of submission, but for those that are gone.
+        """Index the jobs missing from the index, and sort all by submission, except deleted ones.
 
-        Those that were entered, that are gone, and keys of what cannot be read.
+        Returns those added, those deleted, and the keys of unreadable records.
         """
         with self._guarded():
             entries = cast("list[tuple[str, float]]", self._redis.zrange(keys.JOBS, 0, -1, withscores=True))
@@ -313,7 +314,7 @@ class RedisStore:
         return tuple(record.job_id for record in records), gone, unreadable
 
     def _repair_members(self, member_ids: set[str]) -> tuple[tuple[MemberId, ...], tuple[str, ...]]:
-        """Enter the members that no index names; they, and what cannot be read."""
+        """Index the members missing from the index; returns them and the keys of unreadable records."""
         with self._guarded():
             missing = sorted(member_ids - set(cast("list[str]", self._redis.zrange(keys.MEMBERS, 0, -1))))
         records, unreadable = self._readable(map(MemberId, missing), keys.member, member_of)
@@ -324,7 +325,7 @@ class RedisStore:
     def _readable(
         self, ids: Iterable[Id], key_of: Callable[[Id], str], read: Callable[[Mapping[str, str]], Record]
     ) -> tuple[list[Record], tuple[str, ...]]:
-        """The records that can be read, and the keys of the others. One that expired meanwhile is neither."""
+        """The readable records, and the keys of the others. Records that expired meanwhile are in neither."""
         records, unreadable = [], []
         for entry in ids:
             with self._guarded():
@@ -342,7 +343,7 @@ class RedisStore:
             self._run("reindex", [index, counter], arguments)
 
     def _beyond(self, job_ids: Sequence[JobId]) -> list[JobId]:
-        """The jobs whose newest event has a number that there cannot be."""
+        """The jobs whose newest event has an invalid number."""
         with self._guarded():
             pipeline = self._redis.pipeline(transaction=False)
             for job_id in job_ids:
@@ -352,7 +353,7 @@ class RedisStore:
         return [job_id for job_id, events in found if events and sequence_of(events[0][0]) > _LARGEST_SEQUENCE]
 
     def _renumber(self, job_id: JobId) -> bool:
-        """Give events numbers that there can be, in the same order; whether there were any."""
+        """Give events valid numbers in the same order; returns whether any had an invalid one."""
         with self._guarded():
             entries = cast("list[tuple[str, dict[str, str]]]", self._redis.xrange(keys.events(job_id)))
         arguments: list[str | int] = []
@@ -366,7 +367,7 @@ class RedisStore:
         return bool(arguments)
 
     def _expire_events(self, job_id: JobId) -> bool:
-        """Keep events whose job has no record as long as those of one that has ended; whether they are such."""
+        """Expire the events of a job without a record like those of an ended job; returns whether there are any."""
         with self._guarded():
             is_lost = not self._redis.exists(keys.job(job_id)) and self._redis.pttl(keys.events(job_id)) == -1
         if is_lost:
@@ -375,7 +376,7 @@ class RedisStore:
         return is_lost
 
     def _run(self, script: str, script_keys: Sequence[str], arguments: Sequence[str | int]) -> str:
-        """Write, as the leader if there is one."""
+        """Run a write, under the fence of the lead if there is one."""
         if self._fence is not None:
             script_keys, arguments = [*script_keys, keys.FENCE], [*arguments, self._fence()]
         return cast("str", self._call(script, script_keys, arguments))
@@ -385,7 +386,7 @@ class RedisStore:
             return self._scripts[script](keys=list(script_keys), args=list(arguments))
 
     def _indexed(self, index: str, key_of: Callable[[str], str]) -> list[tuple[str, dict[str, str]]]:
-        """The ids of an index in order, each with the fields of its record, none when it has expired."""
+        """The ids of an index in order, each with the fields of its record, empty if it has expired."""
         with self._guarded():
             ids = cast("list[str]", self._redis.zrange(index, 0, -1))
             pipeline = self._redis.pipeline(transaction=False)
@@ -413,7 +414,7 @@ def _connect(target: RedisTarget, access: RedisAccess) -> redis.Redis:
             **connection_options(target, access),
             credential_provider=credentials,
             decode_responses=True,
-            protocol=2,  # a third version only adds messages that nobody here reads
+            protocol=2,  # a third version only adds messages that are not used here
             socket_timeout=_ANSWER_SECONDS,
             socket_connect_timeout=_ANSWER_SECONDS,
             retry=Retry(NoBackoff(), 1),
@@ -421,7 +422,7 @@ def _connect(target: RedisTarget, access: RedisAccess) -> redis.Redis:
     except ValueError as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"--store {target.url} is no Redis URL: {error}") from error
+        raise UserError(f"--store {target.url} is not a Redis URL: {error}") from error
 
 
 def _script(name: str) -> str:
@@ -429,25 +430,25 @@ def _script(name: str) -> str:
 
 
 def _sentence(target: RedisTarget, error: redis.RedisError) -> str:
-    """What became of a command, with the fix where it is known."""
+    """The error message of a failed command, with the fix where known."""
     who = f"user {target.user}" if target.user else "the default user"
     match error:
         case redis.exceptions.NoPermissionError():
             return (
-                f"Redis at {target.place} does not let {who} do what the coordinator needs ({error}); write its ACL "
-                "anew with `hetpipe render redis-acl`"
+                f"Redis at {target.place} denies {who} a permission that the coordinator needs ({error}); "
+                "regenerate its ACL with `hetpipe render redis-acl`"
             )
         case redis.AuthenticationError():
             return (
-                f"Redis at {target.place} does not know {who} by this password ({error}); compare "
-                "--store-password-file with the password that Redis was given"
+                f"Redis at {target.place} rejects the password of {who} ({error}); compare "
+                "--store-password-file with the password configured in Redis"
             )
         case redis.ConnectionError() if "CERTIFICATE_VERIFY_FAILED" in str(error):
             return (
-                f"Redis at {target.place} could not prove who it is ({error}); give --store-ca the authority that "
-                "signed its certificate, which must name this host"
+                f"the certificate of Redis at {target.place} could not be verified ({error}); give --store-ca "
+                "the authority that signed it, and make sure that it names this host"
             )
-    return f"Redis at {target.place} did not take a command of the coordinator: {error}"
+    return f"Redis at {target.place} rejected a command of the coordinator: {error}"
 
 
 def _exhausted(target: RedisTarget, what: str) -> str:

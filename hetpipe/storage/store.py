@@ -1,7 +1,7 @@
-"""What the coordinator must not forget, and the question where it is kept. Siblings: `memory_store`, `redis_store`.
+"""The coordinator's persistent state behind one interface. Implementations: `memory_store`, `redis_store`.
 
-Kept is only what can be rebuilt or shown later: who is a member and in which order, the highest term, the jobs and
-their events. Clocks and weights are not: the shards are the truth about those.
+Only data that can be rebuilt or displayed later is stored: members and their order, the highest term, jobs and their
+events. Clocks and weights are not: the shards are authoritative for those.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hetpipe.values.events import JobState, NumberedEvent, StopMode, Submission
 from hetpipe.values.ids import JobId, Term
 from hetpipe.values.members import MemberId, MemberInfo, Registration
 
-#: One life of one coordinator.
+#: One incarnation of one coordinator.
 CandidateId = NewType("CandidateId", str)
 
 #: Number of a lead: higher than that of every lead before.
@@ -29,7 +29,7 @@ ENDED_JOB_SECONDS = 7 * 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class MemberRecord:
-    """A membership whose lease has not run out."""
+    """A membership whose lease has not expired."""
 
     info: MemberInfo
     registration: Registration
@@ -39,7 +39,7 @@ class MemberRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """A job, as far as it outlives its coordinator."""
+    """The persistent part of a job."""
 
     job_id: JobId
     name: str
@@ -48,36 +48,36 @@ class JobRecord:
     submitted_wall: float
     """Seconds since 1970."""
     submission: Submission | None = None
-    """What was handed in; None where a shard alone has told of the job."""
+    """The submission; None where the job was recovered from a shard."""
     stop: StopMode | None = None
-    """How a user wants it to stop; None while nobody does."""
+    """Requested way to stop; None without a request."""
     failure: str = ""
     shards: tuple[MemberId, ...] = ()
-    """Its parameter servers in index order, the clock shard first; empty before they were claimed."""
+    """Its parameter servers in index order, the clock shard first; empty until they are claimed."""
     version: int = 1
-    """Grows by one with every replacement."""
+    """Incremented with every replacement."""
 
     def at(self, state: JobState, *, failure: str) -> JobRecord:
-        """The same job in another state."""
+        """A copy in another state."""
         return replace(self, state=state, failure=failure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repairs:
-    """What `Store.repair` has found and done."""
+    """Findings and actions of `Store.repair`."""
 
     jobs: tuple[JobId, ...] = ()
-    """Their records were in no index, and are again."""
+    """Jobs added to the index, which did not contain their records."""
     members: tuple[MemberId, ...] = ()
-    """The same."""
+    """Members, likewise."""
     dropped_jobs: tuple[JobId, ...] = ()
-    """An index named them, and named them no more: their time was over, or their records are lost."""
+    """Jobs removed from the index because they have expired or their records are lost."""
     renumbered: tuple[JobId, ...] = ()
-    """Their events had numbers that nobody counts to, and have others."""
+    """Jobs whose events had invalid numbers and were renumbered."""
     lost_jobs: tuple[JobId, ...] = ()
-    """Their events are there and their records are not: whoever handed them in must do so again."""
+    """Jobs with events but no record: they must be submitted again."""
     unreadable: tuple[str, ...] = ()
-    """Places of records that no index names and that cannot be read; they stay as they are."""
+    """Keys of records that are neither indexed nor readable; they are left in place."""
 
     def __bool__(self) -> bool:
         """Whether there was anything to repair."""
@@ -89,23 +89,23 @@ class Lead:
     """The right to act as the coordinator of this store, as long as its lease lasts."""
 
     candidate: CandidateId
-    """Who has it."""
+    """The candidate that holds it."""
     name: str
-    """The same, for people."""
+    """Its name, for messages."""
     fence: Fence
 
 
-#: Gives the fence of the lead under which somebody acts; it may rise.
+#: Returns the fence under which writes are made; it may increase.
 FenceSource = Callable[[], Fence]
 
 
 class LeadStore(Protocol):
-    """The part of a `Store` that says which of several coordinators acts."""
+    """The part of a `Store` that elects a leader among coordinators."""
 
     def acquire_lead(self, candidate: CandidateId, name: str, *, above: Fence, lease_seconds: float) -> Lead:
-        """Take the lead if nobody has it; who has it now. The leader itself gets what it has, its lease renewed.
+        """Take the lead if it is free; returns the current lead. For the leader itself the lease is renewed.
 
-        A lead that is taken has a fence higher than every one before and than `above`.
+        A new lead has a fence higher than every one before and than `above`.
 
         Raises:
             StoreDamaged: no such fence is left below the limit of `FENCES`.
@@ -113,43 +113,43 @@ class LeadStore(Protocol):
         ...
 
     def renew_lead(self, lead: Lead, *, lease_seconds: float) -> None:
-        """Let the lease last `lease_seconds` from now, even one that ran out, if nobody has led since.
+        """Extend the lease to `lease_seconds` from now, even after its expiry if there was no other leader since.
 
         Raises:
-            NotLeader: another candidate has the lead, or had it since.
+            NotLeader: another candidate has or had the lead since.
         """
         ...
 
     def release_lead(self, lead: Lead) -> None:
-        """Give the lead back. Nothing happens when another candidate has it."""
+        """Release the lead. No effect when another candidate has it."""
         ...
 
     def close(self) -> None:
-        """Give up connections. Nothing else is called afterwards."""
+        """Release connections. No other method may be called afterwards."""
         ...
 
 
 class Store(LeadStore, Protocol):
-    """The coordinator's memory.
+    """Persistent state of coordinators.
 
     Guarantees of every implementation:
 
-    * Thread-safe. Each method is atomic and durable as far as the implementation is: when it returns, every later call
-      on any store of the same place sees its effect.
-    * Idempotent: a method repeated with the same arguments, because its answer was lost, gives the same answer and has
+    * Thread-safe. Each method is atomic and as durable as the implementation: when it returns, every later call on any
+      store of the same place sees its effect.
+    * Idempotent: a method repeated with the same arguments, because its reply was lost, returns the same result and has
       no further effect (`next_term` alone may skip terms).
-    * Leases run by the store's own clock, which is monotonic: `memory`: of the process, `redis`: of the server.
-    * `StoreUnavailable` when the place cannot be reached; then nothing is known about the effect.
-    * A store that was opened with a fence takes writes under the newest lead only, and raises `NotLeader` else. In
-      memory there is one coordinator, and nothing to refuse.
+    * Leases use the store's own clock, which is monotonic: `memory`: of the process, `redis`: of the server.
+    * `StoreUnavailable` when the place is unreachable; the method may or may not have taken effect.
+    * A store opened with a fence accepts writes only under the newest lead, and otherwise raises `NotLeader`. In memory
+      there is only one coordinator, so no write is rejected.
     """
 
     def put_member(self, info: MemberInfo, registration: Registration, *, lease_seconds: float) -> MemberRecord:
-        """Make a member, or replace the registration of a live one, which keeps its order."""
+        """Register a member, or replace the registration of a live one, which keeps its rank."""
         ...
 
     def renew_member(self, member_id: MemberId, registration: Registration, *, lease_seconds: float) -> None:
-        """Let the lease last `lease_seconds` from now.
+        """Extend the lease to `lease_seconds` from now.
 
         Raises:
             UnknownMember: there is no live member with this id and this registration.
@@ -157,7 +157,7 @@ class Store(LeadStore, Protocol):
         ...
 
     def remove_member(self, member_id: MemberId, registration: Registration) -> None:
-        """End a membership. Nothing happens when there is none with this registration."""
+        """End a membership. No effect when there is none with this registration."""
         ...
 
     def members(self) -> tuple[MemberRecord, ...]:
@@ -165,7 +165,7 @@ class Store(LeadStore, Protocol):
         ...
 
     def next_term(self, *, above: Term) -> Term:
-        """A term higher than every one before and than `above`.
+        """Allocate a term higher than every one before and than `above`.
 
         Raises:
             StoreDamaged: no such term is left below the limit of `TERMS`.
@@ -173,20 +173,20 @@ class Store(LeadStore, Protocol):
         ...
 
     def term(self) -> Term:
-        """The highest term given so far; 0 before the first."""
+        """The highest term allocated so far; 0 before the first."""
         ...
 
     def create_job(self, record: JobRecord) -> JobRecord:
-        """Keep a new job at version 1. If there is one with this id already, that one is the answer."""
+        """Store a new job at version 1. If there is one with this id already, it is returned instead."""
         ...
 
     def replace_job(self, record: JobRecord, *, keep_seconds: float | None = None) -> JobRecord:
-        """Replace the version `record.version` of a job by `record`; the answer has the next version.
+        """Replace the version `record.version` of a job by `record`; the result has the next version.
 
-        With `keep_seconds` the job and its events are forgotten after that time.
+        With `keep_seconds` the job and its events expire after that time.
 
         Raises:
-            VersionConflict: the job has another version, or is not there.
+            VersionConflict: the job has another version, or does not exist.
         """
         ...
 
@@ -201,30 +201,30 @@ class Store(LeadStore, Protocol):
     def append_event(self, job_id: JobId, event: NumberedEvent) -> None:
         """Append to the events of a job. Sequence numbers grow; at most `MAX_EVENTS` events are kept.
 
-        Nothing happens when the number is not above the last one: then the event is there already.
+        No effect when the number is not above the last one: the event has been appended before.
 
         Raises:
-            VersionConflict: the job is not there.
+            VersionConflict: the job does not exist.
         """
         ...
 
     def events(self, job_id: JobId, *, after: int = 0, limit: int = 1_000) -> tuple[NumberedEvent, ...]:
-        """Up to `limit` events after number `after`, in order."""
+        """Up to `limit` events with numbers above `after`, in order."""
         ...
 
     def repair(self) -> Repairs:
-        """Make whole again what the place has kept only in part. For a new leader, before it reads anything else.
+        """Restore consistency after a partial loss of data. Called by a new leader before it reads anything else.
 
-        Every record is in its index, jobs in order of submission, and events have numbers that can be.
+        Afterwards every record is indexed, jobs are in order of submission, and events have valid numbers.
         """
         ...
 
 
 def all_events(store: Store, job_id: JobId) -> tuple[NumberedEvent, ...]:
-    """Every event that is kept of a job, in order.
+    """All stored events of a job, in order.
 
     Raises:
-        StoreUnavailable: the place cannot be reached.
+        StoreUnavailable: the place is unreachable.
     """
     found: list[NumberedEvent] = []
     while page := store.events(job_id, after=found[-1].sequence if found else 0):

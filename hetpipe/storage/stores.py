@@ -1,4 +1,4 @@
-"""From what a user writes after `--store` to a store."""
+"""Opens the store given by `--store`."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from hetpipe.storage.store import FenceSource, Store
 def open_store(
     url: str, *, access: RedisAccess | None = None, fence: FenceSource | None = None, clock: Clock = SYSTEM_CLOCK
 ) -> Store:
-    """The store that `memory`, `redis://USER@HOST:PORT/DB`, `rediss://…` or `unix://PATH` names.
+    """Open the store given by `memory`, `redis://USER@HOST:PORT/DB`, `rediss://…` or `unix://PATH`.
 
     Args:
-        url: as a user writes it.
+        url: as given by the user.
         access: password and certificates, for Redis.
-        fence: that of the lead under which everything is written; None: nobody leads there.
+        fence: the fence of the lead that all writes require; None: no lead.
         clock: of leases in memory.
 
     Raises:
-        UserError: it names none, or `access` cannot be used.
+        UserError: it is not such a URL, or `access` cannot be used.
     """
     if url == "memory":
         if access is not None and access != RedisAccess():
-            raise UserError("--store memory needs no password and no certificates; write --store redis://… with them")
+            raise UserError("--store memory takes no password and no certificates; use --store redis://… with them")
         return MemoryStore(clock)
     if is_redis(url):
-        # Only who uses Redis pays for its import.
+        # Only users of Redis pay for its import.
         from hetpipe.storage.redis_store import RedisStore
 
         return RedisStore(url, access=access, fence=fence)
-    raise UserError(f"--store {url} names no store; write `memory` or `redis://HOST:PORT/DB`")
+    raise UserError(f"--store {url} is not a store; write `memory` or `redis://HOST:PORT/DB`")

@@ -1,1 +1,1 @@
-"""Frozen values that cross borders: ids, jobs, plans, reports."""
+"""Frozen value types shared across packages: ids, jobs, plans, reports."""

@@ -1,10 +1,10 @@
-"""Why a barrier is set, as a value; its text, in reports, histories and answers, joins the reasons with `+`."""
+"""Reasons of a barrier as a value; in reports, histories and replies they are joined with `+`."""
 
 from __future__ import annotations
 
 
 class BarrierReasons(tuple[str, ...]):
-    """Reasons of one barrier, in order, none twice.
+    """The reasons of one barrier, in order and without duplicates.
 
     >>> BarrierReasons.parse("checkpoint+epoch+end")
     ('checkpoint', 'epoch', 'end')
@@ -16,9 +16,9 @@ class BarrierReasons(tuple[str, ...]):
 
     @classmethod
     def parse(cls, text: str) -> BarrierReasons:
-        """The reasons in a text; none in an empty one."""
+        """Parse reasons joined with `+`; an empty text has none."""
         return cls(dict.fromkeys(text.split("+")) if text else ())
 
     def __str__(self) -> str:
-        """As records and people have them: `checkpoint+epoch+end`."""
+        """The text form used in records and messages: `checkpoint+epoch+end`."""
         return "+".join(self)

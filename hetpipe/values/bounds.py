@@ -1,7 +1,7 @@
-"""How large the numbers and texts may be that one process tells another.
+"""Bounds on numbers and texts exchanged between processes.
 
-They stand in the types of the values (`values.run`, `values.plan`), so that whatever is revived from JSON or a message
-has been held to them. A value that is made in the process itself is not checked.
+They are part of the types of the values (`values.run`, `values.plan`), so everything decoded from JSON or a message is
+checked against them. Values created within a process are not checked.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-#: Clocks, counts, bytes and terms stay below this: sums of them then fit into the signed 64 bits in which they travel.
+#: Upper bound of clocks, counts, bytes and terms, so that their sums fit into signed 64-bit integers.
 MAX_COUNT = 1 << 53
 
-#: Samples of a data set: which of them are used is a bitmap that travels, as hexadecimal text, in one message.
+#: Samples of a data set: the bitmap of those in use is sent as hexadecimal text in one message.
 MAX_SAMPLES = 20_000_000
 
-#: Shards of a job, and stages over all its virtual workers: the streams that may follow its decision log at a time.
+#: Shards of a job, and stages over all its virtual workers: the number of streams that may follow its decision log.
 MAX_SHARDS = 64
 MAX_STAGES = 200
 
-#: Characters of a name, of a path, and of a sentence. A longer sentence is cut, for its end is not missed.
+#: Characters of a name, of a path, and of a sentence. Longer sentences are truncated.
 MAX_NAME_CHARACTERS = 1_024
 MAX_PATH_CHARACTERS = 4_096
 MAX_SENTENCE_CHARACTERS = 4_000
 
-#: Entries of a list that is told to people or repeated in an answer: mistakes of a job, jobs of a member.
+#: Entries of a list that is displayed or repeated in a reply: mistakes of a job, jobs of a member.
 MAX_LISTED = 1_000
 
-#: What a job is called: its name, for people, and a digest.
+#: A job id: the job's name and a digest.
 JOB_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}", re.ASCII)
 
 #: Dimensions of a tensor.
@@ -37,11 +37,11 @@ MAX_RANK = 32
 
 
 def cut(sentence: str) -> str:
-    """The beginning of a sentence that is too long."""
+    """Truncate a sentence that is too long."""
     return sentence if len(sentence) <= MAX_SENTENCE_CHARACTERS else f"{sentence[: MAX_SENTENCE_CHARACTERS - 1]}…"
 
 
-#: For an `Annotated` count, and for one of clocks, of which the one before the first is -1.
+#: For an `Annotated` count, and for a clock, where the one before the first is -1.
 COUNT = Field(ge=0, lt=MAX_COUNT)
 CLOCK = Field(ge=-1, lt=MAX_COUNT)
 

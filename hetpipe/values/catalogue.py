@@ -1,9 +1,9 @@
-"""The catalogue of device types: what is known of a GPU before anything is measured on it.
+"""The catalogue of device types: published figures of GPUs, used where nothing has been measured.
 
-`emulate_as: TYPE`, cluster files that name a type without its memory, and the profiler's roofline estimates read it.
-Every figure is for dense arithmetic at boost clock, from the entry's `source`. They are peaks, good for ratios between
-types and for bounds, not for predicting a model's speed: the paper measures TITAN V ahead of TITAN RTX (section 8.1),
-while their peaks say the opposite by a tenth.
+`emulate_as: TYPE`, cluster files that name a type without its memory, and the profiler's roofline estimates use it.
+Every figure is for dense arithmetic at boost clock, from the entry's `source`. They are peaks, suited to ratios between
+types and to bounds, not to predicting a model's speed: the paper measures TITAN V ahead of TITAN RTX (section 8.1),
+although the peak of TITAN RTX is a tenth higher.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ __all__ = ["CATALOGUE", "CatalogueEntry", "DeviceLink", "catalogue_hint", "memor
 CATALOGUE: Mapping[str, CatalogueEntry] = MappingProxyType(
     {entry.name: entry for entry in sorted(TABLE, key=lambda entry: entry.name)}
 )
-"""Name → type, sorted by name."""
+"""Types by name, sorted."""
 
-#: Words of a reported name that tell no two devices apart.
+#: Words of a reported name that do not distinguish devices.
 _IDLE_WORDS = frozenset({"nvidia", "amd", "geforce", "radeon", "tesla", "instinct", "generation", "graphics"})
 
-#: A driver reports somewhat less than the module has (its own share, error correction), and rounds.
+#: A driver reports somewhat less memory than the module has (its own share, error correction), and rounds.
 _LEAST_REPORTED_SHARE = 0.85
 _MOST_REPORTED_SHARE = 1.03
 
 
 def _key(name: str) -> str:
-    """What is left of a name without case, punctuation and vendors: `NVIDIA GeForce RTX 3090` → `rtx3090`."""
+    """Normalize a name: without case, punctuation and vendors, `NVIDIA GeForce RTX 3090` → `rtx3090`."""
     words = re.findall(r"[a-z0-9]+", name.casefold())
     return "".join(word for word in words if word not in _IDLE_WORDS)
 
@@ -48,12 +48,12 @@ _BY_KEY = _by_key()
 
 
 def type_of_device_name(reported: str, memory_bytes: int | None = None) -> str | None:
-    """The type of a device by the name that a person or a driver gives it, or None if the catalogue has no such type.
+    """The catalogue's type for a name given by a user or a driver, or None if it has no such type.
 
     Args:
-        reported: a catalogue name in any case, or what `torch.cuda.get_device_name` says under CUDA or ROCm.
-        memory_bytes: what the driver says the device has; tells apart devices that report the same name, and rules
-            out look-alikes. None: among several the one that bears the name itself.
+        reported: a catalogue name in any case, or the result of `torch.cuda.get_device_name` under CUDA or ROCm.
+        memory_bytes: the memory reported by the driver; distinguishes devices that report the same name, and excludes
+            similar ones. None: of several, the one with exactly that name.
 
     >>> type_of_device_name("NVIDIA GeForce RTX 3090"), type_of_device_name("rtx_2060"), type_of_device_name("Tesla T4")
     ('RTX_3090', 'RTX_2060', 'T4')
@@ -76,17 +76,17 @@ def type_of_device_name(reported: str, memory_bytes: int | None = None) -> str |
 
 
 def catalogue_hint(name: str) -> str:
-    """Half a sentence that helps with a name the catalogue lacks.
+    """Hint for a name that is not in the catalogue, as the end of a message.
 
     >>> catalogue_hint("RTX2060"), catalogue_hint("abacus")
-    ('did you mean `RTX_2060`?', '`hetpipe cluster catalogue` lists what it has')
+    ('did you mean `RTX_2060`?', '`hetpipe cluster catalogue` lists the known types')
     """
     likely = closest(name, CATALOGUE)
-    return f"did you mean `{likely}`?" if likely else "`hetpipe cluster catalogue` lists what it has"
+    return f"did you mean `{likely}`?" if likely else "`hetpipe cluster catalogue` lists the known types"
 
 
 def memory_text(memory_bytes: int) -> str:
-    """Memory as a message says it.
+    """Format a memory size for messages.
 
     >>> memory_text(25769803776), memory_text(24_000_000_000)
     ('25769803776 (24 GiB)', '24000000000 (22.35 GiB)')

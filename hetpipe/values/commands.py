@@ -1,6 +1,6 @@
-"""What the coordinator tells an agent to do, and what an agent tells back.
+"""Commands from the coordinator to an agent, and the agent's reports.
 
-Commands are numbered per registration and carried out in order; each is idempotent, so a repeated one does no harm.
+Commands are numbered per registration and executed in order; each is idempotent, so a duplicate is harmless.
 """
 
 from __future__ import annotations
@@ -21,56 +21,56 @@ from hetpipe.values.plan import ModelReport
 from hetpipe.values.policies import AskedLink
 from hetpipe.values.run import StageConfig, StageReport
 
-#: How much of a process's last line is told.
+#: Maximum number of characters reported of a process's last line.
 _LAST_WORDS_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class StageKey:
-    """Names one life of one stage process."""
+    """Identifies one incarnation of one stage process."""
 
     job_id: JobId
     vw: VirtualWorkerIndex
     stage: StageIndex
     incarnation: Incarnation
     term: Term
-    """Of the job: after a rewind lives are counted from 0 again."""
+    """Term of the job: after a rewind incarnations are numbered from 0 again."""
 
     @property
     def peer(self) -> StagePeer:
-        """Who that process is to others."""
+        """The identity of that process towards others."""
         return StagePeer(self.job_id, self.vw, self.stage, self.incarnation, self.term)
 
     def __str__(self) -> str:
-        """Name for a sentence."""
+        """Name for use in messages."""
         return stage_name(self.vw, self.stage)
 
 
 def end_key(job_id: JobId, number: int, *, is_first: bool) -> StageKey:
-    """What the process at one end of a link that is measured is called: a stage of the term 0, which no plan has."""
+    """The key of the process at one end of a measured link: a stage of term 0, which no plan has."""
     stage = StageIndex(0 if is_first else 1)
     return StageKey(job_id, VirtualWorkerIndex(0), stage, Incarnation(number), Term(0))
 
 
 def stage_name(vw: VirtualWorkerIndex, stage: StageIndex) -> str:
-    """A stage's name for a sentence."""
+    """A stage's name for use in messages."""
     return f"stage {stage} of virtual worker {vw}"
 
 
 @dataclass(frozen=True, slots=True)
 class InspectCommand:
-    """Import the user's code in a process of its own; report the model, measure it, or both."""
+    """Import the user's code in a separate process; report the model, measure it, or both."""
 
     job_id: JobId
     job_json: str
     """The validated job, as JSON text."""
     import_path: str
-    """Folder that goes first on the module search path."""
+    """Folder that is put first on the module search path."""
     run_dir: str
     with_model: bool = True
     """Report the model."""
     measure: tuple[str, ...] = ()
-    """Device types of the agent's that the model is measured on."""
+    """Device types of the agent on which the model is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class StartStageCommand:
 
     @property
     def key(self) -> StageKey:
-        """The stage this starts."""
+        """Key of the stage to start."""
         return StageKey(self.job_id, self.config.vw, self.config.stage, self.config.incarnation, self.config.plan.term)
 
 
@@ -95,53 +95,53 @@ class StopJobCommand:
 
 @dataclass(frozen=True, slots=True)
 class StopVirtualWorkerCommand:
-    """End the processes of one virtual worker, up to and with a life: SIGKILL, for nothing counts."""
+    """End one virtual worker's processes up to and including an incarnation: SIGKILL, as none of its work counts."""
 
     job_id: JobId
     vw: VirtualWorkerIndex
     incarnation: Incarnation
     term: Term
-    """Of that life; those of earlier terms end, too."""
+    """Term of that incarnation; those of earlier terms end, too."""
 
     def means(self, key: StageKey) -> bool:
-        """Whether the process of `key` is to end."""
+        """Whether the command applies to the process `key`."""
         is_of_it = (key.job_id, key.vw) == (self.job_id, self.vw)
         return is_of_it and (key.term, key.incarnation) <= (self.term, self.incarnation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTask:
-    """One end of a link between two nodes that is measured."""
+    """One end of a link between two nodes that is being measured."""
 
     number: Count
-    """Of the measurement, among those for the job."""
+    """Number of the measurement among those for the job."""
     other: Annotated[AgentId, Field(max_length=MAX_NAME_CHARACTERS)]
-    """The agent of the other end."""
+    """The agent at the other end."""
     run_dir: str
-    """Folder of the run, for the log of the process that measures; empty: for no run, and no log."""
+    """Folder of the run, for the log of the measuring process; empty: no run, and no log."""
     link: AskedLink = "auto"
     """The job's key `link`: both ends choose the kind of link from it, as stages do."""
     address: Name = ""
-    """Where the other end awaits this one; empty: await it, and measure."""
+    """Address on which the other end accepts this one; empty: accept it, and measure."""
     with_copies: bool = False
-    """Measure copies between memory and this node's devices, too."""
+    """Measure copies between host memory and this node's devices, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureLinkCommand:
-    """Measure the link to another agent's node, or help it to; in a process of its own."""
+    """Measure the link to another agent's node, or serve as its peer; in a separate process."""
 
     job_id: JobId
-    """The job that is to be planned with it."""
+    """The job that will be planned with it."""
     task: LinkTask
 
 
 @dataclass(frozen=True, slots=True)
 class KeepLinksCommand:
-    """Remember what another agent has measured of a link to this node."""
+    """Store another agent's measurement of a link to this node."""
 
     job_id: JobId
-    """The job that it was measured for."""
+    """The job for which it was measured."""
     measured: MeasuredLinks
 
 
@@ -157,7 +157,7 @@ Command = (
 
 @dataclass(frozen=True, slots=True)
 class NumberedCommand:
-    """A command and its place in the agent's stream, from 1."""
+    """A command with its position in the agent's stream, from 1."""
 
     sequence: int
     command: Command
@@ -165,7 +165,7 @@ class NumberedCommand:
 
 @dataclass(frozen=True, slots=True)
 class StageNews:
-    """One report of one stage process."""
+    """A report of one stage process."""
 
     key: StageKey
     report: StageReport
@@ -178,20 +178,20 @@ class StageNews:
 
 @dataclass(frozen=True, slots=True)
 class InspectionResult:
-    """How an inspection ended: with what was asked for, or with an error and every mistake found."""
+    """Outcome of an inspection: the requested results, or an error with every mistake found."""
 
     job_id: JobId
     model: ModelReport | None
     error: str = ""
-    """Class name in `hetpipe.errors`, or of the Python exception; empty if it went well."""
+    """Class name in `hetpipe.errors`, or of the Python exception; empty on success."""
     problems: tuple[str, ...] = ()
     measurements: tuple[Measurement, ...] = ()
-    """One per device type that was measured."""
+    """One per measured device type."""
 
 
 @dataclass(frozen=True, slots=True)
 class InspectionStep:
-    """An inspection is about to measure another layer."""
+    """Progress of an inspection: it is about to measure another layer."""
 
     job_id: JobId
     step: ProfileStep
@@ -199,49 +199,49 @@ class InspectionStep:
 
 @dataclass(frozen=True, slots=True)
 class InspectionPhase:
-    """What an inspection is doing (`hetpipe.phases`): it lives."""
+    """Current phase of an inspection (`hetpipe.phases`); serves as a sign of life."""
 
     job_id: JobId
     phase: str
-    """The end of "it is ..."."""
+    """Completes the phrase "it is ..."."""
     seconds: float
-    """For how long."""
+    """Duration of the phase so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkAwaited:
-    """The first end of a link that is measured awaits the second one."""
+    """The first end of a measured link is waiting for the second one."""
 
     job_id: JobId
     number: int
-    """Of the `LinkTask`."""
+    """Id of the `LinkTask`."""
     address: str
     """`HOST:PORT`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkResult:
-    """How the measurement of a link has ended at one end."""
+    """Outcome of a link measurement at one end."""
 
     job_id: JobId
     number: int
-    """Of the `LinkTask`."""
+    """Id of the `LinkTask`."""
     measured: MeasuredLinks = MeasuredLinks()
-    """The link, from the end that measured it; copies, where they were asked for."""
+    """The link, from the measuring end; copies, if requested."""
     problem: str = ""
-    """Why nothing came of it; empty if it went well."""
+    """Why the measurement failed; empty on success."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildExit:
-    """A stage process has ended."""
+    """A stage process has exited."""
 
     key: StageKey
     pid: int
     exit_code: int
     """Exit status, or minus the number of the signal that ended it."""
     last_output: str = ""
-    """The last line it wrote to its log, for the error message."""
+    """The last line of its log, for the error message."""
     ordered: bool = False
     """Whether the agent ended it on `StopVirtualWorkerCommand`."""
 
@@ -252,7 +252,7 @@ class ChildExit:
 
 
 def exit_sentence(exit_code: int) -> str:
-    """How a process ended, as the predicate of a sentence.
+    """The exit of a process, as the predicate of a sentence.
 
     >>> exit_sentence(-9), exit_sentence(3)
     ('was killed by SIGKILL', 'ended with exit code 3')
@@ -266,7 +266,7 @@ def exit_sentence(exit_code: int) -> str:
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """What a process said last, for the same sentence; empty if it said nothing.
+    """The last line of a process's output, for the same sentence; empty without output.
 
     >>> last_words(["starting", "  no devices ", ""])
     'no devices'

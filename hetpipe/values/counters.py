@@ -1,8 +1,9 @@
-"""Counters of the control plane: fences and terms. Coordinators alone advance them; members report what they have seen.
+"""Counters of the control plane: fences and terms. Only coordinators advance them; members report the highest they saw.
 
-A store that was wiped counts from one again, so a coordinator goes beyond what members report. That report is the word
-of one process, and is bounded: by the distance from what the coordinator and its store know, and by a reserve below the
-limit that no report reaches. So no report can use a counter up, and the lead can always be taken. Pure.
+After the loss of its data a store counts from one again, so a coordinator continues above what members report. Each
+report comes from a single process and is bounded: by its distance from the values known to the coordinator and its
+store, and by a reserve below the limit that no report may reach. No report can therefore exhaust a counter, and a lead
+can always be granted. Pure.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from dataclasses import dataclass
 from hetpipe.errors import ProtocolViolation
 from hetpipe.values.bounds import MAX_COUNT
 
-#: How far a report may be ahead of what is known. A wiped store is behind by all leads (or terms) there have ever been:
-#: a coordinator that is restarted every five seconds needs two months for so many.
+#: Maximum distance between a report and the known value. An empty store lags by all leads (or terms) ever granted: a
+#: coordinator that restarts every five seconds needs two months for that many.
 MAX_REPORTED_AHEAD = 1_000_000
 
-#: Numbers of a job's events that belong to one lead, so that no two coordinators give the same one.
+#: Event numbers of a job reserved for each lead, so that no two coordinators assign the same one.
 EVENTS_PER_LEAD = 1_000_000
 
 
@@ -26,17 +27,17 @@ class ControlCounter:
 
     name: str
     limit: int
-    """Values stay below it."""
+    """Exclusive upper bound of its values."""
     option: str
-    """Of `hetpipe repair store`, that sets it."""
+    """The option of `hetpipe repair store` that sets it."""
 
     @property
     def largest_reported(self) -> int:
-        """The largest value that is taken from a report; what is above is a reserve for the store's own steps."""
+        """The largest accepted report; values above are reserved for the store's own increments."""
         return self.limit // 2
 
     def check_report(self, reported: int, *, known: int, source: object) -> None:
-        """Accept what `source` reports to have seen, where this coordinator or its store knows `known`.
+        """Validate the value reported by `source`, given the value `known` to this coordinator or its store.
 
         Raises:
             ProtocolViolation: it is too far ahead; the message names the fixes.
@@ -44,19 +45,19 @@ class ControlCounter:
         allowed = max(known, min(known + MAX_REPORTED_AHEAD, self.largest_reported))
         if reported > allowed:
             sentence = (
-                f"{source} reports a {self.name} of {reported}; this coordinator knows {known} and accepts no report "
-                f"above {allowed}: restart that process (a parameter server with --state DIR after "
-                f"`hetpipe repair state DIR`)"
+                f"{source} reports a {self.name} of {reported}; this coordinator's is {known}, and it accepts "
+                f"no report above {allowed}: restart that process (a parameter server with --state DIR after "
+                "`hetpipe repair state DIR`)"
             )
             if reported <= self.largest_reported:
                 sentence += (
-                    "; or, if it is the store that has forgotten so much, stop the coordinator and run "
-                    f"`hetpipe repair store {self.option} {reported} …`"
+                    "; or, if the store has lost its data, stop the coordinator and run `hetpipe repair store "
+                    f"{self.option} {reported} …`"
                 )
             raise ProtocolViolation(sentence)
 
 
-#: The numbers of leads. Every lead numbers events, and those numbers are counts, too.
+#: The numbers of leads. Every lead numbers events, and event numbers are counts, too.
 FENCES = ControlCounter("fence", MAX_COUNT // EVENTS_PER_LEAD, "--fence")
 
 TERMS = ControlCounter("term", MAX_COUNT, "--term")

@@ -1,8 +1,8 @@
-"""Files that people and programs exchange: profiles, clusters, plans. Read with every mistake at once.
+"""Files for exchange between people and programs: profiles, clusters, plans. All mistakes are reported at once.
 
-A document is JSON or YAML; the models say what is legal, this module how a file becomes one. What one key alone shows
-to be wrong is found by pydantic; what only several keys show, by the document's `contradictions`, which look at plain
-data and so also work on a file that is wrong in other places.
+A document is JSON or YAML; the models define what is valid, this module how a file is parsed into one. Mistakes within
+one key are found by pydantic, contradictions between keys by the document's `contradictions`, which operates on plain
+data and so also works on a file with other mistakes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -24,7 +24,7 @@ from hetpipe.values.yaml_text import YamlSyntaxError, parse_yaml
 
 
 class Section(BaseModel):
-    """Base of everything in a document: frozen, unknown keys refused, no guessing of types."""
+    """Base of all document sections: frozen, unknown keys rejected, no type coercion."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
@@ -32,21 +32,21 @@ class Section(BaseModel):
 
 
 class Document(Section):
-    """Base of what stands in a file of its own."""
+    """Base of documents stored in a file of their own."""
 
-    version: Literal[1] = 1
-    """Of the format."""
+    version: int = 1
+    """Of the format; each document says which ones it reads."""
 
-    #: Whether what is written has the keys with their default as well.
+    #: Whether keys with their default value are written, too.
     WRITES_DEFAULTS: ClassVar[bool] = False
 
     @classmethod
     def contradictions(cls, value: Mapping[str, Any]) -> Iterator[Problem]:  # noqa: ARG003 - for the formats below
-        """The mistakes that only several keys together show.
+        """Contradictions between keys.
 
         Args:
-            value: plain data with lists as tuples; any part may be missing or of a wrong type, and then counts as
-                mentioned elsewhere.
+            value: plain data with lists as tuples; parts may be missing or have a wrong type; these mistakes are
+                reported elsewhere.
         """
         yield from ()
 
@@ -72,24 +72,24 @@ def entries(value: object) -> Sequence[Any]:
 
 
 def document_of(kind: type[DocumentT], value: object, *, what: str) -> DocumentT:
-    """The document in `value`, plain data as JSON and YAML have it.
+    """Validate plain data, as parsed from JSON or YAML, as a document.
 
     Args:
-        kind: what it must be.
+        kind: the document class.
         value: mappings, lists, numbers, text.
-        what: names the origin in the error, for example the file.
+        what: the origin named in the error, for example the file.
 
     Raises:
-        DocumentError: with every mistake in it.
+        DocumentError: lists every mistake.
     """
     return _checked(kind, value, what=what, known=())
 
 
 def parse_document(kind: type[DocumentT], text: str, *, what: str) -> DocumentT:
-    """The document in `text`, which is JSON or YAML.
+    """Parse a document from JSON or YAML text.
 
     Raises:
-        DocumentError: with every mistake in it.
+        DocumentError: lists every mistake.
     """
     try:
         value, repeated = _parsed(text, what)
@@ -99,10 +99,10 @@ def parse_document(kind: type[DocumentT], text: str, *, what: str) -> DocumentT:
 
 
 def read_document(kind: type[DocumentT], path: Path) -> DocumentT:
-    """The document in the file `path`.
+    """Read a document from the file `path`.
 
     Raises:
-        DocumentError: it cannot be read, or with every mistake in it.
+        DocumentError: the file cannot be read, or the document has mistakes, all of which are listed.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -114,7 +114,7 @@ def read_document(kind: type[DocumentT], path: Path) -> DocumentT:
 
 
 def write_document(document: Document, path: Path) -> None:
-    """Write `document` as JSON; replaces `path` only when it is complete.
+    """Write `document` as JSON, replacing `path` atomically.
 
     Raises:
         OSError: it cannot be written.
@@ -135,24 +135,24 @@ def to_yaml(document: Document) -> str:
 
 
 def to_plain(document: Document) -> dict[str, Any]:
-    """`document` as JSON has it, the version first; other keys with their default only if the format wants them."""
+    """Plain JSON data of `document`, the version first; keys with their default value only if the format wants them."""
     without = not document.WRITES_DEFAULTS
     return {"version": document.version, **document.model_dump(mode="json", exclude_defaults=without)}
 
 
 def _checked(kind: type[DocumentT], value: object, *, what: str, known: Iterable[Problem]) -> DocumentT:
-    """The document in `value`, if nothing is wrong with it and nothing `known` to be wrong with its text."""
+    """Validate `value` unless `known` already lists mistakes of its text."""
     problems = list(known)
     if not isinstance(value, Mapping):
         keys = join_names((name for name, field in kind.model_fields.items() if field.is_required()), "and")
         given = "is empty" if value is None else f"is {shown(value)}"
-        raise DocumentError(what, [f"{given}; it must be a mapping with the keys {keys}"])
+        raise DocumentError(what, [f"{given}; expected a mapping with the keys {keys}"])
     plain = _plain(value)
     try:
         document = kind.model_validate(plain)
     except ValidationError as error:
         contradictions = list(kind.contradictions(plain))
-        # Of two about the same key the contradiction knows more; the one about the whole repeats them all.
+        # Of two mistakes of the same key the contradiction is more specific; the model-level error repeats them all.
         told = {problem.path for problem in (*problems, *contradictions)} | ({()} if contradictions else set())
         problems += [problem for problem in problems_of(error, kind) if problem.path not in told]
         problems += contradictions
@@ -162,7 +162,7 @@ def _checked(kind: type[DocumentT], value: object, *, what: str, known: Iterable
 
 
 def _plain(value: object) -> Any:
-    """As JSON has it: text keys, tuples for lists, and text for what only YAML has (dates)."""
+    """Convert to JSON data: text keys, tuples for lists, and text for types that only YAML has (dates)."""
     if isinstance(value, Mapping):
         return {_text(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple | set):
@@ -171,12 +171,12 @@ def _plain(value: object) -> Any:
 
 
 def _text(value: object) -> str:
-    """Text that can be written again: JSON's escapes can make halves of characters, which become question marks."""
+    """Encodable text: JSON escapes may contain lone surrogates, which become question marks."""
     return str(value).encode(errors="replace").decode()
 
 
 class _Object(dict[str, Any]):
-    """A JSON object that knows which keys it was given more than once."""
+    """A JSON object that records duplicate keys."""
 
     repeated: tuple[str, ...] = ()
 
@@ -200,7 +200,7 @@ def _repeated_below(value: object, path: KeyPath) -> Iterator[Problem]:
 
 
 def _parsed(text: str, what: str) -> tuple[Any, list[Problem]]:
-    """The value of a JSON or YAML text, and the keys that are given twice."""
+    """Parse JSON or YAML text; returns the value and the duplicate keys."""
     try:
         value = json.loads(text, object_pairs_hook=_object)
     except ValueError as error:
@@ -211,6 +211,6 @@ def _parsed(text: str, what: str) -> tuple[Any, list[Problem]]:
         return parse_yaml(text)
     except YamlSyntaxError as error:
         if text.lstrip().startswith("{"):
-            raise DocumentError(what, [f"{as_json}; it must be JSON or YAML"]) from error
+            raise DocumentError(what, [f"{as_json}; expected JSON or YAML"]) from error
         where = f"line {error.line}: " if error.line is not None else ""
-        raise DocumentError(what, [f"{where}{error}; it must be JSON or YAML"]) from error
+        raise DocumentError(what, [f"{where}{error}; expected JSON or YAML"]) from error

@@ -22,7 +22,7 @@ from hetpipe.values.run import ClockSnapshot
 
 
 class JobState(StrEnum):
-    """Where a job stands. The legal steps between states are the table in `decide.lifecycle.lifecycle`."""
+    """Lifecycle state of a job. The legal transitions are the table in `decide.lifecycle.lifecycle`."""
 
     SUBMITTED = "submitted"
     PENDING = "pending"
@@ -37,46 +37,46 @@ class JobState(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """True when nothing can follow."""
+        """Whether no transition can follow."""
         return self in {JobState.FINISHED, JobState.STOPPED, JobState.FAILED}
 
     @property
     def is_queued(self) -> bool:
-        """True while nobody works for the job: it has no devices and no parameter servers yet."""
+        """Whether nothing is running for the job: it has no devices and no parameter servers yet."""
         return self in {JobState.SUBMITTED, JobState.PENDING}
 
 
 class StopMode(StrEnum):
-    """How to stop a job."""
+    """Ways to stop a job."""
 
     CHECKPOINT = "checkpoint"
     """At a barrier, with a checkpoint."""
     NOW = "now"
-    """At once, without one."""
+    """Immediately, without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job as it is handed in."""
+    """A job as submitted."""
 
     request_id: str
-    """Chosen by the caller, unique per job; makes a resend safe."""
+    """Chosen by the caller, unique per job; makes resends idempotent."""
     job_json: str
     run_dir: str
     import_path: str
-    """Folder that goes first on the module search path of the stages."""
+    """Folder that is put first on the module search path of the stages."""
     restore: str | None = None
     """Checkpoint folder to start from, or None for fresh weights."""
     rewinds: int = 0
-    """Which rewind the job goes on after, 0 for none: `run_dir` then is the folder of that rewind."""
+    """Number of the rewind after which the job continues, 0 for none: `run_dir` then is the folder of that rewind."""
     has_begun: bool = False
-    """It has begun to train: where nobody knows how far it is, it goes on from its newest checkpoint in `run_dir`."""
+    """Training has begun: if the progress is unknown, the job continues from its newest checkpoint in `run_dir`."""
     model: ModelReport | None = None
-    """What an inspection before the submission has found; None: an agent is to inspect the model."""
+    """Result of an inspection before the submission; None: an agent inspects the model."""
 
     @property
     def first_run_dir(self) -> str:
-        """The folder of the run, in which those of its rewinds are."""
+        """The folder of the run, which contains those of its rewinds."""
         return str(Path(self.run_dir).parent) if self.rewinds else self.run_dir
 
 
@@ -114,12 +114,11 @@ class Notice(Event, ABC):
 
 @dataclass(frozen=True, slots=True)
 class StateChanged(Event):
-    """The job came to another state."""
+    """The job entered another state."""
 
     state: JobState
     remark: str = ""
-    """What is worth knowing about it, as a sentence: which links it was planned with, when it starts, and which its
-    stages have, when it runs."""
+    """Details as a sentence: the links it was planned with, when it starts, and those its stages use, when it runs."""
     kind: Literal["state_changed"] = "state_changed"
 
 
@@ -138,22 +137,22 @@ class Evaluated(Event):
 
     clock: Clock
     epoch: int
-    """Pass over the training data in which, or at whose end it was made, from 1."""
+    """Pass over the training data during or at the end of which it was made, from 1."""
     samples: int
     values: dict[str, float]
-    """Mean per metric name; `loss` is always there."""
+    """Mean per metric name; `loss` is always present."""
     minibatches: int = 0
-    """Minibatches in those weights since the start of the training, over all virtual workers."""
+    """Minibatches contained in those weights since the start of the training, over all virtual workers."""
     rewinds: int = 0
-    """How often the whole job had gone back to a checkpoint by then."""
+    """Number of rewinds of the job up to then."""
     within_epoch: bool = False
-    """Made while the epoch was under way, by one virtual worker with its own buffers; else at its end, by all."""
+    """Made during the epoch, by one virtual worker with its own buffers; else at its end, by all."""
     whole: bool = True
-    """Over all of the evaluation data; else `evaluate.max_batches` left some out."""
+    """Covers all evaluation data; else `evaluate.max_batches` limited it."""
     kind: Literal["evaluated"] = "evaluated"
 
     def to_object(self) -> dict[str, Any]:
-        """The JSON object of an evaluation, as files and results have it; what is not finite becomes null."""
+        """The JSON object of an evaluation in files and results; non-finite values become null."""
         return {
             "epoch": self.epoch,
             "clock": self.clock,
@@ -168,133 +167,136 @@ class Evaluated(Event):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSummary:
-    """The evaluations of a job so far, without those that a rewind has undone."""
+    """The evaluations of a job so far, without those undone by a rewind."""
 
     number: int
     """At least 1."""
     best: Evaluated | None
-    """Of those over all of the evaluation data the first one with the least loss that is finite; the first of them if
-    there is no such loss; None without any."""
+    """Among those over all evaluation data, the first one with the lowest finite loss; the first one if no loss is
+    finite; None if there are none.
+    """
     last: Evaluated
 
     def to_object(self) -> dict[str, Any]:
-        """As JSON."""
+        """Convert to JSON data."""
         best = None if self.best is None else self.best.to_object()
         return {"number": self.number, "best": best, "last": self.last.to_object()}
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost(Notice):
-    """A life of a virtual worker has ended before the run: the others go on, and it is started anew."""
+    """An incarnation of a virtual worker ended before the run: the others continue, and it is restarted."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
-    """The life that ended, 0 for the first."""
+    """The incarnation that ended, 0 for the first."""
     sentence: str
-    """Why."""
+    """The reason."""
     kind: Literal["worker_lost"] = "worker_lost"
     severity: ClassVar[Severity] = "warning"
 
     @property
     def text(self) -> str:
-        """See `Notice.text`."""
+        """Implement `Notice.text`."""
         return f"virtual worker {self.vw} is lost ({_life(self.incarnation)}): {self.sentence}"
 
     @property
     def pairs(self) -> dict[str, object]:
-        """See `Notice.pairs`."""
+        """Implement `Notice.pairs`."""
         return {"vw": self.vw, "life": self.incarnation + 1, "sentence": self.sentence}
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRejoined(Notice):
-    """A virtual worker has been started anew: its stages are ready, and it counts again from the next barrier on."""
+    """A virtual worker was restarted: its stages are ready, and it counts again from the next barrier on."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
-    """The new life."""
+    """The new incarnation."""
     kind: Literal["worker_rejoined"] = "worker_rejoined"
 
     @property
     def text(self) -> str:
-        """See `Notice.text`."""
+        """Implement `Notice.text`."""
         return f"virtual worker {self.vw} is ready ({_life(self.incarnation)}); it joins at the next barrier"
 
     @property
     def pairs(self) -> dict[str, object]:
-        """See `Notice.pairs`."""
+        """Implement `Notice.pairs`."""
         return {"vw": self.vw, "life": self.incarnation + 1}
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLeft(Notice):
-    """A virtual worker has left the run because it was asked to: what it committed counts, the others go on."""
+    """A virtual worker left the run on request: its committed waves count, the others continue."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
-    """The life that is over."""
+    """The incarnation that ended."""
     returns: bool
-    """Whether it comes back by itself as soon as its agents are there; else somebody must ask for it."""
+    """Whether it returns automatically once its agents are available; else only on request."""
     kind: Literal["worker_left"] = "worker_left"
 
     @property
     def text(self) -> str:
-        """See `Notice.text`."""
+        """Implement `Notice.text`."""
         rest = "it comes back as soon as it can" if self.returns else f"`hetpipe workers add {self.vw}` brings it back"
         return f"virtual worker {self.vw} has left ({_life(self.incarnation)}); {rest}"
 
     @property
     def pairs(self) -> dict[str, object]:
-        """See `Notice.pairs`."""
+        """Implement `Notice.pairs`."""
         return {"vw": self.vw, "life": self.incarnation + 1, "returns": self.returns}
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerQuarantined(Notice):
-    """A virtual worker is not started anew any more; the others go on without it."""
+    """A virtual worker is no longer restarted; the others continue without it."""
 
     vw: VirtualWorkerIndex
     sentence: str
-    """Why."""
+    """The reason."""
     kind: Literal["worker_quarantined"] = "worker_quarantined"
     severity: ClassVar[Severity] = "warning"
 
     @property
     def text(self) -> str:
-        """See `Notice.text`."""
+        """Implement `Notice.text`."""
         return self.sentence
 
     @property
     def pairs(self) -> dict[str, object]:
-        """See `Notice.pairs`."""
+        """Implement `Notice.pairs`."""
         return {"vw": self.vw, "sentence": self.sentence}
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReplanned(Notice):
-    """A virtual worker computes by a new plan: stages of it had left the old one, or agents of it are gone."""
+    """A virtual worker uses a new plan: some of its stages deviated from the old one, or agents of it are gone."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
-    """The first life by the new plan."""
+    """The first incarnation under the new plan."""
     before: tuple[int, ...]
-    """Layers of each stage by the plan before."""
+    """Layers of each stage in the previous plan."""
     after: tuple[int, ...]
-    """The same by the new one."""
+    """Layers of each stage in the new plan."""
     foreseen: float | None
-    """How much faster the job is to be, as a share: 0.5 is half as fast again; None where it only makes do."""
+    """Expected speed-up of the job, as a fraction: 0.5 is half as fast again; None if the plan only replaces lost
+    devices.
+    """
     kind: Literal["worker_replanned"] = "worker_replanned"
 
     @property
     def text(self) -> str:
-        """See `Notice.text`."""
+        """Implement `Notice.text`."""
         gain = "" if self.foreseen is None else f"; the job is to be {100 * self.foreseen:.1f} % faster"
         moved = f"layers {_counts(self.before)} become {_counts(self.after)}"
         return f"virtual worker {self.vw} has a new plan: {moved}{gain}"
 
     @property
     def pairs(self) -> dict[str, object]:
-        """See `Notice.pairs`."""
+        """Implement `Notice.pairs`."""
         return {
             "vw": self.vw,
             "life": self.incarnation + 1,
@@ -306,91 +308,91 @@ class WorkerReplanned(Notice):
 
 @dataclass(frozen=True, slots=True)
 class ReplanJudged(Notice):
-    """What a new plan of a virtual worker has gained, or why it was given up for the one before."""
+    """Measured gain of a virtual worker's new plan, or why it was reverted to the one before."""
 
     vw: VirtualWorkerIndex
     gained: float | None
-    """How much faster the virtual worker is, as a share, by its slowest stage; None: the plan before goes on."""
+    """Speed-up of the virtual worker, as a fraction, by its slowest stage; None: the previous plan continues."""
     sentence: str
     kind: Literal["replan_judged"] = "replan_judged"
 
     @property
     def text(self) -> str:
-        """See `Notice.text`."""
+        """Implement `Notice.text`."""
         return self.sentence
 
     @property
     def pairs(self) -> dict[str, object]:
-        """See `Notice.pairs`."""
+        """Implement `Notice.pairs`."""
         gained = None if self.gained is None else round(100 * self.gained, 1)
         return {"vw": self.vw, "gained_percent": gained, "sentence": self.sentence}
 
 
 @dataclass(frozen=True, slots=True)
 class Rewound(Notice):
-    """The whole job went back to a checkpoint: what was committed after that is lost, and is trained again."""
+    """The whole job was rewound to a checkpoint: waves committed after it are lost and trained again."""
 
     from_clock: Clock
-    """The newest published clock that was known."""
+    """The newest known published clock."""
     to_clock: Clock
-    """Of the checkpoint, or where the run began."""
+    """Clock of the checkpoint, or where the run began."""
     folder: str
-    """Where the run goes on: histories, checkpoints, plan and facts."""
+    """Folder in which the run continues: histories, checkpoints, plan and facts."""
     sentence: str
-    """Why."""
+    """The reason."""
     kind: Literal["rewound"] = "rewound"
     severity: ClassVar[Severity] = "warning"
 
     @property
     def text(self) -> str:
-        """See `Notice.text`."""
+        """Implement `Notice.text`."""
         lost = f"what was committed from clock {self.to_clock} to {self.from_clock} is lost and is trained again"
         return f"THE JOB WENT BACK TO CLOCK {self.to_clock}: {lost}, in {self.folder}; {self.sentence}"
 
     @property
     def pairs(self) -> dict[str, object]:
-        """See `Notice.pairs`."""
+        """Implement `Notice.pairs`."""
         clocks: dict[str, object] = {"from_clock": self.from_clock, "to_clock": self.to_clock}
         return {**clocks, "folder": self.folder, "sentence": self.sentence}
 
 
 @dataclass(frozen=True, slots=True)
 class ConditionRaised(Event):
-    """The run goes on, and is less safe than it was."""
+    """The run continues with reduced safety."""
 
     condition: ConditionKind
     who: tuple[str, ...]
-    """All of whom that is true."""
+    """All subjects of the condition."""
     sentence: str
-    """The cause, the path, and the fix; of the first of them."""
+    """The cause, the path, and the fix; of the first subject."""
     since: float
-    """When that one noticed it, in seconds since 1970."""
+    """When that subject detected it, in seconds since 1970."""
     times: int
-    """How often it was raised since followers were last told."""
+    """How often it was raised since followers were last notified."""
     kind: Literal["condition_raised"] = "condition_raised"
     severity: ClassVar[Severity] = "warning"
 
 
 @dataclass(frozen=True, slots=True)
 class ConditionCleared(Event):
-    """What `ConditionRaised` told is over."""
+    """A condition reported by `ConditionRaised` is over."""
 
     condition: ConditionKind
     who: tuple[str, ...]
-    """All for whom it is over."""
+    """All subjects for which it is over."""
     sentence: str
-    """What is well again; of the last of them."""
+    """What has recovered; of the last subject."""
     cleared: float
-    """When that one noticed it, in seconds since 1970."""
+    """When that subject detected it, in seconds since 1970."""
     remaining: int
-    """For how many others it still holds."""
+    """Number of other subjects for which it still holds."""
     kind: Literal["condition_cleared"] = "condition_cleared"
     severity: ClassVar[Severity] = "warning"
 
 
 @dataclass(frozen=True, slots=True)
 class StageRow:
-    """One stage of one row of the progress table: layers [first_layer, last_layer) on `device`."""
+    """A stage in a row of the progress table: layers [first_layer, last_layer) on `device`."""
 
     first_layer: LayerIndex
     last_layer: LayerIndex
@@ -399,7 +401,7 @@ class StageRow:
 
 @dataclass(frozen=True, slots=True)
 class VirtualWorkerRow:
-    """One virtual worker's row of the progress table."""
+    """A virtual worker's row of the progress table."""
 
     vw: VirtualWorkerIndex
     stages: tuple[StageRow, ...]
@@ -407,72 +409,72 @@ class VirtualWorkerRow:
     distance: int
     """Waves ahead of the slowest virtual worker."""
     samples_per_second: float
-    """Over the last seconds."""
+    """Over the last few seconds."""
     loss: float | None
     """Mean loss of the latest finished wave."""
     waiting_share: float
-    """Share of the running time its first stage waited for a clock, 0 to 1."""
+    """Share of the running time that its first stage waited for a clock, 0 to 1."""
     memory_bytes: int = 0
-    """Weight buffers and activations on its devices, at most at once so far, summed over its stages."""
+    """Peak of weight buffers and activations on its devices so far, summed over its stages."""
     state: LifeState = LifeState.READY
 
 
 @dataclass(frozen=True, slots=True)
 class Straggling:
-    """A stage that takes longer than planned, and has for a while."""
+    """A stage that has been slower than planned for several waves."""
 
     vw: VirtualWorkerIndex
     stage: StageIndex
     factor: float
-    """How many times longer, by how the other stages fare."""
+    """Slowdown factor, relative to the other stages."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressTable(Event):
-    """A picture of a running job. Only the newest counts; it is not kept among the job's events."""
+    """A snapshot of a running job. Only the newest counts; it is not stored among the job's events."""
 
     rows: tuple[VirtualWorkerRow, ...]
     running_seconds: float
     epoch: int
-    """Pass over the training data that is under way, from 1."""
+    """Current pass over the training data, from 1."""
     samples: int
     """Committed since the start of the run."""
     total_samples: int
-    """What the whole run commits."""
+    """Total number of the whole run."""
     samples_per_second: float
     eta_seconds: float | None
-    """To the end at that rate; None while unknown."""
+    """Estimated time to the end at that rate; None while unknown."""
     staleness: int | None
     """D: the distance stays at or below D + 1; None for `asp`."""
     global_clock: Clock
     straggler: VirtualWorkerIndex | None = None
-    """Whom the others spend most of their time waiting for; None while nobody holds them up."""
+    """The virtual worker that the others spend most of their time waiting for; None if there is none."""
     slow: tuple[Straggling, ...] = ()
-    """The stages that take longer than planned."""
+    """Stages that are slower than planned."""
     tokens_per_second: float | None = None
-    """None where samples are no sequences of tokens."""
+    """None where samples are not token sequences."""
     model_flops_utilisation: float | None = None
-    """MFU: operations of the model per second, as a share of the devices' peak; None where either is not known."""
+    """MFU: operations of the model per second, as a share of the devices' peak; None where either is unknown."""
     model_flops_utilisation_reason: str | None = None
-    """Why there is no MFU; None where there is one, or from a coordinator of an earlier version."""
+    """Why there is no MFU; None if there is one, or from a coordinator of an earlier version."""
     kind: Literal["progress"] = "progress"
 
 
 @dataclass(frozen=True, slots=True)
 class JobEnded(Event):
-    """The job has ended; nothing follows."""
+    """The job has ended; the last event."""
 
     state: JobState
     sentence: str = ""
-    """Why it failed, or was stopped short of its barrier."""
+    """Why it failed, or stopped before its barrier."""
     error: str = ""
     """Class name in `hetpipe.errors`, or of the Python exception."""
     problems: tuple[str, ...] = ()
-    """Every mistake found, when the user's input was refused."""
+    """Every mistake found, if the user's input was rejected."""
     result: dict[str, Any] | None = None
-    """The object that `hetpipe train --json` prints; None when the job failed."""
+    """The object printed by `hetpipe train --json`; None if the job failed."""
     conditions: tuple[Condition, ...] = ()
-    """What endangered the run, by the time at which it began; those without `cleared` held to the end."""
+    """Conditions of the run, by start time; those without `cleared` held to the end."""
     kind: Literal["ended"] = "ended"
 
 
@@ -510,7 +512,7 @@ def _counts(layers: Sequence[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NumberedEvent:
-    """An event and its place among the job's events, from 1; 0 for a progress table."""
+    """An event with its position among the job's events, from 1; 0 for a progress table."""
 
     sequence: int
     event: JobEvent
@@ -522,7 +524,7 @@ class ProcessStatus:
 
     role: Literal["coordinator", "parameter_server", "agent", "stage"]
     index: int
-    """Among the processes of its role; of a stage, its place in the virtual worker."""
+    """Index among the processes of its role; for a stage, its position in the virtual worker."""
     vw: VirtualWorkerIndex | None
     """Stages only."""
     host: str
@@ -538,30 +540,30 @@ class WorkerStatus:
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
-    """Its newest life, 0 for the first."""
+    """Its newest incarnation, 0 for the first."""
     deaths: int
-    """Lives that ended before the run."""
+    """Incarnations that ended before the run."""
     state: LifeState
     devices: tuple[str, ...] = ()
-    """Those that it has just been given, as it is new to the run."""
+    """Devices just assigned to it, if it is new to the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePlace:
-    """Where a job stands that is pending."""
+    """Position of a pending job."""
 
     position: int
-    """In the queue of the cluster, 1 is next."""
+    """In the cluster's queue; 1 is next."""
     reason: str
-    """What it needs and what is there, or who goes first."""
+    """Required and available resources, or the job ahead of it."""
 
     def __str__(self) -> str:
-        """For a sentence."""
+        """For use in a sentence."""
         return f"{_ordinal(self.position)} in the queue; {self.reason}"
 
 
 def _ordinal(number: int) -> str:
-    """As it is spoken.
+    """The English ordinal.
 
     >>> [_ordinal(number) for number in (1, 2, 3, 4, 11, 22, 113)]
     ['1st', '2nd', '3rd', '4th', '11th', '22nd', '113th']
@@ -572,34 +574,34 @@ def _ordinal(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """One job's status."""
+    """Status of one job."""
 
     job_id: JobId | None
-    """None when no job was ever handed in."""
+    """None if no job was ever submitted."""
     name: str
     state: JobState | None
     run_dir: str
     failure: str
-    """Why it failed, or was stopped short of its barrier; of a job under way that nobody leads, what is waited for."""
+    """Why it failed, or stopped before its barrier; for a running job without a leader, what it is waiting for."""
     processes: tuple[ProcessStatus, ...] = field(default=())
     clocks: ClockSnapshot | None = None
-    """None before the clock shard told any."""
+    """None until the clock shard has reported."""
     progress: ProgressTable | None = None
-    """The newest picture; None before training began."""
+    """The newest snapshot; None before training began."""
     workers: tuple[WorkerStatus, ...] = ()
     """In index order; empty before they were started."""
     rewinds: int = 0
-    """How often the whole job went back to a checkpoint."""
+    """Number of rewinds of the job."""
     queue: QueuePlace | None = None
     """None unless it is pending."""
     conditions: tuple[Condition, ...] = ()
-    """What endangers the job, or has, by the time at which it began; without a job, of the cluster."""
+    """Conditions of the job, active and cleared, by start time; without a job, of the cluster."""
     proof: ProofReport | None = None
-    """What was proven of the model before training; None before that, and where nobody knows."""
+    """Result of the proof before training; None before that, and if unknown."""
     evaluations: EvaluationSummary | None = None
     """None before the first one."""
 
     @property
     def is_led(self) -> bool:
-        """Whether a coordinator leads it, or nobody has to."""
+        """Whether it has a leader or needs none."""
         return self.state is None or self.state.is_terminal or not self.failure

@@ -1,4 +1,4 @@
-"""Do a profile and a cluster belong together? What neither file shows by itself."""
+"""Consistency checks between a profile and a cluster."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hetpipe.values.suggest import closest, join_names
 
 
 def read_fitting(profile_path: Path, cluster_path: Path) -> tuple[Profile, Cluster]:
-    """A profile and a cluster from their files.
+    """Read a profile and a cluster that fit each other.
 
     Raises:
-        DocumentError: with every mistake of both files, or with all that keeps them from fitting.
+        DocumentError: lists every mistake of both files, or every mismatch between them.
     """
     problems: list[str] = []
     profile = cluster = None
@@ -41,10 +41,10 @@ def check_fits(profile: Profile, cluster: Cluster, *, cluster_name: str = "clust
     Args:
         profile: the layers on each type.
         cluster: the devices.
-        cluster_name: where the cluster comes from; begins every message.
+        cluster_name: origin of the cluster; prefix of every message.
 
     Raises:
-        DocumentError: with the types that lack them; paths are those of the cluster.
+        DocumentError: lists the types without times; paths refer to the cluster.
     """
     problems = [str(problem) for problem in _types_without_times(profile, cluster)]
     if problems:
@@ -60,6 +60,6 @@ def _types_without_times(profile: Profile, cluster: Cluster) -> Iterator[Problem
         fix = (
             f"did you mean `{likely}`?"
             if likely
-            else f"it has them for {join_names(timed, 'and')}; profile this type too, or remove its devices"
+            else f"its times are for {join_names(timed, 'and')}; profile this type too, or remove its devices"
         )
         yield Problem(("device_types", kind), f"the profile has no times for this type; {fix}")

@@ -1,4 +1,4 @@
-"""Who a process is: what its certificate says, and what others may expect of it.
+"""Identities of processes, as stated in certificates and required by peers.
 
 An identity is one URI (a SPIFFE ID) in the certificate's subject alternative names:
 
@@ -7,8 +7,8 @@ An identity is one URI (a SPIFFE ID) in the certificate's subject alternative na
 
 The two trust domains differ so that a name constraint can bind the coordinator's signer to stages. A server's
 certificate also has a DNS name made from its role, and a parameter server's one made from its index as well. Clients
-ask for that name and not for the address they dial, so a server may move, and no other process can play it: whoever
-knows the index asks for exactly that parameter server.
+verify that name instead of the address they dial, so a server may move, and no other process can impersonate it;
+clients that know the index verify the name of exactly that parameter server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from enum import StrEnum
 from hetpipe.errors import UserError
 from hetpipe.values.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
 
-#: Trust domain of the processes that an operator makes certificates for, and the domain of stages.
+#: Trust domain of processes whose certificates are made by an operator, and that of stages.
 DOMAIN = "hetpipe"
 STAGE_DOMAIN = "stages.hetpipe"
 
@@ -32,10 +32,10 @@ _STAGE = re.compile(
     r"/stage/(\d{1,9})"
 )
 
-#: A parameter server is named by its position among the shards.
+#: A parameter server is named by its index among the shards.
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 
-#: Of parameter servers, in front of the name in their member id.
+#: Prefix of the member id of parameter servers.
 _SHARD_PREFIX = "parameter-server-"
 
 #: Hexadecimal digits of a job's digest in the DNS name of its stages.
@@ -43,57 +43,60 @@ _JOB_DIGITS = 32
 
 
 class Role(StrEnum):
-    """What a process does; the word in its certificate."""
+    """The role of a process, as named in its certificate."""
 
     COORDINATOR = "coordinator"
     PARAMETER_SERVER = "parameter-server"
     AGENT = "agent"
     STAGE = "stage"
     OPERATOR = "operator"
-    """A person or a script: hands jobs in, stops them, looks."""
+    """A person or a script: submits and stops jobs, reads status."""
     MONITOR = "monitor"
-    """Looks only."""
+    """Read-only access."""
     REDIS = "redis"
-    """The coordinator's store; calls nothing. Its name is the host by which the coordinator reaches it, because Redis
-    clients know servers by that."""
+    """The coordinator's store; makes no calls. Its name is the host under which the coordinator reaches it, because
+    Redis clients verify host names.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class NamedPeer:
-    """One process that an operator made a certificate for: all but stages."""
+    """A process with a certificate made by an operator: every process but stages."""
 
     role: Role
     name: str
-    """Unique in the role: the shard's index, the agent's node, the operator's name."""
+    """Unique within the role: the shard's index, the agent's node, the operator's name."""
 
     def __post_init__(self) -> None:
-        """Refuse what a URI cannot hold.
+        """Validate the name.
 
         Raises:
-            UserError: the name has other characters than letters, digits, `.`, `_` and `-`, or over 100 of them; or it
-                would give a Redis the DNS name of another process, or a parameter server no index.
+            UserError: the name has characters other than letters, digits, `.`, `_` and `-`, or more than 100; or it
+                would give a Redis server the DNS name of another process; or that of a parameter server is not an
+                index.
         """
         if self.role is Role.STAGE or not _NAME.fullmatch(self.name):
             raise UserError(
-                f"{self.name!r} cannot name a process in a certificate; write up to 100 letters, digits, dots, "
-                "underscores and dashes, the first one a letter or a digit"
+                f"{self.name!r} is not a valid name in a certificate; use up to 100 letters, digits, dots, "
+                "underscores and dashes, beginning with a letter or a digit"
             )
         if self.role is Role.REDIS and self.name.lower().rstrip(".").endswith(f".{DOMAIN}"):
             raise UserError(
-                f"no Redis may be named {self.name}: names in .{DOMAIN} are those of hetpipe's own processes"
+                f"{self.name} is not a valid name for Redis: names in .{DOMAIN} are reserved for hetpipe's own "
+                "processes"
             )
 
         if self.role is Role.PARAMETER_SERVER and not _INDEX.fullmatch(self.name):
-            raise UserError(f"a parameter server is named by its index, 0, 1, …, and not {self.name!r}")
+            raise UserError(f"a parameter server is named by its index, 0, 1, …, not {self.name!r}")
 
     @property
     def uri(self) -> str:
-        """The URI of its certificate."""
+        """The URI in its certificate."""
         return f"spiffe://{DOMAIN}/{self.role}/{self.name}"
 
     @property
     def server_name(self) -> str:
-        """The DNS name that it alone proves; coordinators share one, as any of them may come to lead."""
+        """The DNS name that only this process can prove; coordinators share one, as any of them may become leader."""
         match self.role:
             case Role.REDIS:
                 return self.name
@@ -104,7 +107,7 @@ class NamedPeer:
 
     @property
     def server_names(self) -> tuple[str, ...]:
-        """The DNS names of its certificate: its own, and that of its role for who does not know the index."""
+        """The DNS names in its certificate: its own, and that of its role for clients that do not know the index."""
         return tuple(dict.fromkeys((self.server_name, *(() if self.role is Role.REDIS else (server_name(self.role),)))))
 
     @property
@@ -113,42 +116,42 @@ class NamedPeer:
         return f"{_SHARD_PREFIX}{self.name}" if self.role is Role.PARAMETER_SERVER else self.name
 
     def __str__(self) -> str:
-        """As people say it."""
+        """The identity for messages."""
         return f"{self.role} {self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class StagePeer:
-    """One life of one stage of one virtual worker of one job: what one has is worth nothing to another."""
+    """One incarnation of one stage of one virtual worker of one job; its certificate is valid for no other."""
 
     job_id: JobId
     vw: VirtualWorkerIndex
     stage: StageIndex
     incarnation: Incarnation
     term: Term
-    """Of the job: after a rewind lives are counted from 0 again."""
+    """Term of the job: after a rewind incarnations are numbered from 0 again."""
 
     role = Role.STAGE
 
     @property
     def uri(self) -> str:
-        """The URI of its certificate."""
+        """The URI in its certificate."""
         life = f"term/{self.term}/vw/{self.vw}/life/{self.incarnation}/stage/{self.stage}"
         return f"spiffe://{STAGE_DOMAIN}/{self.job_id}/{life}"
 
     @property
     def server_name(self) -> str:
-        """The DNS name of its certificate. The job is a digest, because a label is short and knows no capitals."""
+        """The DNS name in its certificate. The job is a digest, because DNS labels are short and case-insensitive."""
         digest = hashlib.sha256(self.job_id.encode()).hexdigest()[:_JOB_DIGITS]
         return f"s{self.stage}.l{self.incarnation}.v{self.vw}.t{self.term}.{digest}.{STAGE_DOMAIN}"
 
     @property
     def server_names(self) -> tuple[str, ...]:
-        """The DNS names of its certificate: that one."""
+        """The DNS names in its certificate: its server name only."""
         return (self.server_name,)
 
     def __str__(self) -> str:
-        """As people say it."""
+        """The identity for messages."""
         life = f"life {self.incarnation} in term {self.term}"
         return f"stage {self.stage} of virtual worker {self.vw} of job {self.job_id} ({life})"
 
@@ -162,7 +165,7 @@ def server_name(role: Role) -> str:
 
 
 def shard_server_name(member_id: str) -> str:
-    """The DNS name that the parameter server which registered under `member_id` proves, and no other one.
+    """The DNS name that only the parameter server registered as `member_id` can prove.
 
     >>> shard_server_name("parameter-server-1")
     'parameter-server-1.hetpipe'
@@ -171,7 +174,7 @@ def shard_server_name(member_id: str) -> str:
 
 
 def identity_from_uri(uri: str) -> Peer | None:
-    """The identity behind a URI, or None if it is none of ours."""
+    """Parse the URI of an identity; None if it is not one of hetpipe's."""
     stage = _STAGE.fullmatch(uri)
     if stage is not None:
         job_id, term, vw, life, index = stage.groups()

@@ -1,7 +1,4 @@
-"""The names of things. `NewType`s, so that mypy refuses a wave where a clock belongs.
-
-All are 0-based except `Minibatch`, which the papers count from 1.
-"""
+"""Ids and indices, as `NewType`s so that mypy rejects a wave where a clock belongs."""
 
 from __future__ import annotations
 
@@ -13,13 +10,13 @@ StageIndex = NewType("StageIndex", int)
 ShardIndex = NewType("ShardIndex", int)
 LayerIndex = NewType("LayerIndex", int)
 
-#: Which life of a virtual worker; starts at 0 and only grows.
+#: Incarnation of a virtual worker; starts at 0 and only grows.
 Incarnation = NewType("Incarnation", int)
 
 #: Version of plan and membership; starts at 1 and only grows.
 Term = NewType("Term", int)
 
-#: Number of a minibatch within its virtual worker: 1, 2, … (`wsp.md` §1).
+#: Number of a minibatch within its virtual worker: 1, 2, … (docs/semantics/wsp.md, section 1).
 Minibatch = NewType("Minibatch", int)
 
 #: Number of a wave within its virtual worker: wave c holds minibatches cN + 1 … (c + 1)N.
@@ -36,7 +33,7 @@ DeviceId = NewType("DeviceId", str)
 
 
 def virtual_workers_text(indices: Collection[VirtualWorkerIndex]) -> str:
-    """Virtual workers in a sentence.
+    """Format virtual workers for a sentence.
 
     >>> virtual_workers_text([VirtualWorkerIndex(0), VirtualWorkerIndex(2)])
     'virtual workers 0, 2'

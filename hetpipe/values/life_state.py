@@ -1,4 +1,4 @@
-"""Where a virtual worker stands, as the coordinator decides it and people see it."""
+"""State of a virtual worker, as decided by the coordinator and displayed to users."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from enum import StrEnum
 
 
 class LifeState(StrEnum):
-    """Where a virtual worker stands."""
+    """State of a virtual worker."""
 
     STARTING = "starting"
-    """Its stages were told to start."""
+    """Its stages are being started."""
     READY = "ready"
     """All of them are linked: it computes, or joins at the next barrier."""
     LEAVING = "leaving"
-    """It was asked to go: it computes until the next barrier, and what it did until then counts."""
+    """It is being drained: it computes until the next barrier, and its work until then counts."""
     DONE = "done"
-    """All of them came to the end of the run."""
+    """All of them have reached the end of the run."""
     ENDING = "ending"
-    """It is lost, or sent away with nothing done: the clock shard evicts it, and its processes are ended."""
+    """It is lost, or was removed before it did any work: the clock shard evicts it, and its processes are ended."""
     AWAITING = "awaiting"
-    """Between two lives: for a pause, for its agents, for parameter servers."""
+    """Between two incarnations: it waits for a back-off, for its agents, or for parameter servers."""
     ADMITTING = "admitting"
-    """The clock shard is told of its next life."""
+    """The clock shard is being notified of its next incarnation."""
     OUT = "out"
-    """It is not started anew, unless somebody asks for it."""
+    """It is not restarted, unless requested."""
 
 
-#: States in which processes of the newest life count.
+#: States in which processes of the newest incarnation count.
 UP = frozenset({LifeState.STARTING, LifeState.READY, LifeState.LEAVING, LifeState.DONE})
 
 #: States in which all its stages are ready and it commits waves.
 COMPUTING = frozenset({LifeState.READY, LifeState.LEAVING})
 
-#: The same, and that in which it has computed the last one.
+#: Those, and the state after the last wave.
 WORKING = COMPUTING | {LifeState.DONE}

@@ -1,6 +1,6 @@
-"""What was measured of links: between two processes, and between host memory and a device.
+"""Measurements of links: between two processes, and between host memory and a device.
 
-Both follow the same law as a link of a cluster file: b bytes take the latency plus b over the bytes per second.
+Both follow the model of a cluster file's links: b bytes take the latency plus b over the bytes per second.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from hetpipe.values import wire
 from hetpipe.values.bounds import MAX_COUNT, MAX_LISTED, Count, Name, Seconds
 from hetpipe.values.policies import LinkKind
 
-#: Changes when measurements of older versions must not be used any more.
+#: Incremented when measurements of older versions must not be used any more.
 _METHOD = 1
 
-#: How long a measurement is used: networks are rebuilt, and neighbours move in, without telling anybody.
+#: How long a measurement is valid: networks are reconfigured and gain traffic without notice.
 VALID_SECONDS = 7 * 24 * 3600.0
 
-#: How a copy was made: to and from a CUDA device, or, where host memory is the device's memory, from there to there.
+#: How a copy was made: to and from a CUDA device or, where host memory is the device's memory, within it.
 CopyMethod = Literal["cuda", "memcpy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferSpeed:
-    """The law of a transfer, fitted to two sizes. Of two directions the slower one: links are the same both ways."""
+    """Transfer-time model fitted to two sizes. The slower of the two directions counts, as links are symmetric."""
 
     latency_seconds: Seconds
-    """Half the median round trip of `small_bytes` there and back."""
+    """Half the median round-trip time of `small_bytes`."""
     bytes_per_second: Annotated[float, Field(gt=0.0, lt=MAX_COUNT)]
-    """`large_bytes` over the median of what they took beyond a small round trip."""
+    """`large_bytes` over their median time in excess of a small round trip."""
     small_bytes: Count
     large_bytes: Count
     repeats: Count
-    """Samples of each median, at least."""
+    """Minimum number of samples per median."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkMeasurement:
-    """The link between processes of two nodes, or of one node named twice, under the frames that stages exchange."""
+    """The link between processes of two nodes, or within one named twice, measured with frames as stages send them."""
 
     between: tuple[Name, Name]
     transport: LinkKind
@@ -49,12 +49,12 @@ class LinkMeasurement:
     measured_at: Seconds
     """Seconds since 1970-01-01 UTC."""
     versions: tuple[Name, ...]
-    """Of hetpipe and torch."""
+    """Versions of hetpipe and torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyMeasurement:
-    """Copies between host memory and the devices of one type on a node, in memory that is not page-locked."""
+    """Copies between host memory and the devices of one type on a node, in pageable memory."""
 
     node: Name
     device_type: Name
@@ -63,75 +63,75 @@ class CopyMeasurement:
     measured_at: Seconds
     """Seconds since 1970-01-01 UTC."""
     versions: tuple[Name, ...]
-    """Of hetpipe and torch."""
+    """Versions of hetpipe and torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLinks:
-    """Everything that is known of the links of some nodes; what lies in the cache."""
+    """All known measurements of the links of some nodes; the content of the cache."""
 
     links: Annotated[tuple[LinkMeasurement, ...], Field(max_length=MAX_LISTED)] = ()
     copies: Annotated[tuple[CopyMeasurement, ...], Field(max_length=MAX_LISTED)] = ()
 
     def __bool__(self) -> bool:
-        """Whether anything is known."""
+        """Whether there are any measurements."""
         return bool(self.links or self.copies)
 
     def of(self, node: str) -> MeasuredLinks:
-        """The part that is of links that `node` is an end of, and of its own devices."""
+        """The measurements of links that end at `node`, and of its own devices."""
         return MeasuredLinks(
             links=tuple(link for link in self.links if node in link.between),
             copies=tuple(copy for copy in self.copies if copy.node == node),
         )
 
     def is_of(self, node: str) -> bool:
-        """Whether all of it is of links that `node` is an end of, and of its own devices."""
+        """Whether all measurements are of links that end at `node`, or of its own devices."""
         return self.of(node) == self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinksProgress:
-    """How far the measurement of a cluster's links is."""
+    """Progress of measuring a cluster's links."""
 
     done: int
     """Links that were measured or skipped."""
     total: int
-    """Links that nobody knew when it began."""
+    """Links without a measurement at the start."""
     awaited: str = ""
-    """Who is waited for, and for what; empty once it is over."""
+    """The process being waited for, and why; empty at the end."""
     remark: str = ""
-    """Which links were not measured and why; empty if none."""
+    """Links that were not measured, with the reasons; empty if none."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to measure."""
+        """Whether the measurement is complete."""
         return not self.awaited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinksFingerprint:
-    """Measurements with equal fingerprints may stand for each other, as long as they are valid."""
+    """Cache key: measurements with equal fingerprints are interchangeable while they are valid."""
 
     nodes: tuple[Name, ...]
-    """Measured together; the order means nothing."""
+    """Nodes measured together, in any order."""
     transport: LinkKind
     processor: Name
-    """What computes checksums and copies: the model of the CPU."""
+    """The CPU model, which computes checksums and copies."""
     devices: tuple[Name, ...]
-    """What the devices call themselves."""
+    """Names reported by the devices."""
     versions: tuple[Name, ...]
-    """Of hetpipe and torch."""
+    """Versions of hetpipe and torch."""
     method: int = _METHOD
 
     @property
     def key(self) -> str:
-        """A name for a file."""
+        """A file name."""
         ordered = [sorted(self.nodes), self.transport, self.processor, sorted(self.devices), self.versions, self.method]
         return sha256(wire.to_json(list, ordered).encode()).hexdigest()[:32]
 
 
 def is_valid(measured_at: float, *, now: float) -> bool:
-    """Whether a measurement of then may still be used; one of the future may not, for some clock was wrong.
+    """Whether a measurement made at `measured_at` may still be used; one from the future may not, as a clock was wrong.
 
     >>> is_valid(0.0, now=VALID_SECONDS), is_valid(0.0, now=VALID_SECONDS + 1), is_valid(2.0, now=1.0)
     (True, False, False)
@@ -140,7 +140,7 @@ def is_valid(measured_at: float, *, now: float) -> bool:
 
 
 def still_valid(measured: MeasuredLinks, *, now: float) -> MeasuredLinks:
-    """What may be used of it at `now`, in seconds since 1970-01-01 UTC."""
+    """The measurements that are valid at `now`, in seconds since 1970-01-01 UTC."""
     return MeasuredLinks(
         links=tuple(link for link in measured.links if is_valid(link.measured_at, now=now)),
         copies=tuple(copy for copy in measured.copies if is_valid(copy.measured_at, now=now)),
@@ -148,7 +148,7 @@ def still_valid(measured: MeasuredLinks, *, now: float) -> MeasuredLinks:
 
 
 def merged(known: MeasuredLinks, newer: MeasuredLinks) -> MeasuredLinks:
-    """Both; of one link, or of copies to devices of one type, the newer measurement counts."""
+    """Merge two sets; for the same link, or copies to devices of the same type, the newer measurement is kept."""
     pairs = {frozenset(link.between) for link in newer.links}
     devices = {(copy.node, copy.device_type) for copy in newer.copies}
     links = tuple(link for link in known.links if frozenset(link.between) not in pairs)

@@ -1,6 +1,6 @@
-"""What is known while and after measuring a model: what leaves the measuring process, and what lies in the cache.
+"""Measurements of a model: progress and results of the measuring process, and the content of the cache.
 
-Measurements hold more than the public profile: how much work each layer is, from which times on other types are
+Measurements contain more than the public profile: the work of each layer, from which times on other device types are
 estimated.
 """
 
@@ -12,43 +12,57 @@ from typing import Annotated
 from pydantic import Field
 
 from hetpipe.values.bounds import Count, Name, Seconds
-from hetpipe.values.plan import TensorSpec, compute_dtype
+from hetpipe.values.plan import ForbiddenPlaces, TensorSpec, compute_dtype
 
-#: The device type of CPUs, in profiles and of agents' devices.
+#: The device type of CPUs, in profiles and in agents' devices.
 CPU_TYPE = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a computation amounts to, wherever it runs."""
+    """Work of a computation, independent of the device."""
 
     flops: Count
-    """Of matrix products, convolutions and attention; one multiply-add counts as two."""
+    """Operations of matrix products, convolutions and attention; a multiply-add counts as two."""
     operations: Count
-    """Operations that compute or move something (no views): on a GPU about one kernel each."""
+    """Operations that compute or move data (no views): on a GPU about one kernel each."""
     recomputed_flops: Count = 0
-    """Those of `flops` that only repeat what was computed before."""
+    """The part of `flops` that recomputes earlier results."""
 
     @property
     def model_flops(self) -> int:
-        """Those of `flops` that the model needs."""
+        """The part of `flops` that the model itself requires."""
         return self.flops - self.recomputed_flops
 
 
 @dataclass(frozen=True, slots=True)
+class AliveTensor:
+    """A tensor that crosses a cut, in one minibatch."""
+
+    name: Name
+    num_bytes: Count
+    has_gradient: bool
+    """Whether its gradient comes back."""
+
+
+@dataclass(frozen=True, slots=True)
 class LayerMeasurement:
-    """One layer on one device, for one minibatch. On the last layer times and bytes include the loss."""
+    """One layer on one device, for one minibatch. Times and bytes of the last layer include the loss."""
 
     name: Name
     parameters: tuple[TensorSpec, ...]
-    """The trainable ones."""
+    """The trainable parameters."""
     activation_bytes: Count
-    """What it keeps from forward to backward; a tensor that two layers keep counts at the first of them."""
+    """Bytes saved from forward to backward; a tensor saved by two layers counts for the first of them."""
     output_bytes: Count
     forward_ms: Seconds
     backward_ms: Seconds
     forward: Work
     backward: Work
+    alive: tuple[AliveTensor, ...] = ()
+    """What crosses a cut after it; nothing after the last one."""
+    forbidden: tuple[ForbiddenPlaces, ...] = ()
+    """Where it cannot be cut itself."""
 
     @property
     def parameter_bytes(self) -> int:
@@ -63,15 +77,15 @@ class Measurement:
     device_type: Name
     layers: tuple[LayerMeasurement, ...]
     input_bytes: Count
-    """What the first layer gets."""
+    """Input of the first layer."""
     repeats: Count
-    """Times that every layer ran at least."""
+    """Minimum number of runs per layer."""
     measured_at: Seconds
     """Seconds since 1970-01-01 UTC."""
     reserve_bytes: Count = 0
-    """What the framework takes of the device beside the tensors of the model."""
+    """Device memory used by the framework besides the model's tensors."""
     tokens_per_sample: Annotated[int, Field(ge=1)] | None = None
-    """None where the minibatch is no sequences of ids."""
+    """None where the minibatch is not a sequence of ids."""
 
     @property
     def compute_dtype(self) -> str:
@@ -81,11 +95,11 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class ProfileStep:
-    """How far a measuring process is."""
+    """Progress of a measuring process."""
 
     device_type: Name
     layer: Name
-    """The one it measures now."""
+    """The layer being measured."""
     done: Count
     """Layers measured, over all device types."""
     total: Count

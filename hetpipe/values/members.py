@@ -1,7 +1,7 @@
-"""Who is in the cluster: what a process tells the coordinator of itself, and what the coordinator tells of it.
+"""Members of the cluster: what a process registers, and what the coordinator returns.
 
-A membership lives as long as its lease is renewed. Its `registration` is a token: whoever holds an older token for the
-same id is refused, so that a process that was paused beyond its lease cannot act as if nothing had happened.
+A membership lives as long as its lease is renewed. Its `registration` is a token: a process with an older token for the
+same id is rejected, so one that was paused beyond its lease cannot continue as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ Registration = NewType("Registration", str)
 #: The highest term of a process that has seen none.
 NO_TERM = Term(0)
 
-#: The highest number of a lead of a process that has seen none.
+#: The highest fence of a process that has seen none.
 NO_FENCE = 0
 
 
 class MemberRole(StrEnum):
-    """What a member does."""
+    """Role of a member."""
 
     AGENT = "agent"
     PARAMETER_SERVER = "parameter_server"
     WORKER = "worker"
 
 
-#: How each role is called in a sentence.
+#: Name of each role in messages.
 ROLE_NAMES: dict[MemberRole, str] = {
     MemberRole.AGENT: "agent",
     MemberRole.PARAMETER_SERVER: "parameter server",
@@ -45,36 +45,36 @@ ROLE_NAMES: dict[MemberRole, str] = {
 
 @dataclass(frozen=True, slots=True)
 class MemberInfo:
-    """What a process tells of itself when it registers."""
+    """What a process registers."""
 
     role: MemberRole
     id: MemberId
     """Unique among members."""
     host: str
-    """Address under which other nodes reach the machine."""
+    """Address at which other nodes reach the machine."""
     pid: int
     address: str = ""
     """`HOST:PORT` of its own server; empty when it has none."""
     devices: tuple[AgentDevice, ...] = ()
     """Agents only."""
     shard_index: ShardIndex | None = None
-    """Wanted position among the shards, or None for "by order of registration". Shards only."""
+    """Requested index among the shards, or None for the order of registration. Shards only."""
     highest_term: Term = NO_TERM
-    """Highest term it has seen; new terms are above it, even if the store has forgotten them."""
+    """Highest term it has seen; new terms are above it, even if the store has lost its data."""
     highest_fence: int = NO_FENCE
-    """Highest number of a coordinator's lead it has seen: it refuses lower ones, even if the store has forgotten it."""
+    """Highest fence of a coordinator it has seen: it rejects lower ones, even if the store has lost its data."""
     stages: tuple[StageKey, ...] = ()
-    """Stages whose processes it has when it registers: one that registers again keeps them. Agents only."""
+    """Stages whose processes it has when it registers: after a re-registration they keep running. Agents only."""
     links: MeasuredLinks = MeasuredLinks()
-    """What was measured of its node's links, and is valid still when it registers. Agents only."""
+    """Measurements of its node's links that are valid when it registers. Agents only."""
 
     @property
     def agent_info(self) -> AgentInfo:
-        """The same member as the planner sees it."""
+        """The member in the form used by the planner."""
         return AgentInfo(agent=AgentId(self.id), host=self.host, pid=self.pid, devices=self.devices, links=self.links)
 
     def __str__(self) -> str:
-        """Name for a sentence: role, id, and where it runs."""
+        """Name for messages: role, id, and where it runs."""
         return f"{ROLE_NAMES[self.role]} {self.id} (pid {self.pid} on {self.address or self.host})"
 
 
@@ -96,15 +96,15 @@ class Lease:
     lease_seconds: float
     order: int
     fence: int = NO_FENCE
-    """Number of the coordinator's lead; whoever has seen a higher one obeys this coordinator no more."""
+    """Fence of the coordinator's lead; a process that has seen a higher one rejects this coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """The answer to a heartbeat."""
+    """Reply to a heartbeat."""
 
     lease_seconds: float
     ended_jobs: tuple[JobId, ...] = ()
-    """Those of the named jobs that have ended or are unknown: stop what is done for them."""
+    """Those of the named jobs that have ended or are unknown: stop working on them."""
     fence: int = NO_FENCE
-    """As of `Lease`."""
+    """As for `Lease`."""

@@ -1,7 +1,7 @@
-"""Who does what: the frozen values that travel from planner to coordinator, agents, stages and shards.
+"""The plan of a running job: frozen values sent from planner to coordinator, agents, stages and shards.
 
-A `Plan` is complete: with it and the job file, every process knows its part. It is data, written to
-`RUN_DIR/plan.json`, and a new one gets a higher term.
+A `Plan` is complete: together with the job file it defines the part of every process. It is written to
+`RUN_DIR/plan.json`, and each new plan has a higher term.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hetpipe.values.bounds import (
 )
 from hetpipe.values.ids import AgentId, DeviceId, JobId, LayerIndex, ShardIndex, StageIndex, Term, VirtualWorkerIndex
 
-#: Bytes per element of every dtype that may cross a wire. An allow-list: anything else is refused.
+#: Bytes per element of every dtype that may be sent. An allow-list: any other dtype is rejected.
 DTYPE_BYTES: dict[str, int] = {
     "float64": 8,
     "float32": 4,
@@ -42,7 +42,7 @@ DTYPE_BYTES: dict[str, int] = {
 }
 
 
-#: What a model computes in that has no trainable parameter.
+#: Compute dtype of a model without trainable parameters.
 DEFAULT_DTYPE = "float32"
 
 
@@ -50,7 +50,7 @@ def compute_dtype(sizes: Iterable[tuple[str, int]]) -> str:
     """The dtype of most of the parameters, by bytes.
 
     Args:
-        sizes: dtype and number of elements of each parameter; of other dtypes than those known, all are as large.
+        sizes: dtype and number of elements of each parameter; unknown dtypes all count with the same size.
 
     >>> compute_dtype([("float32", 10), ("bfloat16", 30)])
     'bfloat16'
@@ -93,8 +93,22 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ForbiddenPlaces:
+    """Neighbouring places within a layer where the model cannot be cut, all for one reason."""
+
+    before: Name
+    """The call behind the first of them."""
+    upto: Name
+    """The call behind the last of them."""
+    places: Count
+    """How many they are."""
+    reason: Name
+    """The end of the sentence "no cut before …: "."""
+
+
+@dataclass(frozen=True, slots=True)
 class LayerReport:
-    """What the inspection found about one layer of the chain."""
+    """Inspection result for one layer of the chain."""
 
     index: Annotated[LayerIndex, COUNT]
     name: Name
@@ -102,42 +116,44 @@ class LayerReport:
     buffers: tuple[TensorSpec, ...]
     activation_elements: Count
     """Elements of the layer's output for one minibatch."""
+    forbidden: tuple[ForbiddenPlaces, ...] = ()
+    """Where it cannot be cut itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelWork:
-    """What one sample of the training data takes."""
+    """Work of one sample of the training data."""
 
     tokens_per_sample: Annotated[int, Field(ge=1)] | None
-    """None where samples are no sequences of ids, and the job says no number."""
+    """None where samples are not sequences of ids and the job gives no number."""
     flops_per_sample: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
-    """Of the model's forward and backward, without what is computed again; None where torch cannot count them."""
+    """Of the model's forward and backward, without recomputation; None where torch cannot count them."""
     compute_dtype: Name = DEFAULT_DTYPE
-    """Of most of the parameters, by bytes."""
+    """The dtype of most of the parameters, by bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProofReport:
-    """That the cut model computes what the user's model computes, as the inspection found out before training."""
+    """Result of the proof before training that the cut model computes the same as the user's model."""
 
     scope: Name
-    """What was proven: `whole model`."""
+    """Scope of the proof: `whole model`."""
     equality: Name
-    """`bits`, or `rounding` where something differed no more than rounding does."""
+    """`bits`, or `rounding` where differences did not exceed rounding."""
     samples: Count
-    """Of each minibatch that it was proven on."""
+    """Of each minibatch used in the proof."""
     seconds: Seconds
-    """What it took."""
+    """Duration of the proof."""
     checked: Annotated[tuple[Name, ...], Field(max_length=MAX_LISTED)]
     """What was compared, in order."""
     notices: Annotated[tuple[Sentence, ...], Field(max_length=MAX_LISTED)] = ()
-    """What the user should know."""
+    """Remarks for the user."""
     work: ModelWork | None = None
-    """What a sample takes, counted in the same runs of the model; None of an agent of an earlier version."""
+    """Work of a sample, counted in the same runs of the model; None from an agent of an earlier version."""
 
     @property
     def sentence(self) -> str:
-        """All in one line, for people."""
+        """Summary in one line."""
         how = "to the bit" if self.equality == "bits" else "within rounding"
         said = f"the layers compute what the model computes, {how} (proof: {self.scope}, {self.seconds:.1f} s)"
         return "; ".join((said, *self.notices))
@@ -145,18 +161,20 @@ class ProofReport:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """What must be known of the user's code to plan a run; made by the inspection process."""
+    """What the planner needs about the user's code; made by the inspection process."""
 
     layers: tuple[LayerReport, ...]
     train_samples: Annotated[int, Field(ge=0, le=MAX_SAMPLES)]
     eval_samples: Count | None
     proof: ProofReport | None = None
-    """None where nobody has proven it: in tests, and of an agent of an earlier version."""
+    """None without a proof: in tests, and from an agent of an earlier version."""
+    digest: Name = ""
+    """Of the file in the run's folder from which stages build the model (`pipeline/model_file.py`); empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlicePlan:
-    """A piece of one parameter on one shard: the elements [start, stop) of the flattened parameter."""
+    """A slice of one parameter on one shard: the elements [start, stop) of the flattened parameter."""
 
     parameter: TensorSpec
     layer: LayerIndex
@@ -166,7 +184,7 @@ class SlicePlan:
 
     @property
     def name(self) -> str:
-        """What it is called within its shard."""
+        """Its name within its shard."""
         return f"{self.parameter.name}[{self.start}:{self.stop}]"
 
 
@@ -190,13 +208,15 @@ class VirtualWorkerPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A whole assignment: virtual workers in index order, slices in chain order."""
+    """A complete assignment: virtual workers in index order, slices in chain order."""
 
     job_id: JobId
     term: Term
     virtual_workers: tuple[VirtualWorkerPlan, ...]
     slices: tuple[SlicePlan, ...]
     num_shards: int
+    model_digest: str = ""
+    """Of the file in the run's folder from which stages build the model; empty: each finds its layers for itself."""
 
     def stage(self, vw: VirtualWorkerIndex, stage: StageIndex) -> StagePlan:
         """The plan of one stage."""

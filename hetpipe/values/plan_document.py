@@ -1,6 +1,6 @@
-"""What a planner decided and foresees: the plan as a public file (`docs/files.md`).
+"""A planner's decision and forecast: the plan as a public file (`docs/files.md`).
 
-A running job's own `values.plan.Plan` follows from it once agents have offered the devices.
+The plan of a running job, `values.plan.Plan`, is derived from it once agents have offered their devices.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from hetpipe.values.document import Document, Section, entries, mapping
 from hetpipe.values.ids import DeviceId
 from hetpipe.values.policies import PullTiming
 from hetpipe.values.problems import Path, Problem
+from hetpipe.values.profile import AliveValue, ForbiddenCut
 
 Bytes = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Index = Annotated[int, Field(ge=0)]
 
-#: Bytes [start, stop) of a parameter (or of a layer's parameters together) on a shard: shard, start, stop.
+#: Bytes [start, stop) of a parameter (or of all parameters of a layer) on a shard: shard, start, stop.
 SliceRange = tuple[Index, Bytes, Bytes]
 
-#: Where the figures of a link are from.
+#: Source of a link's figures.
 LinkSource = Literal["stated", "measured", "assumed"]
 
 
@@ -31,7 +32,7 @@ def _placement_branch(value: object) -> str:
     return "<slices>" if isinstance(value, tuple | list) else "<shard>"
 
 
-#: One shard, or the pieces on several.
+#: One shard, or slices on several.
 ParameterPlacement = Annotated[
     Annotated[Index, Tag("<shard>")] | Annotated[tuple[SliceRange, ...], Tag("<slices>")],
     Discriminator(_placement_branch),
@@ -48,17 +49,19 @@ class PlannedStage(Section):
     layers: tuple[Index, Positive]
     """First layer, and the one after the last."""
     time_ms: NotNegative
-    """Forward, backward and the transfers that count as this stage's, per minibatch."""
+    """Forward, backward and the transfers attributed to this stage, per minibatch."""
     memory_bytes: Bytes
-    """What the stage keeps on its device."""
+    """Device memory of the stage."""
     receive_ms: NotNegative
-    """The part of `time_ms` that is transfers: activations from the stage before, gradients from the stage behind."""
+    """The part of `time_ms` spent in transfers: activations from the previous stage, gradients from the next one."""
     recompute: bool = False
-    """Whether activations are computed again before the backward instead of kept."""
+    """Whether activations are recomputed in the backward pass instead of stored."""
     in_flight: Positive | None = None
-    """S_i: minibatches between forward and backward at most. It follows from the rest of the plan; for people."""
+    """S_i: maximum number of minibatches between forward and backward. Derived from the rest of the plan;
+    informational.
+    """
     model_flops_utilisation: NotNegative | None = None
-    """MFU of the device, in the steady state; null where operations or the type's peak are not known. For people."""
+    """MFU of the device, in the steady state; null where operations or the type's peak are unknown. Informational."""
 
 
 class PlannedWorker(Section):
@@ -69,45 +72,90 @@ class PlannedWorker(Section):
     bottleneck_ms: NotNegative
     """The largest `time_ms`."""
     samples_per_second: NotNegative
-    """By the closed form, running by itself."""
+    """By the closed form, without other virtual workers."""
+
+
+class BorderAlternative(Section):
+    """Another place for a border of stages, all others kept."""
+
+    cut: Positive
+    """Layers before it."""
+    before: str
+    """The layer behind it."""
+    forward_bytes: Bytes
+    """What would move on, per minibatch."""
+    backward_bytes: Bytes
+    """What would come back."""
+    bottleneck_ms: NotNegative | None = None
+    """The largest stage time of the virtual worker then; null where it cannot be."""
+    reason: str
+    """Why it was not chosen."""
+
+
+class PlannedBorder(Section):
+    """Where one stage ends and the next one begins."""
+
+    virtual_worker: Index
+    """The first of those that are alike."""
+    stage: Index
+    """The stage that ends."""
+    cut: Positive
+    """Layers before it."""
+    before: str
+    """The layer behind it."""
+    forward_bytes: Bytes
+    """What moves on, per minibatch."""
+    backward_bytes: Bytes
+    """What comes back: gradients of what needs one."""
+    tie_bytes: Bytes = 0
+    """The part of both that is tied weights and their gradients."""
+    forward_ms: NotNegative
+    """The transfer forward."""
+    backward_ms: NotNegative
+    """The transfer back."""
+    alive: tuple[AliveValue, ...] = ()
+    """What crosses, tensor by tensor; empty where the profile does not say it."""
+    alternatives: tuple[BorderAlternative, ...] = ()
+    """The neighbouring cuts, and the one that moves least within both stages."""
 
 
 class Predicted(Section):
-    """What the simulator says of the whole job, in its steady state."""
+    """The simulator's prediction for the whole job, in its steady state."""
 
     samples_per_second: NotNegative
     """Over all virtual workers."""
     cross_node_bytes_per_minibatch: NotNegative
-    """Every byte that leaves a node, per minibatch of the job."""
+    """All bytes that leave a node, per minibatch of the job."""
     tokens_per_second: NotNegative | None = None
-    """Over all virtual workers; null where samples are no sequences of tokens."""
+    """Over all virtual workers; null where samples are not token sequences."""
     model_flops_utilisation: NotNegative | None = None
-    """MFU: operations of the model per second, as a share of the peak of all devices in use; null where either is not
-    known."""
+    """MFU: operations of the model per second, as a share of the peak of all devices in use; null where either is
+    unknown.
+    """
     model_flops_utilisation_reason: str | None = None
-    """Why there is no MFU; null where there is one, or nobody has looked."""
+    """Why there is no MFU; null if there is one, or if it was not computed."""
 
 
 class RunForecast(Section):
-    """What the simulator says of one run, of its own length: filling and draining between barriers count."""
+    """The simulator's prediction for one run of its actual length, including filling and draining between barriers."""
 
     samples_per_second: NotNegative
-    """Samples of the run by `seconds`."""
+    """Samples of the run divided by `seconds`."""
     seconds: NotNegative
-    """Simulated, from the first forward of each segment to the publish that ends it, summed over the segments."""
+    """Simulated time, from the first forward of each segment to the publish that ends it, summed over the segments."""
 
 
 class PlannedLink(Section):
-    """A link that the plan was made with, and where its figures are from."""
+    """A link used for the plan, with the source of its figures."""
 
     between: tuple[str, str]
-    """Two nodes; one twice for the link within it."""
+    """Two nodes; the same one twice for the link within it."""
     source: LinkSource
     """`stated` in a cluster file, `measured`, or `assumed`."""
     bytes_per_second: Annotated[float, Field(gt=0)]
-    """With the link's efficiency."""
+    """Including the link's efficiency."""
     latency_seconds: NotNegative
-    """Of one message."""
+    """Latency of one message."""
     measured_at: NotNegative | None = None
     """Seconds since 1970-01-01 UTC; null unless it was measured."""
 
@@ -124,58 +172,68 @@ class Alternative(Section):
 
 
 class PlanDocument(Document):
-    """A whole plan. What a person need not write has a default; what a planner writes is complete."""
+    """A complete plan. Fields that a person may omit have a default; plans written by a planner are complete."""
 
     WRITES_DEFAULTS = True
 
+    version: Literal[1] = 1
+    """Of the format."""
     model: str = ""
-    """The profile's `model`; for people."""
+    """The profile's `model`; informational."""
     batch_size: Positive | None = None
-    """Samples per minibatch; null: as many as the profile's."""
+    """Samples per minibatch; null: that of the profile."""
     allocation: str = "explicit"
     """`NP`, `ED`, `HD`, `auto`, `explicit` or `parallel`."""
     weights: str = "wave"
     """The weight policy."""
     schedule: str = "auto"
-    """In which order a stage computes: `1f1b`, `fifo`, `gpipe`; `auto`: the weight policy's own."""
+    """The schedule of a stage: `1f1b`, `fifo`, `gpipe`; `auto`: the weight policy's default."""
     staleness: Annotated[int, Field(ge=0)] | None = 0
-    """D; null: no bound."""
+    """D; null: unbounded."""
     pull: PullTiming = "every_wave"
-    """Whether weights are fetched for `every_wave`, or only where D has `required` it."""
+    """Whether weights are pulled for `every_wave`, or only where D has `required` it."""
     virtual_workers: tuple[PlannedWorker, ...]
     """All pipelines."""
     minibatches_per_wave: Positive
     """N."""
     max_minibatches_per_wave: tuple[Index, ...]
-    """The largest feasible N of each virtual worker, the paper's Max_m; looked for up to 1024."""
+    """The largest feasible N of each virtual worker, the paper's Max_m; searched up to 1024."""
     searched_minibatches_per_wave: Positive | None = None
-    """The largest N that was tried for these virtual workers: the least of the figures above, or less where a larger N
-    could not gain; null: N was given. For people."""
+    """The largest N tried for these virtual workers: the minimum of the figures above, or less where a larger N could
+    not improve the plan; null: N was given. Informational.
+    """
     has_shards: bool = True
-    """Whether parameter servers hold the weights; if not, there is one virtual worker and nothing is placed."""
+    """Whether parameter servers hold the weights; if not, there is one virtual worker and no placement."""
     shards: tuple[str, ...] = ()
-    """The node of each parameter-server shard; empty: one on each node that computes, in the cluster's order, and in
-    turn as far as `placement` names more."""
+    """The node of each parameter-server shard; empty: one on each computing node, in the cluster's order, repeated if
+    `placement` names more shards.
+    """
     placement: dict[str, ParameterPlacement]
-    """Parameter → shard, or its pieces as (shard, first byte, end byte). Where the profile names no parameters, a
-    layer's name stands for all of its parameters together."""
+    """Parameter → shard, or its slices as (shard, first byte, end byte). Where the profile names no parameters, a
+    layer's name stands for all of its parameters.
+    """
     placement_policy: str = ""
-    """Which placement that is: `round_robin`, `balanced`, `ed_local`; empty: one by hand. For people."""
+    """Name of the placement: `round_robin`, `balanced`, `ed_local`; empty: written by hand. Informational."""
     idle_devices: tuple[DeviceId, ...] = ()
-    """Devices of the cluster without a stage; for people."""
+    """Devices of the cluster without a stage; informational."""
     predicted: Predicted
-    """What to expect of it."""
+    """Prediction for the steady state."""
     run: RunForecast | None = None
-    """What to expect of the run that it was made for; null: it was made for none, or it is not known how long."""
+    """Prediction for the run it was made for; null: no particular run, or one of unknown length."""
     links: tuple[PlannedLink, ...] = ()
-    """The links among the nodes that compute or hold shards, and where their figures are from; for people. Empty: not
-    known."""
+    """The links among nodes that compute or hold shards, with the sources of their figures; informational. Empty:
+    unknown.
+    """
     alternatives: tuple[Alternative, ...] = ()
-    """What else was looked at."""
+    """The alternatives considered."""
+    borders: tuple[PlannedBorder, ...] = ()
+    """Why each stage ends where it does; of virtual workers that are alike, for the first. For people."""
+    forbidden: tuple[ForbiddenCut, ...] = ()
+    """Where the model cannot be cut, and why; for people."""
 
     @classmethod
     def contradictions(cls, value: Mapping[str, Any]) -> Iterator[Problem]:
-        """Pipelines with gaps, devices used twice, shards that are not there."""
+        """Pipelines with gaps, devices used twice, references to missing shards."""
         workers = [mapping(worker) for worker in entries(value.get("virtual_workers"))]
         if value.get("virtual_workers") == ():
             yield Problem(("virtual_workers",), "is an empty list; a plan has at least one virtual worker")
@@ -195,7 +253,7 @@ class PlanDocument(Document):
 
 
 def _gaps(workers: list[Mapping[str, Any]]) -> Iterator[Problem]:
-    """Every pipeline goes through the layers without a gap, from layer 0, and all to the same end."""
+    """Check that every pipeline covers the layers without a gap, from layer 0, and all end at the same layer."""
     ends: set[int] = set()
     for vw, worker in enumerate(workers):
         stages = worker.get("stages")
@@ -209,7 +267,9 @@ def _gaps(workers: list[Mapping[str, Any]]) -> Iterator[Problem]:
                     if expected is not None and first != expected:
                         yield Problem(path, f"begins with layer {first}, but the next one is {expected}")
                     elif last <= first:
-                        yield Problem(path, f"is [{first}, {last}], no layer at all; the end is the one after the last")
+                        yield Problem(
+                            path, f"is [{first}, {last}], which contains no layer; the end is the one after the last"
+                        )
                     expected = last
                 case _:
                     expected = None
@@ -231,7 +291,7 @@ def _devices_used_twice(workers: list[Mapping[str, Any]], plan: Mapping[str, Any
     for device, path in places:
         if isinstance(device, str):
             if device in seen:
-                yield Problem(path, f"is {device}, which stands in the plan before; a device has one stage or none")
+                yield Problem(path, f"is {device}, which is used twice in the plan; a device has at most one stage")
             seen.add(device)
 
 
@@ -243,7 +303,7 @@ def _without_shards(plan: Mapping[str, Any], num_workers: int) -> Iterator[Probl
     if num_workers > 1:
         yield Problem(
             ("virtual_workers",),
-            f"are {num_workers}, {said}, and without shards nothing brings them together; keep one",
+            f"are {num_workers}, {said}, and without shards they cannot be synchronized; keep one",
         )
 
 

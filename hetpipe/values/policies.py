@@ -1,7 +1,8 @@
-"""The weight policies, schedules and placements a job can name; what each weight policy is, a row each (`policies.md`).
+"""The weight policies, schedules and placements of a job; the properties of each weight policy as a table row.
 
-Whoever must know something of a policy asks its row, never for its name: `POLICIES[job.weights].drains`. The history
-checker and the tests' reference executor judge the policies, and have knowledge of their own.
+Code that depends on a property of a policy reads it from the row, and never compares names:
+`POLICIES[job.weights].drains`. The history checker and the tests' reference executor verify the policies and define
+their properties independently. See docs/policies.md.
 """
 
 from __future__ import annotations
@@ -12,35 +13,35 @@ from typing import Literal, get_args
 
 from hetpipe.values.suggest import join_names
 
-#: Which weights a minibatch sees: HetPipe · PipeDream · PipeDream's vertical sync · PipeDream-2BW · PipeDream-Flush and
+#: Which weights a minibatch uses: HetPipe · PipeDream · PipeDream's vertical sync · PipeDream-2BW · PipeDream-Flush and
 #: GPipe · PipeOptim · SpecTrain.
 WeightPolicy = Literal["wave", "stash", "vertical", "double_buffer", "flush", "predict", "spectrain"]
 
-#: In which order a stage computes.
+#: The order in which a stage computes.
 Schedule = Literal["1f1b", "fifo", "gpipe"]
 
 HistoryDetail = Literal["full", "summary", "off"]
-"""How much of what it does a run writes down."""
+"""Level of detail of a run's histories."""
 
-#: When published weights are fetched: for every wave, or where the staleness bound forbids the ones in use.
+#: When published weights are pulled: for every wave, or only where the staleness bound forbids the current ones.
 PullTiming = Literal["every_wave", "required"]
 
-#: What carries frames between two stages.
+#: The transport of frames between two stages.
 LinkKind = Literal["gloo", "grpc"]
 
-#: What a job says of its links.
+#: The link setting of a job.
 AskedLink = Literal["auto", LinkKind]
 
-#: Which parameters lie on which shard; defined in `decide.planner.placement`.
+#: Assignment of parameters to shards; defined in `decide.planner.placement`.
 PlacementName = Literal["balanced", "round_robin", "ed_local"]
 
-#: Of a job file, of `hetpipe plan`, and of a plan without either.
+#: Defaults of a job file, of `hetpipe plan`, and of a plan without either.
 DEFAULT_PLACEMENT: PlacementName = "balanced"
 
 WEIGHT_POLICIES: tuple[WeightPolicy, ...] = get_args(WeightPolicy)
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
-#: A count at stage i of K, where N minibatches make a wave, as a function of (i, K, N).
+#: A count at stage i of K with N minibatches per wave, as a function of (i, K, N).
 PerStage = Callable[[int, int, int], int]
 
 
@@ -74,7 +75,7 @@ def _at_most_a_wave(stage: int, num_stages: int, minibatches_per_wave: int) -> i
 
 
 def _a_wave_spread(stage: int, num_stages: int, minibatches_per_wave: int) -> int:
-    """A whole wave at the first stage, one minibatch at the last, and evenly fewer in between."""
+    """A whole wave at the first stage, one minibatch at the last, linear in between."""
     n, k = minibatches_per_wave, num_stages
     if k == 1:
         return 1
@@ -89,39 +90,48 @@ def _half_of_stage(stage: int, _num_stages: int, _minibatches_per_wave: int) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What a weight policy is, as far as anybody asks: a row of the table in `policies.md`."""
+    """The properties of a weight policy: a row of the table in docs/policies.md."""
 
     name: WeightPolicy
     source: str
-    """Who described it."""
+    """The paper or system it comes from."""
     schedules: tuple[Schedule, ...]
-    """Those that it can use; `auto` means the first."""
+    """The schedules it supports; `auto` means the first."""
     delay: PerStage
     """Minibatches of its own virtual worker before p whose updates the forward of p does not see yet. With
-    `one_update_per_wave` the count begins before the wave of p, and is one of whole waves."""
+    `one_update_per_wave` they are counted from the start of p's wave, in whole waves.
+    """
     in_flight: PerStage
-    """S_i: the most minibatches between forward and backward, unless the schedule has a whole wave there."""
+    """S_i: the maximum number of minibatches between forward and backward, unless the schedule keeps a whole wave
+    there.
+    """
     weight_buffers: PerStage
-    """Tensors of the parameters' size alive at rest; with parameter servers two more are."""
+    """Tensors of the parameters' size allocated at rest; parameter servers add two."""
     one_update_per_wave: bool = False
-    """From the average of its gradients; else there is an update per `gradients.accumulate` minibatches."""
+    """Whether one update is made per wave, from the average of its gradients; else per `gradients.accumulate`
+    minibatches.
+    """
     drains: bool = False
-    """Whether the pipeline is empty where a wave starts."""
+    """Whether the pipeline is empty when a wave starts."""
     strict_order: bool = False
-    """Whether its versions are defined by the strict 1F1B order of a pipeline that never drains, which needs N ≥ K."""
+    """Whether its versions are defined by the strict 1F1B order of a pipeline that never drains, which requires N ≥ K.
+    """
     decay: Literal["used", "newest"] = "newest"
-    """The weights that decay in an update: those that its last minibatch used, or those that it is made on."""
+    """The weights that decay applies to: those used by the update's last minibatch, or those the update is made on."""
     clips_globally: bool = False
-    """Whether a step may wait for the norm of a gradient over all stages; others' pipeline would stand still."""
+    """Whether a step may wait for the norm of a gradient over all stages; under the other policies that would stall the
+    pipeline.
+    """
     predicts: Literal["update", "momentum"] | None = None
-    """What it expects its weights from where it computes with weights that it does not have: the optimizer's last
-    update, or the momentum of SGD. Then the backward sees all updates before p."""
+    """What future weights are predicted from: the optimizer's last update, or the momentum of SGD. The backward then
+    sees all updates before p.
+    """
     steps_ahead: PerStage = _none
-    """Updates by which its predictions, of the backward, too, go beyond all updates before p."""
+    """Number of updates by which its predictions, also those for the backward, go beyond all updates before p."""
 
     @property
     def waves_behind(self) -> int:
-        """Own waves before its own of which the first minibatch of a wave may see nothing.
+        """Number of preceding waves of the same virtual worker that the first minibatch of a wave may not see.
 
         >>> [POLICIES[name].waves_behind for name in ("wave", "flush", "double_buffer")]
         [1, 0, 1]
@@ -129,7 +139,7 @@ class Policy:
         return self.delay(0, 1, 1) if self.one_update_per_wave else 1
 
     def minibatches_per_update(self, minibatches_per_wave: int, accumulate: int) -> int:
-        """Minibatches whose gradients make one update together.
+        """Number of minibatches whose gradients form one update.
 
         >>> POLICIES["flush"].minibatches_per_update(8, 1), POLICIES["wave"].minibatches_per_update(8, 2)
         (8, 2)
@@ -137,7 +147,7 @@ class Policy:
         return minibatches_per_wave if self.one_update_per_wave else accumulate
 
     def least_minibatches_per_wave(self, num_stages: int) -> int:
-        """The smallest N under which it is defined.
+        """The smallest N for which the policy is defined.
 
         >>> [POLICIES[name].least_minibatches_per_wave(4) for name in ("stash", "wave")]
         [4, 1]
@@ -145,10 +155,10 @@ class Policy:
         return num_stages if self.strict_order else 1
 
     def schedule_of(self, schedule: str = "auto") -> Schedule:
-        """The schedule that `schedule` means under this policy.
+        """Resolve `schedule` under this policy.
 
         Raises:
-            ValueError: the policy cannot use it; the message says why, and which it can.
+            ValueError: the policy does not support it; the message gives the reason and the supported ones.
 
         >>> POLICIES["flush"].schedule_of(), POLICIES["flush"].schedule_of("gpipe")
         ('1f1b', 'gpipe')
@@ -242,15 +252,15 @@ _ROWS = (
     ),
 )
 
-#: Policies by name; a row's name is the same text as a `WeightPolicy`.
+#: Policies by name; a row's name equals its `WeightPolicy`.
 POLICIES: Mapping[str, Policy] = {row.name: row for row in _ROWS}
 
-#: The policy that keeps least, proposed where memory is short.
+#: The policy with the least memory, suggested where memory is short.
 LEAST_MEMORY: WeightPolicy = "flush"
 
 
 def policies_where(holds: Callable[[Policy], bool]) -> tuple[WeightPolicy, ...]:
-    """The names of the policies of which something is true, in the order of the table.
+    """The names of the policies that satisfy a predicate, in table order.
 
     >>> policies_where(lambda policy: policy.one_update_per_wave)
     ('double_buffer', 'flush')

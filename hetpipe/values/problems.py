@@ -1,7 +1,7 @@
-"""From pydantic's errors to sentences a user can act on.
+"""Conversion of pydantic's errors to messages that name the fix.
 
-A `Problem` is one mistake: where it is (`workers.stages[1][0]`, as the user would write it) and what to do about it.
-The wording lives here; which values are legal is said by the models alone.
+A `Problem` is one mistake: its location (`workers.stages[1][0]`, as the user would write it) and the fix. This module
+only words the messages; validity is defined by the models.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from hetpipe.values.suggest import closest, did_you_mean, join_names
 
-#: Keys and list positions from the top of the job down.
+#: Keys and list positions from the root of the job.
 Path = tuple[str | int, ...]
 
 _NOUNS: Mapping[str, str] = {
@@ -39,7 +39,7 @@ _PHRASES: Mapping[str, str] = {
 }
 _MAX_SHOWN_CHARACTERS = 60
 _ELSEWHERE = "elsewhere"
-"""Type of an error that brings problems with paths of their own."""
+"""Type of an error that carries problems with paths of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Problem:
 
 
 def format_path(path: Path) -> str:
-    """A path as the user would write it.
+    """Format a path as the user would write it.
 
     >>> format_path(("workers", "stages", 1, 0))
     'workers.stages[1][0]'
@@ -66,17 +66,17 @@ def format_path(path: Path) -> str:
 
 
 def refusal(problems: Iterable[Problem]) -> PydanticCustomError:
-    """What a validator of any key raises to report `problems`, whose paths begin at the root (`problems_of`)."""
+    """The error with which a validator of any key reports `problems`, whose paths start at the root (`problems_of`)."""
     return PydanticCustomError(_ELSEWHERE, "several keys contradict each other", {"problems": tuple(problems)})
 
 
 def is_tag(part: str | int) -> bool:
-    """Whether `part` of a pydantic location names a branch of a union (`<…>` by our convention) and not a key."""
+    """Whether `part` of a pydantic location names a branch of a union (`<…>` by convention) and not a key."""
     return isinstance(part, str) and part.startswith("<")
 
 
 def shown(value: object) -> str:
-    """A value as it stands in a message: short, and telling text from numbers."""
+    """Format a value for a message: short, and distinguishing text from numbers."""
     if isinstance(value, Mapping):
         return "a mapping"
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -95,7 +95,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def model_at(root: type[BaseModel], path: Path) -> type[BaseModel] | None:
-    """The model that describes the mapping at `path`, or None where the keys are free (`metrics`) or no mapping is."""
+    """The model of the mapping at `path`, or None for free keys (`metrics`) and values that are not mappings."""
     current: type[BaseModel] | None = root
     for part in path:
         if isinstance(part, int) or is_tag(part):
@@ -106,13 +106,13 @@ def model_at(root: type[BaseModel], path: Path) -> type[BaseModel] | None:
 
 
 def field_at(root: type[BaseModel], path: Path) -> FieldInfo | None:
-    """The field that `path` names, or None for a list entry, a free key or an unknown one."""
+    """The field at `path`, or None for a list entry, a free key or an unknown one."""
     owner = model_at(root, path[:-1]) if path and isinstance(path[-1], str) else None
     return owner.model_fields.get(str(path[-1])) if owner is not None else None
 
 
 def unknown_key(root: type[BaseModel], path: Path) -> Problem:
-    """The problem of a key that the mapping around it does not have."""
+    """The problem of a key that the enclosing mapping does not have."""
     owner = model_at(root, path[:-1])
     allowed = list(owner.model_fields) if owner is not None else []
     return Problem(path, f"unknown key; {did_you_mean(str(path[-1]), allowed)}")
@@ -160,20 +160,20 @@ def _message(root: type[BaseModel], path: Path, error: Mapping[str, Any]) -> str
 
 
 def _keys(location: Sequence[str | int]) -> Path:
-    """Of a pydantic location what the user wrote."""
+    """The user's keys within a pydantic location."""
     return tuple(part for part in location if not is_tag(part) and part != "[key]")
 
 
 def problems_of(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
     """Every mistake that pydantic found in a `root`, in its order, one problem per mistake.
 
-    A misspelt key would count twice, as an unknown key and as a missing one; the second is left out.
+    A misspelt key is reported only as unknown, and not also as missing.
     """
     unknown: list[Problem] = []
     others: list[tuple[str, Problem]] = []
     for item in error.errors(include_url=False):
         if item["type"] == "extra_forbidden":
-            # The last part is what the user wrote, even if it looks like a tag.
+            # The last part is a user's key, even if it looks like a tag.
             *above, key = item["loc"]
             unknown.append(unknown_key(root, (*_keys(above), key)))
         elif item["type"] == _ELSEWHERE:

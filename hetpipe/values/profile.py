@@ -1,4 +1,4 @@
-"""What each layer costs on each type of device: the profile, a public file format (`docs/files.md`)."""
+"""The profile: what each layer costs on each device type; a public file format (`docs/files.md`)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,23 @@ from hetpipe.values.plan import compute_dtype
 from hetpipe.values.problems import Path, Problem, format_path, shown
 from hetpipe.values.suggest import closest, did_you_mean, join_names
 
-#: No layer takes an hour for a minibatch; such a number is in another unit.
+#: Plausibility bound: no layer takes an hour for a minibatch, so a larger figure is in another unit.
 _LONGEST_MS = 3_600_000.0
 
 _TIMES = ("forward_ms", "backward_ms")
+
+#: Keys of layers that version 1 lacks.
+_SINCE_2 = ("gradient_bytes", "alive", "no_cut", "forbidden")
+
+#: What the names of tied weights begin with among the values of a cut.
+TIE = "parameter:"
 
 
 def _in_milliseconds(time_ms: float) -> float:
     if time_ms > _LONGEST_MS:
         raise ValueError(
-            f"is {time_ms:g} ms, more than an hour; if microseconds are meant, write {time_ms / 1e3:g}, "
-            f"if nanoseconds, {time_ms / 1e6:g}"
+            f"is {time_ms:g} ms, more than an hour; for microseconds write {time_ms / 1e3:g}, for nanoseconds "
+            f"{time_ms / 1e6:g}"
         )
     return time_ms
 
@@ -40,66 +46,117 @@ class ParameterProfile(Section):
     name: str
     """The model's own (`state_dict`) name."""
     shape: tuple[Annotated[int, Field(ge=0)], ...]
-    """Elements in each dimension."""
+    """The shape."""
     dtype: str
-    """As torch calls it, for example `float32`."""
+    """Name of the torch dtype, for example `float32`."""
+
+
+class AliveValue(Section):
+    """A tensor that crosses a cut, for one minibatch."""
+
+    name: str
+    """`MODULE:OUTPUT`, `input:NAME`, `parameter:NAME` of a tied weight, or `log`: what earlier stages have called."""
+    num_bytes: Bytes
+    """Of the tensor; its gradient has the same size."""
+    has_gradient: bool = False
+    """Whether its gradient comes back."""
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether it is a weight that both sides of the cut use."""
+        return self.name.startswith(TIE)
+
+
+class ForbiddenCut(Section):
+    """Neighbouring places within a layer where the model cannot be cut, all for one reason."""
+
+    before: str
+    """The call behind the first of them."""
+    upto: str
+    """The call behind the last of them."""
+    places: Annotated[int, Field(ge=1)] = 1
+    """How many they are."""
+    reason: str
+    """Why."""
 
 
 class LayerProfile(Section):
     """One layer of the chain, for one minibatch."""
 
     name: str
-    """As the model calls it; of layers with parameters, one of a kind."""
+    """Name in the model; unique among layers with parameters."""
     parameter_bytes: Bytes
-    """Of its trainable parameters together."""
+    """Of all its trainable parameters."""
     activation_bytes: Bytes
-    """What the layer keeps on the device from its forward to its backward, for one minibatch."""
+    """Bytes saved on the device from forward to backward, for one minibatch."""
     output_bytes: Bytes
-    """What crosses a cut after this layer; its gradient has the same size."""
+    """What goes forward over a cut after this layer: values that are alive there, and tied weights."""
+    gradient_bytes: Bytes | None = None
+    """What comes back: gradients of values and of tied weights. Null: as much as goes forward."""
+    alive: tuple[AliveValue, ...] = ()
+    """What crosses, tensor by tensor, where the profile was measured; the sums are the two figures before."""
+    no_cut: str = ""
+    """Why no stage may end after this layer; empty: one may."""
+    forbidden: tuple[ForbiddenCut, ...] = ()
+    """Places within this layer where the model cannot be cut; for people, as no stage ends within a layer."""
     forward_ms: dict[str, Milliseconds]
     """Device type → milliseconds."""
     backward_ms: dict[str, Milliseconds]
     """Device type → milliseconds."""
     forward_flops: Count | None = None
-    """Floating-point operations of the model in the forward, for one minibatch: a multiplication and an addition are
-    two; only matrix products, convolutions and attention count. Null: nobody has counted."""
+    """Floating-point operations of the model in the forward, for one minibatch: a multiply-add counts as two; only
+    matrix products, convolutions and attention are counted. Null: not counted.
+    """
     backward_flops: Count | None = None
-    """The same of the backward, without what it computes again."""
+    """Likewise for the backward, without recomputation."""
     parameters: tuple[ParameterProfile, ...] = ()
-    """The layer's trainable parameters, where the profile was measured; placement deals with them one by one."""
+    """The layer's trainable parameters, if measured; placement assigns them individually."""
+
+    @property
+    def backward_bytes(self) -> int:
+        """What comes back over a cut after this layer."""
+        return self.output_bytes if self.gradient_bytes is None else self.gradient_bytes
+
+    @property
+    def tie_bytes(self) -> int:
+        """The part of both directions that is tied weights and their gradients."""
+        return sum(value.num_bytes for value in self.alive if value.is_tie)
 
 
 class Profile(Document):
-    """A whole model, layer by layer, on every device type that was measured or estimated."""
+    """A whole model, layer by layer, on every measured or estimated device type."""
 
-    version: Literal[1]
-    """Of the format."""
+    version: Literal[1, 2]
+    """Of the format. In 1 there is one figure per cut, `output_bytes`, for both directions; 2 adds what is alive at
+    each cut and which cuts are forbidden."""
     model: str
-    """What the profile is of; for people."""
+    """Name of the model; informational."""
     batch_size: Annotated[int, Field(ge=1)]
-    """Samples per minibatch; every other figure is for a minibatch of this size."""
+    """Samples per minibatch; all other figures are for a minibatch of this size."""
     input_bytes: Bytes
-    """What the first stage reads per minibatch."""
+    """Input bytes of the first stage per minibatch."""
     layers: tuple[LayerProfile, ...]
-    """In the order of the chain."""
+    """Layers in the order of the chain."""
     tokens_per_sample: Annotated[int, Field(ge=1)] | None = None
-    """Tokens of one sample, for tokens/s beside samples/s; null: samples are no sequences of tokens."""
+    """Tokens of one sample, for tokens/s beside samples/s; null: samples are not token sequences."""
     estimated: tuple[str, ...] = ()
-    """The device types whose times were not measured but estimated from the catalogue."""
+    """Device types whose times were estimated from the catalogue instead of measured."""
 
     @classmethod
     def contradictions(cls, value: Mapping[str, Any]) -> Iterator[Problem]:
-        """Names given twice, layers without a time that others have, types with times that hardly any layer has."""
+        """Duplicate names, layers without a time that others have, types for which hardly any layer has a time."""
         layers = entries(value.get("layers"))
         if value.get("layers") == ():
             yield Problem(("layers",), "is an empty list; a model has at least one layer")
             return
         yield from _names_given_twice(layers)
+        for index, layer in enumerate(map(mapping, layers)):
+            yield from _wrong_cuts(layer, index, is_last=index == len(layers) - 1, version=value.get("version"))
         tables = [(index, key, layer[key]) for index, layer in enumerate(layers) for key in _TIMES if _has(layer, key)]
         counts = Counter(kind for _, _, times in tables for kind in times)
         if tables and not counts:
             yield Problem(("layers", 0, "forward_ms"), "names no device type; give the times of at least one")
-        # A type that most tables lack is a slip where it stands, not a gap everywhere else.
+        # A type missing from most tables is a mistake in the tables that have it, not in all others.
         expected = {kind for kind, count in counts.items() if 2 * count > len(tables) or len(layers) == 1}
         for index, key, times in tables:
             yield from _slips(index, key, times, expected)
@@ -107,7 +164,7 @@ class Profile(Document):
             if isinstance(kind, str) and counts and kind not in expected:
                 yield Problem(
                     ("estimated", position),
-                    f"is {shown(kind)}, for which the layers have no times; {did_you_mean(kind, expected)}",
+                    f"is {shown(kind)}, which no layer has times for; {did_you_mean(kind, expected)}",
                 )
 
     @property
@@ -121,7 +178,7 @@ class Profile(Document):
         return compute_dtype((p.dtype, prod(p.shape)) for layer in self.layers for p in layer.parameters)
 
     def model_flops(self, first: int, last: int) -> int | None:
-        """Operations of layers [first, last), forward and backward, for one minibatch; None where nobody counted."""
+        """Operations of layers [first, last), forward and backward, for one minibatch; None if not counted."""
         total = 0
         for layer in self.layers[first:last]:
             if layer.forward_flops is None or layer.backward_flops is None:
@@ -130,8 +187,28 @@ class Profile(Document):
         return total
 
 
+def _wrong_cuts(layer: Mapping[str, Any], index: int, *, is_last: bool, version: object) -> Iterator[Problem]:
+    """Keys that the version lacks, sums that are none, and a reason where there is no cut."""
+    path: Path = ("layers", index)
+    if version == 1:
+        strange = [key for key in _SINCE_2 if layer.get(key) not in (None, (), "")]
+        for key in strange:
+            yield Problem((*path, key), "is unknown to version 1 of the format; write version: 2")
+    if is_last and layer.get("no_cut"):
+        yield Problem((*path, "no_cut"), "is about the last layer, after which there is no cut; leave it out")
+    alive = [mapping(value) for value in entries(layer.get("alive"))]
+    sizes: list[int] = [size for value in alive if isinstance(size := value.get("num_bytes"), int)]
+    if not alive or len(sizes) < len(alive):
+        return
+    forward = sum(sizes)
+    backward = sum(size for value, size in zip(alive, sizes, strict=True) if value.get("has_gradient"))
+    for key, total in (("output_bytes", forward), ("gradient_bytes", backward)):
+        if layer.get(key) != total:
+            yield Problem((*path, key), f"is {shown(layer.get(key))}, but what is `alive` sums to {total}")
+
+
 def _names_given_twice(layers: Sequence[Any]) -> Iterator[Problem]:
-    """A placement knows parameters by their own names or their layers'; only layers without parameters share one."""
+    """Duplicate names: a placement refers to parameters or layers by name. Layers without parameters may share one."""
     owners: dict[str, Path] = {}
     for index, layer in enumerate(map(mapping, layers)):
         parameters = entries(layer.get("parameters"))
@@ -151,7 +228,7 @@ def _has(layer: object, key: str) -> bool:
 
 
 def _slips(index: int, key: str, times: Mapping[str, Any], expected: set[str]) -> Iterator[Problem]:
-    """What is wrong with the types of one table of times, if all tables are to name the `expected` ones."""
+    """Mistakes in the types of one table of times, if all tables are to contain the `expected` ones."""
     missing, strange = sorted(expected - times.keys()), sorted(times.keys() - expected)
     for kind in strange:
         likely = closest(kind, missing)

@@ -1,4 +1,4 @@
-"""What a stage says to a shard before any bytes flow: who it is, and which tensors it means."""
+"""Requests of a stage to a shard: the sender's identity and the tensors concerned."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Blocks = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """Who asks, and in which life of the run."""
+    """The stage that makes a request, and its incarnation."""
 
     job_id: JobId
     term: Term
@@ -23,62 +23,63 @@ class Requester:
 
     @property
     def peer(self) -> StagePeer:
-        """Whom its certificate must name."""
+        """The identity that its certificate must have."""
         return StagePeer(self.job_id, self.vw, self.stage, self.incarnation, self.term)
 
     def __str__(self) -> str:
-        """As people say it."""
+        """The requester for messages."""
         return f"stage {self.stage} of virtual worker {self.vw} (incarnation {self.incarnation})"
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where others await a stage: what it hears when it joins. Empty: nobody has said so yet."""
+    """Reply to a join: the addresses at which other stages accept this one. Empty: not reported yet."""
 
     link: str
     """`HOST:PORT` of the previous stage of its virtual worker."""
     replicas: str
     """`HOST:PORT` of the same stage of virtual worker 0."""
     joined: tuple[StageIndex, ...]
-    """Stages of its virtual worker that are there."""
+    """Stages of its virtual worker that have joined."""
     makes_weights: bool = False
-    """Its virtual worker shall make the first weights: there are none, and none with a lower index is to come."""
+    """Its virtual worker must create the initial weights: there are none, and no member with a lower index is expected.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """How far a shard is with one virtual worker's waves. What is said of each clock is said of the waves below it."""
+    """Progress of a shard with one virtual worker's waves. Each clock covers all waves below it."""
 
     staged: Clock
-    """They are on the shard whole, or count."""
+    """Waves completely staged on the shard, or committed."""
     committed: Clock
-    """They count."""
+    """Waves that are committed."""
     durable: Clock
-    """They would be on the shard after a restart, too; with a disk that fails, none of the run is."""
+    """Waves that would survive a restart of the shard; with a failed disk, none of the run would."""
 
 
 @dataclass(frozen=True, slots=True)
 class PushReply:
-    """What a shard says to a push: it is staged."""
+    """Reply to a push: the wave is staged."""
 
     duplicate: bool
-    """It had been staged before."""
+    """Whether it had been staged before."""
     marks: Watermarks
-    """Of the virtual worker that pushed."""
+    """Watermarks of the virtual worker that pushed."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkHello:
-    """How a stage introduces itself to a neighbour."""
+    """Introduction of a stage to its neighbour."""
 
     requester: Requester
     room: int
-    """Frames it can hold: so many may be sent to it before it grants more. At least 1."""
+    """Frames it can buffer: the number that may be sent before it grants more credit. At least 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class SliceHeader:
-    """A piece of one tensor: the elements [start, stop) of it, flattened."""
+    """A slice of one tensor: its elements [start, stop), flattened."""
 
     parameter: str
     start: int
@@ -88,7 +89,7 @@ class SliceHeader:
 
 @dataclass(frozen=True, slots=True)
 class PushHeader:
-    """What a push announces before its bytes. `wave` is None for the first weights of a run."""
+    """Header of a push, before its bytes. `wave` is None for the initial weights of a run."""
 
     requester: Requester
     wave: Wave | None
@@ -97,7 +98,7 @@ class PushHeader:
 
 @dataclass(frozen=True, slots=True)
 class PullHeader:
-    """Asks for slices of w^(clock); the answer holds them in this order."""
+    """Requests slices of w^(clock); the reply contains them in this order."""
 
     requester: Requester
     clock: Clock
@@ -106,7 +107,7 @@ class PullHeader:
 
 @dataclass(frozen=True, slots=True)
 class BuffersHeader:
-    """A stage's model buffers at the barrier at `clock`: announces them, or asks for what they became."""
+    """A stage's model buffers at the barrier at `clock`: announces them, or requests their averages."""
 
     requester: Requester
     clock: Clock

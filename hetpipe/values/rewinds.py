@@ -1,6 +1,6 @@
-"""Where a job goes on that was rewound to a checkpoint: in the folder `rewind-N` of its run, N = 1, 2, ….
+"""Run folders of a job that was rewound to a checkpoint: `rewind-N` in the folder of its run, N = 1, 2, ….
 
-Each of these folders is laid out like that of a run that was resumed: a plan, facts, histories, checkpoints of its own.
+Each has the layout of a resumed run: a plan, facts, histories, checkpoints of its own.
 """
 
 from __future__ import annotations
@@ -11,18 +11,28 @@ from pathlib import Path
 _REWIND = re.compile(r"rewind-([1-9][0-9]{0,8})")
 
 
+def first_folder(run_dir: str) -> str:
+    """The folder of the run, of its own or of one of its rewinds.
+
+    >>> first_folder("/runs/digits/rewind-2"), first_folder("/runs/digits")
+    ('/runs/digits', '/runs/digits')
+    """
+    path = Path(run_dir)
+    return str(path.parent) if _REWIND.fullmatch(path.name) else run_dir
+
+
 def rewind_folder(run_dir: str, number: int) -> str:
-    """The folder in which the run in `run_dir` goes on after rewind `number`, which counts from 1."""
+    """The folder in which the run in `run_dir` continues after rewind `number`, which counts from 1."""
     return str(Path(run_dir) / f"rewind-{number}")
 
 
 def next_rewind(run_dir: Path) -> int:
-    """The number of the next rewind of the run in `run_dir`: no folder of that or a higher number is there."""
+    """The number of the next rewind of the run in `run_dir`: there is no folder with that or a higher number."""
     newest = _REWIND.fullmatch(run_folders(run_dir)[-1].name)
     return 1 if newest is None else int(newest[1]) + 1
 
 
 def run_folders(run_dir: Path) -> list[Path]:
-    """Where a run has been: its own folder, then those of its rewinds, oldest first."""
+    """All folders of a run: its own, then those of its rewinds, oldest first."""
     found = ((_REWIND.fullmatch(path.name), path) for path in run_dir.glob("rewind-*") if path.is_dir())
     return [run_dir, *(path for _, path in sorted((int(match[1]), path) for match, path in found if match))]

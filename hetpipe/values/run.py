@@ -1,7 +1,7 @@
-"""What a stage process is told and what it tells: the values on the pipe between an agent and its children.
+"""Configuration and reports of a stage process: the values on the pipe between an agent and its children.
 
 The agent writes one `StageConfig` as a JSON line to the child's standard input and keeps that pipe open; its end means
-"your agent is gone, exit". The child writes one report per line to the descriptor it was given.
+that the agent is gone, and the child exits. The child writes one report per line to the descriptor it was given.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ class DeviceConfig:
 
 @dataclass(frozen=True, slots=True)
 class LinkTime:
-    """How long transfers over an emulated link take."""
+    """Transfer times of an emulated link."""
 
     latency_seconds: float
     bytes_per_second: float
 
     def seconds(self, num_bytes: int) -> float:
-        """The time of one transfer."""
+        """Duration of one transfer."""
         return self.latency_seconds + num_bytes / self.bytes_per_second
 
 
 @dataclass(frozen=True, slots=True)
 class StageEmulation:
-    """A stage plays another device: its profiled times, and its links."""
+    """Emulation of another device by a stage: profiled times and links."""
 
     forward_seconds: float
-    """What a minibatch's forward takes on that device; the real computation must be faster."""
+    """Duration of a minibatch's forward on that device; the real computation must be faster."""
     backward_seconds: float
-    """Its backward, with the forward again where the plan recomputes."""
+    """Duration of its backward, including the forward again where the plan recomputes."""
     upstream: LinkTime | None = None
-    """The link to the previous stage; None: as it is."""
+    """The link to the previous stage; None: not emulated."""
     downstream: LinkTime | None = None
     shards: tuple[LinkTime | None, ...] = ()
-    """The link to each shard; empty: as they are."""
+    """The link to each shard; empty: not emulated."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageConfig:
-    """Everything one stage process needs."""
+    """Complete configuration of one stage process."""
 
     job: dict[str, Any]
     """The validated job, as `Job.model_dump(mode="json")`."""
@@ -73,19 +73,19 @@ class StageConfig:
     """`HOST:PORT` per shard, index = shard; shard 0 is the clock shard."""
     run_dir: str
     import_path: str
-    """Folder that goes first on `sys.path` before user code is imported."""
+    """Folder that is put first on `sys.path` before user code is imported."""
     host: str
-    """Address under which the neighbouring stages reach this process."""
+    """Address at which the neighbouring stages reach this process."""
     restore: str | None = None
     """A checkpoint folder to start from, or None for fresh weights."""
     shard_ids: tuple[str, ...] = ()
-    """Member id per shard, which with TLS each must prove; empty where nobody needs to know."""
+    """Member id per shard, which with TLS each must prove; empty where it is not needed."""
     emulation: StageEmulation | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ClockSnapshot:
-    """The clocks of one job, as the clock shard sees them."""
+    """The clocks of one job at its clock shard."""
 
     term: Term
     published: Clock
@@ -93,32 +93,32 @@ class ClockSnapshot:
     local: dict[VirtualWorkerIndex, Clock]
     """Waves committed per member."""
     max_distance: int
-    """Largest difference between the fastest and the slowest local clock seen so far."""
+    """Largest difference between the fastest and the slowest local clock so far."""
     epoch: int
-    """Pass over the training data that is under way, from 1."""
+    """Current pass over the training data, from 1."""
     minibatches: int
     samples: int
     barrier: Clock
     """The next barrier."""
     barrier_reason: str
     waves: int
-    """Waves committed since this run began, over all virtual workers and all their lives."""
+    """Waves committed since this run began, over all virtual workers and incarnations."""
     staged: dict[VirtualWorkerIndex, Clock] = field(default_factory=dict)
-    """Waves that all stages of a member have staged on every shard, those that are committed among them."""
+    """Waves that all stages of a member have staged on every shard, including committed ones."""
     durable: dict[VirtualWorkerIndex, Clock] = field(default_factory=dict)
-    """Those of them that would be there after a restart of every shard, too; empty where nobody knows."""
+    """Those of them that would survive a restart of every shard; empty if unknown."""
     applied: tuple[ShardIndex, ...] = ()
-    """Shards whose disk fails: what is staged there now would be lost with their process, and the job go back."""
+    """Shards with a failed disk: what is staged there would be lost with their process, and the job rewound."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagePhase:
-    """What a stage that is not ready yet is doing (`hetpipe.phases`): it lives."""
+    """Current phase of a stage that is starting up (`hetpipe.phases`); serves as a sign of life."""
 
     phase: Sentence
-    """The end of "it is ..."."""
+    """Completes the phrase "it is ..."."""
     seconds: Seconds
-    """For how long."""
+    """Duration of the phase so far."""
     kind: Literal["phase"] = "phase"
 
 
@@ -128,7 +128,7 @@ class StageReady:
 
     pid: Count
     link: Sentence = ""
-    """What the link to the next stage is, and why; empty on the last stage."""
+    """Kind of the link to the next stage, and why it was chosen; empty on the last stage."""
     kind: Literal["ready"] = "ready"
 
 
@@ -146,19 +146,19 @@ class StageProgress:
     first_loss: float | None
     """Mean loss of the first finished wave; last stage only."""
     waiting_seconds: Seconds
-    """Time without anything to compute because a wanted clock is not published yet."""
+    """Time without work because a required clock is not published yet."""
     idle_seconds: Seconds
-    """Time with nothing at all to compute."""
+    """Time without work for other reasons."""
     compute_seconds: Seconds
-    """Of the minibatches that are done, and of updates."""
+    """Of completed minibatches, and of updates."""
     pushed_bytes: Count
     pulled_bytes: Count
     weight_bytes: Count = 0
-    """Weight buffers on the stage's device, at most at once."""
+    """Peak of weight buffers on the stage's device."""
     activation_bytes: Count = 0
-    """What forwards keep for their backwards, at most at once (`pipeline/activation_bytes.py` says how it is known)."""
+    """Peak of activations saved for the backward (determined as described in `pipeline/activation_bytes.py`)."""
     gradient_norm: float | None = None
-    """Norm of the latest gradient that was stepped, before it was clipped; None without clipping."""
+    """Norm of the latest gradient stepped, before clipping; None without clipping."""
     learning_rate: float | None = None
     """Of the next update; None on a stage without parameters."""
     kind: Literal["progress"] = "progress"
@@ -175,32 +175,33 @@ class StageWaiting:
 
 @dataclass(frozen=True, slots=True)
 class StageEvaluation:
-    """One virtual worker's part of an evaluation; last stage only. Sums, so that parts add up."""
+    """One virtual worker's part of an evaluation; last stage only. Sums, so that parts can be added."""
 
     clock: Annotated[Clock, COUNT]
     epoch: Count
-    """Pass over the training data in which, or at whose end it was made, from 1."""
+    """Pass over the training data during or at the end of which it was made, from 1."""
     samples: Count
     sums: dict[Name, float]
     """Metric name → Σ over minibatches of value × samples; `loss` is always there."""
     minibatches: Count = 0
-    """Minibatches in those weights since the start of the training, over all virtual workers."""
+    """Minibatches contained in those weights since the start of the training, over all virtual workers."""
     within_epoch: bool = False
-    """Made while the epoch was under way: there are no other parts."""
+    """Made during the epoch: there are no other parts."""
     whole: bool = True
-    """With the other parts, if there are any: over all of the evaluation data."""
+    """Whether all parts together cover all of the evaluation data."""
     kind: Literal["evaluation"] = "evaluation"
 
 
 @dataclass(frozen=True, slots=True)
 class StageFailed:
-    """The stage cannot go on; it exits after this line."""
+    """The stage cannot continue; it exits after this line."""
 
     error: Name
     """Class name in `hetpipe.errors`, or of the Python exception."""
     sentence: Sentence
     secondary: bool = False
-    """True when the failure is most likely the echo of another process's death (a closed link, an unreachable peer)."""
+    """Whether the failure is most likely a consequence of another process's death (a closed link, an unreachable peer).
+    """
     kind: Literal["failed"] = "failed"
 
 
@@ -216,7 +217,7 @@ class StageDone:
 
 @dataclass(frozen=True, slots=True)
 class StageConditions:
-    """What endangers the run at this stage, as often as one of its conditions changes: all of them, at their newest."""
+    """Current state of all conditions at this stage; sent whenever one changes."""
 
     conditions: Annotated[tuple[Condition, ...], Field(max_length=MAX_LISTED)]
     kind: Literal["conditions"] = "conditions"
@@ -229,7 +230,7 @@ StageReport = (
 
 @dataclass(frozen=True, slots=True)
 class AgentDevice:
-    """One device an agent offers."""
+    """A device offered by an agent."""
 
     device: str
     """`NODE/INDEX`."""
@@ -240,7 +241,7 @@ class AgentDevice:
 
 
 def type_of(device: AgentDevice) -> str:
-    """The device's type: the catalogue's name where it has one, else what the device calls itself."""
+    """The device's type: the catalogue's name if it has one, else the reported name."""
     return type_of_device_name(device.type, device.memory_bytes) or device.type
 
 
@@ -253,4 +254,4 @@ class AgentInfo:
     pid: int
     devices: tuple[AgentDevice, ...] = field(default=())
     links: MeasuredLinks = field(default=MeasuredLinks())
-    """What was measured of its node's links."""
+    """Measurements of its node's links."""

@@ -1,7 +1,7 @@
-"""Everything that a coordinator needs to lead a job that it has never heard of. The clock shard keeps it.
+"""The run document: all that a coordinator needs to lead a job it has no record of. Stored by the clock shard.
 
-A coordinator, and the store behind it, may be lost with all that they know; the run goes on without them. Whoever leads
-next asks the clock shard for the document, and for what has become of it since.
+A coordinator and its store may be lost with all their data while the run continues. The next leader reads the document,
+and the state of the run since, from the clock shard.
 """
 
 from __future__ import annotations
@@ -20,52 +20,52 @@ from hetpipe.values.sync import DataSpec, Progress
 
 @dataclass(frozen=True, slots=True)
 class RunDocument:
-    """A job under way: what was asked for, what was planned, and who carries it out."""
+    """A running job: its specification, its plan, and the processes that run it."""
 
     job: dict[str, Any]
     """The validated job, as `Job.model_dump(mode="json")`."""
     submission: Submission
     plan: Plan
-    """Of the newest life of every virtual worker."""
+    """Of the newest incarnation of every virtual worker."""
     agents: tuple[AgentInfo, ...]
-    """With the devices that the job has claimed."""
+    """With the devices claimed by the job."""
     shards: tuple[MemberInfo, ...]
     """In index order; shard 0 is the clock shard."""
     emulations: tuple[tuple[StageEmulation, ...], ...]
-    """Per virtual worker and stage; empty if nothing is played."""
+    """Per virtual worker and stage; empty without emulation."""
     data: DataSpec
     start: Progress
     """Where the run began: clock 0, or the barrier of the restored checkpoint."""
     eval_samples: Count | None
     """Samples of an evaluation; None without evaluations."""
     submitted_wall: Seconds
-    """When the job was handed in, in seconds since 1970."""
+    """Submission time, in seconds since 1970."""
     out: tuple[Annotated[VirtualWorkerIndex, COUNT], ...] = ()
-    """Virtual workers that were asked to stay out, in index order."""
+    """Virtual workers drained on request, in index order."""
     proof: ProofReport | None = None
-    """Of the model, before training; None where nobody has told."""
+    """Proof of the model, before training; None if unknown."""
 
 
-#: What has become of a life: it counts; it will count from the next barrier on; it counts no more.
+#: State of an incarnation: it counts; it will count from the next barrier on; it no longer counts.
 Standing = Literal["member", "newcomer", "gone"]
 
 
 @dataclass(frozen=True, slots=True)
 class LifeSeen:
-    """The newest life of a virtual worker, as the decision log knows it."""
+    """The newest incarnation of a virtual worker, according to the decision log."""
 
     vw: Annotated[VirtualWorkerIndex, COUNT]
     incarnation: Annotated[Incarnation, COUNT]
     num_stages: Count
-    """Its stages; 0 for a life that is gone."""
+    """Its stages; 0 for an incarnation that is gone."""
     standing: Standing
     leaving: bool = False
-    """It counts, and is drained: it goes at the next barrier."""
+    """It counts and is being drained: it leaves at the next barrier."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunDescription:
-    """A job under way, and what has become of it."""
+    """A running job and its current state."""
 
     term: Annotated[Term, COUNT]
     run: RunDocument
@@ -73,6 +73,6 @@ class RunDescription:
     """In index order."""
     clocks: ClockSnapshot
     reasons: tuple[Name, ...]
-    """Why somebody wants the next barrier, besides what was planned: `stop`, `checkpoint`, `join` and so on."""
+    """Reasons for the next barrier other than the planned ones: `stop`, `checkpoint`, `join` and so on."""
     is_over: bool
     """Whether the barrier that ends the run is published."""

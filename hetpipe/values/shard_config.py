@@ -1,4 +1,4 @@
-"""What a shard is told of a job that it is to serve."""
+"""Configuration of a shard for one job."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class ShardConfig:
     progress: Progress
     """Where the run starts: clock 0, or the barrier of the restored checkpoint."""
     run: RunDocument | None = None
-    """What the clock shard keeps for a coordinator that has never heard of the job; None for the others."""
+    """The run document; None on shards other than the clock shard."""
     clock_shard_id: str = ""
-    """Member id of the clock shard, which with TLS it must prove; empty in what earlier versions have kept."""
+    """Member id of the clock shard, which with TLS it must prove; empty in state stored by earlier versions."""
     last_checkpoint_seconds: float = 60.0
-    """How long the checkpoint that ends the run is tried again where a disk is full or broken."""
+    """How long the final checkpoint is retried while a disk is full or broken."""
     keeps_history: bool = True
-    """Whether the shard writes what it does into the folder of the run."""
+    """Whether the shard writes its history into the folder of the run."""
 
 
 def shard_name(shard: ShardIndex) -> str:
-    """A parameter server's name for a sentence."""
+    """A parameter server's name for messages."""
     return f"parameter server {shard}"

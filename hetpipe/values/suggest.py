@@ -1,22 +1,22 @@
-"""Did-you-mean: what every message about an unknown name ends with."""
+"""Did-you-mean suggestions for messages about unknown names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 _CHARACTERS_PER_SLIP = 4
-"""Of a name with 3 to 6 characters one may be wrong, of one with 7 to 10 two, …: more is another word."""
+"""Allowed edit distance: one in a name of 3 to 6 characters, two in one of 7 to 10, and so on."""
 
 _SEPARATORS = str.maketrans("", "", "_-. ")
 
 
 def closest(name: str, allowed: Iterable[str]) -> str | None:
-    """The allowed name that was most likely meant, or None. Case and separators never matter.
+    """The most similar allowed name, or None. Case and separators are ignored.
 
-    Likely is what a few slips of the pen turn into the other: a character left out, added or replaced, or two
-    neighbours swapped, about one for every four characters of the longer name. So is a word
-    of four characters or more that stands in one of the names alone, as `decay` in `weight_decay`. Another word with a
-    similar beginning and end is not.
+    Names match if a few typing errors turn one into the other (a character omitted, added or replaced, or two
+    neighbours swapped), about one for every four characters of the longer name. They also match if one is a whole word,
+    of four characters or more, of the other, as `decay` of `weight_decay`. A different word with a similar beginning
+    and end does not match.
 
     >>> closest("batchsize", ["batch_size", "seed"])
     'batch_size'
@@ -35,7 +35,7 @@ def closest(name: str, allowed: Iterable[str]) -> str | None:
         candidate for candidate, count in slips.items() if count <= _allowed(plain, candidate.translate(_SEPARATORS))
     ]
     if near:
-        # Of equally many slips the one that begins alike: the first character is rarely the wrong one.
+        # Among equal distances prefer a common first character, which is rarely mistyped.
         return by_folded[min(near, key=lambda candidate: (slips[candidate], candidate[:1] != given[:1]))]
     if len(given) < _CHARACTERS_PER_SLIP:
         return None
@@ -46,15 +46,12 @@ def closest(name: str, allowed: Iterable[str]) -> str | None:
 
 def _allowed(one: str, other: str) -> int:
     shortest, longest = sorted((len(one), len(other)))
-    # Of two characters none may be replaced: `n7` is not a misspelt `n0`.
+    # In names of two characters no replacement is allowed: `n7` is not a misspelt `n0`.
     return (longest + 1) // _CHARACTERS_PER_SLIP or int(0 < shortest < longest)
 
 
 def _slips(one: str, other: str) -> int:
-    """Characters left out, added, replaced, and neighbours swapped, from one text to the other at least.
-
-    That is the distance of Damerau and Levenshtein in which no place is edited twice.
-    """
+    """Damerau-Levenshtein distance in the variant that edits no substring twice (optimal string alignment)."""
     before: list[int] = []
     last = list(range(len(other) + 1))
     for i, character in enumerate(one, start=1):
@@ -69,7 +66,7 @@ def _slips(one: str, other: str) -> int:
 
 
 def join_names(names: Iterable[str], conjunction: str = "or") -> str:
-    """Names as a list in a sentence.
+    """Join names to a list in a sentence.
 
     >>> join_names(["a", "b", "c"])
     'a, b or c'
@@ -79,7 +76,7 @@ def join_names(names: Iterable[str], conjunction: str = "or") -> str:
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """Half a sentence that helps with the unknown `name`: the likely one, else all of them.
+    """Hint for an unknown `name`, as the end of a message: the most similar name, else all of them.
 
     >>> did_you_mean("momentm", ["lr", "momentum"])
     'did you mean `momentum`?'

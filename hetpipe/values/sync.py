@@ -1,6 +1,7 @@
-"""How the virtual workers of a job are kept in step: the kinds of it, and what shards must know (`wsp.md` §2, §3, §5).
+"""Synchronization of a job's virtual workers: its kinds, and the parameters shards need (docs/semantics/wsp.md).
 
-Whoever must know something of a kind of synchronisation asks its row of `SYNC_KINDS`, never for its name.
+Code that depends on a property of a kind of synchronization reads it from the row in `SYNC_KINDS`, and never compares
+names.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pydantic import BeforeValidator, PlainSerializer
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.policies import POLICIES, Policy, PullTiming, WeightPolicy
 
-#: Bytes that become hexadecimal text in JSON.
+#: Bytes encoded as hexadecimal text in JSON.
 HexBytes = Annotated[
     bytes,
     PlainSerializer(bytes.hex, return_type=str, when_used="json"),
@@ -27,17 +28,17 @@ SyncKind = Literal["wsp", "bsp", "asp", "none", "allreduce"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncTraits:
-    """What a kind of synchronisation is, as far as anybody asks."""
+    """Properties of a kind of synchronization."""
 
     name: SyncKind
     bound: Literal["given", "zero", "none"] = "none"
-    """The staleness bound D: the job gives it, it is 0, or there is none."""
+    """The staleness bound D: given by the job, 0, or unbounded."""
     has_shards: bool = True
     """Whether parameter servers hold the weights; else only the stages do."""
     averages_gradients: bool = False
-    """Whether stages of equal virtual workers average the gradients of whole waves among themselves."""
+    """Whether corresponding stages of the virtual workers average the gradients of whole waves."""
     single_worker: bool = False
-    """Whether there is one virtual worker, and no other to keep in step with."""
+    """Whether there is only one virtual worker."""
     why_not_combined: str | None = None
     """Why no updates of virtual workers are combined; None: they are."""
 
@@ -60,22 +61,22 @@ _KINDS = (
     ),
 )
 
-#: Kinds by name; a row's name is the same text as a `SyncKind`.
+#: Kinds by name; a row's name equals its `SyncKind`.
 SYNC_KINDS: Mapping[str, SyncTraits] = {row.name: row for row in _KINDS}
 
 
 @dataclass(frozen=True, slots=True)
 class SyncSpec:
-    """The synchronisation rule (`wsp.md` §2, §3)."""
+    """The synchronization rule (docs/semantics/wsp.md, sections 2 and 3)."""
 
     minibatches_per_wave: int
     """N ≥ 1."""
     staleness: int | None
     """D ≥ 0, or None for D = ∞ (`asp`)."""
     combine: str = "sum"
-    """`sum` adds every VW's ũ as it is, `mean` scales each by 1/V first."""
+    """`sum` adds the ũ of every virtual worker unscaled, `mean` scales each by 1/V first."""
     deterministic: bool = False
-    """W* depends on nothing but the minibatch: the required clock, or, with `pull: required`, the newest usable one."""
+    """W* depends on the minibatch alone: it is the required clock, or, with `pull: required`, the newest usable one."""
     weights: WeightPolicy = "wave"
     pull: PullTiming = "every_wave"
     """`required`: the clock in use stays until the staleness bound forbids it."""
@@ -88,7 +89,7 @@ class SyncSpec:
 
 @dataclass(frozen=True, slots=True)
 class DataSpec:
-    """What is dealt to the virtual workers, and when the run ends (`wsp.md` §5)."""
+    """Distribution of data to the virtual workers, and the end of the run (docs/semantics/wsp.md, section 5)."""
 
     num_samples: int
     batch_size: int
@@ -101,11 +102,11 @@ class DataSpec:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is at a barrier: enough to go on from there. Part of every checkpoint."""
+    """Progress of a run at a barrier, sufficient to continue from there. Part of every checkpoint."""
 
     clock: Clock
     epoch: int
-    """Passes over the data that are complete; people count the one that is under way as this and one."""
+    """Completed passes over the data; the current pass is displayed as one more."""
     used: HexBytes
     """Bitmap (bit i of byte i // 8, least significant first) of the samples of `epoch` that committed waves used."""
     minibatches: int
@@ -116,7 +117,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The virtual workers of a run and the number of stages of each, in index order."""
+    """The virtual workers of a run with the number of stages of each, in index order."""
 
     num_stages: dict[VirtualWorkerIndex, int]
 

@@ -1,11 +1,11 @@
-"""How fast a model trains beside samples/s: tokens/s, and model FLOP utilisation. Pure; the one definition of both.
+"""Training speed as tokens/s and as model FLOP utilisation. Pure; the only definition of both.
 
     MFU = model FLOPs / (peak FLOP/s of all devices in use · time)
 
 after Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways" (2022), appendix B: the observed throughput over
-that of a system that computes the model at its peak all the time. Model FLOPs are what the model's forward and backward
-need and nothing else: what is computed a second time, to save memory, does not count, so a way to train is never better
-by this measure for computing more. Plans, runs, metrics and screens take both figures from here.
+that of a system that computes the model at its peak all the time. Model FLOPs are those that the model's forward and
+backward require: recomputation to save memory does not count, so no strategy scores better by computing more. Plans,
+runs, metrics and displays take both figures from here.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from hetpipe.values.cluster import DeviceType
 from hetpipe.values.plan import ModelWork
 from hetpipe.values.suggest import join_names
 
-#: Digits behind the point, of figures that are told.
+#: Decimal places of displayed figures.
 _TOKENS_DIGITS, _SHARE_DIGITS = 3, 6
 
 
 def model_flops_utilisation(model_flops: float, *, seconds: float, peak_flops: float) -> float:
-    """The share of the peak that the model's own operations make, as in the module's equation.
+    """Model FLOP utilisation as in the module's equation.
 
     Args:
-        model_flops: of the forward and backward of what was trained in that time, without what is computed twice.
+        model_flops: of forward and backward of the samples trained in that time, without recomputation.
         seconds: the time, more than 0.
-        peak_flops: operations per second of all devices in use together at most, more than 0.
+        peak_flops: peak operations per second of all devices in use together, more than 0.
 
     >>> model_flops_utilisation(6e12, seconds=2.0, peak_flops=10e12)
     0.3
@@ -38,32 +38,32 @@ def model_flops_utilisation(model_flops: float, *, seconds: float, peak_flops: f
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """What devices can do at most together."""
+    """Combined peak of a set of devices."""
 
     flops: float | None
-    """Operations per second; None where it is not known of one of them."""
+    """Operations per second; None if unknown for one of them."""
     unknown: str = ""
-    """Why it is not, and what to do about it; empty where it is."""
+    """Why it is unknown, with the fix; empty if it is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpeed:
-    """Samples/s in other units."""
+    """Training speed in units other than samples/s."""
 
     tokens_per_second: float | None
-    """None where samples are no sequences of tokens."""
+    """None where samples are not token sequences."""
     model_flops_utilisation: float | None
     model_flops_utilisation_reason: str | None
-    """Why there is no utilisation; None where there is one."""
+    """Why there is no utilisation; None if there is one."""
 
 
 def peak_of_type(kind: str, types: Mapping[str, DeviceType], dtype: str) -> float | None:
-    """Operations per second of one device at most: what the cluster says of its type, else what the catalogue does.
+    """Peak operations per second of one device: the cluster's figure for its type, else the catalogue's.
 
     Args:
         kind: the device's type.
-        types: of the cluster; empty where nobody has described it.
-        dtype: that the model computes in, which the catalogue's figure depends on.
+        types: of the cluster; empty if there is no cluster file.
+        dtype: the model's compute dtype, on which the catalogue's figure depends.
     """
     given = types[kind].peak_flops if kind in types else None
     if given is not None:
@@ -73,7 +73,7 @@ def peak_of_type(kind: str, types: Mapping[str, DeviceType], dtype: str) -> floa
 
 
 def peak_of_types(kinds: Iterable[str], types: Mapping[str, DeviceType], dtype: str) -> Peak:
-    """Operations per second of all these devices together at most; see `peak_of_type`."""
+    """Combined peak operations per second of these devices; see `peak_of_type`."""
     total = 0.0
     unknown: dict[str, None] = {}
     for kind in kinds:
@@ -87,18 +87,18 @@ def peak_of_types(kinds: Iterable[str], types: Mapping[str, DeviceType], dtype: 
     names, first = join_names(unknown, "and"), next(iter(unknown))
     return Peak(
         None,
-        f"no peak is known of {names}, which the catalogue of device types lacks; give device_types.{first}.peak_flops "
-        "in the cluster file",
+        f"no peak is known for {names}, not listed in the catalogue of device types; give "
+        f"device_types.{first}.peak_flops in the cluster file",
     )
 
 
 def model_speed(samples_per_second: float, work: ModelWork | None, peak: Peak) -> ModelSpeed:
-    """A rate in tokens, and as the share of the peak; None where what they need is not known.
+    """Convert a rate to tokens/s and a share of the peak; None where the inputs are unknown.
 
     Args:
-        samples_per_second: of all devices that `peak` is of.
-        work: what a sample takes; None if nobody has counted.
-        peak: of the devices.
+        samples_per_second: over all devices of `peak`.
+        work: work of a sample; None if not counted.
+        peak: combined peak of the devices.
     """
     tokens = None if work is None else work.tokens_per_sample
     share, reason = None, None

@@ -1,10 +1,11 @@
-"""Frozen dataclasses to JSON text and back, checked by their own type hints.
+"""Frozen dataclasses to JSON text and back, validated against their type hints.
 
-Used for the values that travel on pipes between an agent and its children and for files in a run's folder. Nothing
-is ever unpickled: what comes in is parsed as JSON and validated. Unknown keys are ignored, so that versions can mix.
+Used for the values that travel on pipes between an agent and its children and for files in a run's folder. Nothing is
+ever unpickled: input is parsed as JSON and validated. Unknown keys are ignored, so that different versions can
+interoperate.
 
-What is wrong is told of the first wrong entry of a list, in a short sentence: a peer that sends a million wrong ones
-must not make a million errors.
+Of a list only the first invalid entry is reported, in a short sentence: a peer that sends a million invalid ones must
+not cause a million errors.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from hetpipe.errors import ProtocolViolation
 
 T = TypeVar("T")
 
-#: Most entries of a mapping: virtual workers, metrics, keys of a job.
+#: Maximum entries of a mapping: virtual workers, metrics, keys of a job.
 MAX_ENTRIES = 10_000
 
-#: Most characters of what is told about wrong data.
+#: Maximum characters of an error message about invalid data.
 _MAX_REASON_CHARACTERS = 600
 
 _LISTS = frozenset({"list", "tuple", "set", "frozenset"})
@@ -40,7 +41,7 @@ _codecs: dict[Any, _Codec] = {}
 
 
 def _codec(kind: Any) -> _Codec:
-    """How a type is written and read; building one is slow, and there are few types."""
+    """The serializer and validator of a type, cached: building one is slow, and there are few types."""
     if kind not in _codecs:
         adapter = TypeAdapter(kind)
         _codecs[kind] = _Codec(adapter, SchemaValidator(cast("CoreSchema", _bounded(adapter.core_schema))))
@@ -48,7 +49,7 @@ def _codec(kind: Any) -> _Codec:
 
 
 def _bounded(schema: Any) -> Any:
-    """`schema` with lists that stop at their first mistake and mappings that have at most `MAX_ENTRIES`."""
+    """`schema` with lists that stop at their first invalid entry and mappings of at most `MAX_ENTRIES`."""
     if isinstance(schema, list):
         return [_bounded(part) for part in schema]
     if not isinstance(schema, Mapping):
@@ -62,12 +63,12 @@ def _bounded(schema: Any) -> Any:
 
 
 def plain(kind: Any, value: object) -> Any:
-    """`value`, an instance of the type `kind`, as JSON-able Python."""
+    """Convert `value`, of type `kind`, to plain Python data that JSON can encode."""
     return _codec(kind).adapter.dump_python(value, mode="json")
 
 
 def revive(kind: type[T] | Any, data: Any) -> T:
-    """The inverse of `plain`.
+    """Validate plain data as a value of type `kind`; the inverse of `plain`.
 
     Raises:
         ProtocolViolation: the data does not fit the type.
@@ -79,20 +80,20 @@ def revive(kind: type[T] | Any, data: Any) -> T:
 
 
 def to_json(kind: Any, value: object) -> str:
-    """One line of JSON text for `value`, an instance of the type `kind`."""
+    """Serialize `value`, of type `kind`, to one line of JSON text."""
     return json.dumps(plain(kind, value))  # unlike pydantic's own, this keeps NaN a number
 
 
 def to_bytes(kind: Any, value: object) -> bytes:
-    """As `to_json`, in a third of its time, for what holds no NaN or infinity: they would come back as nothing."""
+    """Like `to_json` but three times faster, for values without NaN or infinity, which would become null."""
     return _codec(kind).adapter.dump_json(value)
 
 
 def from_json(kind: type[T] | Any, text: str | bytes) -> T:
-    """The inverse of `to_json`.
+    """Parse JSON text as a value of type `kind`; the inverse of `to_json`.
 
     Raises:
-        ProtocolViolation: the text is no JSON or does not fit the type.
+        ProtocolViolation: the text is not JSON or does not fit the type.
     """
     try:
         return _codec(kind).validator.validate_json(text)  # type: ignore[no-any-return]
@@ -101,7 +102,7 @@ def from_json(kind: type[T] | Any, text: str | bytes) -> T:
 
 
 def _refusal(kind: Any, error: ValidationError) -> ProtocolViolation:
-    """The error without what it was made from, which would keep the data alive with it."""
+    """The error without its input, which would otherwise be kept alive with it."""
     reason = str(error)
     short = reason if len(reason) <= _MAX_REASON_CHARACTERS else f"{reason[:_MAX_REASON_CHARACTERS]}…"
     return ProtocolViolation(f"not a valid {getattr(kind, '__name__', kind)}: {short}")

@@ -1,4 +1,4 @@
-"""YAML text to plain Python, with the mistakes that only the text shows: syntax, and keys given twice.
+"""YAML parser that also reports mistakes visible only in the text: syntax errors and duplicate keys.
 
 PyYAML's safe loader, with one repair: `1e-3` is a number (YAML 1.1 wants `1.0e-3` and would read it as text).
 """
@@ -13,7 +13,8 @@ import yaml
 
 from hetpipe.values.problems import Path, Problem
 
-#: Most values that a document may stand for; nine lists of ten aliases each would stand for a billion.
+#: Maximum number of values in a document with aliases expanded; nine lists of ten aliases each would expand to a
+#: billion.
 MAX_VALUES = 200_000
 
 _MERGE_TAG = "tag:yaml.org,2002:merge"
@@ -31,7 +32,7 @@ _Loader.add_implicit_resolver(
 
 
 class YamlSyntaxError(ValueError):
-    """The text is no YAML. `line` counts from 1."""
+    """The text is not YAML. `line` counts from 1."""
 
     def __init__(self, reason: str, line: int | None) -> None:
         super().__init__(reason)
@@ -39,12 +40,12 @@ class YamlSyntaxError(ValueError):
 
 
 def parse_yaml(text: str) -> tuple[Any, list[Problem]]:
-    """The value of the only document in `text` (None when empty), and the keys that are given twice.
+    """Parse the only document in `text`; returns its value (None when empty) and the duplicate keys.
 
-    Of a key given twice the last one counts in the value.
+    Of duplicate keys the last one is used in the value.
 
     Raises:
-        YamlSyntaxError: the text is no single YAML document.
+        YamlSyntaxError: the text is not a single YAML document.
     """
     try:
         return _parsed(text)
@@ -56,8 +57,8 @@ def parse_yaml(text: str) -> tuple[Any, list[Problem]]:
     except (yaml.YAMLError, ValueError) as error:
         raise YamlSyntaxError(" ".join(str(error).split()), None) from error
     except (LookupError, AttributeError, TypeError, OverflowError) as error:
-        # PyYAML's own, for explicit tags whose value does not fit, such as `!!bool maybe`.
-        raise YamlSyntaxError("a value does not fit its tag; leave the tag out", None) from error
+        # PyYAML's own error for explicit tags with an invalid value, such as `!!bool maybe`.
+        raise YamlSyntaxError("a value does not match its tag; remove the tag", None) from error
 
 
 def _parsed(text: str) -> tuple[Any, list[Problem]]:
@@ -67,7 +68,7 @@ def _parsed(text: str) -> tuple[Any, list[Problem]]:
         if node is None:
             return None, []
         if _num_values(node, {}) > MAX_VALUES:
-            raise YamlSyntaxError(f"stands for over {MAX_VALUES} values; use fewer lists, keys or aliases", None)
+            raise YamlSyntaxError(f"expands to more than {MAX_VALUES} values; use fewer lists, keys or aliases", None)
         problems = list(_problems_below(node, (), ()))
         return loader.construct_document(node), problems
     finally:
@@ -75,11 +76,11 @@ def _parsed(text: str) -> tuple[Any, list[Problem]]:
 
 
 def _num_values(node: yaml.Node, known: dict[int, int]) -> int:
-    """What the document below `node` stands for once each alias is written out; not walked, for that may be endless."""
+    """Number of values below `node` with aliases expanded; computed without expanding, as that may never end."""
     number = known.get(id(node))
     if number is not None:
         return number
-    known[id(node)] = 1  # of a value that refers to itself, which is told later
+    known[id(node)] = 1  # of a value that contains itself, which is reported later
     below: list[yaml.Node] = []
     if isinstance(node, yaml.SequenceNode):
         below = node.value
@@ -91,7 +92,7 @@ def _num_values(node: yaml.Node, known: dict[int, int]) -> int:
 
 def _problems_below(node: yaml.Node, path: Path, above: tuple[yaml.Node, ...]) -> Iterator[Problem]:
     if node in above:
-        raise yaml.MarkedYAMLError(problem="a value refers to itself", problem_mark=node.start_mark)
+        raise yaml.MarkedYAMLError(problem="a value contains itself", problem_mark=node.start_mark)
     above = (*above, node)
     if isinstance(node, yaml.SequenceNode):
         for index, entry in enumerate(node.value):

@@ -1,1 +1,1 @@
-"""Weight versions of a stage: which tensors exist, and their arithmetic."""
+"""Weight versions of a stage: storage and arithmetic."""

@@ -1,7 +1,7 @@
-"""What a process that computes settles about its memory, once, when its imports are done.
+"""Memory settings of a computing process, applied once after its imports.
 
-By default glibc takes every large block from the kernel and gives it back when freed; each use then begins with a page
-fault per 4 KiB, which costs more than the copy itself (measured: gRPC transport of 4 MiB messages at half the speed).
+By default glibc maps every large block from the kernel and unmaps it when freed; each use then starts with a page fault
+per 4 KiB, which costs more than the copy itself (measured: gRPC transport of 4 MiB messages at half the speed).
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ _TOP_PAD_BYTES = 64 * 1024 * 1024
 
 
 def settle_memory(*, one_heap: bool) -> None:
-    """Keep freed memory in the process, and what was imported out of the garbage collector's sight.
+    """Keep freed memory in the process, and exclude imported modules from garbage collection.
 
-    `one_heap` as in `keep_freed_memory`.
+    `one_heap` as for `keep_freed_memory`.
 
-    Modules stay until the end, but each full collection goes through all they hold: with torch 165,000 objects, 0.08 s
-    in the middle of training. The end of the process does so, too (measured: 0.4 of the 1.4 s that it takes to import
-    torch and end).
+    Modules live until the process ends, but each full collection traverses all their objects: 165,000 with torch, which
+    takes 0.08 s in the middle of training. So does the interpreter's shutdown (measured: 0.4 of the 1.4 s that it takes
+    to import torch and exit).
     """
     keep_freed_memory(one_heap=one_heap)
     gc.freeze()
 
 
 def keep_freed_memory(*, one_heap: bool) -> bool:
-    """Have malloc serve large blocks from its heap and keep them; returns whether the C library took it.
+    """Make malloc serve large blocks from its heap and keep them; returns whether the C library supports it.
 
-    Call it once, early. Without glibc nothing happens.
+    Call it once, early. No effect without glibc.
 
     Args:
-        one_heap: have all threads share one heap. Those of single threads end at 64 MiB, and larger blocks go back to
-            the kernel after all (measured: frames of 64 MiB over a link at half the speed). For stages, in which few
-            threads take large blocks; on a shard, where many take small ones, they would wait for each other
-            (measured: pushes over 4 streams at four fifths of the speed).
+        one_heap: make all threads share one heap. Per-thread heaps are limited to 64 MiB, and larger blocks are
+            returned to the kernel (measured: frames of 64 MiB over a link at half the speed). For stages, in which few
+            threads allocate large blocks; on a shard, where many allocate small ones, they would contend (measured:
+            pushes over 4 streams at four fifths of the speed).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

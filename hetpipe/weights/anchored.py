@@ -1,4 +1,4 @@
-"""The versions of a stage under parameter servers: an anchor and running sums (`wsp.md` §3, Arithmetic).
+"""Weight versions of a stage with parameter servers: an anchor and running sums (`wsp.md` §3, Arithmetic).
 
 Names as in the formula: anchor B, running sum ρ, update ũ of a wave, w through v = B + ρ_v. B is w^(W*) plus the
 stage's own whole waves up to v; where v ends a wave the weights are B itself. A version never changes once used. The
@@ -20,49 +20,49 @@ from hetpipe.weights.policy import Version, predicted_version, version_of
 
 
 class AnchoredWeights:
-    """Holds B, ρ, the sums not yet due, the versions in use and the stage's own ũ that anchors still need.
+    """Stores B, ρ, sums needed later, the versions in use, and the stage's own ũ still needed by anchors.
 
-    The ũ are in host memory, on their way to the shards and until no anchor needs them; all others are on the device.
-    See `StageWeights`.
+    The ũ are in host memory until they are pushed and no anchor needs them; everything else is on the device. See
+    `StageWeights`.
     """
 
     def __init__(self, pool: BufferPool, optimizer: StageOptimizer, rho: FlatBuffer, table: VersionTable) -> None:
-        """Step on `rho`, which is zero; its one holder is this object."""
+        """Step on `rho`, which is zero and has this object as its only holder."""
         self._pool = pool
         self.optimizer = optimizer
         self._table = table
         self._n = table.minibatches_per_wave
         self._start = Clock(0)
-        #: ρ of the wave under way, and the last minibatch whose update is in it; None: none is.
+        #: ρ of the current wave, and the last minibatch whose update it contains; None: none.
         self._rho = rho
         self._rho_through: int | None = None
-        #: B + ρ, while more minibatches are to use just that.
+        #: B + ρ, while further minibatches use exactly this version.
         self._shared: FlatBuffer | None = None
         #: B, its published clock, and the own whole waves that it contains (exclusive).
         self._anchor: FlatBuffer | None = None
         self._anchor_clock = Clock(0)
         self._anchor_through = Wave(0)
-        #: Waves closed here.
+        #: Number of waves closed.
         self._closed = Wave(0)
-        #: The last minibatch whose forward began.
+        #: The last minibatch whose forward has started.
         self._forwarded = 0
-        #: The last one whose backward ended, where used weights stay on for their decay.
+        #: The last one whose backward has ended, where used weights are kept for their decay.
         self._backwarded = 0
-        #: q → ρ as it stood after q, before later updates, or already B + ρ: minibatches to come will use it.
+        #: q → ρ after q, before later updates, or already B + ρ: needed by later minibatches.
         self._sums: dict[int, FlatBuffer] = {}
         self._ready: set[int] = set()
         #: B + ρ, kept up to date where a policy predicts from it.
         self._newest: FlatBuffer | None = None
-        #: Minibatches between forward and their update, with their weights.
+        #: Minibatches between their forward and their update, with their weights.
         self._used: dict[int, Version] = {}
         #: Own ũ of the waves since the clock in use, in host memory: at most D + 2.
         self._updates: dict[Wave, FlatBuffer] = {}
         self.peak_at_rest = 0
 
     def start(self, clock: Clock, published: FlatBuffer | None) -> None:
-        """See `StageWeights.start`: everything is w^(clock), ρ = 0."""
-        assert published is not None, "the parameter servers have the weights of a barrier"
-        assert not self._used, "a barrier finds the pipeline drained"
+        """Start a segment: everything is w^(clock), ρ = 0."""
+        assert published is not None, "the weights of a barrier come from the parameter servers"
+        assert not self._used, "the pipeline must be drained at a barrier"
         for buffer in (*self._sums.values(), *self._updates.values()):
             self._pool.release(buffer)
         self._sums.clear()
@@ -80,8 +80,8 @@ class AnchoredWeights:
             self._set_newest(self._anchor)
 
     def switch(self, p: Minibatch, clock: Clock, published: FlatBuffer) -> None:
-        """See `StageWeights.switch`."""
-        assert self._anchor is not None, "no segment was started"
+        """Rebuild the anchor on w^(clock)."""
+        assert self._anchor is not None, "no segment has been started"
         self._set_newest(None)
         self._set_shared(None)
         self._pool.release(self._anchor)
@@ -91,7 +91,7 @@ class AnchoredWeights:
             self._follow()
 
     def forward(self, p: Minibatch) -> Version:
-        """See `StageWeights.forward`."""
+        """The weights of the forward of `p`."""
         self._forwarded = p
         self._let_go_before(p)
         if self._table.is_predicting:
@@ -102,19 +102,19 @@ class AnchoredWeights:
         return version
 
     def forwarded(self, p: Minibatch) -> None:
-        """See `StageWeights.forwarded`."""
+        """Mark the forward of `p` as ended."""
         if self._table.is_predicting:
             self._let_go(p)
         self._note()
 
     def backward(self, p: Minibatch) -> Version:
-        """See `StageWeights.backward`."""
+        """The weights of the backward of `p`."""
         if self._table.is_predicting:
             self._used[p] = self._predicted(self._table.backward_steps_ahead())
         return self._used[p]
 
     def backwarded(self, p: Minibatch) -> None:
-        """See `StageWeights.backwarded`; weights that decay stay until the step."""
+        """Mark the backward of `p` as ended; weights that decay are kept until the step."""
         if not self._keeps_used:
             self._let_go(p)
             return
@@ -122,7 +122,7 @@ class AnchoredWeights:
         self._let_go_before(p)
 
     def step(self, p: Minibatch, gradients: dict[str, Tensor | None]) -> None:
-        """See `StageWeights.step`."""
+        """Add the update after `p` to ρ."""
         self._save_sum()
         self.optimizer.step(gradients, self._decayed_from(p))
         self._rho_through = p
@@ -133,7 +133,7 @@ class AnchoredWeights:
         self._note()
 
     def close_wave(self, wave: Wave, last: Minibatch) -> FlatBuffer:
-        """See `StageWeights.close_wave`: ρ starts again at zero."""
+        """Finish a wave; returns ũ and resets ρ to zero."""
         if not self._rho.is_finite():
             raise self._blame(wave, last)
         update = self._pool.to_host(self._rho)
@@ -151,12 +151,12 @@ class AnchoredWeights:
 
     @property
     def at_barrier(self) -> FlatBuffer:
-        """See `StageWeights.at_barrier`."""
-        assert self._anchor is not None, "no segment was started"
+        """The weights of the barrier, right after `start`."""
+        assert self._anchor is not None, "no segment has been started"
         return self._anchor
 
     def evaluated(self, p: Minibatch, published: FlatBuffer | None) -> FlatBuffer:
-        """See `StageWeights.evaluated`."""
+        """The weights of an evaluation before `p`."""
         if published is not None:
             return published
         assert p == self._start * self._n + 1, f"the anchor has changed since the barrier, before minibatch {p}"
@@ -165,11 +165,11 @@ class AnchoredWeights:
     # -- versions ----------------------------------------------------------------------------------------------------
 
     def _waves_of(self, p: Minibatch) -> Wave:
-        """Own whole waves in the weights of `p`."""
+        """The own whole waves in the weights of `p`."""
         return Wave(self._table.forward_through(p, start=self._start) // self._n)
 
     def _version(self, p: Minibatch) -> Version:
-        """The weights of `p`, with a holder of its own."""
+        """The weights of `p`, with a holder of their own."""
         v = self._table.forward_through(p, start=self._start)
         self._grow(Wave(v // self._n))
         if v % self._n == 0:
@@ -177,8 +177,8 @@ class AnchoredWeights:
         return version_of(self._inside_wave(v, is_last=self._table.last_user(v) == p), v)
 
     def _inside_wave(self, v: int, *, is_last: bool) -> FlatBuffer:
-        """B + ρ_v; `is_last`: nobody else will ask for it."""
-        assert self._anchor is not None, "no segment was started"
+        """B + ρ_v; `is_last`: no later minibatch needs it."""
+        assert self._anchor is not None, "no segment has been started"
         if v == self._rho_through:
             return self._newest_version(self._anchor, is_last=is_last)
         buffer = self._sums.pop(v) if is_last else self._sums[v]
@@ -193,7 +193,7 @@ class AnchoredWeights:
         return self._pool.hold(buffer)
 
     def _newest_version(self, anchor: FlatBuffer, *, is_last: bool) -> FlatBuffer:
-        """B + ρ as it stands, with a holder of its own."""
+        """The current B + ρ, with a holder of its own."""
         buffer = self._shared
         if buffer is None:
             buffer = self._pool.take().set_sum_(anchor, self._rho)
@@ -206,10 +206,10 @@ class AnchoredWeights:
         return buffer
 
     def _save_sum(self) -> None:
-        """Before ρ changes: keep it for minibatches to come, with B added at once if it is theirs already."""
+        """Save ρ for later minibatches before it changes; B is added immediately if it is already theirs."""
         v, shared = self._rho_through, self._shared
         if v is not None and not self._table.is_predicting and self._table.last_user(v) > self._forwarded:
-            assert self._anchor is not None, "no segment was started"
+            assert self._anchor is not None, "no segment has been started"
             if v // self._n != self._anchor_through or self._changes_before(self._table.last_user(v)):
                 self._sums[v] = self._pool.take().copy_(self._rho)
             elif shared is not None:
@@ -221,12 +221,12 @@ class AnchoredWeights:
         self._set_shared(None)
 
     def _changes_before(self, p: int) -> bool:
-        """Whether another clock may come into use between now and minibatch `p`, included."""
+        """Whether another clock may come into use up to and including minibatch `p`."""
         return p // self._n != self._forwarded // self._n
 
     def _grow(self, through: Wave) -> None:
-        """Add own whole waves to B, up to `through` (exclusive); a B that is in use stays as it is."""
-        assert self._anchor is not None, "no segment was started"
+        """Add own whole waves to B, up to `through` (exclusive); a B in use is not modified."""
+        assert self._anchor is not None, "no segment has been started"
         if through > self._anchor_through:
             self._set_shared(None)
         for wave in range(self._anchor_through, through):
@@ -238,7 +238,7 @@ class AnchoredWeights:
         self._anchor_through = Wave(max(through, self._anchor_through))
         done = min(self._anchor_clock + 1, self._anchor_through)
         if self._table.policy.one_update_per_wave:
-            # Those that the forward did not see may still be part of the weights that decay.
+            # Waves not seen by the forward may still be part of the weights that decay.
             done = min(done, self._closed - self._table.policy.waves_behind)
         for wave in [w for w in self._updates if w < done]:
             self._pool.release(self._updates.pop(wave))
@@ -246,13 +246,13 @@ class AnchoredWeights:
     # -- predictions -------------------------------------------------------------------------------------------------
 
     def _predicted(self, steps: int) -> Version:
-        assert self._newest is not None, "no segment was started"
+        assert self._newest is not None, "no segment has been started"
         through = self._closed * self._n if self._rho_through is None else self._rho_through
         return predicted_version(self._newest, steps, through=through, pool=self._pool, optimizer=self.optimizer)
 
     def _follow(self) -> None:
-        """Bring the newest weights up to date."""
-        assert self._anchor is not None, "no segment was started"
+        """Update the newest weights."""
+        assert self._anchor is not None, "no segment has been started"
         if self._rho_through is None:
             self._set_newest(self._anchor)
             return
@@ -271,20 +271,20 @@ class AnchoredWeights:
             self._pool.release(self._shared)
         self._shared = None if buffer is None else self._pool.hold(buffer)
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------------------------
 
     @property
     def _keeps_used(self) -> bool:
-        """Whether the weights of a minibatch stay until its update, because they are, or are part of, what decays."""
+        """Whether the weights of a minibatch are kept until its update: weight decay reads them."""
         policy = self._table.policy
         return policy.decay == "used" or policy.one_update_per_wave
 
     def _decayed_from(self, p: Minibatch) -> Mapping[str, Tensor]:
         """The weights whose decay is part of the update after `p`.
 
-        Those that minibatch p used, or the newest: all updates before this one, on the clock of the latest forward.
-        With one update per wave that is the forward of p: so neither the cut nor the moment of the step has a part in
-        it.
+        Those used by minibatch p, or the newest: all updates before this one, on the clock of the latest forward. With
+        one update per wave that is the forward of p, so the result depends neither on the cut nor on the time of the
+        step.
         """
         if self._newest is not None:
             return self._newest.views
@@ -294,7 +294,7 @@ class AnchoredWeights:
         if policy.one_update_per_wave:
             terms = [self._updates[Wave(wave)] for wave in range(self._waves_of(p), self._closed)]
             return SummedWeights([self._used[p].buffer, *terms]) if terms else self._used[p].weights
-        assert self._anchor is not None, "no segment was started"
+        assert self._anchor is not None, "no segment has been started"
         terms = [self._updates[Wave(wave)] for wave in range(self._anchor_through, self._closed)]
         return SummedWeights([self._anchor, *terms, *([] if self._rho_through is None else [self._rho])])
 
@@ -313,7 +313,7 @@ class AnchoredWeights:
         self.peak_at_rest = max(self.peak_at_rest, len(held))
 
     def _blame(self, wave: Wave, last: Minibatch) -> NonFiniteUpdate:
-        """The first minibatch whose update is not finite, if the sums after each one of the wave are still here."""
+        """The first minibatch with a non-finite update, if the sums of the wave are still available."""
         used: dict[int, FlatBuffer] = {
             self._table.forward_through(p, start=self._start): v.buffer for p, v in self._used.items()
         }
@@ -330,7 +330,7 @@ def _not_finite(p: int, name: str) -> NonFiniteUpdate:
 
 
 class SummedWeights(Mapping[str, Tensor]):
-    """Buffers added up in their order, only for who asks for a tensor."""
+    """Buffers summed in order, lazily per requested tensor."""
 
     def __init__(self, terms: list[FlatBuffer]) -> None:
         self._terms = terms

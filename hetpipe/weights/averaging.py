@@ -1,7 +1,7 @@
-"""Several minibatches, one update: the average of their gradients as if they had been one batch (`wsp.md` §3).
+"""Gradient accumulation: the average over several minibatches, as if they were one batch (`wsp.md` §3).
 
 G = Σ n_j·g_j in the order of the minibatches, then G / Σ n_j, where n_j are samples and g_j is the gradient of the mean
-loss of minibatch j. A single minibatch's gradient stays as it is.
+loss of minibatch j. The gradient of a single minibatch is not changed.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ GradientsByName = dict[str, Tensor | None]
 
 
 class GradientSum:
-    """Gathers the gradients of one update after the other."""
+    """Accumulates the gradients of one update after another."""
 
     def __init__(self) -> None:
         self._sum: GradientsByName = {}
-        #: Whether the sum is still the first minibatch's gradient, without its weight.
+        #: Whether the sum is still the unweighted gradient of the first minibatch.
         self._is_plain = True
-        #: Samples and minibatches gathered since the last update.
+        #: Samples and minibatches accumulated since the last update.
         self.samples = 0
         self.minibatches = 0
 
     def add(self, gradients: GradientsByName, samples: int) -> None:
-        """Take in one minibatch's gradients (parameter name → gradient, None where it was not used)."""
+        """Add one minibatch's gradients (parameter name → gradient, None where it was not used)."""
         if self.minibatches == 0:
             self._sum, self._is_plain = gradients, True
         else:
@@ -40,12 +40,12 @@ class GradientSum:
         self.minibatches += 1
 
     def take_sum(self) -> tuple[GradientsByName, int]:
-        """Σ n_j·g_j and Σ n_j; the next update begins."""
+        """Return Σ n_j·g_j and Σ n_j, and reset."""
         self._weigh()
         return self._taken(), self._taken_samples()
 
     def take_average(self) -> GradientsByName:
-        """The gradient of the update; the next one begins."""
+        """Return the average gradient of the update, and reset."""
         is_plain, samples = self._is_plain, self._taken_samples()
         found = self._taken()
         return found if is_plain else divided(found, samples)
@@ -53,7 +53,7 @@ class GradientSum:
     def _weigh(self) -> None:
         if not self._is_plain:
             return
-        # A new tensor: autograd may hand out one for two parameters, or a broadcast one.
+        # A new tensor: autograd may return the same one for two parameters, or an expanded one.
         self._sum = {name: None if g is None else g.mul(self.samples) for name, g in self._sum.items()}
         self._is_plain = False
 
@@ -67,7 +67,7 @@ class GradientSum:
 
 
 def divided(gradients: GradientsByName, samples: int) -> GradientsByName:
-    """`gradients`, each divided in place."""
+    """Divide each of `gradients` in place."""
     for gradient in gradients.values():
         if gradient is not None:
             gradient.div_(samples)

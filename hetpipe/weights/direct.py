@@ -1,7 +1,7 @@
-"""The versions of a stage whose weights are its own: the optimizer steps on the newest ones (`policies.md`).
+"""Weight versions of a stage without parameter servers: the optimizer steps on the newest weights (`policies.md`).
 
-An update is made in place, or in a copy where some minibatch still needs the version that it would overwrite. So the
-buffers at rest are the versions in use and those not yet due, and nothing else.
+An update is made in place, or in a copy where a minibatch still needs the version that it would overwrite. The buffers
+at rest are thus exactly the versions in use and those needed later.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from hetpipe.weights.policy import Version, predicted_version, version_of
 
 
 class DirectWeights:
-    """Holds the newest weights and the older versions that the table says are needed. See `StageWeights`."""
+    """Stores the newest weights and the older versions required by the table. See `StageWeights`."""
 
     def __init__(self, pool: BufferPool, optimizer: StageOptimizer, first: FlatBuffer, table: VersionTable) -> None:
-        """Begin from the weights `first`, which the optimizer steps on; their one holder is this object."""
+        """Start from the weights `first`, which the optimizer steps on; this object is their only holder."""
         self._pool = pool
         self.optimizer = optimizer
         self._table = table
@@ -30,30 +30,30 @@ class DirectWeights:
         self._newest = first
         #: The last minibatch whose update is in the newest weights.
         self._through = 0
-        #: Through which minibatch → older version that is still needed.
+        #: Older versions still needed, by the minibatch they include.
         self._older: dict[int, FlatBuffer] = {}
-        #: Minibatches between forward and the end of their backward, with their weights.
+        #: Minibatches between their forward and the end of their backward, with their weights.
         self._used: dict[int, Version] = {}
         self.peak_at_rest = 1
 
     def start(self, clock: Clock, published: FlatBuffer | None) -> None:
-        """See `StageWeights.start`; nothing is ever published here."""
-        assert published is None, "nobody else has these weights"
-        assert not self._used, "a barrier finds the pipeline drained"
+        """Start a segment from the newest weights; nothing is ever published here."""
+        assert published is None, "no other process has these weights"
+        assert not self._used, "the pipeline must be drained at a barrier"
         for through in list(self._older):
             self._pool.release(self._older.pop(through))
         self._start = clock
         self._through = clock * self._table.minibatches_per_wave
 
     def switch(self, p: Minibatch, clock: Clock, published: FlatBuffer) -> None:
-        """Never called: no clock is ever fetched."""
+        """Never called: no clock is pulled."""
         raise AssertionError(clock)
 
     def forward(self, p: Minibatch) -> Version:
-        """See `StageWeights.forward`."""
+        """The weights of the forward of `p`."""
         through = self._table.forward_through(p, start=self._start)
         if self._table.is_predicting:
-            assert through == self._through, f"minibatch {p} wants the weights through {through}, not {self._through}"
+            assert through == self._through, f"minibatch {p} needs the weights through {through}, not {self._through}"
             version = self._predicted(self._table.forward_steps_ahead(p, start=self._start))
         else:
             version = version_of(self._pool.hold(self._buffer(through)), through)
@@ -61,26 +61,26 @@ class DirectWeights:
         return version
 
     def forwarded(self, p: Minibatch) -> None:
-        """See `StageWeights.forwarded`."""
+        """Mark the forward of `p` as ended."""
         if self._table.is_predicting:
             self._let_go(p)
         self._note()
 
     def backward(self, p: Minibatch) -> Version:
-        """See `StageWeights.backward`."""
+        """The weights of the backward of `p`."""
         if self._table.is_predicting:
             self._used[p] = self._predicted(self._table.backward_steps_ahead())
         return self._used[p]
 
     def backwarded(self, p: Minibatch) -> None:
-        """See `StageWeights.backwarded`."""
+        """Mark the backward of `p` as ended."""
         self._let_go(p)
 
     def step(self, p: Minibatch, gradients: dict[str, Tensor | None]) -> None:
-        """See `StageWeights.step`."""
+        """Make the update after `p` on the newest weights."""
         table, before, through = self._table, self._newest, self._through
         used = self._decayed_from(p)
-        done = -(-p // table.minibatches_per_update) * table.minibatches_per_update  # after a short one, none follow
+        done = -(-p // table.minibatches_per_update) * table.minibatches_per_update  # a short wave is the last one
         if not table.is_predicting and table.last_user(through) > done:
             self._older[through] = before
             self._newest = self._pool.take().copy_(before)
@@ -92,7 +92,7 @@ class DirectWeights:
         self._note()
 
     def close_wave(self, wave: Wave, last: Minibatch) -> None:
-        """See `StageWeights.close_wave`; nothing is pushed."""
+        """Finish a wave; returns None, as nothing is pushed."""
         name = None if self._newest.is_finite() else self._newest.first_non_finite()
         if name is not None:
             first = wave * self._table.minibatches_per_wave + 1
@@ -100,15 +100,15 @@ class DirectWeights:
 
     @property
     def at_barrier(self) -> FlatBuffer:
-        """See `StageWeights.at_barrier`."""
+        """The weights of the barrier, right after `start`."""
         return self._newest
 
     def evaluated(self, p: Minibatch, published: FlatBuffer | None) -> FlatBuffer:
-        """See `StageWeights.evaluated`."""
-        assert published is None, "nobody else has these weights"
+        """The weights of an evaluation before `p`."""
+        assert published is None, "no other process has these weights"
         return self._buffer(self._table.forward_through(p, start=self._start))
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------------------------
 
     def _buffer(self, through: int) -> FlatBuffer:
         return self._newest if through == self._through else self._older[through]

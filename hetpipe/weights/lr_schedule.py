@@ -1,8 +1,8 @@
-"""What is an update made with? Learning rate, momentum and so on of every parameter group, by the update number.
+"""Learning-rate schedules: learning rate, momentum and so on of every parameter group, by update number.
 
-Any schedule of `torch.optim.lr_scheduler` can move them. It moves a stand-in: an optimizer of the job's class with the
-job's groups but no elements in its parameters. So every stage sees every group, also those that it has no parameter of,
-and a schedule that takes one value per group takes the same list everywhere.
+Any schedule of `torch.optim.lr_scheduler` can be used. It operates on a proxy: an optimizer of the job's class with the
+job's groups but no elements in its parameters. Every stage thus has every group, including those without parameters on
+the stage, and a schedule with one value per group takes the same list everywhere.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from hetpipe.weights.parameter_groups import overrides_of
 
 _log = get_logger(__name__)
 
-#: The key of the job; begins every message.
+#: The job's key; prefix of every message.
 KEY = "lr_schedule"
 
-#: Arguments that torch calls; a job names them as `module:callable`.
+#: Arguments that are callables; a job names them as `module:callable`.
 _CALLABLES = ("lr_lambda", "scale_fn")
 
-#: Arguments that are not the user's: hetpipe gives them.
+#: Arguments set by hetpipe, not by the user.
 _GIVEN = ("self", "optimizer", "last_epoch")
 
-#: Schedules that cannot work here, with the reason and a way out.
+#: Unsupported schedules, with the reason and an alternative.
 _REFUSED: Mapping[str, str] = {
-    "ReduceLROnPlateau": "it waits for a metric, and here the rate depends on the update number alone, which all "
+    "ReduceLROnPlateau": "it depends on a metric, but the learning rate depends only on the update number, which all "
     "stages know; use CosineAnnealingLR or MultiStepLR",
-    "SWALR": "it goes with averaged weights, which are not kept here; use CosineAnnealingLR",
+    "SWALR": "it requires averaged weights, which are not kept here; use CosineAnnealingLR",
     "LRScheduler": "it is the base of the others and has no rate of its own; use LambdaLR with an `lr_lambda`",
 }
 
 
 class OneCycleLR(lr_scheduler.OneCycleLR):
-    """Torch's, but after its last update it stays where that one was.
+    """torch's `OneCycleLR`, but it keeps its final value after its last update.
 
-    Torch refuses to go on. Here nobody can say beforehand how many updates a virtual worker will make: when others die
-    or leave it makes more, because their samples are its own then; when others join it makes fewer.
+    torch raises an error instead. Here the number of updates of a virtual worker is not known in advance: it makes more
+    when others die or leave, because it takes over their samples, and fewer when others join.
     """
 
     _is_over = False
 
     def step(self, epoch: int | None = None) -> None:
-        """Go on by one update, or to a given one."""
+        """Advance by one update, or to a given one."""
         if (self.last_epoch + 1 if epoch is None else epoch) < self.total_steps:
             super().step(epoch)
         elif not self._is_over:
@@ -70,16 +70,16 @@ class GroupOptions:
     def __init__(
         self, optimizer: OptimizerSpec, schedule: LrScheduleSpec | None = None, load: CallableLoader | None = None
     ) -> None:
-        """Begin before the first update.
+        """Start before the first update.
 
         Args:
-            optimizer: class, arguments and groups; checked already (`pipeline.optimizer_choice`).
-            schedule: moves them from update to update; None: they stay.
-            load: finds what the schedule names by `module:callable`.
+            optimizer: class, arguments and groups; already validated (`pipeline.optimizer_choice`).
+            schedule: changes them from update to update; None: constant.
+            load: loads the schedule's callables, given as `module:callable`.
 
         Raises:
-            JobError: there is no such schedule, or it refuses its arguments.
-            CallableError: what it names cannot be loaded.
+            JobError: there is no such schedule, or it rejects its arguments.
+            CallableError: one of its callables cannot be loaded.
         """
         self._spec = optimizer
         self._schedule = schedule
@@ -87,7 +87,7 @@ class GroupOptions:
         self._begin()
 
     def of(self, group: int) -> Mapping[str, Any]:
-        """The options of `group` for the next update, as torch keeps them; −1 is the group without patterns."""
+        """The options of `group` for the next update, in torch's format; −1 is the group without patterns."""
         options: dict[str, Any] = self._stand_in.param_groups[group]
         return options
 
@@ -97,7 +97,7 @@ class GroupOptions:
         return self._scheduler is not None
 
     def advance(self) -> None:
-        """An update was made.
+        """Advance after an update.
 
         Raises:
             JobError: the schedule has no rate for the next one.
@@ -116,10 +116,10 @@ class GroupOptions:
             ) from error
 
     def go_to(self, num_updates: int) -> None:
-        """Be where `num_updates` updates lead.
+        """Restore the state after `num_updates` updates.
 
-        Most schedules compute a rate from the one before, so only the same steps give the same bits; and one number is
-        all that a checkpoint needs, whatever the schedule keeps. A step takes microseconds.
+        Most schedules compute a rate from the previous one, so only replaying all steps gives the same bits; and a
+        checkpoint needs only one number, whatever state the schedule has. A step takes microseconds.
         """
         if num_updates < self.num_updates:
             self._begin()
@@ -128,21 +128,21 @@ class GroupOptions:
 
     def _begin(self) -> None:
         self.num_updates = 0
-        # A matrix, because Muon takes nothing else.
+        # A matrix, because Muon accepts nothing else.
         groups = [{"params": [nn.Parameter(torch.empty(0, 0))], **own} for own in overrides_of(self._spec)]
         kind: Any = optimizer_class(self._spec, self._load)
         self._stand_in: torch.optim.Optimizer = kind(groups, **self._spec.arguments)
         self._scheduler: lr_scheduler.LRScheduler | None = None
         if self._schedule is not None:
             self._scheduler = _build(self._schedule, KEY, self._stand_in, self._load)
-            # Torch warns if a schedule moves before its optimizer did.
+            # torch warns if a schedule steps before its optimizer.
             self._stand_in.step()
 
 
 def _build(
     spec: LrScheduleSpec, path: str, optimizer: torch.optim.Optimizer, load: CallableLoader | None
 ) -> lr_scheduler.LRScheduler:
-    """The scheduler of `spec`, which stands at `path` of the job, with those that it is made of."""
+    """Build the scheduler of `spec`, at `path` of the job, including nested ones."""
     kind = _class_named(spec.name, path)
     given: dict[str, Any] = {
         name: _loaded(value, f"{path}.{name}", load) if name in _CALLABLES else value
@@ -158,7 +158,7 @@ def _build(
         return kind(optimizer=optimizer, **given)
     except Exception as error:
         raise JobError(
-            f"{_argument_path(spec, path, error)}: {spec.name} refuses its arguments: {_told(error)}"
+            f"{_argument_path(spec, path, error)}: {spec.name} rejects its arguments: {_told(error)}"
         ) from error
 
 
@@ -177,7 +177,7 @@ def _class_named(name: str, path: str) -> type[lr_scheduler.LRScheduler]:
 
 
 def _check_names(kind: type[lr_scheduler.LRScheduler], given: Mapping[str, Any], path: str) -> None:
-    """Raise JobError with every argument that `kind` does not take, and every one that it misses."""
+    """Raise JobError with every unknown and every missing argument of `kind`."""
     taken = {name: parameter for name, parameter in inspect.signature(kind).parameters.items() if name not in _GIVEN}
     problems = [
         f"{path}.{name}: {kind.__name__} has no such argument; {did_you_mean(name, taken)}"
@@ -194,7 +194,7 @@ def _check_names(kind: type[lr_scheduler.LRScheduler], given: Mapping[str, Any],
 
 
 def _check_nesting(spec: LrScheduleSpec, path: str) -> None:
-    """Refuse what torch takes and cannot start: a `SequentialLR` starts what is in it as no composite can."""
+    """Reject a composite that torch accepts but cannot start inside a `SequentialLR`."""
     for index, inner in enumerate(spec.schedulers):
         if spec.name == "SequentialLR" and inner.schedulers:
             raise JobError(
@@ -204,7 +204,7 @@ def _check_nesting(spec: LrScheduleSpec, path: str) -> None:
 
 
 def _loaded(value: object, path: str, load: CallableLoader | None) -> object:
-    """What a reference, or each of several, names; torch refuses anything else."""
+    """Load one or several references; torch rejects any other value."""
     if isinstance(value, tuple):
         return [_loaded(entry, f"{path}[{index}]", load) for index, entry in enumerate(value)]
     if not isinstance(value, str):
@@ -214,7 +214,7 @@ def _loaded(value: object, path: str, load: CallableLoader | None) -> object:
 
 
 def _argument_path(spec: LrScheduleSpec, path: str, error: Exception) -> str:
-    """The path of the argument that torch complains about, as far as it can be told from its words."""
+    """The path of the argument that torch's error message refers to, if it can be determined."""
     names = [*spec.arguments, *(["schedulers"] if spec.schedulers else [])]
     blamed = names if len(names) == 1 else [name for name in names if name in str(error)]
     return f"{path}.{blamed[0]}" if len(blamed) == 1 else path

@@ -1,9 +1,9 @@
 """Any optimizer of `torch.optim` or of the user's own, stepping the parameters of one stage in place on a flat buffer.
 
 The buffer is the running sum ρ of a wave where parameter servers hold the weights (`wsp.md` §3, Arithmetic), else the
-newest weights themselves. The optimizer's parameters *are* the buffer, and its own weight decay is off; decay is added
-here, from the weights that the policy names. An optimizer whose update depends on the weights in another way steps a
-copy of those weights, and the difference is added to the buffer.
+newest weights themselves. The optimizer's parameters *are* the buffer, and its own weight decay is disabled; decay is
+added here, from the weights selected by the policy. An optimizer whose update depends on the weights in another way
+steps a copy of those weights, and the difference is added to the buffer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hetpipe.weights.optimizer_class import CallableLoader, optimizer_class
 from hetpipe.weights.parameter_groups import members_of, overrides_of
 from hetpipe.weights.prediction import UpdateState, rule_of
 
-#: Keys of a parameter's state that are not torch's.
+#: Keys of a parameter's state that are added by hetpipe.
 _NUM_UPDATES = "num_updates"
 _LAST_GRADIENT = "last_gradient"
 
@@ -34,7 +34,7 @@ class Decay(Enum):
     COUPLED = "coupled"
     """g ← g + λ·w before the step."""
     DECOUPLED = "decoupled"
-    """The buffer loses lr·λ·w before the step."""
+    """The buffer is reduced by lr·λ·w before the step."""
     OWN = "own"
     """The optimizer reads the weights itself: step a copy and subtract."""
 
@@ -56,7 +56,7 @@ _DECAY = {
 
 
 def decay_of(name: str, arguments: Mapping[str, Any]) -> Decay:
-    """How `torch.optim.NAME` uses the weights; an unknown one steps a copy, which is always right."""
+    """How `torch.optim.NAME` uses the weights; unknown optimizers step a copy, which is always correct."""
     decay = _DECAY.get(name, Decay.OWN)
     if decay is Decay.COUPLED and arguments.get("decoupled_weight_decay"):
         return Decay.DECOUPLED
@@ -65,24 +65,24 @@ def decay_of(name: str, arguments: Mapping[str, Any]) -> Decay:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The parameters that share options."""
+    """Parameters with common options."""
 
     options: dict[str, Any]
-    """Of the next update; torch's own dictionary, with its weight decay off unless the decay is `OWN`."""
+    """For the next update; torch's own dictionary, with its weight decay disabled unless the decay is `OWN`."""
     decay: Decay
     weight_decay: float
-    """λ, which may be the optimizer's own default; 0 where it decays nothing or by itself."""
+    """λ, which may be the optimizer's default; 0 without decay, or if the optimizer applies it."""
 
     def decayed(self, target: Tensor, gradient: Tensor, weights: Tensor | None) -> Tensor:
-        """Decay before a step; returns the gradient that the optimizer shall see.
+        """Apply decay before a step; returns the gradient for the optimizer.
 
         Args:
-            target: what is stepped on; written if the decay is decoupled.
+            target: the tensor stepped on; written if the decay is decoupled.
             gradient: of this update; never written.
-            weights: what decays; None if that is the target.
+            weights: the weights that decay; None if that is the target.
         """
         if self.decay is Decay.COUPLED:
-            # A maximizing optimizer turns the gradient round, and decays towards zero all the same.
+            # A maximizing optimizer negates the gradient, but still decays towards zero.
             sign = -1.0 if self.options.get("maximize") else 1.0
             return gradient.add(target if weights is None else weights, alpha=sign * self.weight_decay)
         lost = self.options["lr"] * self.weight_decay
@@ -94,7 +94,7 @@ class _Group:
 
 
 class StageOptimizer:
-    """Steps one stage's parameters. State persists over waves and barriers. Not thread-safe."""
+    """The optimizer of one stage's parameters. State persists across waves and barriers. Not thread-safe."""
 
     def __init__(
         self,
@@ -109,12 +109,12 @@ class StageOptimizer:
         """Step on `target`: ρ, or the newest weights.
 
         Args:
-            spec: class, arguments and groups; checked already (`pipeline.optimizer_choice`).
-            target: its views, by the model's parameter names, are stepped on.
-            schedule: of the learning rate; None: it stays.
-            predicts: whether `predict_` will be called, so that what it needs is kept.
+            spec: class, arguments and groups; already validated (`pipeline.optimizer_choice`).
+            target: views to step on, by the model's parameter names.
+            schedule: of the learning rate; None: constant.
+            predicts: whether `predict_` will be called, so that its inputs are kept.
             include_decay: whether a decoupled weight decay is part of the prediction.
-            load: finds what the optimizer and the schedule name by `module:callable`.
+            load: loads the callables of optimizer and schedule, given as `module:callable`.
 
         Raises:
             JobError, CallableError: the schedule cannot be used, or the optimizer's updates cannot be predicted.
@@ -124,7 +124,8 @@ class StageOptimizer:
         self._rule = rule_of(kind, spec.name) if predicts else None
         self._includes_decay = include_decay
         self._upcoming = GroupOptions(spec, schedule, load)
-        # Born on memory of their own: a parameter keeps its birth's version counter, which must not be a buffer's.
+        # Created on separate memory: a parameter keeps the version counter of its initial storage, which must not be a
+        # buffer's.
         self._parameters = {name: nn.Parameter(torch.empty_like(view)) for name, view in target.views.items()}
         self._groups: dict[int, _Group] = {}
         self._group_of: dict[str, _Group] = {}
@@ -155,7 +156,7 @@ class StageOptimizer:
         return optimizer
 
     def _take_options(self) -> None:
-        """Give torch what the next update is made with."""
+        """Set torch's options for the next update."""
         if self._upcoming.is_scheduled:
             for index, group in self._groups.items():
                 upcoming = self._upcoming.of(index)
@@ -168,7 +169,7 @@ class StageOptimizer:
 
     @property
     def learning_rate(self) -> float | None:
-        """Of the next update, in the group of parameters that no pattern matches; None without parameters.
+        """The rate of the next update, in the group of parameters that no pattern matches; None without parameters.
 
         Also None for an optimizer of the user's own that has no `lr`.
         """
@@ -176,7 +177,7 @@ class StageOptimizer:
         return None if rate is None else float(rate)
 
     def go_to(self, num_updates: int) -> None:
-        """Make the next update with the options that it has after `num_updates`; what the steps keep stays.
+        """Set the options to those after `num_updates`; the optimizer's state is not changed.
 
         Raises:
             JobError: the schedule has no rate for it.
@@ -194,10 +195,10 @@ class StageOptimizer:
         """Make one update.
 
         Args:
-            gradients: parameter name → gradient, or None where nothing used it (no update, no decay). They are taken
-                out one by one, so that no gradient stays beside its sum with the decay, and are this object's then.
-            weights: parameter name → the weights that decay; None: those that are stepped on. A name is looked up only
-                where decay or the optimizer needs it, and once, so a mapping may compute them.
+            gradients: parameter name → gradient, or None where nothing used it (no update, no decay). They are removed
+                one by one, so that no gradient is kept besides its sum with the decay, and owned by this object.
+            weights: parameter name → the weights that decay; None: those stepped on. A name is looked up at most once,
+                where decay or the optimizer needs it, so the mapping may be lazy.
 
         Raises:
             JobError: the schedule has no rate for the next update.
@@ -227,15 +228,16 @@ class StageOptimizer:
     def _keep(self, name: str, gradient: Tensor | None, group: _Group) -> None:
         if self._rule is None or gradient is None or not self._rule.needs_gradient(group.options):
             return
-        # Torch's foreach step adds the momentum into the gradient under Nesterov.
+        # torch's foreach step adds the momentum to the gradient in place under Nesterov.
         self._last[name] = gradient.clone() if group.options.get("nesterov") else gradient
 
     def predict_(self, weights: FlatBuffer, steps: int) -> None:
         """Move `weights`, a copy of the newest ones, `steps` updates ahead, at the rate of the next update.
 
-        PipeOptim eq. (5): Ŵ = W − lr·s·ΔW, with ΔW by `prediction.RULES`. A parameter without an update so far stays.
+        PipeOptim eq. (5): Ŵ = W − lr·s·ΔW, with ΔW by `prediction.RULES`. A parameter without an update so far is not
+        changed.
         """
-        assert self._rule is not None, "made without `predicts`"
+        assert self._rule is not None, "created without `predicts`"
         if steps == 0 or self.optimizer is None:
             return
         for name, parameter in self._parameters.items():
@@ -268,9 +270,9 @@ class StageOptimizer:
         return state
 
     def load_state(self, state: Mapping[str, Mapping[str, Tensor | float | int]]) -> None:
-        """Take over what `state` returned, for every parameter that is in it; may be called for one after another.
+        """Restore the state of the given parameters, as returned by `state`; may be called repeatedly.
 
-        Older checkpoints know no number of updates: their schedules begin anew.
+        Older checkpoints do not contain the number of updates: their schedules restart.
         """
         if self.optimizer is None:
             return
@@ -289,7 +291,7 @@ class StageOptimizer:
 
 
 def _placed(key: str, value: Tensor | float, parameter: Tensor, options: Mapping[str, Any]) -> Tensor | float:
-    """`value` where torch wants it: with its parameter, but step counts in host memory unless the step is fused."""
+    """`value` on the device expected by torch: that of its parameter, but step counts in host memory unless fused."""
     if not isinstance(value, Tensor) or (key == "step" and not options.get("fused")):
         return value
     return value.to(parameter.device)

@@ -1,11 +1,11 @@
-"""The class that a job's `optimizer` names: one of `torch.optim`, or the user's own as `module:Class`.
+"""Resolution of a job's `optimizer` to a class: one of `torch.optim`, or a user-defined `module:Class`.
 
-A class of the user's own is stepped as any other: on the parameters of one stage, in place, and from the weights that
-the policy names. It declares what cannot be seen from outside:
+A user-defined class is stepped like any other: on the parameters of one stage, in place, and from the weights selected
+by the policy. It declares properties that cannot be observed:
 
 * `couples_parameters = True`: its step of one parameter depends on others. Each stage has only its own parameters, so
-  its result depends on the cut; without the declaration such a class is refused.
-* `prediction = Rule(…)` (`weights.prediction`): how it moves a parameter, for policies that predict.
+  its result depends on the cut; without the declaration such a class is rejected.
+* `prediction = Rule(…)` (`weights.prediction`): its update rule, for policies that predict.
 """
 
 from __future__ import annotations
@@ -19,42 +19,40 @@ from hetpipe.errors import JobError
 from hetpipe.job.training import OptimizerSpec
 from hetpipe.values.suggest import did_you_mean
 
-#: Optimizers that cannot work here, with the reason and a way out.
+#: Unsupported optimizers, with the reason and an alternative.
 _REFUSED: Mapping[str, str] = {
-    "LBFGS": "it computes the loss several times per step, and in a pipeline each minibatch passes once; use SGD",
+    "LBFGS": "it computes the loss several times per step, but in a pipeline each minibatch passes only once; use SGD",
     "SparseAdam": "it needs sparse gradients, but shards hold dense slices; use Adam",
 }
 
-#: The job's key that names the class.
+#: The job's key that contains the class.
 KEY = "optimizer.name"
 
 
 class CallableLoader(Protocol):
-    """Finds the user's callables; it is above this layer (`pipeline.callables`)."""
+    """Loads user-defined callables; implemented above this layer (`pipeline.callables`)."""
 
     def __call__(self, reference: str, *, key: str) -> Callable[..., Any]:
-        """What `reference` (`module:callable`) names; `key` of the job holds it and begins every message."""
+        """Load `reference` (`module:callable`); `key` is the job's key, the prefix of every message."""
         ...
 
 
 def optimizer_class(spec: OptimizerSpec, load: CallableLoader | None) -> type[torch.optim.Optimizer]:
-    """The class that `spec` names.
+    """Resolve the class of `spec`.
 
     Args:
         spec: the job's section.
-        load: finds the user's own class; None where there can be none.
+        load: loads a user-defined class; None where none is allowed.
 
     Raises:
-        JobError: `torch.optim` has no such optimizer, hetpipe cannot use it, or what is named is no optimizer.
+        JobError: `torch.optim` has no such optimizer, it is unsupported, or the name does not refer to an optimizer.
         CallableError: the user's module cannot be used.
     """
     if spec.is_own:
-        assert load is not None, "an optimizer of the user's own needs a loader"
+        assert load is not None, "a user-defined optimizer needs a loader"
         found = load(spec.name, key=KEY)
         if not isinstance(found, type) or not issubclass(found, torch.optim.Optimizer):
-            raise JobError(
-                f"{KEY}: `{spec.name}` is {_described(found)}; name a class that inherits torch.optim.Optimizer"
-            )
+            raise JobError(f"{KEY}: `{spec.name}` is {_described(found)}; it must inherit from torch.optim.Optimizer")
         return found
     if spec.name in _REFUSED:
         raise JobError(f"{KEY}: {spec.name} is not supported: {_REFUSED[spec.name]}")

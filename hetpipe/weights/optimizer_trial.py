@@ -1,8 +1,8 @@
-"""Does an optimizer of the user's own do what a pipeline needs? A few steps on tiny parameters tell.
+"""Trial of a user-defined optimizer: a few steps on tiny parameters verify what a pipeline requires.
 
 Each stage has only its own parameters, checkpoints keep `state[parameter]` and nothing else, some parameters may have
-no gradient, and nobody can compute the loss again. A class that breaks one of these would train to something else, and
-nobody would notice; so it is tried before a stage starts. Classes of torch need no trial.
+no gradient, and the loss cannot be recomputed. A class that violates one of these would silently give other results, so
+it is tested before a stage starts. Classes of torch need no trial.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from torch import Tensor, nn
 from hetpipe.errors import JobError
 from hetpipe.weights.optimizer_class import KEY
 
-#: Matrices, because some optimizers take nothing else; the last one has no gradient.
+#: Matrices, because some optimizers accept nothing else; the last one has no gradient.
 _SHAPES = ((2, 2), (3, 2), (2, 3))
 _NUM_STEPS = 3
-#: The steps before which a run goes on from a checkpoint.
+#: The steps before which the trial resumes from a checkpoint.
 _RESUMED_AFTER = 2
 
 Weights = list[Tensor]
 
 
 def check_own_optimizer(kind: type[torch.optim.Optimizer], name: str, arguments: Mapping[str, Any]) -> None:
-    """Refuse a class with which a pipeline would train to something else.
+    """Reject a class that would give other results in a pipeline.
 
     Args:
         kind: inherits `torch.optim.Optimizer`.
-        name: as the job names it, for messages.
-        arguments: of the job; the class takes them.
+        name: its name in the job, for messages.
+        arguments: from the job; accepted by the class.
 
     Raises:
-        JobError: with what it does, and what it must do or declare instead.
+        JobError: names the violation, and what the class must do or declare instead.
     """
     trial = _Trial(kind, name, arguments)
     everyone = range(len(_SHAPES))
@@ -43,17 +43,17 @@ def check_own_optimizer(kind: type[torch.optim.Optimizer], name: str, arguments:
     resumed = trial.run(everyone, resumed_after=_RESUMED_AFTER)
     if not _equal(together, resumed):
         trial.refuse(
-            "goes another way after it was given back its `state`, as if from a checkpoint; keep all that a step "
-            "depends on in `self.state[parameter]`, as tensors and numbers"
+            "behaves differently after its `state` was restored, as from a checkpoint; keep everything that a "
+            "step depends on in `self.state[parameter]`, as tensors and numbers"
         )
     if getattr(kind, "couples_parameters", False):
         return
     for index in everyone:
         if not _equal(trial.run([index]), [together[index]]):
             trial.refuse(
-                "steps a parameter differently when others are beside it, and each stage has only its own parameters; "
-                "step each by itself, or declare `couples_parameters = True` in the class if results may depend on "
-                "where the model is cut"
+                "steps a parameter differently when others are present, but each stage has only its own "
+                "parameters; step each one independently, or declare `couples_parameters = True` in the class "
+                "if results may depend on where the model is cut"
             )
 
 
@@ -67,11 +67,11 @@ class _Trial:
         raise JobError(f"{KEY}: {self._name} {what}")
 
     def run(self, indices: Sequence[int], *, resumed_after: int | None = None) -> Weights:
-        """The weights of some of the parameters after all steps.
+        """The weights of the selected parameters after all steps.
 
         Args:
-            indices: which parameters there are.
-            resumed_after: steps after which a new optimizer goes on with the state of the old one.
+            indices: the selected parameters.
+            resumed_after: steps after which a new optimizer continues with the state of the old one.
         """
         parameters = [nn.Parameter(_noise(_SHAPES[index], seed=index)) for index in indices]
         with torch.random.fork_rng(devices=[]):
@@ -88,14 +88,14 @@ class _Trial:
         try:
             return self._kind([{"params": list(parameters)}], **self._arguments)
         except Exception as error:
-            raise JobError(f"optimizer: {self._name} refuses its arguments: {_told(error)}") from error
+            raise JobError(f"optimizer: {self._name} rejects its arguments: {_told(error)}") from error
 
     def _step(
         self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], indices: Sequence[int], step: int
     ) -> None:
         idle = len(_SHAPES) - 1
         for index, parameter in zip(indices, parameters, strict=True):
-            # A copy: some optimizers write into gradients.
+            # A copy: some optimizers write to gradients.
             parameter.grad = None if index == idle else _noise(_SHAPES[index], seed=100 * (step + 1) + index)
         before = [dict(group) for group in optimizer.param_groups]
         torch.manual_seed(step)
@@ -104,26 +104,27 @@ class _Trial:
         except Exception as error:
             raise JobError(
                 f"{KEY}: {self._name} raises in `step()`, without a closure and with one parameter that has no "
-                f"gradient: {_told(error)}; a pipeline computes no loss twice, and parameters that a minibatch did not "
-                "use have no gradient"
+                f"gradient: {_told(error)}; a pipeline cannot recompute a loss, and parameters not used by a "
+                "minibatch have no gradient"
             ) from error
         self._check_state(optimizer, parameters)
         self._check_groups(before, optimizer.param_groups)
         if idle in indices and not torch.equal(parameters[-1].detach(), _noise(_SHAPES[idle], seed=idle)):
-            self.refuse("moves a parameter that has no gradient; pass over those whose `grad` is None")
+            self.refuse("changes a parameter that has no gradient; skip those whose `grad` is None")
 
     def _check_state(self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
         own = set(parameters)
         for parameter, entries in optimizer.state.items():
             if parameter not in own:
                 self.refuse(
-                    f"keeps `state[{parameter!r}]`, which is no parameter; checkpoints keep state of these only"
+                    f"keeps `state[{parameter!r}]`, which is not a parameter; checkpoints contain only the "
+                    "state of parameters"
                 )
             for key, value in entries.items():
                 if not isinstance(value, Tensor | int | float):
                     self.refuse(
-                        f"keeps `state[parameter][{key!r}]` as {type(value).__name__}; checkpoints keep tensors and "
-                        "numbers"
+                        f"keeps `state[parameter][{key!r}]` as {type(value).__name__}; checkpoints contain only "
+                        "tensors and numbers"
                     )
 
     def _check_groups(self, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> None:
@@ -132,7 +133,7 @@ class _Trial:
             if any(key not in old or old[key] != new[key] for key in changed):
                 names = ", ".join(f"`{key}`" for key in changed)
                 self.refuse(
-                    f"changes {names} of its parameter groups, which checkpoints do not keep; keep it in "
+                    f"changes {names} of its parameter groups, which checkpoints do not contain; keep it in "
                     "`self.state[parameter]`"
                 )
 

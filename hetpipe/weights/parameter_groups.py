@@ -1,7 +1,7 @@
-"""Which arguments of the optimizer does a parameter have? Groups are told by patterns of names (`optimizer.groups`).
+"""Parameter groups of the optimizer, selected by patterns of parameter names (`optimizer.groups`).
 
-The groups are those of the job, in its order, and behind them the one of all parameters that no pattern matches. That
-is also the order in which a schedule takes a list of values, one per group.
+The groups are those of the job, in its order, followed by the group of all parameters that no pattern matches. A
+schedule with a list of values, one per group, uses the same order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hetpipe.job.training import ArgumentValue
 
 
 def members_of(spec: OptimizerSpec, names: Iterable[str]) -> dict[int, list[str]]:
-    """Group → its parameters among `names`, in their order; groups without any are left out.
+    """Group → its parameters among `names`, in their order; empty groups are omitted.
 
     A parameter belongs to the first group that has a matching pattern.
 
@@ -30,12 +30,12 @@ def members_of(spec: OptimizerSpec, names: Iterable[str]) -> dict[int, list[str]
 
 
 def overrides_of(spec: OptimizerSpec) -> tuple[dict[str, ArgumentValue], ...]:
-    """What differs from the optimizer's arguments, per group; nothing in the last one."""
+    """The options that differ from the optimizer's arguments, per group; empty for the last one."""
     return (*(group.arguments for group in spec.groups), {})
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a pattern (`*`, `?`, `[…]`) is of a parameter's name; case matters.
+    """Whether a pattern (`*`, `?`, `[…]`) matches a parameter's name; case-sensitive.
 
     >>> matches("*.bias", "layers.0.bias"), matches("*.Bias", "layers.0.bias")
     (True, False)

@@ -1,8 +1,8 @@
-"""Which tensors hold the weight versions of a stage, and how does an update change them?
+"""Interface to the weight versions of a stage.
 
-Two answers: `anchored` where parameter servers publish weights (`wsp.md` §3), `direct` where only the stages hold them
-(`sync: none`, `sync: allreduce`). Both are told by a `VersionTable` which version a minibatch uses; they differ in what
-the optimizer steps on.
+Two implementations: `anchored` where parameter servers publish weights (`wsp.md` §3), `direct` where only the stages
+hold them (`sync: none`, `sync: allreduce`). Both look up the version of a minibatch in a `VersionTable`; they differ in
+what the optimizer steps on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Version:
     weights: Mapping[str, Tensor]
     """Leaves by parameter name: views of `buffer` that require gradients."""
     through: Minibatch
-    """What really is in them: the last own minibatch of an update, predicted ones left aside."""
+    """The last own minibatch of an update that they actually contain, not counting predicted ones."""
 
 
 def version_of(buffer: FlatBuffer, through: int) -> Version:
@@ -38,7 +38,7 @@ def version_of(buffer: FlatBuffer, through: int) -> Version:
 def predicted_version(
     newest: FlatBuffer, steps: int, *, through: int, pool: BufferPool, optimizer: StageOptimizer
 ) -> Version:
-    """The weights `steps` updates ahead of `newest`, which are those through `through`; with a holder of its own."""
+    """The weights `steps` updates ahead of `newest`, which include `through`; with a holder of their own."""
     if steps == 0:
         return version_of(pool.hold(newest), through)
     ahead = pool.take().copy_(newest)
@@ -50,15 +50,15 @@ class StageWeights(Protocol):
     """The versions of one stage. Not thread-safe: one compute thread uses it.
 
     Per minibatch: `forward`, `forwarded`, later `backward`, `backwarded`; `step` after the last minibatch of an update.
-    Buffers handed out (`close_wave`) or in (`start`, `switch`) carry one holder, which changes hands.
+    Buffers returned (`close_wave`) or passed in (`start`, `switch`) have one holder, which is transferred.
     """
 
     optimizer: StageOptimizer
-    #: Buffers held between two actions, at most at once so far.
+    #: Peak number of buffers held between two actions.
     peak_at_rest: int
 
     def start(self, clock: Clock, published: FlatBuffer | None) -> None:
-        """Begin a segment at the barrier at `clock`, from w^(clock), or from the newest weights if that is None."""
+        """Start a segment at the barrier at `clock`, from w^(clock), or from the newest weights if that is None."""
         ...
 
     def switch(self, p: Minibatch, clock: Clock, published: FlatBuffer) -> None:
@@ -70,48 +70,48 @@ class StageWeights(Protocol):
         ...
 
     def forwarded(self, p: Minibatch) -> None:
-        """The forward of `p` has ended."""
+        """Mark the forward of `p` as ended."""
         ...
 
     def backward(self, p: Minibatch) -> Version:
-        """The weights of the backward of `p`; other ones than of its forward if the policy predicts."""
+        """The weights of the backward of `p`; different from those of its forward if the policy predicts."""
         ...
 
     def backwarded(self, p: Minibatch) -> None:
-        """The backward of `p` has ended."""
+        """Mark the backward of `p` as ended."""
         ...
 
     def step(self, p: Minibatch, gradients: dict[str, Tensor | None]) -> None:
         """Make the update after minibatch `p`.
 
         Args:
-            p: the last minibatch whose gradient is in it.
-            gradients: parameter name → gradient or None; they are taken out, and freed with the step.
+            p: the last minibatch whose gradient it includes.
+            gradients: parameter name → gradient or None; they are removed, and freed during the step.
         """
         ...
 
     def close_wave(self, wave: Wave, last: Minibatch) -> FlatBuffer | None:
-        """All updates of a wave are made, the last one after minibatch `last`.
+        """Finish a wave after its last update, made after minibatch `last`.
 
         Returns:
-            ũ in host memory, whose one holder is the caller; None where nothing is pushed.
+            ũ in host memory, with the caller as its only holder; None where nothing is pushed.
 
         Raises:
-            NonFiniteUpdate: naming parameter and minibatch.
+            NonFiniteUpdate: names parameter and minibatch.
         """
         ...
 
     @property
     def at_barrier(self) -> FlatBuffer:
-        """Right after `start`: the weights of the barrier."""
+        """The weights of the barrier, right after `start`."""
         ...
 
     def evaluated(self, p: Minibatch, published: FlatBuffer | None) -> FlatBuffer:
-        """The weights of an evaluation right before `switch` or `forward` of `p`; its holder stays who it is.
+        """The weights of an evaluation right before `switch` or `forward` of `p`; the holder does not change.
 
         Args:
-            p: the minibatch that comes next.
+            p: the next minibatch.
             published: w^(clock) where `p` switches to it; None before the first forward after `start`, and where
-                nothing is published: then the own weights that `p` sees, without its prediction.
+                nothing is published: then the own weights that `p` uses, without its prediction.
         """
         ...

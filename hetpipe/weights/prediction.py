@@ -1,19 +1,19 @@
-"""Where will the weights be in a few updates? PipeOptim's prediction, from the state that an optimizer has anyway.
+"""PipeOptim's weight prediction, computed from the existing optimizer state.
 
 Ŵ_{t+s} = W_t − lr·s·ΔW_t (PipeOptim §III-A, eq. (3) and (5)): the latest update, repeated s times at the rate of the
 next one. s counts the updates between a minibatch's forward and its backward, K − i − 1 in a full pipeline (eq. (4),
-`decide.schedule.versions`). ΔW_t is what the optimizer's own rule subtracts (Table I); here is one function per
-optimizer that reads it off.
+`decide.schedule.versions`). ΔW_t is the amount subtracted by the optimizer's own rule (Table I), computed here by one
+function per optimizer.
 
-Where this differs from what else is written about it:
+Differences from other descriptions:
 
-* Under AdamW the decoupled decay λ·W is part of every update, so it is part of the prediction; Table I leaves it out.
-  `prediction: {include_decay: false}` does so, too.
-* ε stands where torch's Adam has it, beside the root and not under it, and is the optimizer's own.
-* The authors' public code predicts s = K − i updates ahead and has a fixed ε. The paper is right: the backward of a
+* Under AdamW the decoupled decay λ·W is part of every update, so it is part of the prediction; Table I omits it, as
+  does `prediction: {include_decay: false}`.
+* ε is outside the root, as in torch's Adam, and has the optimizer's value.
+* The authors' public code predicts s = K − i updates ahead and uses a fixed ε. The paper is correct: the backward of a
   minibatch sees the updates of all before it, K − i − 1 more than its forward did.
 
-A new optimizer is one function and one line in `RULES`.
+To add an optimizer, write one function and one line in `RULES`.
 """
 
 from __future__ import annotations
@@ -31,36 +31,37 @@ from hetpipe.values.suggest import join_names
 
 @dataclass(frozen=True, slots=True)
 class UpdateState:
-    """What is known of one parameter after an update. Rules read it and write nothing."""
+    """State of one parameter after an update. Rules only read it."""
 
     group: Mapping[str, Any]
-    """Options of the parameter's group for the next update, as torch keeps them."""
+    """Options of the parameter's group for the next update, in torch's format."""
     weight_decay: float
-    """λ of a decoupled decay that counts as part of the update; 0 where there is none, or it is coupled."""
+    """λ of a decoupled decay that counts as part of the update; 0 without one, or if it is coupled."""
     state: Mapping[str, Any]
-    """The optimizer's state for the parameter, as torch keeps it; empty before its first update."""
+    """The optimizer's state of the parameter, in torch's format; empty before its first update."""
     gradient: Tensor | None
-    """The last one as the optimizer was given it: clipped, with a coupled decay in it, before `maximize` turns it."""
+    """The last gradient as passed to the optimizer: clipped, including a coupled decay, before `maximize` negates it.
+    """
     weights: Tensor
     """W_t."""
 
     @property
     def descent(self) -> Tensor | None:
-        """The last gradient in the direction that is subtracted: turned round under `maximize`.
+        """The last gradient in the direction that is subtracted: negated under `maximize`.
 
-        Torch turns it before anything else, so momentum and averages are turned already.
+        torch negates it first, so momentum and averages are already negated.
         """
         return self.gradient.neg() if self.gradient is not None and self.group["maximize"] else self.gradient
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How one optimizer moves a parameter."""
+    """Update rule of one optimizer."""
 
     change: Callable[[UpdateState], Tensor | None]
-    """ΔW_t; None before the parameter's first update. The result may be the optimizer's own state."""
+    """ΔW_t; None before the parameter's first update. The result may alias the optimizer's own state."""
     needs_gradient: Callable[[Mapping[str, Any]], bool]
-    """Whether a group with these options needs the last gradient to be kept."""
+    """Whether a group with these options requires the last gradient to be kept."""
 
 
 def _sgd_needs_gradient(group: Mapping[str, Any]) -> bool:
@@ -115,7 +116,7 @@ def _never(_group: Mapping[str, Any]) -> bool:
     return False
 
 
-#: Class name in `torch.optim` → its rule.
+#: Class name in `torch.optim` → rule.
 RULES: Mapping[str, Rule] = {
     "SGD": Rule(_sgd, _sgd_needs_gradient),
     "Adam": Rule(_adam, _never),
@@ -125,11 +126,11 @@ RULES: Mapping[str, Rule] = {
 
 
 def rule_of(kind: type[Any], name: str) -> Rule:
-    """The rule of an optimizer: the one that the class declares as `prediction`, or ours for a class of `torch.optim`.
+    """The rule of an optimizer: the class's own `prediction`, or hetpipe's for a class of `torch.optim`.
 
     Args:
         kind: the class.
-        name: as the job names it.
+        name: its name in the job.
 
     Raises:
         JobError: there is none.
@@ -139,26 +140,26 @@ def rule_of(kind: type[Any], name: str) -> Rule:
         return declared
     if ":" in name:
         raise JobError(
-            f"optimizer.name: {name} does not say how it moves the weights, so nothing can be predicted; declare "
-            "`prediction = Rule(change, needs_gradient)` in the class (hetpipe.weights.prediction), or use another "
-            "weight policy"
+            f"optimizer.name: {name} declares no update rule, so its weights cannot be predicted; declare "
+            "`prediction = Rule(change, needs_gradient)` in the class (hetpipe.weights.prediction), or use "
+            "another weight policy"
         )
     if name not in RULES:
         raise JobError(
-            f"optimizer.name: is {name}, and how it moves the weights is known for {join_names(RULES, 'and')} only, so "
-            "nothing can be predicted; use one of these, or another weight policy, or add its rule, one function in "
-            "hetpipe/weights/prediction.py"
+            f"optimizer.name: is {name}, but update rules exist only for {join_names(RULES, 'and')}, so its "
+            "weights cannot be predicted; use one of these, or another weight policy, or add its rule, one "
+            "function in hetpipe/weights/prediction.py"
         )
     return RULES[name]
 
 
 def check_predictable(kind: type[Any], name: str, weights: WeightPolicy) -> None:
-    """Refuse an optimizer that the weight policy would have to predict and cannot.
+    """Reject an optimizer without a rule if the weight policy needs predictions.
 
     That `spectrain` needs momentum is a rule between keys of the job (`job.rules`).
 
     Raises:
-        JobError: as `rule_of`.
+        JobError: as for `rule_of`.
     """
     if POLICIES[weights].predicts is not None:
         rule_of(kind, name)

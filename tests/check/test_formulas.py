@@ -12,7 +12,7 @@ from hetpipe.check.formulas import (
     most_in_flight,
     required_clock,
 )
-from hetpipe.check.rules import OrderRule, Place, Rule, WeightRule
+from hetpipe.check.rules import OrderRule, Place, RunRule, WeightRule
 from hetpipe.decide.schedule.in_flight import in_flight
 from hetpipe.decide.schedule.versions import VersionTable
 from hetpipe.values.policies import POLICIES, WEIGHT_POLICIES, WeightPolicy
@@ -37,7 +37,7 @@ from tests.support.gates import gate_of
     ],
 )
 def test_required_clock_is_the_table_of_the_design(staleness: int, num: int, first: int, last: int, clock: int) -> None:
-    rule = Rule(num, staleness)
+    rule = RunRule(num, staleness)
     assert {required_clock(rule, p, 0) for p in range(first, last + 1)} == {clock}
 
 
@@ -47,7 +47,7 @@ def test_required_clock_follows_from_s_global(staleness: int, num: int) -> None:
     s_local = num - 1
     s_global = (staleness + 1) * (s_local + 1) + s_local - 1
     for p in range(1, 60):
-        clock = required_clock(Rule(num, staleness), p, 0)
+        clock = required_clock(RunRule(num, staleness), p, 0)
         due = max(0, p - (s_global + 1))
         assert clock * num >= due > (clock - 1) * num or clock == due == 0
 
@@ -61,7 +61,7 @@ def test_required_clock_follows_from_s_global(staleness: int, num: int) -> None:
     ],
 )
 def test_other_policies(weights: WeightRule, clocks: list[int], through: list[int]) -> None:
-    rule = Rule(2, 1, weights)
+    rule = RunRule(2, 1, weights)
     assert [required_clock(rule, p, 0) for p in range(1, 7)] == clocks
     assert [forward_through(rule, p, 0, Place()) for p in range(1, 7)] == through
 
@@ -81,7 +81,7 @@ def test_other_policies(weights: WeightRule, clocks: list[int], through: list[in
 )
 def test_versions_of_three_stages(weights: WeightRule, forwards: list[list[int]], backwards: list[list[int]]) -> None:
     """The table of `policies.md`, by hand: K = N = 3, p = 1 … 7."""
-    rule = Rule(3, None, weights)
+    rule = RunRule(3, None, weights)
     for stage, forward in enumerate(forwards):
         place = Place(stage, 3)
         assert [forward_through(rule, p, 0, place) for p in range(1, 8)] == forward
@@ -90,7 +90,7 @@ def test_versions_of_three_stages(weights: WeightRule, forwards: list[list[int]]
 
 
 def test_an_update_of_several_minibatches_counts_when_it_is_whole() -> None:
-    rule = Rule(4, None, WeightRule.PREDICT, accumulate=2)
+    rule = RunRule(4, None, WeightRule.PREDICT, accumulate=2)
     assert [forward_through(rule, p, 0, Place(0, 3)) for p in range(1, 8)] == [0, 0, 0, 0, 2, 2, 4]
     assert [backward_through(rule, p, 0, Place(0, 3)) for p in range(1, 8)] == [0, 0, 2, 2, 4, 4, 6]
     assert [forward_through(rule, p, 2, Place(0, 3)) for p in range(9, 14)] == [8, 8, 8, 8, 10]
@@ -101,7 +101,7 @@ def test_an_update_of_several_minibatches_counts_when_it_is_whole() -> None:
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_two_writings_agree(weights: WeightPolicy, num_stages: int, accumulate: int) -> None:
     num = 4
-    rule = Rule(num, 1, WeightRule(weights), accumulate=accumulate)
+    rule = RunRule(num, 1, WeightRule(weights), accumulate=accumulate)
     for stage in range(num_stages):
         place, table = Place(stage, num_stages), VersionTable(weights, stage, num_stages, num, accumulate)
         for floor in (0, 2):
@@ -119,17 +119,17 @@ def test_the_two_writings_agree(weights: WeightPolicy, num_stages: int, accumula
 def test_the_two_bounds_on_what_is_in_flight_agree(weights: WeightPolicy) -> None:
     for schedule in POLICIES[weights].schedules:
         for stage in range(4):
-            rule = Rule(6, None, WeightRule(weights), order=OrderRule(schedule))
+            rule = RunRule(6, None, WeightRule(weights), order=OrderRule(schedule))
             limit = in_flight(stage=stage, num_stages=4, minibatches_per_wave=6, weights=weights, schedule=schedule)
             assert most_in_flight(rule, Place(stage, 4)) == limit
 
 
 def test_a_barrier_is_a_floor() -> None:
-    rule = Rule(2, 1)
+    rule = RunRule(2, 1)
     assert [required_clock(rule, p, 3) for p in (7, 8, 9)] == [3, 3, 3]
     assert [forward_through(rule, p, 3, Place()) for p in (7, 8, 9)] == [6, 6, 7]
     assert [p for p in range(7, 13) if is_switch_point(rule, p, 3)] == [7, 8, 10, 12]
 
 
 def test_unbounded_staleness_requires_only_the_barrier() -> None:
-    assert required_clock(Rule(2, None), 1000, 3) == 3
+    assert required_clock(RunRule(2, None), 1000, 3) == 3

@@ -72,7 +72,7 @@ def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path) -> None:
     content = bytearray(part.read_bytes())
     content[-1] ^= 1
     part.write_bytes(content)
-    with pytest.raises(CheckpointError, match="is damaged"):
+    with pytest.raises(CheckpointError, match="is corrupted"):
         export_weights(tmp_path, tmp_path / "out.safetensors")
     assert not (tmp_path / "out.safetensors").exists()
 
@@ -84,7 +84,7 @@ def test_a_run_without_a_checkpoint(tmp_path: Path) -> None:
 
 def test_places_that_cannot_be_written_to(tmp_path: Path) -> None:
     write_state(tmp_path, 3)
-    with pytest.raises(UserError, match=r"is a folder; name the file to write, for example .*model.safetensors"):
+    with pytest.raises(UserError, match=r"is a folder; give a file name, for example .*model.safetensors"):
         export_weights(tmp_path, tmp_path)
     with pytest.raises(UserError, match="cannot write"):
         export_weights(tmp_path, tmp_path / "nowhere" / "out.safetensors")

@@ -119,14 +119,14 @@ def test_other_barriers_ask_for_none(parts: Parts, reasons: tuple[str, ...]) -> 
     parts.begin(4, reasons=reasons)
     parts.keeper.follow(PublishRecord(3, Clock(4), ()), progress_at(4))
     parts.keeper.follow(None, progress_at(4))
-    with pytest.raises(ProtocolViolation, match="at clock 4, where no barrier asks for one"):
+    with pytest.raises(ProtocolViolation, match="at clock 4, but no barrier requires one there"):
         parts.shard(4, 0)
 
 
 def test_an_older_barrier_that_is_read_again_begins_none(parts: Parts) -> None:
     member = SegmentMember(VirtualWorkerIndex(0), Incarnation(0), 1, joined=False)
     parts.keeper.follow(SegmentRecord(2, Clock(2), ("checkpoint",), 0, (member,)), progress_at(4))
-    with pytest.raises(ProtocolViolation, match="at clock 2, where no barrier"):
+    with pytest.raises(ProtocolViolation, match="at clock 2, but no barrier"):
         parts.stage(2, 0)
 
 
@@ -135,9 +135,9 @@ def test_an_older_barrier_that_is_read_again_begins_none(parts: Parts) -> None:
 )
 def test_a_file_that_is_not_the_reporters(parts: Parts, name: str) -> None:
     parts.begin(4)
-    with pytest.raises(ProtocolViolation, match=r"not its own|checkpoint file named"):
+    with pytest.raises(ProtocolViolation, match=r"not those it has to write|checkpoint file named"):
         parts.keeper.report(requester(0, 0), Clock(4), [CheckpointFile(name, "0" * 64, 1)])
-    with pytest.raises(ProtocolViolation, match="not its own, or none"):
+    with pytest.raises(ProtocolViolation, match="not those it has to write"):
         parts.keeper.report(requester(0, 0), Clock(4), [])
     with pytest.raises(ProtocolViolation, match="there is no shard 2; the job has 2"):
         parts.keeper.report_shard(ShardIndex(2), Clock(4), [])
@@ -176,7 +176,7 @@ def test_without_any_copy_of_the_buffers_it_is_given_up(parts: Parts) -> None:
     parts.stage(4, 3)
     parts.evict(0)
     parts.evict(1)
-    with pytest.raises(CheckpointNotWritten, match=r"at clock 4 was given up: virtual workers \[0, 1\], who alone"):
+    with pytest.raises(CheckpointNotWritten, match=r"at clock 4 was abandoned: virtual workers \[0, 1\], the only"):
         parts.shard(4, 0)
     assert newest_complete(parts.run_dir) == checkpoint_dir(parts.run_dir, Clock(2))
 

@@ -122,7 +122,7 @@ def test_whatever_is_torn_is_refused_and_the_one_before_is_used(tmp_path: Path) 
         with pytest.raises(CheckpointError) as caught:
             read_complete(newer)
         assert str(path) in str(caught.value)
-        assert "put the folder back from a copy, or delete it" in str(caught.value)
+        assert "restore the folder from a copy, or delete it" in str(caught.value)
         if number % 20 == 0:
             found = search(tmp_path)
             assert (found.folder, found.damaged) == (older, (str(caught.value),))
@@ -178,7 +178,7 @@ def test_what_is_harmed_otherwise_is_passed_over_too(tmp_path: Path, harm: Harm)
     assert len(search(tmp_path).passed_over) == 1
 
     shutil.rmtree(older)
-    with pytest.raises(CheckpointError, match=r"has no complete checkpoint: .* put the folder back"):
+    with pytest.raises(CheckpointError, match=r"has no complete checkpoint: .* restore the folder"):
         newest_checkpoint(tmp_path)
     assert newest_complete(tmp_path) is None
     assert not has_checkpoint(tmp_path)
@@ -189,7 +189,7 @@ def test_one_without_a_manifest_is_unfinished_and_not_damaged(tmp_path: Path) ->
     (newer / MANIFEST).unlink()
     found = search(tmp_path)
     assert (found.folder, found.damaged, found.unfinished) == (older, (), (newer,))
-    assert found.passed_over == (f"{newer} was never finished",)
+    assert found.passed_over == (f"{newer} was never completed",)
     with pytest.raises(CheckpointError, match=r"has no manifest\.json"):
         read_manifest(newer)
 
@@ -259,11 +259,11 @@ MIXED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a file under another name": (renamed, "shard-1.safetensors is shard-0.safetensors of job job"),
     "a shard's file of another model": (
         lambda run: with_file_of(run, shard_part(run / "other", 8, 1, num_elements=4), write_checkpoint(run, 8)),
-        r"is a mixture: shard-1.safetensors has weights/cut as \[2, 8\] F32, and shard-0.safetensors as \[2, 6\]",
+        r"inconsistent files: shard-1.safetensors has weights/cut as \[2, 8\] F32, but shard-0.safetensors as \[2, 6\]",
     ),
     "a shard's file of another dtype": (
         lambda run: with_file_of(run, shard_part(run / "other", 8, 0, dtype=torch.float16), write_checkpoint(run, 8)),
-        r"has weights/cut as \[2, 6\] F32, and shard-0.safetensors as \[2, 6\] F16: they are of two models",
+        r"has weights/cut as \[2, 6\] F32, but shard-0.safetensors as \[2, 6\] F16: they belong to two models",
     ),
     "a slice is missing": (
         lambda run: with_file_of(run, empty_shard(run / "other", 8, 1), write_checkpoint(run, 8)),
@@ -279,19 +279,22 @@ MIXED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "buffers of two models": (
         lambda run: with_buffers(run, torch.zeros(3), torch.zeros(4)),
-        r"vw-1-stage-0.safetensors has buffers/mean as \[4\] F32, and vw-0-stage-0.safetensors as \[3\] F32",
+        r"vw-1-stage-0.safetensors has buffers/mean as \[4\] F32, but vw-0-stage-0.safetensors as \[3\] F32",
     ),
     "a manifest of another job": (lambda run: crafted(run, job_id="theirs"), "but its manifest is of job theirs"),
     "a manifest of another clock": (lambda run: crafted(run, progress=progress_at(6)), "is of clock 6, not of clock-0"),
-    "fewer stages than files": (lambda run: crafted(run, num_stages={0: 1, 1: 1}), "names 5 files of 2 shards"),
-    "more shards than files": (lambda run: crafted(run, num_shards=3), "names 5 files of 3 shards"),
-    "other stages than files": (lambda run: crafted(run, num_stages={0: 1, 1: 2}), "does not name vw-1-stage-1"),
-    "another virtual worker": (lambda run: crafted(run, num_stages={0: 2, 2: 1}), "does not name vw-2-stage-0"),
-    "no virtual workers": (lambda run: crafted(run, num_stages={}, num_shards=5), "names 5 files of 5 shards"),
-    "a negative count": (lambda run: crafted(run, num_stages={0: 6, 1: -3}), "names 5 files"),
-    "a file too few": (lambda run: crafted(run, drop="shard-1.safetensors"), "names 4 files"),
-    "a version of the future": (lambda run: crafted(run, version=3), "version 3, .* reads up to 2; use a newer"),
-    "a negative clock": (lambda run: crafted(run, progress=progress_at(-1)), r"has counts \(-1, "),
+    "fewer stages than files": (lambda run: crafted(run, num_stages={0: 1, 1: 1}), "lists 5 files of 2 shards"),
+    "more shards than files": (lambda run: crafted(run, num_shards=3), "lists 5 files of 3 shards"),
+    "other stages than files": (lambda run: crafted(run, num_stages={0: 1, 1: 2}), "does not list vw-1-stage-1"),
+    "another virtual worker": (lambda run: crafted(run, num_stages={0: 2, 2: 1}), "does not list vw-2-stage-0"),
+    "no virtual workers": (lambda run: crafted(run, num_stages={}, num_shards=5), "lists 5 files of 5 shards"),
+    "a negative count": (lambda run: crafted(run, num_stages={0: 6, 1: -3}), "lists 5 files"),
+    "a file too few": (lambda run: crafted(run, drop="shard-1.safetensors"), "lists 4 files"),
+    "a version of the future": (
+        lambda run: crafted(run, version=3),
+        r"version 3, .* only versions up to 2; use",
+    ),
+    "a negative clock": (lambda run: crafted(run, progress=progress_at(-1)), r"has invalid counts \(-1, "),
 }
 
 

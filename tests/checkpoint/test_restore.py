@@ -136,7 +136,7 @@ def test_a_damaged_file_is_never_used(run_dir: Path, tmp_path: Path) -> None:
         if path.name == "vw-1-stage-0.safetensors":
             content[-1] ^= 1
         (folder / path.name).write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"vw-1-stage-0\.safetensors is damaged"):
+    with pytest.raises(CheckpointError, match=r"vw-1-stage-0\.safetensors is corrupted"):
         Stage(run_dir / "new", folder).restore()
     back = Stage(tmp_path, folder, incarnation=1)
     back.restore()

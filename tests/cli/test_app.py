@@ -171,7 +171,7 @@ def test_resume_says_what_it_passes_over() -> None:
     assert result.exit_code == 0, result.output
     (submission,) = coordinator.submissions
     assert submission.restore == str(old.path / "checkpoints" / "clock-00000006")
-    assert "clock-00000009 was never finished; going on from clock-00000006" in result.output
+    assert "clock-00000009 was never completed; going on from clock-00000006" in result.output
     assert f"{torn} has " in result.output
 
 

@@ -9,7 +9,7 @@ import yaml
 
 from hetpipe.deploy.compose import compose_file
 from hetpipe.deploy.engine import create_options
-from hetpipe.deploy.topology import Role, Store, submission_of
+from hetpipe.deploy.topology import Role, StoreKind, submission_of
 from tests.deploy.deployments import ON_GPUS, WISHES, deployment
 
 
@@ -40,7 +40,7 @@ def test_every_service_is_contained() -> None:
 
 
 def test_redis_writes_to_its_own_folder_alone() -> None:
-    services = parsed(store=Store.REDIS)["services"]
+    services = parsed(store=StoreKind.REDIS)["services"]
     written = {
         name: [v["source"] for v in service["volumes"] if not v["read_only"]] for name, service in services.items()
     }
@@ -49,7 +49,7 @@ def test_redis_writes_to_its_own_folder_alone() -> None:
 
 
 def test_members_are_started_again_and_submit_is_not() -> None:
-    restarts = {name: service.get("restart") for name, service in parsed(store=Store.REDIS)["services"].items()}
+    restarts = {name: service.get("restart") for name, service in parsed(store=StoreKind.REDIS)["services"].items()}
     assert restarts.pop("submit") is None
     assert set(restarts.values()) == {"unless-stopped"}
 

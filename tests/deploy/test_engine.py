@@ -10,7 +10,7 @@ from requests import ReadTimeout
 
 from hetpipe.deploy import labels
 from hetpipe.deploy.engine import READY_SECONDS, Engine, answering, open_client
-from hetpipe.deploy.topology import STOP_SECONDS, Deployment, Store
+from hetpipe.deploy.topology import STOP_SECONDS, Deployment, StoreKind
 from hetpipe.errors import DeadlineExceeded, JobFailed, PeerUnreachable, UserError
 from tests.deploy.deployments import ON_GPUS, deployment
 from tests.deploy.fake_docker import FakeContainer, FakeDocker, api_error
@@ -146,7 +146,7 @@ def test_an_image_that_is_missing(image: str, command: str) -> None:
 def test_a_store_image_that_is_missing() -> None:
     docker = FakeDocker(images_there={"hetpipe:test"})
     with pytest.raises(UserError, match="docker pull redis:test"):
-        engine_of(docker).check(deployment(store=Store.REDIS, store_image="redis:test"))
+        engine_of(docker).check(deployment(store=StoreKind.REDIS, store_image="redis:test"))
 
 
 def test_a_project_is_up_only_once() -> None:

@@ -55,7 +55,7 @@ def test_one_forbidden_connection_of_many_addresses_is_enough() -> None:
     passed, said = run(RULES, FakeNetwork(NAMES, {("10.0.0.1", 7400), ("10.0.0.4", 7410)}))
     assert not passed
     assert "shards:7410: OPEN at 10.0.0.4, and forbidden" in said
-    assert said[-1].startswith("nobody enforces the rules")
+    assert said[-1].startswith("the rules of this network are not enforced")
 
 
 def test_it_waits_for_what_is_not_there_yet() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hetpipe.deploy.secrets import operator_folder, remove_secrets, write_secrets
-from hetpipe.deploy.topology import Store, Wishes, deployment_of
+from hetpipe.deploy.topology import StoreKind, Wishes, deployment_of
 from hetpipe.errors import UserError
 from tests.deploy.deployments import WISHES
 
@@ -28,7 +28,7 @@ def write(wishes: Wishes) -> Path:
 
 
 def test_every_container_finds_what_it_is_shown(wishes: Wishes) -> None:
-    wishes = replace(wishes, store=Store.REDIS)
+    wishes = replace(wishes, store=StoreKind.REDIS)
     state = write(wishes)
     for container in deployment_of(wishes).containers:
         for mount in container.mounts:
@@ -39,7 +39,7 @@ def test_every_container_finds_what_it_is_shown(wishes: Wishes) -> None:
 
 
 def test_only_the_owner_may_look(wishes: Wishes) -> None:
-    state = write(replace(wishes, store=Store.REDIS))
+    state = write(replace(wishes, store=StoreKind.REDIS))
     assert stat.S_IMODE(state.stat().st_mode) == 0o700
     secret = [*state.rglob("*key*.pem"), state / "store-password" / "password"]
     assert len(secret) > 5
@@ -76,5 +76,5 @@ def test_a_state_folder_that_cannot_be_written(wishes: Wishes, tmp_path: Path) -
 
 def test_without_the_library(wishes: Wishes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "hetpipe.certs.folders", None)
-    with pytest.raises(UserError, match="or say --insecure"):
+    with pytest.raises(UserError, match="or use --insecure"):
         write(wishes)

@@ -15,8 +15,7 @@ import pytest
 import yaml
 
 from hetpipe.deploy.secrets import write_secrets
-from hetpipe.deploy.topology import PASSWORD_FILE, STORE_PASSWORD, STORE_USER, deployment_of
-from hetpipe.deploy.topology import Store as StoreKind
+from hetpipe.deploy.topology import PASSWORD_FILE, STORE_PASSWORD, STORE_USER, StoreKind, deployment_of
 from hetpipe.storage.redis_access import RedisAccess
 from hetpipe.storage.redis_acl import acl_lines
 from hetpipe.storage.redis_store import RedisStore

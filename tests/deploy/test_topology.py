@@ -15,7 +15,7 @@ from hetpipe.deploy.topology import (
     Container,
     Folders,
     Role,
-    Store,
+    StoreKind,
     submission_of,
 )
 from hetpipe.errors import UserError
@@ -143,7 +143,7 @@ def test_agents_pass_on_the_variables_that_are_named_and_no_others() -> None:
 
 
 def test_redis_is_known_to_the_coordinator_only() -> None:
-    described = by_name(deployment(store=Store.REDIS, store_image="redis:test"))
+    described = by_name(deployment(store=StoreKind.REDIS, store_image="redis:test"))
     assert next(iter(described)) == "store"
     assert described["store"].image == "redis:test"
     assert described["coordinator"].depends_on == ("store",)
@@ -171,9 +171,9 @@ def test_whoever_hands_the_job_in_waits_for_all_members() -> None:
         ({"code": "/"}, "would hide their own files"),
         ({"code": "/tmp"}, "would hide their own files"),
         ({"more": ("/usr",)}, "would hide their own files"),
-        ({"code": "/home/me"}, "everybody's private keys are below it"),
-        ({"more": ("/home",)}, "everybody's private keys are below it"),
-        ({"runs": "/home/me/.local/state"}, "everybody's private keys are below it"),
+        ({"code": "/home/me"}, "all private keys are below it"),
+        ({"more": ("/home",)}, "all private keys are below it"),
+        ({"runs": "/home/me/.local/state"}, "all private keys are below it"),
     ],
 )
 def test_folders_that_containers_must_not_be_shown(folders: dict[str, Any], sentence: str) -> None:
@@ -183,5 +183,5 @@ def test_folders_that_containers_must_not_be_shown(folders: dict[str, Any], sent
 
 
 def test_cluster_names_that_no_certificate_can_have() -> None:
-    with pytest.raises(UserError, match="cannot name a process"):
+    with pytest.raises(UserError, match="is not a valid name in a certificate"):
         deployment(agents=(AgentGroup("no spaces", cpus(1)),))

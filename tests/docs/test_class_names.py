@@ -13,9 +13,6 @@ _PACKAGES = ("checkpoint", "link", "pipeline", "server/shard", "storage", "weigh
 #: Judges the rest, and shares nothing with it, on purpose.
 _INDEPENDENT = "check"
 
-#: Names that also stand elsewhere: what agents send, and the container of Redis.
-_SHARED = {"Batch", "Store"}
-
 
 def test_each_has_a_name_of_its_own() -> None:
     where: defaultdict[str, list[str]] = defaultdict(list)
@@ -31,4 +28,4 @@ def test_each_has_a_name_of_its_own() -> None:
         for name, files in where.items()
         if len(files) > 1 and any(file.startswith(_PACKAGES) for file in files)
     }
-    assert set(several) <= _SHARED, several
+    assert not several, several

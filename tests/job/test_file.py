@@ -223,16 +223,16 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
     ({"epochs": None, "minibatches": -3}, "minibatches: must be at least 1, not -3"),
     ({"seed": -1}, "seed: must be at least 0, not -1"),
     ({"seed": 1 << 63}, "seed: must be at most"),
-    ({"name": "a/b"}, "name: names the run's folder"),
-    ({"name": ".."}, "name: names the run's folder"),
+    ({"name": "a/b"}, "name: is part of the name of the run's folder"),
+    ({"name": ".."}, "name: is part of the name of the run's folder"),
     ({"name": 5}, "name: must be text, not 5; put it in quotes"),
     (
         {"model": "model.py"},
-        "model: must be `module:callable`, for example `model:build`, not the text 'model.py'; name the",
+        "model: must be `module:callable`, for example `model:build`, not the text 'model.py'; give the",
     ),
     ({"loss": "a b:c"}, "loss: must be `module:callable`"),
     ({"metrics": {"f1": "f1"}}, "metrics.f1: must be `module:callable`"),
-    ({"metrics": {"loss": "a:b"}}, "metrics.loss: a metric's name is"),
+    ({"metrics": {"loss": "a:b"}}, "metrics.loss: the name of a metric"),
     ({"metrics": ["a:b"]}, "metrics: must be a mapping, not a list"),
     ({"optimizer": {"name": "SGD", "lr": math.inf}}, "optimizer.lr: must be a finite number, not inf"),
     ({"optimizer": {"name": "SGD", "lr": {"a": 1}}}, "optimizer.lr: an argument is a number, text, true, false or a"),
@@ -257,7 +257,7 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
     ({"sync": {"kind": "bsp", "D": 2}}, "sync.D: is 2, but `bsp` means D = 0; remove D or use kind: wsp"),
     ({"sync": {"kind": "asp", "deterministic": True}}, "sync.deterministic: `asp` has no required clock"),
     ({"sync": {"kind": "asp", "pull": "required"}}, "sync.pull: is required, but `asp` has no staleness bound that"),
-    ({"sync": {"kind": "none", "pull": "required"}}, "sync.pull: is required, but under `none` the stages alone hold"),
+    ({"sync": {"kind": "none", "pull": "required"}}, "sync.pull: is required, but under `none` only the stages hold"),
     ({"sync": {"deterministic": "yes"}}, "sync.deterministic: must be true or false, not the text 'yes'"),
     ({"sync": {"minibatches_per_wave": 0}}, "sync.minibatches_per_wave: must be at least 1, not 0"),
     ({"sync": {"combine": "avg"}}, "sync.combine: must be sum or mean, not the text 'avg'"),
@@ -279,7 +279,7 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
     ({"cluster": {"devices": [{}, {"emulate_as": "TPU"}]}}, "cluster.devices[1].emulate_as: the text 'TPU' is not in"),
     (
         {"cluster": {"emulate_as": "T4", "slowdown": 2.0}},
-        "cluster.slowdown: given beside `emulate_as`, which sets the speed too; keep one of the two",
+        "cluster.slowdown: given beside `emulate_as`, which also sets the speed; keep one of the two",
     ),
     ({"cluster": 3}, "cluster: must be a mapping, not 3"),
     ({"checkpoint": {"every_waves": 0}}, "checkpoint.every_waves: must be at least 1, not 0"),
@@ -340,11 +340,11 @@ def test_validating_something_else() -> None:
 
 class TestFiles:
     def test_no_such_file(self, tmp_path: Path) -> None:
-        with pytest.raises(JobError, match=r"jop\.yaml: there is no such file; looked in "):
+        with pytest.raises(JobError, match=r"jop\.yaml: no such file; looked in "):
             load_job(tmp_path / "jop.yaml")
 
     def test_a_folder(self, tmp_path: Path) -> None:
-        with pytest.raises(JobError, match=r": is a folder; name the job file in it, for example .*job\.yaml"):
+        with pytest.raises(JobError, match=r": is a folder; give the job file in it, for example .*job\.yaml"):
             load_job(str(tmp_path))
 
     def test_an_empty_file(self, tmp_path: Path) -> None:
@@ -371,7 +371,7 @@ class TestFiles:
             ("name: a\n---\nname: b\n", "line 2: not valid YAML: but found another document"),
             ("name: !!python/name:os.system\n", "line 1: not valid YAML"),
             ("name: a\n? [1, 2]\n: 3\n", "line 2: not valid YAML: a key must be text"),
-            ("name: &a [*a]\n", "line 1: not valid YAML: a value refers to itself"),
+            ("name: &a [*a]\n", "line 1: not valid YAML: a value contains itself"),
             ("name: 2024-99-99\n", "not valid YAML: month must be in 1..12"),
         ],
     )

@@ -74,7 +74,7 @@ def test_their_content_may_stand_in_the_job(folder: Path) -> None:
 def test_a_plan_takes_the_place_of_auto() -> None:
     job = Job(**MINIMAL, workers={"stages": "auto", "allocation": "ED"})
     assert not job.is_planned
-    with pytest.raises(JobError, match="not known before the run is planned"):
+    with pytest.raises(JobError, match="unknown before the run is planned"):
         _ = job.num_devices
     planned = job.with_plan([[1, 1], [2]], minibatches_per_wave=8, staleness=0)
     assert planned.is_planned
@@ -96,11 +96,14 @@ def test_a_plan_takes_the_place_of_auto() -> None:
             {"cluster": {"devices": [{}], "file": CLUSTER, "profile": PROFILE, "emulate": True}},
             "cluster.emulate: and `devices` exclude each other",
         ),
-        ({"cluster": {"slowdown": 2.0}}, "cluster: slows devices down, which no plan takes into account; give"),
+        (
+            {"cluster": {"slowdown": 2.0}},
+            "cluster: slows devices down, which planning does not take into account; give",
+        ),
         ({"workers": {"allocation": "NP", "count": 2}}, "workers.count: is 2, but `stages: auto` plans"),
         ({"workers": {"stages": "auto", "count": 2}}, "workers.count: is 2, but `stages: auto` plans"),
-        ({"workers": {"stages": 2, "allocation": "NP"}}, "workers.allocation: is NP, but `stages` says"),
-        ({"workers": {"stages": 2, "devices": [["n0/0"]]}}, "workers.devices: is given, but `stages` says"),
+        ({"workers": {"stages": 2, "allocation": "NP"}}, "workers.allocation: is NP, but `stages` already assigns"),
+        ({"workers": {"stages": 2, "devices": [["n0/0"]]}}, "workers.devices: is given, but `stages` already assigns"),
         (
             {"workers": {"stages": "auto", "allocation": "NP", "devices": [["n0/0"]]}},
             "workers.devices: is given beside `allocation`",

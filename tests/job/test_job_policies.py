@@ -237,24 +237,24 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
     (
         {"sync": "none", "workers": {"stages": [[1], [1]]}},
         (
-            "sync: is none, which is for one virtual worker, but `workers.count` says 2; use wsp or allreduce, "
+            "sync: is none, which is for one virtual worker, but `workers.count` is 2; use wsp or allreduce, "
             "or one virtual worker"
         ),
     ),
     (
         {"sync": {"kind": "none"}, "workers": {"devices": [["n0/0"], ["n0/1"]]}},
-        "sync.kind: is none, which is for one virtual worker, but `workers.devices` says 2; use wsp or allreduce",
+        "sync.kind: is none, which is for one virtual worker, but `workers.devices` is 2; use wsp or allreduce",
     ),
     (
         {"sync": "none", "parameter_servers": {"count": 2}},
         (
-            "parameter_servers.count: is 2, but under `none` the stages alone hold the weights, and one process "
+            "parameter_servers.count: is 2, but under `none` only the stages hold the weights, and one process "
             "keeps the clock; remove it"
         ),
     ),
     (
         {"sync": "none", "parameter_servers": {"placement": "round_robin"}},
-        "parameter_servers.placement: is round_robin, but under `none` the stages alone hold the weights",
+        "parameter_servers.placement: is round_robin, but under `none` only the stages hold the weights",
     ),
     # Equal replicas.
     (
@@ -276,27 +276,27 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
     (
         {"sync": "allreduce", "weights": "flush", "workers": None},
         (
-            "sync: is allreduce, which needs virtual workers that are cut alike, but `workers.stages: auto` "
-            "plans each by itself; say how many there are, for example `workers: {count: 2, stages: 2}`"
+            "sync: is allreduce, which requires equally cut virtual workers, but `workers.stages: auto` "
+            "plans each one separately; give their number, for example `workers: {count: 2, stages: 2}`"
         ),
     ),
     (
         {"sync": "allreduce", "weights": "flush", "workers": {"stages": [[2, 1], [1, 2]]}},
         (
-            "sync: is allreduce, which needs virtual workers that are cut alike, but the lists in "
+            "sync: is allreduce, which requires equally cut virtual workers, but the lists in "
             "`workers.stages` differ; give the same list for each, or use wsp"
         ),
     ),
     (
         {"sync": "allreduce", "weights": "flush", "parameter_servers": {"count": 3}},
-        "parameter_servers.count: is 3, but under `allreduce` the stages alone hold the weights",
+        "parameter_servers.count: is 3, but under `allreduce` only the stages hold the weights",
     ),
     # Gradients.
     (
         {"weights": "flush", "gradients": {"accumulate": 2}},
         (
-            "gradients.accumulate: is 2, but flush makes one update per wave, so `sync.minibatches_per_wave`, "
-            "4, is what it accumulates; remove it, or use another policy"
+            "gradients.accumulate: is 2, but flush makes one update per wave and thus accumulates "
+            "`sync.minibatches_per_wave`, 4, minibatches; remove it, or use another policy"
         ),
     ),
     (
@@ -306,8 +306,8 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
     (
         {"gradients": {"accumulate": 4}, "sync": {"minibatches_per_wave": 6}},
         (
-            "gradients.accumulate: is 4, which does not divide `sync.minibatches_per_wave`, 6, and updates "
-            "travel in whole waves; use 1, 2, 3 or 6, or other waves"
+            "gradients.accumulate: is 4, which does not divide `sync.minibatches_per_wave`, 6, and a wave "
+            "contains whole updates; use 1, 2, 3 or 6, or another N"
         ),
     ),
     (
@@ -322,7 +322,7 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
     # Prediction.
     (
         {"weights": "stash", "prediction": {"include_decay": False}},
-        "prediction: is about weights: predict, but `weights` is stash; remove it",
+        "prediction: applies to weights: predict, but `weights` is stash; remove it",
     ),
     (
         {"weights": "spectrain", "optimizer": {"name": "Adam"}},
@@ -456,7 +456,7 @@ class TestEvaluationsWithinEpochs:
     def test_they_need_data(self) -> None:
         assert problems(evaluate={"every_waves": 5}) == (
             (
-                "evaluate.every_waves: is 5, but there is nothing to evaluate on; add `data.eval`, for example "
+                "evaluate.every_waves: is 5, but there is no evaluation data; add `data.eval`, for example "
                 "`eval: model:eval_data`, or remove it"
             ),
         )
@@ -465,7 +465,7 @@ class TestEvaluationsWithinEpochs:
         data = {**MINIMAL["data"], "eval": "model:eval_data"}
         assert problems(data=data, evaluate={"max_batches": 3}) == (
             (
-                "evaluate.max_batches: is 3, which bounds evaluations within epochs, but there are none; add "
+                "evaluate.max_batches: is 3, which limits evaluations within epochs, but there are none; add "
                 "`every_waves`, for example 50, or remove it"
             ),
         )

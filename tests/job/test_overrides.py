@@ -54,18 +54,18 @@ class TestParseSet:
     @pytest.mark.parametrize(
         ("text", "problem"),
         [
-            ("sync.D", "'sync.D': must be path=value, for example sync.D=4"),
-            ("=4", "'=4': must be path=value"),
+            ("sync.D", "'sync.D': expected path=value, for example sync.D=4"),
+            ("=4", "'=4': expected path=value"),
             ("sync.d=4", "sync.d: unknown key; did you mean `D`?"),
             ("snyc.D=4", "snyc: unknown key; did you mean `sync`?"),
             ("sync..D=4", "sync.: unknown key; use D"),
-            ("seed.x=4", "seed.x: `seed` has no keys inside; set it as a whole"),
-            ("workers.stages.0=4", "workers.stages.0: `stages` has no keys inside; set it as a whole"),
-            ("cluster.devices.0=4", "cluster.devices.0: `devices` has no keys inside; set it as a whole"),
+            ("seed.x=4", "seed.x: `seed` has no nested keys; set it as a whole"),
+            ("workers.stages.0=4", "workers.stages.0: `stages` has no nested keys; set it as a whole"),
+            ("cluster.devices.0=4", "cluster.devices.0: `devices` has no nested keys; set it as a whole"),
             ("cluster.slow=4", "cluster.slow: unknown key"),
-            ("optimizer.betas.x=1", "optimizer.betas.x: `betas` has no keys inside; set it as a whole"),
-            ("optimizer.groups.0=1", "optimizer.groups.0: `groups` has no keys inside; set it as a whole"),
-            ("lr_schedule.T_max.x=1", "lr_schedule.T_max.x: `T_max` has no keys inside; set it as a whole"),
+            ("optimizer.betas.x=1", "optimizer.betas.x: `betas` has no nested keys; set it as a whole"),
+            ("optimizer.groups.0=1", "optimizer.groups.0: `groups` has no nested keys; set it as a whole"),
+            ("lr_schedule.T_max.x=1", "lr_schedule.T_max.x: `T_max` has no nested keys; set it as a whole"),
             ("sync.D=[4", "sync.D: the value '[4' is not valid YAML"),
             ("sync={D: 1, D: 2}", "sync: D: is given twice"),
         ],
@@ -153,7 +153,7 @@ class TestKindOfSynchronisation:
         assert load_job({**self.ALONE, "sync": "none"}, ["sync.D=3"]).sync.kind == "wsp"
 
     def test_several_virtual_workers_are_not_quietly_given_up(self) -> None:
-        with pytest.raises(JobError, match=r"sync\.kind: is none, .* `workers.count` says 2; use wsp or allreduce"):
+        with pytest.raises(JobError, match=r"sync\.kind: is none, .* `workers.count` is 2; use wsp or allreduce"):
             load_job(FILE, ["sync=none"])
 
     def test_no_kind(self) -> None:
@@ -206,7 +206,7 @@ class TestKeysThatExcludeEachOther:
         assert load_job(source, ["weights=stash"]).prediction.include_decay
         assert load_job(source, ["weights=null"]).weights == "wave"
         assert not load_job(source, ["weights=predict"]).prediction.include_decay
-        with pytest.raises(JobError, match="prediction: is about weights: predict, but `weights` is stash"):
+        with pytest.raises(JobError, match="prediction: applies to weights: predict, but `weights` is stash"):
             load_job(source, ["weights=stash", "prediction.include_decay=false"])
 
     def test_another_schedule_of_the_rate_does_not_inherit_arguments(self) -> None:

@@ -16,14 +16,14 @@ from hetpipe.values.policies import AskedLink, LinkKind
         ("auto", False, True, "gloo", False, "without TLS nothing is encrypted"),
         ("auto", True, False, "grpc", False, "with TLS, because the stages are on different nodes"),
         ("auto", True, True, "gloo", True, "both stages are on one node"),
-        ("gloo", False, False, "gloo", False, "the job says so"),
-        ("gloo", False, True, "gloo", False, "the job says so"),
-        ("gloo", True, False, "gloo", False, "the job says so, not encrypted in spite of TLS"),
-        ("gloo", True, True, "gloo", True, "the job says so"),
-        ("grpc", False, False, "grpc", False, "the job says so, without TLS"),
-        ("grpc", False, True, "grpc", False, "the job says so, without TLS"),
-        ("grpc", True, False, "grpc", False, "the job says so, with TLS"),
-        ("grpc", True, True, "grpc", True, "the job says so, with TLS"),
+        ("gloo", False, False, "gloo", False, "set by the job"),
+        ("gloo", False, True, "gloo", False, "set by the job"),
+        ("gloo", True, False, "gloo", False, "set by the job, not encrypted in spite of TLS"),
+        ("gloo", True, True, "gloo", True, "set by the job"),
+        ("grpc", False, False, "grpc", False, "set by the job, without TLS"),
+        ("grpc", False, True, "grpc", False, "set by the job, without TLS"),
+        ("grpc", True, False, "grpc", False, "set by the job, with TLS"),
+        ("grpc", True, True, "grpc", True, "set by the job, with TLS"),
     ],
 )
 def test_every_case(
@@ -41,5 +41,5 @@ def test_gradients_of_replicas_leave_a_node_with_tls_only_on_demand(asked: Asked
     if asked == "gloo":
         check_replicas(asked, tls=True, same_node=False)
     else:
-        with pytest.raises(UserError, match="`sync: wsp`, or say `link: gloo`"):
+        with pytest.raises(UserError, match="`sync: wsp`, or set `link: gloo`"):
             check_replicas(asked, tls=True, same_node=False)

@@ -14,7 +14,7 @@ def test_a_frame_without_credit_is_refused() -> None:
     window = Window(2)
     window.arrive()
     window.arrive()
-    with pytest.raises(MalformedFrame, match="without credit: 2 wait already"):
+    with pytest.raises(MalformedFrame, match="without credit: 2 are queued already"):
         window.arrive()
 
 

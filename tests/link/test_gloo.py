@@ -90,9 +90,9 @@ def test_a_killed_neighbour_is_noticed_within_seconds() -> None:
     (error,) = outcome
     assert isinstance(error, LinkClosed)
     assert not error.orderly
-    assert "stage 1 of virtual worker 0 went away" in str(error)
+    assert "stage 1 of virtual worker 0 disconnected" in str(error)
     assert "the backward frame of minibatch 2" in str(error)
-    with pytest.raises(LinkClosed, match="stage 1 of virtual worker 0 went away") as caught:
+    with pytest.raises(LinkClosed, match="stage 1 of virtual worker 0 disconnected") as caught:
         link.send(frame(2), deadline_seconds=SECONDS)
     assert not caught.value.orderly
     child.wait(SECONDS)
@@ -109,7 +109,7 @@ def test_a_broken_format_is_named_and_closes_the_link() -> None:
         "except Exception: link.close()\n"
     )
     link, child = with_child(bad)
-    with pytest.raises(MalformedFrame, match="stage 1 of virtual worker 0 broke the format"):
+    with pytest.raises(MalformedFrame, match="stage 1 of virtual worker 0 violated the format"):
         link.receive(timeout_seconds=SECONDS)
     with pytest.raises(MalformedFrame):
         link.send(frame(2), deadline_seconds=SECONDS)
@@ -146,7 +146,7 @@ def test_an_address_of_another_machine_cannot_be_served() -> None:
 def test_a_taken_port_is_named() -> None:
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(PortInUse, match=f"port {port} of {HOST} is taken; choose others with --stage-port"):
+        with pytest.raises(PortInUse, match=f"port {port} of {HOST} is in use; choose other ports with --stage-port"):
             GlooDoor(earlier(), host=HOST, port=port)
 
 

@@ -149,9 +149,9 @@ def test_a_broken_stream_is_no_goodbye(pair: tuple[Link, Link], victim: int) -> 
     (error,) = outcome
     assert isinstance(error, LinkClosed)
     assert not error.orderly
-    assert f"{other.peer} went away" in str(error)
+    assert f"{other.peer} disconnected" in str(error)
     assert "the backward frame of minibatch 2" in str(error)
-    with pytest.raises(LinkClosed, match=f"{other.peer} went away"):
+    with pytest.raises(LinkClosed, match=f"{other.peer} disconnected"):
         other.send(frame(2), deadline_seconds=SECONDS)
 
 
@@ -179,7 +179,7 @@ def header_of(tensor: torch.Tensor) -> bytes:
         ([credit_message(1)[:3]], "begins with b'C'"),
         ([header_of(torch.ones(400_000)), header_of(torch.ones(3))], "begins with b'F' within frames"),
         ([header_of(torch.ones(3)) + b"x"], "1 bytes follow the last tensor"),
-        ([header_of(torch.ones(3))] * 4, "without credit: 3 wait already"),
+        ([header_of(torch.ones(3))] * 4, "without credit: 3 are queued already"),
         ([header_of(torch.ones(0).reshape(0, 1 << 40))], "at most 1000 bytes"),
         ([b"F" + struct.pack("<I", 1 << 31) + b"HPF1"], "with a header of 2147483648"),
     ],
@@ -196,7 +196,7 @@ def test_a_broken_format_is_named_and_closes_the_link(messages: list[bytes], mat
             link.receive(timeout_seconds=SECONDS) if "credit" not in match else threading.Event().wait(0.05)
             link.send(frame(1), deadline_seconds=SECONDS)
 
-    with pytest.raises(MalformedFrame, match=f"stage 1 of virtual worker 3 broke the format.*{match}"):
+    with pytest.raises(MalformedFrame, match=f"stage 1 of virtual worker 3 violated the format.*{match}"):
         receive_all()
     with pytest.raises(PeerUnreachable):
         list(stream.incoming)
@@ -208,7 +208,7 @@ def test_an_end_without_a_goodbye_is_no_good_order() -> None:
     door = GrpcDoor(earlier(), host=HOST)
     stream = bare_call(door, [])
     link = door.accept(deadline_seconds=SECONDS)
-    with pytest.raises(LinkClosed, match="without a good-bye") as caught:
+    with pytest.raises(LinkClosed, match="without a goodbye") as caught:
         link.receive(timeout_seconds=SECONDS)
     assert not caught.value.orderly
     link.close()
@@ -358,5 +358,5 @@ def test_a_neighbour_that_is_not_there_is_named() -> None:
 def test_a_taken_port_is_named() -> None:
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(PortInUse, match=rf"port {port} of {HOST}.*stage 0 .*choose others with --stage-port"):
+        with pytest.raises(PortInUse, match=rf"port {port} of {HOST}.*stage 0 .*choose other ports with --stage-port"):
             GrpcDoor(earlier(), host=HOST, port=port)

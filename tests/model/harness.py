@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from hetpipe.model.absent import AbsentTensor
 from hetpipe.model.cut_model import CutModel, Signature
-from hetpipe.pipeline.chain import Layer, Values, cut_chain, weights_in_place
+from hetpipe.model.structure import tensors_in
+from hetpipe.pipeline.chain import Layer, Values, at_boundary, cut_chain, weights_in_place
 from hetpipe.pipeline.compute import StageCompute
 from hetpipe.pipeline.layering import own_loss
-from hetpipe.pipeline.seeds import seed_generators
+from hetpipe.pipeline.seeds import layer_seed, seed_generators
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 
 P = Minibatch(1)
+VW = VirtualWorkerIndex(0)
+SEED = 5
 CPU = torch.device("cpu")
 
 #: What a model is called with: a mapping, or a tuple.
@@ -26,18 +34,27 @@ Made = Mapping[str, Tensor] | tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Outcome:
+    outputs: tuple[Tensor | None, ...]
+    """What the model returned; None for what a later stage does not need and did not get."""
     loss: float
-    gradients: dict[str, Tensor | None]
-    buffers: dict[str, Tensor]
+    gradients: Mapping[str, Tensor | None]
+    buffers: Mapping[str, Tensor]
 
 
 def differences(one: Outcome, other: Outcome) -> list[str]:
     """What is not equal to the bit, by name."""
     found = [] if one.loss == other.loss else [f"loss {one.loss} {other.loss}"]
+    for index, (output, again) in enumerate(zip(one.outputs, other.outputs, strict=True)):
+        if output is not None and again is not None and not torch.equal(output, again):
+            found.append(f"output {index}")
     for name, gradient in one.gradients.items():
         if not _equal(gradient, other.gradients[name]):
             found.append(name)
     return found + [name for name, buffer in one.buffers.items() if not _equal(buffer, other.buffers[name])]
+
+
+def outputs_of(output: Any) -> tuple[Tensor | None, ...]:
+    return tuple(None if isinstance(t, AbsentTensor) else t.detach().clone() for t in tensors_in(output))
 
 
 def _equal(one: Tensor | None, other: Tensor | None) -> bool:
@@ -80,16 +97,43 @@ class Subject:
 
     def uncut(self, made: Made) -> Outcome:
         """The model that nothing watches, from one seed."""
+        self.reset()
         seed_generators(7)
+        return self._bare(made)
+
+    def uncut_with_the_seeds_of_stages(self, made: Made) -> Outcome:
+        """The model that nothing watches; before each draw the generators are seeded as on a stage.
+
+        Which draws there are is taken from a forward of one stage, whose seeds are noted; that they are the bare
+        model's, in its order, is asserted.
+        """
+        keys: list[str] = []
+
+        def noting(*parts: Any) -> int:
+            keys.append(parts[-1])
+            return layer_seed(*parts)
+
+        with patch("hetpipe.pipeline.compute.layer_seed", noting):
+            self.stages((), made)
+        self.reset()
+        ways = self.cut._modes[True].ways
+        draws = _SeededDraws(iter(keys), ways.drawing_functions)
+        with draws.watching(self.bare, ways.drawing_paths - ways.open_paths):
+            found = self._bare(made)
+        assert draws.are_all_seeded, "a stage seeds for a draw that the model does not make"
+        return found
+
+    def _bare(self, made: Made) -> Outcome:
         output = self.signature.call(self.bare, dict(zip(self.signature.keys, copies(values_of(made)), strict=True)))
         loss = self._loss(output)
         named = {name: p for name, p in self.bare.named_parameters() if p.requires_grad}
         found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-        return Outcome(float(loss.detach()), dict(zip(named, found, strict=True)), dict(self.bare.named_buffers()))
+        buffers = {name: b.detach().clone() for name, b in self.bare.named_buffers()}
+        return Outcome(outputs_of(output), float(loss.detach()), dict(zip(named, found, strict=True)), buffers)
 
     def watched(self, made: Made) -> Outcome:
         """The same, watched, from the same seed."""
-        self._reset()
+        self.reset()
         seed_generators(7)
         with weights_in_place(self.layers, self.weights):
             self.cut.run(
@@ -97,18 +141,19 @@ class Subject:
             )
             loss = self._loss(self.cut.output)
             found = torch.autograd.grad(loss, list(self.weights.values()), allow_unused=True)
-        return Outcome(float(loss.detach()), dict(zip(self.weights, found, strict=True)), self._found_buffers())
+        gradients = dict(zip(self.weights, found, strict=True))
+        return Outcome(outputs_of(self.cut.output), float(loss.detach()), gradients, self._found_buffers())
 
     def stages(self, bounds: Sequence[int], made: Made) -> Outcome:
         """Stages between `bounds`; without any it is one."""
-        self._reset()
+        self.reset()
         edges = [0, *bounds, len(self.layers)]
         groups = [self.layers[first:last] for first, last in pairwise(edges)]
         computes = [
             StageCompute(
                 group,
-                vw=VirtualWorkerIndex(0),
-                seed=5,
+                vw=VW,
+                seed=SEED,
                 device=CPU,
                 loss=(lambda _, __: self._loss(self.cut.output)) if group is groups[-1] else None,
                 watches_activations=False,
@@ -121,6 +166,7 @@ class Subject:
             received = values if compute is computes[0] else copies(tuple(value.detach() for value in values))
             values = compute.forward(P, weights, received)
         loss = computes[-1].loss(P, values, None)
+        outputs = outputs_of(self.cut.output)
         gradients: dict[str, Tensor | None] = {}
         sent: Sequence[Tensor | None] | None = None
         buffers = self._found_buffers()
@@ -128,15 +174,88 @@ class Subject:
             found = compute.backward(P, weights, sent)
             gradients |= found.weights
             sent = found.inputs
-        return Outcome(loss, gradients, buffers)
+        return Outcome(outputs, loss, gradients, buffers)
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """The buffers as they were made."""
         with torch.no_grad():
-            for name, buffer in self.cut.model.named_buffers():
-                buffer.copy_(self._buffers[name])
+            for model in (self.cut.model, self.bare):
+                for name, buffer in model.named_buffers():
+                    buffer.copy_(self._buffers[name])
 
     def _found_buffers(self) -> dict[str, Tensor]:
         return {name: b.detach().clone() for name, b in self.cut.model.named_buffers()}
+
+
+class _SeededDraws(TorchFunctionMode):
+    """Seeds a bare model before its draws: of modules as a whole, and of functions outside of these."""
+
+    def __init__(self, keys: Iterator[str], functions: frozenset[Any]) -> None:
+        super().__init__()
+        self._keys = keys
+        self._functions = functions
+        self._depth = 0
+
+    @property
+    def are_all_seeded(self) -> bool:
+        return next(self._keys, None) is None
+
+    @contextmanager
+    def watching(self, model: nn.Module, paths: frozenset[str]) -> Iterator[None]:
+        """Watch the modules at `paths`, and functions."""
+        hooks = []
+        for path in paths:
+            module = model.get_submodule(path)
+            hooks.append(module.register_forward_pre_hook(partial(self._enter, path), with_kwargs=True))
+            hooks.append(module.register_forward_hook(self._leave))
+        try:
+            with self:
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in self._functions and not self._depth:
+            self._seed_for(func.__name__)
+            args, kwargs = _normal((args, kwargs))
+            return _normal(func(*args, **kwargs))
+        return func(*args, **kwargs)
+
+    def _enter(self, path: str, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if not self._depth:
+            self._seed_for(path)
+            args, kwargs = _normal((args, kwargs))
+        self._depth += 1
+        return args, kwargs
+
+    def _leave(self, _: nn.Module, __: Any, result: Any) -> Any:
+        self._depth -= 1
+        return result if self._depth else _normal(result)
+
+    def _seed_for(self, name: str) -> None:
+        key = next(self._keys, "")
+        own = key.rpartition("/")[2].partition("@")[0].removeprefix("shared ")
+        assert own == name, f"the model draws in {name}, and a stage would for {key or 'nothing more'}"
+        seed_generators(layer_seed(SEED, VW, P, key))
+
+
+def _normal(value: Any, done: dict[int, Tensor] | None = None) -> Any:
+    """The same in the layout that values have which cross a cut: dropout draws in the order of memory.
+
+    What is the same tensor twice stays so: `nn.MultiheadAttention` asks whether key and value are one.
+    """
+    done = {} if done is None else done
+    if isinstance(value, tuple):
+        return tuple(_normal(item, done) for item in value)
+    if isinstance(value, dict):
+        return {key: _normal(item, done) for key, item in value.items()}
+    if not isinstance(value, Tensor) or not value.is_floating_point() or isinstance(value, nn.Parameter):
+        return value
+    if id(value) not in done:
+        (done[id(value)],) = at_boundary((value,))
+    return done[id(value)]
 
 
 def values_of(made: Made) -> Values:

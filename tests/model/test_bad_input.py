@@ -323,7 +323,7 @@ def test_complex_values_cross_no_cut() -> None:
     subject = subject_of("Spectral", stages=2)
     cut = subject.chain[0].cut
     assert cut is not None
-    assert [each.label for each in cut.cuts if "is of type complex64, which does not cross cuts" in each.reason]
+    assert [each.label for each in cut.survey.cuts if "is of type complex64, which does not cross cuts" in each.reason]
     assert len(subject.chain) > 1
     assert prove_subject(subject, ROOT, SYSTEM_CLOCK).equality == "bits"
 

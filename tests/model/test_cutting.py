@@ -156,7 +156,7 @@ def test_gradient_checkpointing_as_hugging_face_switches_it_on(*, use_reentrant:
         return model  # type: ignore[no-any-return]
 
     subject = Subject(build, sentences())
-    assert any(cut.reason == CHECKPOINTED for cut in subject.cut.cuts)
+    assert any(cut.reason == CHECKPOINTED for cut in subject.cut.survey.cuts)
     assert assert_cut_anywhere(subject, sentences(), at_most=8) > 5
     assert any("h.1" in layer.name for layer in subject.layers), "a cut between two blocks"
 
@@ -210,7 +210,7 @@ class Aliasing(nn.Module):
 def test_no_cut_between_two_values_that_share_memory_which_is_changed() -> None:
     value = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0))
     subject = Subject(Aliasing, (value,), loss=lambda output: output.square().mean())
-    reasons = {cut.label: cut.reason for cut in subject.cut.cuts}
+    reasons = {cut.label: cut.reason for cut in subject.cut.survey.cuts}
     assert reasons["second"].endswith(ALIASED.rpartition("{}")[2])
     assert_cut_anywhere(subject, (value,))
 
@@ -228,7 +228,9 @@ def test_a_module_that_decides_by_what_depends_on_weights_runs_whole() -> None:
 
     value = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0))
     subject = Subject(Outer, (value,), loss=lambda output: output.square().mean())
-    assert {cut.label for cut in subject.cut.cuts if cut.reason.startswith(DECIDES.format("deciding"))} >= {"mean"}
+    assert {cut.label for cut in subject.cut.survey.cuts if cut.reason.startswith(DECIDES.format("deciding"))} >= {
+        "mean"
+    }
     assert [layer.name for layer in subject.layers][-2:] == ["deciding", "last"]
     for sign in (1.0, -1.0, 3.0, -3.0):
         assert_cut_anywhere(subject, (sign * value,))
@@ -261,7 +263,7 @@ def test_a_tied_weight_is_recomputed_with_what_came(*, use_reentrant: bool) -> N
         lambda: TiedRegions(use_reentrant=use_reentrant), (value,), loss=lambda output: output.square().mean()
     )
     assert assert_cut_anywhere(subject, (value,)) >= (1 if use_reentrant else 4)
-    inside = {cut.label: cut.reason for cut in subject.cut.cuts if cut.label in {"matmul", "sin"}}
+    inside = {cut.label: cut.reason for cut in subject.cut.survey.cuts if cut.label in {"matmul", "sin"}}
     assert set(inside.values()) == {CHECKPOINTED}
 
 

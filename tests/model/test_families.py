@@ -1,162 +1,173 @@
-"""Families of models, unmodified, with small random configurations: watched and cut, they have the bare bits."""
+"""Families of models, unmodified: cut anywhere they have the uncut model's bits, and train to the reference's.
+
+`make families` runs all of them, `make test` some.
+"""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tests.model import zoo
+from hetpipe.check import check_run
+from hetpipe.checkpoint.export import export_weights
+from hetpipe.job.file import Job
+from hetpipe.pipeline.callables import build_model
+from hetpipe.pipeline.data import read_batch
+from hetpipe.values.ids import Clock
+from tests.docs.pages import table_after
+from tests.model.families import FAMILIES
 from tests.model.harness import Made, Subject, assert_cut_anywhere, differences
 from tests.model.without_operators import import_torchvision
+from tests.numerics.compare import ROOT, assert_same_bits, trained
+from tests.reference.executor import ReferenceRun, run_reference
+from tests.support.in_process import InProcessRun, run_in_process
 
-_SMALL: dict[str, Any] = {
-    "vocab_size": zoo.VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "intermediate_size": 32, "max_position_embeddings": 32,
-}  # fmt: skip
-_CAUSAL = "AutoModelForCausalLM"
+#: In `make test`; the others are in `make families` and `make exhaustive` only.
+ALWAYS = ("GPT-2", "U-Net", "nn.Transformer")
 
+STAGES = (1, 2, 4)
+WAVES = 3
 
-def _tokens() -> Made:
-    rows = [zoo.tokens()[index] for index in range(3)]
-    return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+#: Weight policy → how it is trained here: a kind of synchronisation, virtual workers, minibatches per wave.
+POLICIES = {"wave": ("wsp", 2, 2), "flush": ("none", 1, 4), "double_buffer": ("none", 1, 4)}
 
-
-def _classified() -> Made:
-    made = dict(_tokens())  # type: ignore[arg-type]  # a mapping
-    return {**made, "labels": torch.tensor([0, 1, 1])}
-
-
-def _pictures() -> Made:
-    generator = torch.Generator().manual_seed(0)
-    return {"pixel_values": torch.randn(2, 3, 32, 32, generator=generator), "labels": torch.tensor([0, 1])}
+BATCH_SIZE = 2
+SEED = 3
 
 
-def _speech() -> Made:
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(3, zoo.VOCABULARY, (2, 7), generator=generator)
-    return {"input_features": torch.randn(2, 8, 40, generator=generator), "labels": labels}
+def each(always: tuple[str, ...] = ALWAYS) -> list[Any]:
+    """Every family, those marked that `make test` leaves out."""
+    return [pytest.param(name, marks=() if name in always else pytest.mark.exhaustive) for name in FAMILIES]
 
 
-def _images() -> Made:
-    return (torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0)),)
+def job_of(name: str, *, weights: str = "wave", stages: int = 1) -> Job:
+    family = FAMILIES[name]
+    kind, workers, wave = POLICIES[weights]
+    sync: dict[str, Any] = {"kind": kind, "minibatches_per_wave": wave}
+    if kind == "wsp":
+        sync.update(D=1, deterministic=True)
+    return Job(
+        name="family",
+        model=family.model,
+        loss=None if family.loss is None else f"tests.model.zoo:{family.loss}",
+        data={"train": f"tests.model.families:{family.data}"},
+        batch_size=BATCH_SIZE,
+        minibatches=WAVES * wave,
+        seed=SEED,
+        optimizer=dict(family.optimizer),
+        weights=weights,
+        workers={"count": workers, "stages": stages},
+        sync=sync,
+        parameter_servers={"count": 2} if kind == "wsp" else {},
+        patience={"last_checkpoint": "1s"},
+    )
 
 
-def _pairs() -> Made:
-    generator = torch.Generator().manual_seed(0)
-    return tuple(torch.randint(0, zoo.VOCABULARY, (2, 7), generator=generator) for _ in range(2))
+def builder_of(name: str) -> Callable[[], nn.Module]:
+    import_torchvision()  # before transformers, which imports it, too
+    job = job_of(name)
+    return lambda: build_model(job, ROOT)
 
 
-class TiedTransformer(nn.Module):
-    """`nn.Transformer` between one weight's three uses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(zoo.VOCABULARY, 16)
-        self.transformer = nn.Transformer(16, 2, 2, 2, 32, batch_first=True)
-        self.head = nn.Linear(16, zoo.VOCABULARY, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
-        hidden = self.transformer(self.embedding(source), self.embedding(target), tgt_mask=mask, tgt_is_causal=True)
-        result: Tensor = self.head(hidden)
-        return result
-
-
-def _lora() -> nn.Module:
-    model = zoo.gpt2()
-    peft = importlib.import_module("peft")
-    config = peft.LoraConfig(r=4, lora_dropout=0.1, target_modules=["c_attn"], task_type="CAUSAL_LM")
-    found: nn.Module = peft.get_peft_model(model, config)
-    return found
+def reference_of(name: str, weights: str) -> ReferenceRun:
+    family = FAMILIES[name]
+    kind, workers, wave = POLICIES[weights]
+    return ReferenceRun(
+        model=builder_of(name),
+        loss=family.loss_function,
+        train=family.train,
+        batch_size=BATCH_SIZE,
+        seed=SEED,
+        optimizer=family.optimizer["name"],
+        arguments={key: value for key, value in family.optimizer.items() if key != "name"},
+        num_virtual_workers=workers,
+        minibatches_per_wave=wave,
+        staleness=1,
+        total_minibatches=WAVES * wave * workers,
+        weights=weights,
+        sync="wsp" if kind == "wsp" else "none",
+    )
 
 
-def _vision(name: str, **options: Any) -> Callable[[], nn.Module]:
-    def build() -> nn.Module:
-        model: nn.Module = getattr(import_torchvision().models, name)(num_classes=zoo.CLASSES, **options)
-        return model
-
-    return build
-
-
-def _timm() -> nn.Module:
-    import_torchvision()
-    found: nn.Module = importlib.import_module("timm").create_model(
-        "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=16, depth=3, num_heads=2, num_classes=5,
-        drop_path_rate=0.2,
-    )  # fmt: skip
-    return found
+def subject_of(name: str) -> tuple[Subject, Made]:
+    """The family on one minibatch of three samples."""
+    family = FAMILIES[name]
+    batch = read_batch(family.train, range(3))
+    made: Made = batch.inputs if batch.keys is None else dict(zip(batch.keys, batch.inputs, strict=True))
+    own = family.loss_function
+    loss: Callable[[Any], Tensor] | None = None if own is None else lambda output: own(output, batch.target)
+    return Subject(builder_of(name), made, loss=loss), made
 
 
-def _hf(model_type: str, kind: str = _CAUSAL, **config: Any) -> Callable[[], nn.Module]:
-    return lambda: zoo.hugging_face(kind, model_type, **config)
+#: peft looks up in transformers what that has renamed.
+_RENAMED = "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
 
 
-#: Family → how it is built, what it is called with, and whether its loss is its own.
-FAMILIES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Made]]] = {
-    "gpt2": (zoo.gpt2, _tokens),
-    "llama": (_hf("llama", **_SMALL, num_key_value_heads=1, pad_token_id=0), _tokens),
-    "qwen2": (_hf("qwen2", **_SMALL, num_key_value_heads=1), _tokens),
-    "mistral": (_hf("mistral", **_SMALL, num_key_value_heads=1, sliding_window=8), _tokens),
-    "gemma3": (
-        _hf("gemma3_text", **_SMALL, num_key_value_heads=1, head_dim=8, sliding_window=8, pad_token_id=0),
-        _tokens,
-    ),
-    "mixtral": (_hf("mixtral", **_SMALL, num_key_value_heads=1, num_local_experts=4), _tokens),
-    "opt": (
-        _hf("opt", vocab_size=zoo.VOCABULARY, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, ffn_dim=32,
-            max_position_embeddings=32, word_embed_proj_dim=16),
-        _tokens,
-    ),
-    "bert": (_hf("bert", "AutoModelForMaskedLM", **_SMALL), _tokens),
-    "roberta": (_hf("roberta", "AutoModelForSequenceClassification", **_SMALL, num_labels=2), _classified),
-    "distilbert": (
-        _hf("distilbert", "AutoModelForMaskedLM", vocab_size=zoo.VOCABULARY, dim=16, n_layers=2, n_heads=2,
-            hidden_dim=32, max_position_embeddings=32),
-        _tokens,
-    ),
-    "t5": (zoo.t5, _tokens),
-    "vit": (
-        _hf("vit", "AutoModelForImageClassification", hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-            intermediate_size=32, image_size=32, patch_size=8),
-        _pictures,
-    ),
-    "whisper": (
-        _hf("whisper", "AutoModelForSpeechSeq2Seq", vocab_size=zoo.VOCABULARY, d_model=16, encoder_layers=2,
-            decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=32,
-            decoder_ffn_dim=32, num_mel_bins=8, max_source_positions=20, max_target_positions=32, dropout=0.1,
-            pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, suppress_tokens=None,
-            begin_suppress_tokens=None),
-        _speech,
-    ),
-    "resnet18": (zoo.resnet18, _images),
-    "mobilenet_v3": (_vision("mobilenet_v3_small"), _images),
-    "densenet121": (_vision("densenet121", drop_rate=0.1), _images),
-    "u_net": (zoo.u_net, _images),
-    "timm_vit": (_timm, _images),
-    "transformer": (TiedTransformer, _pairs),
-    "lora": (_lora, _tokens),
-}  # fmt: skip
-
-#: Where several tries at the cuts of all families take minutes, `make test` has those of `test_cutting`.
-PLACES = 6
-
-
-@pytest.mark.exhaustive
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_has_the_bare_models_bits_wherever_it_is_cut(name: str) -> None:
-    for package in ("transformers", "timm", "peft", "PIL"):
-        if find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
-    build, make = FAMILIES[name]
-    made = make()
-    subject = Subject(build, made, loss=None if isinstance(made, dict) else lambda output: output.square().mean())
+@pytest.mark.filterwarnings(_RENAMED)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", each())
+def test_a_family_has_the_uncut_models_bits_at_every_cut(name: str) -> None:
+    """Outputs, loss, all gradients and buffers: unseeded; seeded as stages are; and cut at each border, and at all."""
+    subject, made = subject_of(name)
     assert not differences(subject.uncut(made), subject.watched(made))
-    assert assert_cut_anywhere(subject, made, at_most=PLACES) >= 2 * PLACES
+    whole = subject.stages((), made)
+    assert not [place for place, output in enumerate(whole.outputs) if output is None], "outputs of one stage"
+    assert not differences(subject.uncut_with_the_seeds_of_stages(made), whole)
+    assert assert_cut_anywhere(subject, made) > 20
+
+
+@pytest.mark.filterwarnings(_RENAMED)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("weights", POLICIES)
+@pytest.mark.parametrize("name", each())
+def test_a_family_trains_to_the_bits_of_the_reference_in_one_two_and_four_stages(
+    name: str, weights: str, tmp_path: Path
+) -> None:
+    """Three waves; what is exported loads strictly into the user's model, and is what was trained."""
+    expected = run_reference(reference_of(name, weights))
+    fresh = builder_of(name)()
+    frozen = {place: p.detach() for place, p in fresh.named_parameters() if not p.requires_grad}
+    assert [
+        place
+        for place, first in expected.barriers[Clock(0)].weights.items()
+        if not first.equal(expected.weights[place])
+    ]
+    for stages in STAGES:
+        folder = tmp_path / str(stages)
+        job = job_of(name, weights=weights, stages=stages)
+        result = run_in_process(InProcessRun(job=job, run_dir=folder, import_path=ROOT, stall_seconds=60.0))
+        assert {len(worker.stages) for worker in result.plan.virtual_workers} == {stages}
+        assert not (report := check_run(folder, require_complete=True)).violations, "\n".join(report.lines())
+        found = trained(folder)
+        assert not [place for place, weight in frozen.items() if not torch.equal(found.pop(place), weight)]
+        assert_same_bits(found, expected)
+    out = tmp_path / "model.safetensors"
+    export_weights(folder, out)
+    load_strictly(fresh, out)
+    loaded = fresh.state_dict()
+    assert not [place for place, weight in expected.weights.items() if not torch.equal(loaded[place], weight)]
+
+
+def test_the_page_lists_the_families() -> None:
+    rows = table_after(ROOT / "docs" / "semantics" / "models.md", "## Families that are tried")
+    assert [row[0] for row in rows] == list(FAMILIES)
+
+
+def load_strictly(model: nn.Module, file: Path) -> None:
+    """Load what was exported, a tied weight by each of its names, and no buffer that is not persistent."""
+    tensors = load_file(file)
+    state = model.state_dict(keep_vars=True)
+    names: dict[int, str] = {}
+    for name, weight in state.items():
+        first = names.setdefault(id(weight), name)
+        if name not in tensors and first in tensors:
+            tensors[name] = tensors[first]
+    for name in {name for name, _ in model.named_buffers()} - state.keys():
+        tensors.pop(name, None)
+    model.load_state_dict(tensors, strict=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from tests.model.without_operators import import_torchvision
 
@@ -122,3 +123,45 @@ def of_logits(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
     """A loss of one's own on the output of a Hugging Face model."""
     logits: Tensor = output.logits
     return nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=-100)
+
+
+def of_tokens(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+class Wide(nn.Module):
+    """64 MiB of weights, with skips; a frozen part of 4 MiB is in the middle."""
+
+    WIDTH = 1024
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(self.WIDTH, self.WIDTH, bias=False) for _ in range(16))
+        self.blocks[8].requires_grad_(requires_grad=False)
+        self.head = nn.Linear(self.WIDTH, 4)
+
+    def forward(self, values: Tensor) -> Any:
+        for block in self.blocks:
+            values = values + torch.tanh(block(values))
+        return self.head(values)
+
+
+def wide() -> nn.Module:
+    return Wide()
+
+
+class WideAndComputed(Wide):
+    """Its constructor looks into its weights, so it cannot be built without memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = float(self.head.weight.detach().abs().max())
+
+
+def wide_and_computed() -> nn.Module:
+    return WideAndComputed()
+
+
+def vectors() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randn(8, Wide.WIDTH, generator=generator), torch.arange(8) % 4)

@@ -123,8 +123,8 @@ class TestPeakOfARun:
         unknown = peak_of(PLAN, [INFO], job(), PROOF)
         assert unknown.flops is None
         assert unknown.unknown == (
-            "no peak is known of cpu, which the catalogue of device types lacks; give device_types.cpu.peak_flops in "
-            "the cluster file"
+            "no peak is known for cpu, not listed in the catalogue of device types; give device_types.cpu.peak_flops "
+            "in the cluster file"
         )
         described = job_on({"file": cluster(cpu={"memory_bytes": 1 << 30, "peak_flops": 2e11})})
         assert peak_of(PLAN, [INFO], described, PROOF) == Peak(NUM_DEVICES * 2e11)
@@ -140,7 +140,7 @@ class TestPeakOfARun:
 
     def test_played_devices_have_none(self) -> None:
         played = job_on({"file": cluster(T4={}), "profile": profile("T4"), "emulate": True})
-        assert peak_of(PLAN, [INFO], played, PROOF).unknown.startswith("the devices are played (`cluster.emulate`)")
+        assert peak_of(PLAN, [INFO], played, PROOF).unknown.startswith("the devices are emulated (`cluster.emulate`)")
 
 
 INFO = agent_info()

@@ -65,10 +65,10 @@ def test_bad_names(name: str, message: str) -> None:
             ),
         ),
         ("SGD", {"params": 1}, ("optimizer.params: SGD has no such argument",)),
-        ("SGD", {"lr": -1.0}, ("optimizer: SGD refuses its arguments: Invalid learning rate: -1.0",)),
-        ("SGD", {"nesterov": True}, ("optimizer: SGD refuses its arguments: Nesterov momentum requires",)),
-        ("Adam", {"betas": 0.9}, ("optimizer: Adam refuses its arguments: ",)),
-        ("Adam", {"lr": "fast"}, ("optimizer: Adam refuses its arguments: ",)),
+        ("SGD", {"lr": -1.0}, ("optimizer: SGD rejects its arguments: Invalid learning rate: -1.0",)),
+        ("SGD", {"nesterov": True}, ("optimizer: SGD rejects its arguments: Nesterov momentum requires",)),
+        ("Adam", {"betas": 0.9}, ("optimizer: Adam rejects its arguments: ",)),
+        ("Adam", {"lr": "fast"}, ("optimizer: Adam rejects its arguments: ",)),
         ("SGD", {"differentiable": True}, ("optimizer.differentiable: is not supported: nothing here differentiates",)),
         ("Adam", {"capturable": True}, ("optimizer.capturable: is not supported: it is for CUDA graphs",)),
     ],
@@ -119,7 +119,7 @@ def test_bad_arguments(name: str, arguments: dict[str, object], problems: tuple[
         ),
         (
             spec("Adam", {"fused": True, "foreach": True}),
-            ("optimizer.groups[0]: Adam refuses its arguments: `fused` and `foreach` cannot be `True` together.",),
+            ("optimizer.groups[0]: Adam rejects its arguments: `fused` and `foreach` cannot be `True` together.",),
         ),
     ],
 )
@@ -182,7 +182,7 @@ def test_a_schedule_is_tried(tmp_path: Path) -> None:
     ):
         check_lr_schedule(schedule("StepLR", step_size=0), spec("SGD"), tmp_path)
     with pytest.raises(
-        JobError, match=r"^lr_schedule: CyclicLR refuses its arguments: optimizer must support momentum"
+        JobError, match=r"^lr_schedule: CyclicLR rejects its arguments: optimizer must support momentum"
     ):
         check_lr_schedule(schedule("CyclicLR", base_lr=0.1, max_lr=0.2), spec("Adagrad"), tmp_path)
 
@@ -194,7 +194,7 @@ def test_a_schedule_is_tried(tmp_path: Path) -> None:
         ({"lr_schedule": {"name": "StepLR", "step_size": 3}}, None),
         ({"optimizer": {"name": "sgd"}}, "optimizer.name: torch.optim has no 'sgd'; did you mean `SGD`?"),
         ({"optimizer": {"name": "Adagrad"}}, None),
-        ({"optimizer": {"name": "Adagrad"}, "weights": "predict"}, "optimizer.name: is Adagrad, and how it moves "),
+        ({"optimizer": {"name": "Adagrad"}, "weights": "predict"}, "optimizer.name: is Adagrad, but update rules "),
         ({"lr_schedule": {"name": "StepLR"}}, "lr_schedule.step_size: is missing; StepLR has no default for it"),
     ],
     ids=["plain", "scheduled", "unknown", "unpredicted", "unpredictable", "unscheduled"],

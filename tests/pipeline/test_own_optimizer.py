@@ -68,13 +68,13 @@ def test_its_state_is_in_checkpoints_and_a_run_goes_on_from_there(tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("ByNorm", "steps a parameter differently when others are beside it, and each stage has only its own"),
-        ("Counting", "goes another way after it was given back its `state`, as if from a checkpoint; keep all"),
-        ("CountingInGroup", "changes `steps` of its parameter groups, which checkpoints do not keep; keep it in"),
-        ("Listing", "keeps `state[parameter]['gradients']` as list; checkpoints keep tensors and numbers"),
-        ("Sharing", "keeps `state['all']`, which is no parameter; checkpoints keep state of these only"),
+        ("ByNorm", "steps a parameter differently when others are present, but each stage has only its own"),
+        ("Counting", "behaves differently after its `state` was restored, as from a checkpoint; keep every"),
+        ("CountingInGroup", "changes `steps` of its parameter groups, which checkpoints do not contain; keep it in"),
+        ("Listing", "keeps `state[parameter]['gradients']` as list; checkpoints contain only tensors"),
+        ("Sharing", "keeps `state['all']`, which is not a parameter; checkpoints contain only"),
         ("Searching", "raises in `step()`, without a closure and with one parameter that has no gradient: TypeError"),
-        ("Drifting", "moves a parameter that has no gradient; pass over those whose `grad` is None"),
+        ("Drifting", "changes a parameter that has no gradient; skip those whose `grad` is None"),
     ],
 )
 def test_what_would_train_to_something_else_is_refused(name: str, message: str) -> None:
@@ -92,9 +92,9 @@ def test_the_copies_of_classes_of_torch_and_declared_coupling_are_accepted() -> 
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        (spec("momentum"), "optimizer.name: `tests.own_optimizers:momentum` is of type function; name a class that"),
-        (spec("UpdateState"), "optimizer.name: `tests.own_optimizers:UpdateState` is the class UpdateState; name a"),
-        (spec("Momentum", lr=-1.0), "optimizer: tests.own_optimizers:Momentum refuses its arguments: -1.0 is no rate"),
+        (spec("momentum"), "optimizer.name: `tests.own_optimizers:momentum` is of type function; it must inherit"),
+        (spec("UpdateState"), "optimizer.name: `tests.own_optimizers:UpdateState` is the class UpdateState; it must"),
+        (spec("Momentum", lr=-1.0), "optimizer: tests.own_optimizers:Momentum rejects its arguments: -1.0 is no rate"),
         (spec("Momentum", lrr=0.1), "optimizer.lrr: Momentum has no such argument; did you mean `lr`?"),
     ],
 )
@@ -109,7 +109,7 @@ def test_a_policy_that_predicts_needs_a_declared_rule() -> None:
     with pytest.raises(JobError) as caught:
         check_optimization(job, ROOT)
     assert caught.value.problems[0].startswith(
-        f"optimizer.name: {OWN}:Decaying does not say how it moves the weights, so nothing can be predicted; declare "
+        f"optimizer.name: {OWN}:Decaying declares no update rule, so its weights cannot be predicted; declare "
         "`prediction = Rule(change, needs_gradient)` in the class"
     )
 

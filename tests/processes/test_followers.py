@@ -129,7 +129,7 @@ def test_submit_that_is_told_to_end_detaches_and_a_restarted_one_tells_the_resul
     last = Submit(services, tmp_path / "run")
     status, result = last.end()
     assert (status, result["staleness"]["violations"], result["rewinds"]) == (1, 0, 0)
-    assert "the run was stopped by somebody else" in last.said()
+    assert "the run was stopped by another user" in last.said()
     told = Submit(services, *command).end()
     assert told == (1, result), "it is told from the folder of the run"
 

@@ -173,7 +173,7 @@ def test_a_run_that_ends_on_a_full_disk_waits_for_room(
     wait_until_told(train, "condition_raised", {ConditionKind.DISK_NEARLY_FULL})
     train.process.send_signal(signal.SIGINT)
     wait_until(
-        lambda: "for room for the checkpoint that ends the run" in train.stderr(),
+        lambda: "for disk space for the checkpoint that ends the run" in train.stderr(),
         timeout_seconds=60.0,
         what="the stage to say that it waits",
     )

@@ -133,7 +133,7 @@ def test_logs_of_the_format_before_are_refused_with_what_to_do(index: int, tmp_p
     [(_, refusal)] = old_jobs(root)
 
     assert isinstance(refusal, StateLost)
-    assert "another version of hetpipe wrote it; end the job with that version, or start it anew from" in str(refusal)
+    assert "written by another version of hetpipe; end the job with that version, or restart it from" in str(refusal)
 
 
 @pytest.mark.processes

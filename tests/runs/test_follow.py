@@ -137,7 +137,7 @@ def test_a_run_that_somebody_else_stops() -> None:
     case = Case()
     case.follower.handle(Heard(JobEnded(JobState.STOPPED, result=RESULT)))
     assert case.follower.ending is not None
-    assert case.follower.ending.sentences == ("the run was stopped by somebody else before its end",)
+    assert case.follower.ending.sentences == ("the run was stopped by another user before its end",)
 
 
 def test_the_second_interrupt_ends_a_local_run_at_once() -> None:
@@ -178,8 +178,8 @@ def test_a_wish_to_stop_that_was_not_taken_is_told() -> None:
     case.follower.handle(StopRefused(PeerUnreachable("coordinator at x cannot be reached")))
     assert case.view.remarks == [
         (
-            "the coordinator did not take the wish to stop (coordinator at x cannot be reached) and is asked again; "
-            "Ctrl-C again stops now"
+            "the coordinator did not accept the request to stop (coordinator at x cannot be reached), which is "
+            "retried; Ctrl-C again stops now"
         )
     ]
 
@@ -215,7 +215,7 @@ def test_services_of_the_run_are_waited_for_and_said_to_be_coming_up() -> None:
     assert view.remarks == ["waiting for parameter server 0 (importing torch, 12 s)"] * 40
     assert follower.ending is None
 
-    services.verdict = "parameter server 0 (pid 7) is not ready, and has said nothing for 60 s"
+    services.verdict = "parameter server 0 (pid 7) is not ready, and has reported nothing for 60 s"
     follower._look_after_services()
     assert follower.ending == Ending(state=JobState.FAILED, error="DeadlineExceeded", sentences=(services.verdict,))
 

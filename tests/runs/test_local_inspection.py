@@ -61,7 +61,9 @@ def inspected(folder: Path, body: str, *, of: Job | None = None, phases: list[st
             phases.append(f"{phase} ({seconds:.0f} s)")
 
     shell = shell_of(folder, body)
-    return inspect_locally(of or small_job(), folder, logs=folder / "logs", shell=shell, on_phase=on_phase)
+    return inspect_locally(
+        of or small_job(), folder, run_folder=folder, logs=folder / "logs", shell=shell, on_phase=on_phase
+    )
 
 
 def test_it_has_the_environment_of_an_agents_child_and_answers_with_a_report(tmp_path: Path) -> None:
@@ -108,7 +110,7 @@ def test_one_that_is_silent_for_its_patience_is_given_up_and_ended(tmp_path: Pat
     job = small_job(patience={"inspection": "4s"})
     expected = r"gave up after 4 s without a word of the inspection of the model; the last was that it is \d+"
     with pytest.raises(DeadlineExceeded, match=expected):
-        inspect_locally(job, tmp_path, logs=tmp_path, shell=shell, on_phase=on_phase)
+        inspect_locally(job, tmp_path, run_folder=tmp_path, logs=tmp_path, shell=shell, on_phase=on_phase)
     assert ends(pids[0])
 
 

@@ -78,7 +78,7 @@ def test_a_service_that_fails_at_its_start_tells_why(tmp_path: Path) -> None:
 
 def test_a_service_that_is_never_ready(tmp_path: Path) -> None:
     service = start(tmp_path, "import sys\nprint('hello', flush=True)\n" + UNTIL_INPUT_ENDS)
-    with pytest.raises(DeadlineExceeded, match="is not ready, and has said nothing for 0 s"):
+    with pytest.raises(DeadlineExceeded, match="is not ready, and has reported nothing for 0 s"):
         service.wait_ready(patience_seconds=0.2)
     end_services([service], grace_seconds=5.0)
 
@@ -122,7 +122,7 @@ def test_a_service_that_is_slow_and_says_so_is_waited_for_and_a_silent_one_is_gi
         clock.advance(60.0)
         wait_until(lambda: supervisor.given_up(is_queued=True) != "", timeout_seconds=10.0, what="an end of patience")
         assert supervisor.given_up(is_queued=False).startswith(
-            f"parameter server 0 (pid {pid}) is not ready, and has said nothing for 60 s; the last was that it is "
+            f"parameter server 0 (pid {pid}) is not ready, and has reported nothing for 60 s; its last phase was "
             "importing torch, 3 s; its log is"
         )
         os.kill(pid, signal.SIGCONT)
@@ -132,7 +132,10 @@ def test_a_service_that_is_slow_and_says_so_is_waited_for_and_a_silent_one_is_gi
         # Ready, and still of no use for the job: a run's own services are not waited for for ever.
         assert supervisor.given_up(is_queued=True) == ""
         clock.advance(31.0)
-        assert "all services of this run are ready, and for 31 s the job" in supervisor.given_up(is_queued=True)
+        assert (
+            "all services of this run are ready, but the job has lacked resources of them for 31 s"
+            in supervisor.given_up(is_queued=True)
+        )
         assert supervisor.given_up(is_queued=False) == ""
 
 

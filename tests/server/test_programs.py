@@ -146,9 +146,9 @@ def test_a_taken_port_is_one_sentence(start: Start) -> None:
     ("name", "options", "sentence"),
     [
         ("coordinator", ("--store", "mysql://x"), "--store mysql://x names no store"),
-        ("coordinator", ("--store", "redis://127.0.0.1:1/0"), "Redis at 127.0.0.1:1/0 did not take a command"),
+        ("coordinator", ("--store", "redis://127.0.0.1:1/0"), "Redis at 127.0.0.1:1/0 rejected a command"),
         ("coordinator", ("--log", "/dev/null/x"), "cannot write the log /dev/null/x"),
-        ("agent", ("--coordinator", "nowhere"), "'nowhere' is no address; write HOST:PORT"),
+        ("agent", ("--coordinator", "nowhere"), "'nowhere' is not an address; write HOST:PORT"),
         ("agent", ("--coordinator", "h:1", "--cpu-devices", "0"), "--cpu-devices must be at least 1, not 0"),
         ("agent", ("--coordinator", "h:1", "--node", "a/b"), "--node 'a/b' must not contain a slash"),
     ],

@@ -49,7 +49,7 @@ class Served:
     config: ShardConfig
     training: Run
     server: Server
-    #: What a coordinator that has never heard of the job is told of it.
+    #: The run document for a coordinator without any state of the job.
     run: RunDocument | None
     #: The barrier whose checkpoint was looked for last.
     seen: Clock = Clock(-1)

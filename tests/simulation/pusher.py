@@ -122,6 +122,6 @@ class Pusher:
 
     def _refused(self, error: HetpipeError) -> None:
         if isinstance(error, WaveOutOfOrder) and self._queue[0].is_empty:
-            self._reported()  # only an empty wave may lie behind a barrier that was set after it was sent
+            self._reported()  # only an empty wave can be beyond a barrier that was set after it was sent
         else:
             self._stage.refused(f"staged {self._queue[0].wave}", error)

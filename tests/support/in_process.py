@@ -160,7 +160,8 @@ def _stopping(stop_when: Callable[[ClockSnapshot], bool]) -> Callable[..., None]
 class _Cluster:
     def __init__(self, run: InProcessRun) -> None:
         self._run = run
-        report = inspect_job(run.job, run.import_path)
+        run.run_dir.mkdir(parents=True, exist_ok=True)
+        report = inspect_job(run.job, run.import_path, run_folder=run.run_dir)
         count = sum(run.job.num_stages(VirtualWorkerIndex(vw)) for vw in range(run.job.num_workers))
         devices = tuple(AgentDevice(f"n0/{i}", "cpu", 0, "cpu") for i in range(count))
         agent = AgentInfo(AgentId("n0"), "127.0.0.1", 0, devices)
@@ -171,7 +172,6 @@ class _Cluster:
         self._histories: list[History] = []
         data = run.job.data_spec(report.train_samples)
         self._progress = first_progress(data) if run.restore is None else read_manifest(run.restore).progress
-        run.run_dir.mkdir(parents=True, exist_ok=True)
         if run.keep_history:
             self._write_facts(report)
         self._shards = [self._shard(ShardIndex(i), data) for i in range(self.plan.num_shards)]

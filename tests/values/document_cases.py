@@ -110,6 +110,31 @@ PLAN: dict[str, Any] = {
         }
     ],
     "alternatives": [{"name": "NP", "samples_per_second": None, "reason": "n0: layer c misses 20 bytes"}],
+    "borders": [
+        {
+            "virtual_worker": 0,
+            "stage": 0,
+            "cut": 1,
+            "before": "b",
+            "forward_bytes": 1024,
+            "backward_bytes": 512,
+            "tie_bytes": 0,
+            "forward_ms": 0.1,
+            "backward_ms": 0.05,
+            "alive": [{"name": "a:0", "num_bytes": 512, "has_gradient": True}],
+            "alternatives": [
+                {
+                    "cut": 2,
+                    "before": "c",
+                    "forward_bytes": 8,
+                    "backward_bytes": 8,
+                    "bottleneck_ms": None,
+                    "reason": "forbidden",
+                }
+            ],
+        }
+    ],
+    "forbidden": [{"before": "c", "upto": "c", "places": 1, "reason": "it is recomputed"}],
 }
 
 GOOD: tuple[tuple[type[Document], dict[str, Any]], ...] = (

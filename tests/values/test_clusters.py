@@ -62,14 +62,11 @@ class TestMistakes:
         assert sorted(found) == [
             "device_types.V.memory_bytes: must be at least 1, not -1",
             "links.inter_node.latency: unknown key; did you mean `latency_seconds`?",
-            (
-                "links.inter_node.latency_seconds: is 50 seconds; if microseconds are meant, write 5e-05, "
-                "if milliseconds, 0.05"
-            ),
-            "links.overrides[0].between[1]: is the text 'n7', which is no node; use n0",
-            "links.overrides[1].between[0]: is the text 'n1', which is no node; use n0",
-            "links.overrides[1].between[1]: is the text 'n1', which is no node; use n0",
-            "nodes[0].devices[1]: is of type the text 'R', which device_types lacks; use Q, RTX3080, RTX_3090 or V",
+            ("links.inter_node.latency_seconds: is 50 seconds; for microseconds write 5e-05, for milliseconds 0.05"),
+            "links.overrides[0].between[1]: is the text 'n7', which is not a node; use n0",
+            "links.overrides[1].between[0]: is the text 'n1', which is not a node; use n0",
+            "links.overrides[1].between[1]: is the text 'n1', which is not a node; use n0",
+            "nodes[0].devices[1]: is of type the text 'R', which is not in device_types; use Q, RTX3080, RTX_3090 or V",
             "nodes[1].name: is the text 'n0', as that of nodes[0]; rename one",
         ]
 
@@ -79,27 +76,27 @@ class TestMistakes:
             (
                 ("device_types", "V", "memory_bytes"),
                 12,
-                f"is 12 bytes; if 12 GiB are meant, write {12 * GIB}",
+                f"is 12 bytes; for 12 GiB write {12 * GIB}",
             ),
             (
                 ("device_types", "V", "memory_bytes"),
                 12288,
-                f"is 12288 bytes; if 12288 MiB are meant, write {12 * GIB}",
+                f"is 12288 bytes; for 12288 MiB write {12 * GIB}",
             ),
             (
                 ("device_types", "RTX_3090", "memory_bytes"),
                 24_000_000_000,
-                "is 24000000000, counting in GB; the catalogue says 25769803776 (24 GiB)",
+                "is 24000000000, counting in GB; the catalogue has 25769803776 (24 GiB)",
             ),
             (
                 ("device_types", "V", "peak_flops"),
                 14.9,
-                "is 14.9 operations per second; if teraFLOP/s are meant, write 1.49e+13",
+                "is 14.9 operations per second; for teraFLOP/s write 1.49e+13",
             ),
             (
                 ("device_types", "V", "peak_flops"),
                 14900,
-                "is 14900 operations per second; if gigaFLOP/s are meant, write 1.49e+13",
+                "is 14900 operations per second; for gigaFLOP/s write 1.49e+13",
             ),
             (
                 ("device_types", "V", "peak_flops"),
@@ -110,24 +107,24 @@ class TestMistakes:
                 ("device_types", "RTX_3090", "peak_flops"),
                 142e12,
                 (
-                    "is 1.42e+14, which is with sparsity: the catalogue says 7.1e+13 at most; write 7.1e+13, or the "
-                    "peak of the format that the model computes in"
+                    "is 1.42e+14, which includes sparsity: the catalogue's dense peak is 7.1e+13; write 7.1e+13, or "
+                    "the peak of the format that the model computes in"
                 ),
             ),
             (
                 ("links", "intra_node", "bandwidth_bytes_per_second"),
                 100,
-                "is 100 bytes per second; if gigabytes are meant, write 1e+11, if gigabits, 1.25e+10",
+                "is 100 bytes per second; for gigabytes write 1e+11, for gigabits 1.25e+10",
             ),
             (
                 ("links", "intra_node", "bandwidth_bytes_per_second"),
                 10000.0,
-                "is 10000 bytes per second; if megabytes are meant, write 1e+10, if megabits, 1.25e+09",
+                "is 10000 bytes per second; for megabytes write 1e+10, for megabits 1.25e+09",
             ),
             (
                 ("links", "intra_node", "efficiency"),
                 80,
-                "is 80, a share, at most 1; if 80 % are meant, write 0.8",
+                "is 80, but a share is at most 1; for 80 % write 0.8",
             ),
             (
                 ("links", "intra_node", "efficiency"),
@@ -137,7 +134,7 @@ class TestMistakes:
             (
                 ("links", "overrides", 1, "between"),
                 ["n1", "n0"],
-                "is the link of overrides[0] again; keep one",
+                "duplicates the link of overrides[0]; remove one",
             ),
             (
                 ("links", "overrides", 0, "between"),
@@ -149,7 +146,7 @@ class TestMistakes:
                 "n/0",
                 "begins device names, so it has no slash and no blanks around it, unlike the text 'n/0'",
             ),
-            (("nodes",), [], "hold no device; give at least one"),
+            (("nodes",), [], "have no devices; give at least one"),
             (("links",), ABSENT, "is missing; add it"),
         ],
     )
@@ -159,11 +156,11 @@ class TestMistakes:
     def test_memory_that_nobody_knows(self) -> None:
         assert refused({("device_types", "RTX3080X"): {}, ("device_types", "loom"): None}) == [
             (
-                "device_types.RTX3080X.memory_bytes: is missing, and the catalogue has no RTX3080X (did you mean "
+                "device_types.RTX3080X.memory_bytes: is missing, and RTX3080X is not in the catalogue (did you mean "
                 "`RTX_3080`?); add it"
             ),
             (
-                "device_types.loom.memory_bytes: is missing, and the catalogue has no loom (`hetpipe cluster "
-                "catalogue` lists what it has); add it"
+                "device_types.loom.memory_bytes: is missing, and loom is not in the catalogue (`hetpipe cluster "
+                "catalogue` lists the known types); add it"
             ),
         ]

@@ -66,11 +66,11 @@ class TestOneListOfMistakes:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("", "is empty; it must be a mapping with the keys version, model, batch_size, input_bytes and layers"),
-            ("[1]", "is a list; it must be a mapping with the keys"),
-            ('{"version": 1,\n\t"layers": [}', "line 2: Expecting value; it must be JSON or YAML"),
+            ("", "is empty; expected a mapping with the keys version, model, batch_size, input_bytes and layers"),
+            ("[1]", "is a list; expected a mapping with the keys"),
+            ('{"version": 1,\n\t"layers": [}', "line 2: Expecting value; expected JSON or YAML"),
             ("version: 1\nlayers: [", "line 2: "),
-            ("a: !!bool maybe", "leave the tag out"),
+            ("a: !!bool maybe", "remove the tag"),
             ("\0", "special characters are not allowed"),
             ("[" * 100_000, "is nested too deeply"),
             ("a: [" * 2_000, "is nested too deeply"),
@@ -97,8 +97,21 @@ class TestOneListOfMistakes:
     @pytest.mark.parametrize("kind", KINDS)
     def test_another_version_is_refused(self, kind: type[Document]) -> None:
         good = dict(GOOD)[kind]
-        assert problems(kind, {**good, "version": 2}) == ["version: must be 1, not 2"]
-        assert problems(kind, {**good, "version": "1"}) == ["version: must be 1, not the text '1'"]
+        known = "1 or 2" if kind is Profile else "1"
+        assert problems(kind, {**good, "version": 3}) == [f"version: must be {known}, not 3"]
+        assert problems(kind, {**good, "version": "1"}) == [f"version: must be {known}, not the text '1'"]
+
+    def test_what_is_alive_at_a_cut_is_of_version_2_and_adds_up(self) -> None:
+        alive = [{"name": "a:0", "num_bytes": 1000, "has_gradient": True}, {"name": "log", "num_bytes": 24}]
+        good = changed(PROFILE, {("layers", 0, "alive"): alive, ("layers", 0, "gradient_bytes"): 1000})
+
+        assert document_of(Profile, {**good, "version": 2}, what="v").layers[0].backward_bytes == 1000
+        assert problems(Profile, good) == [
+            "layers[0].gradient_bytes: is unknown to version 1 of the format; write version: 2",
+            "layers[0].alive: is unknown to version 1 of the format; write version: 2",
+        ]
+        wrong = changed(good, {("layers", 0, "output_bytes"): 1025, ("version",): 2})
+        assert problems(Profile, wrong) == ["layers[0].output_bytes: is 1025, but what is `alive` sums to 1024"]
 
     def test_a_whole_number_is_told_for_a_fraction(self) -> None:
         found = problems(Cluster, changed(CLUSTER, {("device_types", "V", "memory_bytes"): 24e9}))
@@ -163,9 +176,9 @@ class TestPlans:
             (
                 ("virtual_workers", 0, "stages", 1, "layers"),
                 [3, 3],
-                "virtual_workers[0].stages[1].layers: is [3, 3], no layer at all",
+                "virtual_workers[0].stages[1].layers: is [3, 3], which contains no layer",
             ),
-            (("idle_devices",), ["n0/0"], "idle_devices[0]: is n0/0, which stands in the plan before"),
+            (("idle_devices",), ["n0/0"], "idle_devices[0]: is n0/0, which is used twice in the plan"),
             (("placement", "b.weight", 1, 0), 7, "placement.b.weight: is on shard 7, but there are 2 shards"),
             (("has_shards",), False, "shards: is about parameter servers, but has_shards is false; empty it"),
             (("has_shards",), False, "placement: is about parameter servers, but has_shards is false; empty it"),

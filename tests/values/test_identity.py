@@ -96,20 +96,22 @@ def test_every_life_of_every_stage_has_a_server_name_of_its_own() -> None:
 
 @pytest.mark.parametrize("name", ["", "a/b", "-a", ".a", "a b", "ä", "a\n", "x" * 101])
 def test_names_that_no_certificate_holds(name: str) -> None:
-    with pytest.raises(UserError, match="cannot name a process in a certificate; write up to 100 letters"):
+    with pytest.raises(UserError, match="is not a valid name in a certificate; use up to 100 letters"):
         NamedPeer(Role.AGENT, name)
 
 
 @pytest.mark.parametrize("host", ["coordinator.hetpipe", "s0.v0.0.stages.HETPIPE", "agent.hetpipe."])
 def test_a_redis_takes_nobodys_place(host: str) -> None:
-    with pytest.raises(UserError, match=r"no Redis may be named .*: names in \.hetpipe are those of hetpipe's own"):
+    with pytest.raises(
+        UserError, match=r"is not a valid name for Redis: names in \.hetpipe are reserved for hetpipe's own"
+    ):
         NamedPeer(Role.REDIS, host)
     assert identity_from_uri(f"spiffe://hetpipe/redis/{host}") is None
     assert NamedPeer(Role.REDIS, "redis.example.com").server_name == "redis.example.com"
 
 
 def test_a_stage_is_no_named_process() -> None:
-    with pytest.raises(UserError, match="cannot name a process"):
+    with pytest.raises(UserError, match="is not a valid name in a certificate"):
         NamedPeer(Role.STAGE, "0")
 
 

@@ -38,13 +38,13 @@ class TestProfiles:
         )
         assert sorted(found) == [
             "batch_size: must be at least 1, not 0",
-            "estimated[0]: is the text 'R', for which the layers have no times; use Q or V",
+            "estimated[0]: is the text 'R', which no layer has times for; use Q or V",
             "layers[0].parameter_bytes: must be at least 0, not -4",
             "layers[1].forward_ms: has no time for V; every layer needs one for every type",
             "layers[2].backward_ms.V: must be at least 0, not -2.5",
             (
-                "layers[3].forward_ms.V: is 7.2e+06 ms, more than an hour; if microseconds are meant, write 7200, "
-                "if nanoseconds, 7.2"
+                "layers[3].forward_ms.V: is 7.2e+06 ms, more than an hour; for microseconds write 7200, "
+                "for nanoseconds 7.2"
             ),
             "layers[3].output_byte: unknown key; did you mean `output_bytes`?",
         ]
@@ -102,8 +102,8 @@ class TestFit:
             check_fits(profile, unfit)
         assert caught.value.problems == (
             (
-                "device_types.RTX_3090: the profile has no times for this type; it has them for Q and V; profile this "
-                "type too, or remove its devices"
+                "device_types.RTX_3090: the profile has no times for this type; its times are for Q and V; profile "
+                "this type too, or remove its devices"
             ),
             "device_types.v: the profile has no times for this type; did you mean `V`?",
         )
@@ -120,7 +120,7 @@ class TestFit:
         told = caught.value.problems
         assert len(told) >= 2
         assert told[0] == f"{profile}: batch_size: must be at least 1, not -1"
-        assert f"{cluster}: nodes: hold no device; give at least one" in told
+        assert f"{cluster}: nodes: have no devices; give at least one" in told
         assert caught.value.sentences == told
         assert str(caught.value).startswith(f"{profile}: batch_size: ")
 

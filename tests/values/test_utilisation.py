@@ -55,6 +55,6 @@ def test_types_of_ones_own_without_a_peak_are_named_with_the_fix() -> None:
     types = {name: DeviceType(memory_bytes=1 << 30) for name in ("ACME", "BOLT")}
     assert peak_of_types(["T4", "ACME", "BOLT", "ACME"], types, "float32") == Peak(
         None,
-        "no peak is known of ACME and BOLT, which the catalogue of device types lacks; give "
+        "no peak is known for ACME and BOLT, not listed in the catalogue of device types; give "
         "device_types.ACME.peak_flops in the cluster file",
     )

@@ -131,7 +131,7 @@ def test_a_barrier_that_finds_minibatches_under_way() -> None:
 def test_nothing_is_ever_published() -> None:
     stage = Stage(Case(n=2, has_shards=False))
     buffer = stage.pool.take()
-    with pytest.raises(AssertionError, match="nobody else"):
+    with pytest.raises(AssertionError, match="no other process"):
         stage.weights.start(Clock(0), buffer)
     with pytest.raises(AssertionError):
         stage.weights.switch(Minibatch(2), Clock(1), buffer)

@@ -127,6 +127,24 @@ class TestFinite:
         tensor[data.draw(st.integers(0, length - 1))] = data.draw(st.sampled_from([float("nan"), float("inf")]))
         assert not finite(tensor)
 
+    @pytest.mark.parametrize("threads", [1, 2])
+    def test_finite_elements_whose_sum_overflows_are_finite(self, threads: int) -> None:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            assert finite(torch.full((100,), torch.finfo(torch.float32).max))
+            assert not finite(torch.tensor([float("inf"), float("-inf"), 1.0]))
+        finally:
+            torch.set_num_threads(before)
+
+    def test_what_is_finite_is_gone_through_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def second_pass(_: torch.Tensor) -> None:
+            raise AssertionError
+
+        monkeypatch.setattr(torch, "aminmax", second_pass)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+        assert finite(torch.ones(1000))
+
     def test_integers_and_nothing_are_finite(self) -> None:
         assert finite(torch.full((3,), 2**62))
         assert finite(torch.empty(0))
@@ -192,7 +210,7 @@ class TestPool:
         pool = BufferPool(FlatLayout([("w", (4,), "float32")]), CPU)
         buffer = pool.hold(pool.take())
 
-        with pytest.raises(AssertionError, match="one holder"):
+        with pytest.raises(AssertionError, match="sole holder"):
             pool.to_host(buffer)
 
     @given(st.lists(st.integers(0, 3), max_size=40))

@@ -196,8 +196,8 @@ def test_without_a_schedule_nothing_moves() -> None:
         (spec_of("StepLr"), "lr_schedule.name: torch.optim.lr_scheduler has no 'StepLr'; did you mean `StepLR`?"),
         (spec_of("Counter"), "lr_schedule.name: torch.optim.lr_scheduler has no 'Counter'; "),
         (spec_of("_LRScheduler"), "lr_schedule.name: torch.optim.lr_scheduler has no '_LRScheduler'; "),
-        (spec_of("ReduceLROnPlateau"), "lr_schedule.name: ReduceLROnPlateau is not supported: it waits for a metric"),
-        (spec_of("SWALR"), "lr_schedule.name: SWALR is not supported: it goes with averaged weights"),
+        (spec_of("ReduceLROnPlateau"), "lr_schedule.name: ReduceLROnPlateau is not supported: it depends on a metric"),
+        (spec_of("SWALR"), "lr_schedule.name: SWALR is not supported: it requires averaged weights"),
         (spec_of("LRScheduler"), "lr_schedule.name: LRScheduler is not supported: it is the base of the others"),
         (spec_of("CosineAnnealingLR"), "lr_schedule.T_max: is missing; CosineAnnealingLR has no default for it"),
         (
@@ -212,23 +212,23 @@ def test_without_a_schedule_nothing_moves() -> None:
         (spec_of("SequentialLR", milestones=(2,)), "lr_schedule.schedulers: is missing; SequentialLR has no default"),
         (
             spec_of("LinearLR", start_factor=3.0, total_iters=2),
-            "lr_schedule: LinearLR refuses its arguments: Starting multiplicative factor expected to be",
+            "lr_schedule: LinearLR rejects its arguments: Starting multiplicative factor expected to be",
         ),
         (
             spec_of("CosineAnnealingWarmRestarts", T_0=-1, T_mult=2),
-            "lr_schedule.T_0: CosineAnnealingWarmRestarts refuses its arguments: Expected positive integer T_0",
+            "lr_schedule.T_0: CosineAnnealingWarmRestarts rejects its arguments: Expected positive integer T_0",
         ),
         (
             spec_of("ConstantLR", factor="half"),
-            "lr_schedule.factor: ConstantLR refuses its arguments: TypeError: ",
+            "lr_schedule.factor: ConstantLR rejects its arguments: TypeError: ",
         ),
         (
             spec_of("CyclicLR", base_lr=0.1, max_lr=(0.1, 0.2)),
-            "lr_schedule.max_lr: CyclicLR refuses its arguments: max_lr must have the same length as optimizer.param_g",
+            "lr_schedule.max_lr: CyclicLR rejects its arguments: max_lr must have the same length as optimizer.param_g",
         ),
         (
             spec_of("SequentialLR", milestones=(3,), schedulers=({"name": "ConstantLR"},)),
-            "lr_schedule: SequentialLR refuses its arguments: Sequential Schedulers expects number of schedulers",
+            "lr_schedule: SequentialLR rejects its arguments: Sequential Schedulers expects number of schedulers",
         ),
         (
             spec_of(

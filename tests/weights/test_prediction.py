@@ -275,7 +275,7 @@ def test_an_unknown_optimizer_is_told_the_known_ones() -> None:
     check_predictable(torch.optim.Adagrad, "Adagrad", "stash")
     with pytest.raises(JobError) as caught:
         check_predictable(torch.optim.Adagrad, "Adagrad", "predict")
-    assert str(caught.value).startswith("optimizer.name: is Adagrad, and how it moves the weights is known for SGD, ")
+    assert str(caught.value).startswith("optimizer.name: is Adagrad, but update rules exist only for SGD, ")
     assert "one function in hetpipe/weights/prediction.py" in str(caught.value)
     with pytest.raises(JobError, match=r"is Adagrad"):
         Stage("Adagrad")

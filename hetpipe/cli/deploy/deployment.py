@@ -21,7 +21,7 @@ from hetpipe.decide.lifecycle.planning import options_of
 from hetpipe.deploy.box import box_devices
 from hetpipe.deploy.groups import AgentGroup, groups_of, job_of_plan, needs_a_plan
 from hetpipe.deploy.labels import DEFAULT_PROJECT, check_project
-from hetpipe.deploy.topology import GRPC_PORT, REDIS_IMAGE, Deployment, Folders, Store, Wishes, deployment_of
+from hetpipe.deploy.topology import GRPC_PORT, REDIS_IMAGE, Deployment, Folders, StoreKind, Wishes, deployment_of
 from hetpipe.errors import UserError
 from hetpipe.job.file import Job
 from hetpipe.report.text import count
@@ -78,7 +78,7 @@ class DeploymentOptions:
         Path | None,
         typer.Option(metavar="P.json", help="Follow this plan of `hetpipe plan`, for a job that leaves its cut open."),
     ] = None
-    store: Annotated[Store, typer.Option(help="Where the coordinator keeps jobs.")] = Store.MEMORY
+    store: Annotated[StoreKind, typer.Option(help="Where the coordinator keeps jobs.")] = StoreKind.MEMORY
     store_image: Annotated[
         str,
         typer.Option(

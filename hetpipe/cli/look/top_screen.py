@@ -23,7 +23,7 @@ class LiveScreen(Screen):
         self._live.start()
 
     def show(self, picture: Picture) -> None:
-        """See `Screen.show`."""
+        """Implement `Screen.show`."""
         lines = "\n".join(picture.lines(self._current))
         self._live.update(Text(lines, no_wrap=True, overflow="ellipsis"), refresh=True)
 
@@ -32,5 +32,5 @@ class LiveScreen(Screen):
         self._live.console.print(Text(sentence))
 
     def close(self) -> None:
-        """See `Screen.close`."""
+        """Implement `Screen.close`."""
         self._live.stop()

@@ -48,7 +48,7 @@ class ProfileLines:
         """Nothing is open."""
 
     def show(self, step: ProfileStep) -> None:
-        """See `ProfileView`."""
+        """Implement `ProfileView`."""
         now = self._clock.monotonic()
         if self._written_at is None or now - self._written_at >= LINE_SECONDS:
             self._written_at = now
@@ -86,7 +86,7 @@ class ProfileBar:
         self._progress.stop()
 
     def show(self, step: ProfileStep) -> None:
-        """See `ProfileView`."""
+        """Implement `ProfileView`."""
         doing = f"measuring {step.layer} on {step.device_type}"
         self._progress.update(self._task, description=doing, completed=step.done, total=step.total)
 

@@ -1,1 +1,1 @@
-"""Decisions about a cluster that changes: incarnations of virtual workers, stragglers, repartitions, enlarging."""
+"""Decisions about a changing cluster: incarnations of virtual workers, stragglers, repartitions, enlarging."""

@@ -1,9 +1,9 @@
-"""A virtual worker that a run has not had yet: which free devices it takes, and how it is cut for them. Pure.
+"""Planning of an additional virtual worker of a run: selection of free devices and cut. Pure.
 
 It takes as many devices as the virtual worker with the fewest has, or all if fewer are free, and more only if the model
-has no room in the memory of these. One agent's devices are taken if that has enough, of the smallest one that does;
-else those of the agents with the most. A profile that knows their types says how it is cut. Without one the cut is
-that of a virtual worker with as many stages, if there is one, or by the sizes of layers, if that has room.
+does not fit into their memory. If possible all devices belong to one agent, the smallest that has enough; else to the
+agents with the most. The cut is based on a profile of their types. Without one it is that of a virtual worker with as
+many stages, if there is one, or based on the sizes of layers, if that fits.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from hetpipe.values.run import AgentInfo
 
 
 def new_worker(run: PlannedRun, plan: Plan, free: Sequence[AgentInfo]) -> NewWorker:
-    """The next virtual worker of a run.
+    """Plan the next virtual worker of a run.
 
     Args:
         run: the job and how it was planned.
-        plan: by which it runs now.
-        free: agents in order of registration, with the devices that nobody uses.
+        plan: the current plan.
+        free: agents in order of registration, with their free devices.
 
     Raises:
-        UserError: no devices are free, or those that are cannot hold the model.
+        UserError: no devices are free, or the model does not fit on them.
     """
     free = [agent for agent in free if agent.devices]
     counts = [len(worker.stages) for worker in plan.virtual_workers]
     num_free = sum(len(agent.devices) for agent in free)
     if not free:
         raise UserError(
-            f"no virtual worker of job {plan.job_id} is out, and no device is free for another one; start an agent "
-            "(`hetpipe serve agent`), or free devices of other jobs"
+            f"all virtual workers of job {plan.job_id} are active, and no device is free for another one; start "
+            "an agent (`hetpipe serve agent`), or free devices of other jobs"
         )
     num_layers = plan.virtual_workers[0].stages[-1].last_layer
     most = min(num_free, num_layers, MAX_STAGES - sum(counts))
@@ -51,7 +51,7 @@ def new_worker(run: PlannedRun, plan: Plan, free: Sequence[AgentInfo]) -> NewWor
         if stages is not None:
             return NewWorker(VirtualWorkerPlan(VirtualWorkerIndex(len(counts)), stages), agents)
     if most < 1:
-        raise UserError(f"job {plan.job_id} has {sum(counts)} stages, and no more than {MAX_STAGES} can be")
+        raise UserError(f"job {plan.job_id} has {sum(counts)} stages, and at most {MAX_STAGES} are allowed")
     raise UserError(
         f"job {plan.job_id} cannot have another virtual worker: the {num_free} free devices do not have enough memory "
         "for the model; start an agent with more, or larger ones"
@@ -59,7 +59,7 @@ def new_worker(run: PlannedRun, plan: Plan, free: Sequence[AgentInfo]) -> NewWor
 
 
 def _together(count: int, free: Sequence[AgentInfo]) -> tuple[AgentInfo, ...]:
-    """So many devices on as few agents as can be."""
+    """The requested number of devices on as few agents as possible."""
     enough = [agent for agent in free if len(agent.devices) >= count]
     if enough:
         return claim_devices(count, [min(enough, key=lambda agent: len(agent.devices))])
@@ -72,12 +72,12 @@ def _stages(run: PlannedRun, plan: Plan, agents: Sequence[AgentInfo]) -> tuple[S
     basis = basis_of_others(run, agents)
     if basis is None:
         return stages
-    # Sizes are no times: what they say of transfers is nothing to cut by.
+    # Sizes are not times and cannot be weighed against transfers.
     return best_cut(basis, stages) if basis.is_forecast or not fits(basis, stages) else stages
 
 
 def _usual(run: PlannedRun, plan: Plan, agents: Sequence[AgentInfo]) -> Iterator[StagePlan]:
-    """The cut of a virtual worker with as many stages, or one by the sizes of layers."""
+    """The cut of a virtual worker with as many stages, or one based on the sizes of layers."""
     places = [(agent.agent, DeviceId(device.device)) for agent in agents for device in agent.devices]
     like = next((worker for worker in plan.virtual_workers if len(worker.stages) == len(places)), None)
     if like is not None:

@@ -1,23 +1,24 @@
-"""When a straggler triggers a repartition, and how that goes. Pure: facts in, instructions out.
+"""Repartitioning because of stragglers: when it is triggered, and how it proceeds. Pure: facts in, instructions out.
 
-All of the decision is here. `Stragglers` says which stages take longer than planned, and have for a while;
-`Repartitions` when one of them has its virtual worker planned anew, and what follows; `replanned` whether the new plan
-pays. Where layers go and what that gains is calculated in `replanning.py`; the job says the thresholds (`survive`).
+The whole decision is made here. `Stragglers` detects stages that have been slower than planned for several windows;
+`Repartitions` decides when a virtual worker is replanned, and what follows; `replanned` whether the new plan pays off.
+The new cut and its gain are computed in `replanning.py`; the thresholds are set by the job (`survive`).
 
-A report of a stage that has finished a wave since its last one closes a *window*: seconds of computing per minibatch.
-A window is compared with what was foreseen for the stage. Where nothing was foreseen, with the fastest window so far of
-any stage that is alike: the same layers on the same kind of device, the stage itself among them. And it is compared
-with how the other stages fare: where everything takes twice as long, nothing straggles, and moving layers would not
-help. A stage straggles when that has been off by the factor for as many windows in a row as patience says, and it does
-until it has been clearly below for as many.
+A report of a stage that has finished a wave since its last one closes a *window*: seconds of computing per minibatch. A
+window is compared with the forecast for the stage or, without one, with the fastest window so far of all equal stages:
+the same layers on the same type of device, including the stage itself. It is also normalized by the other stages: if
+everything takes twice as long, no stage straggles, and moving layers would not help. A stage is a straggler once this
+ratio has exceeded the factor for a given number of consecutive windows, and until it has been clearly below for as
+many.
 
-A virtual worker of which a stage has left the plan is planned anew, on the job's own thread. If the job gains enough,
-that incarnation leaves at the next barrier, with a checkpoint, and the next one begins by the new plan. If that one
-does not get ready, the plan before goes on. A virtual worker that waits for an agent which has been gone for half of
-`survive.absence` goes on without it, if it has other devices and these have the memory.
+A virtual worker with a deviating stage is replanned, on the job's own thread. If the job gains enough, that incarnation
+leaves at the next barrier, with a checkpoint, and the next one starts with the new plan. If that one does not become
+ready, the previous plan is restored. A virtual worker that waits for an agent which has been gone for half of
+`survive.absence` continues without it, if it has other devices with enough memory.
 
-It never flip-flops: one virtual worker at a time, only while all of them compute, only if enough is gained and enough
-of the run is left; and after each look at a virtual worker there is none for a while, twice as long after each move.
+Oscillation is prevented: only one virtual worker at a time is replanned, only while all of them compute, only if enough
+is gained and enough of the run is left; and each evaluation of a virtual worker is followed by a cool-down, which
+doubles with every move.
 """
 
 from __future__ import annotations
@@ -50,70 +51,70 @@ from hetpipe.values.life_state import COMPUTING, LifeState
 from hetpipe.values.plan import VirtualWorkerPlan
 from hetpipe.values.run import StageEmulation, StageProgress
 
-#: Windows of a virtual worker between two looks at it, for each that makes a straggler.
+#: Windows of a virtual worker between two evaluations, as a multiple of those that make a straggler.
 _PAUSE = 10
 
-#: A move costs a barrier and the start of processes: it is to save at least so much of the time that is left.
+#: A move costs a barrier and process starts: it must save at least this share of the remaining time.
 _LEAST_SAVED_SECONDS = 20.0
 
 
 @dataclass(slots=True)
 class _Watched:
-    """One stage of the newest life of its virtual worker."""
+    """One stage of the newest incarnation of its virtual worker."""
 
     expected: Expected
     #: (seconds, minibatches) of the latest windows.
     windows: deque[tuple[float, int]]
-    #: How far each of them is off.
+    #: The deviation of each of them.
     factors: deque[float]
     incarnation: Incarnation = Incarnation(0)
-    #: The report that ended the latest window; None before the first one of this life, which counts nothing.
+    #: The report that ended the latest window; None before the first one of this incarnation, which is not counted.
     last: StageProgress | None = None
-    #: Windows off in a row, to either side; windows in a row that are well.
+    #: Consecutive windows off in either direction; consecutive windows within the bounds.
     off: int = 0
     calm: int = 0
     straggles: bool = False
 
 
 class Stragglers:
-    """All stages of one job. Not thread-safe."""
+    """Straggler detection for all stages of a job. Not thread-safe."""
 
     def __init__(
         self, expected: Mapping[VirtualWorkerIndex, Sequence[Expected]], *, factor: float, patience_windows: int
     ) -> None:
-        """Begin.
+        """Start without measurements.
 
         Args:
-            expected: per virtual worker, of each stage.
-            factor: off by so much, or by its inverse, is off; > 1.
-            patience_windows: so many in a row count; ≥ 1.
+            expected: per virtual worker, for each stage.
+            factor: deviation threshold, in either direction; > 1.
+            patience_windows: consecutive windows required; ≥ 1.
         """
         self._factor = factor
         self._patience = patience_windows
         self._stages: dict[StagePlace, _Watched] = {}
-        #: The fastest window so far of stages that are alike, in seconds per minibatch.
+        #: The fastest window so far of equal stages, in seconds per minibatch.
         self._fastest: dict[Hashable, float] = {}
         for vw, stages in expected.items():
             self.expect(vw, stages)
 
     def expect(self, vw: VirtualWorkerIndex, stages: Sequence[Expected]) -> None:
-        """A virtual worker computes by another plan from here on: nothing is known of it yet."""
+        """Set a new plan of a virtual worker and discard its measurements."""
         for place in [place for place in self._stages if place[0] == vw]:
             del self._stages[place]
         for index, one in enumerate(stages):
             self._stages[vw, StageIndex(index)] = self._watched(one, Incarnation(0))
 
     def add(self, key: StageKey, report: StageProgress) -> bool:
-        """Take a report; whether it closed a window."""
+        """Process a report; returns whether it closed a window."""
         stage = self._stages.get((key.vw, key.stage))
         if stage is None or key.incarnation < stage.incarnation:
             return False
         if key.incarnation > stage.incarnation:
-            # Another process: what it says is counted from its own start.
+            # Another process: its counts are relative to its own start.
             stage = self._stages[key.vw, key.stage] = self._watched(stage.expected, key.incarnation)
         last = stage.last
         if last is None and report.minibatches:
-            # What it did so far is its start, in which everything is slow.
+            # The first report covers start-up, in which everything is slow.
             stage.last = report
         if last is None or report.clock <= last.clock or report.minibatches <= last.minibatches:
             return False
@@ -125,15 +126,15 @@ class Stragglers:
 
     @property
     def straggling(self) -> tuple[Straggling, ...]:
-        """Those that are named, in order, with how far the worst of their latest windows was off.
+        """The current stragglers, in order, with the largest deviation of their latest windows.
 
-        One of these was not well, else they were named no more; the latest alone may have been.
+        At least one of these windows exceeds the bounds, although the latest may not.
         """
         named = {place: stage for place, stage in self._stages.items() if stage.straggles}
         return tuple(Straggling(*place, max(stage.factors)) for place, stage in named.items())
 
     def is_off(self, vw: VirtualWorkerIndex) -> bool:
-        """Whether a stage of it has left the plan, to either side, for as long as patience says."""
+        """Whether one of its stages has deviated, in either direction, for the required number of windows."""
         return any(stage.off >= self._patience for place, stage in self._stages.items() if place[0] == vw)
 
     def seconds(self, vw: VirtualWorkerIndex) -> tuple[float, ...] | None:
@@ -147,7 +148,7 @@ class Stragglers:
         )
 
     def reference(self, vw: VirtualWorkerIndex) -> tuple[float, ...] | None:
-        """What each stage is compared with, in seconds per minibatch; None while that is not known."""
+        """The reference of each stage, in seconds per minibatch; None while unknown."""
         found = [self._foreseen(stage) for place, stage in self._stages.items() if place[0] == vw]
         return None if None in found else tuple(one for one in found if one is not None)
 
@@ -162,7 +163,7 @@ class Stragglers:
         stage.factors.append(factor)
         is_slow = factor >= self._factor
         stage.off = stage.off + 1 if is_slow or factor <= 1.0 / self._factor else 0
-        # Half way back, so that noise around the factor names nobody on and off.
+        # Half of the threshold, as hysteresis against noise.
         stage.calm = stage.calm + 1 if factor < (1.0 + self._factor) / 2.0 else 0
         if is_slow and stage.off >= self._patience:
             stage.straggles = True
@@ -170,7 +171,7 @@ class Stragglers:
             stage.straggles = False
 
     def _relative(self, stage: _Watched) -> float:
-        """How far its latest window is off, after what all others are off by alike."""
+        """The deviation of its latest window, normalized by the common deviation of the others."""
         ratios = [ratio for other in self._stages.values() if (ratio := self._ratio(other)) is not None]
         own = self._ratio(stage)
         return 1.0 if own is None else own / max(1.0, statistics.median_low(ratios))
@@ -188,28 +189,28 @@ class Stragglers:
 
 @dataclass(slots=True)
 class _Move:
-    """A new plan on its way."""
+    """A new plan being introduced."""
 
     before: VirtualWorkerPlan
     emulations: tuple[StageEmulation, ...]
-    """Of the plan before."""
+    """Index of the plan before."""
     after: VirtualWorkerPlan
     recut: Recut | None
-    """What the new one promises; None where it only makes do with fewer devices."""
+    """The promised gain; None if it only continues with fewer devices."""
     gain: float | None
     slowest_seconds: float
-    """What the slowest stage took by the plan before, per minibatch; 0 if nobody wants to know."""
+    """Seconds per minibatch of the slowest stage under the previous plan; 0 if not needed."""
     last: Incarnation
-    """The last life by the plan before."""
+    """The last incarnation under the previous plan."""
     first: Incarnation | None = None
-    """The first life by the new plan; None before it got ready."""
+    """The first incarnation under the new plan; None before it is ready."""
 
 
 class Repartitions:
-    """The moves of one job, one at a time. Not thread-safe; every call gives the monotonic time."""
+    """The moves of one job, one at a time. Not thread-safe; every call takes the monotonic time."""
 
     def __init__(self, assignment: Assignment, basis: Basis | None) -> None:
-        """Begin with what was foreseen, if anything was; without a basis nothing is ever moved."""
+        """Start from the forecast, if any; without a basis nothing is ever moved."""
         survive = assignment.job.survive
         self._job = assignment.job
         self._basis = basis
@@ -220,31 +221,31 @@ class Repartitions:
             factor=survive.straggler,
             patience_windows=survive.patience_waves,
         )
-        #: What stages would take if their devices were not off, of virtual workers that were planned anew.
+        #: Times of stages on unimpaired devices, for replanned virtual workers.
         self._healthy: dict[VirtualWorkerIndex, tuple[float, ...]] = {}
-        #: Windows until a virtual worker is looked at again, and moves so far.
+        #: Windows until a virtual worker is evaluated again, and the number of its moves.
         self._quiet: Counter[VirtualWorkerIndex] = Counter()
         self._moves: Counter[VirtualWorkerIndex] = Counter()
-        #: Who cannot do with fewer devices.
+        #: Virtual workers that cannot do with fewer devices.
         self._needs_all: set[VirtualWorkerIndex] = set()
-        #: Who has devices of which too little is known.
+        #: Virtual workers with devices of which too little is known.
         self._strangers = {worker.index for worker in assignment.plan.virtual_workers if worker not in known}
-        #: Who is being planned anew.
+        #: The virtual worker being replanned.
         self._asked: VirtualWorkerIndex | None = None
         self._move: _Move | None = None
 
     @property
     def slow(self) -> tuple[Straggling, ...]:
-        """The stages that take longer than planned."""
+        """The stages that are slower than planned."""
         return self._stragglers.straggling
 
     def heard(self, key: StageKey, report: StageProgress) -> None:
-        """A stage of a newest life has told how far it is."""
+        """Process a progress report of a stage of a newest incarnation."""
         if self._stragglers.add(key, report) and key.stage == 0:
             self._quiet[key.vw] = max(0, self._quiet[key.vw] - 1)
 
     def enlarge(self, worker: VirtualWorkerPlan, basis: Basis | None) -> None:
-        """A virtual worker joins that the run has not had yet; `basis` is of its devices, too, if they are known."""
+        """Add a new virtual worker; `basis` includes its devices, if they are known."""
         if basis is None or not basis.knows(worker):
             self._strangers.add(worker.index)
             return
@@ -253,11 +254,11 @@ class Repartitions:
             self._stragglers.expect(worker.index, expected(basis, worker))
 
     def look(self, lives: VirtualWorkers, *, seconds_left: float | None, now: float) -> list[WorkersOutput]:
-        """Have somebody planned anew, if it is time.
+        """Request the replanning of a virtual worker if it is due.
 
         Args:
             lives: the virtual workers.
-            seconds_left: of the run at its present rate; None: not known.
+            seconds_left: remaining time of the run at its current rate; None: unknown.
             now: monotonic seconds.
         """
         is_busy = self._asked is not None or self._move is not None
@@ -268,7 +269,7 @@ class Repartitions:
         )
 
     def _ask_for_fewer(self, lives: VirtualWorkers, basis: Basis, *, now: float) -> list[WorkersOutput]:
-        """Have somebody go on without agents that have been gone for long, if it has devices of others, too."""
+        """Request a plan without agents that have been gone for long, if the virtual worker has devices of others."""
         for worker in lives:
             gone = lives.gone_of(worker.vw)
             agents = {stage.agent for stage in lives.assignment.plan.virtual_workers[worker.vw].stages}
@@ -279,7 +280,7 @@ class Repartitions:
         return []
 
     def _ask_for_faster(self, lives: VirtualWorkers, basis: Basis, seconds_left: float | None) -> list[WorkersOutput]:
-        """Have somebody cut anew that is off."""
+        """Request a new cut of a deviating virtual worker."""
         settled = all(worker.state in {LifeState.READY, LifeState.OUT} for worker in lives)
         can_be = not self._job.sync.deterministic and self._job.survive.straggler > 0.0
         if not (settled and can_be and seconds_left is not None and seconds_left > _LEAST_SAVED_SECONDS):
@@ -296,7 +297,7 @@ class Repartitions:
             healthy = self._healthy.get(vw) or self._stragglers.reference(vw)
             if self._stragglers.is_off(vw) and not self._quiet[vw] and can_recut(basis, worker) and healthy:
                 self._asked = vw
-                # To save s of t seconds at a rate that is higher by g: t - t / (1 + g) >= s.
+                # To save s of t seconds with a rate higher by g: t - t / (1 + g) >= s.
                 pays = _LEAST_SAVED_SECONDS / (seconds_left - _LEAST_SAVED_SECONDS)
                 task = replace(
                     self._task(lives, vw, basis),
@@ -309,7 +310,7 @@ class Repartitions:
         return []
 
     def planned(self, answer: Replanned, lives: VirtualWorkers, *, now: float) -> list[WorkersOutput]:
-        """Somebody was planned anew; have it leave, if it has not anyway."""
+        """Process a new plan; drains the virtual worker unless it is leaving anyway."""
         self._asked = None
         vw, worker = answer.vw, _of(lives, answer.vw)
         if worker.state is LifeState.READY:
@@ -321,7 +322,7 @@ class Repartitions:
         seconds = self._stragglers.seconds(vw) if answer.recut is not None else (0.0,)
         wanted = LifeState.AWAITING if answer.recut is None else LifeState.READY
         if worker.incarnation != answer.incarnation or worker.state is not wanted or seconds is None:
-            # It was lost or has come back meanwhile, or is to leave for another reason.
+            # It was lost or rejoined meanwhile, or leaves for another reason.
             return [SettleReplan(vw, answer.incarnation, is_in_force=False)]
         before = lives.assignment.plan.virtual_workers[vw]
         emulations = lives.assignment.emulations[vw] if lives.assignment.emulations else ()
@@ -333,7 +334,7 @@ class Repartitions:
         return lives.drain(vw, "again", now)
 
     def follow(self, lives: VirtualWorkers) -> list[WorkersOutput]:
-        """Say and do what follows from where the virtual worker of a move stands now."""
+        """Continue a move according to the state of its virtual worker."""
         move = self._move
         if move is None:
             return []
@@ -349,7 +350,8 @@ class Repartitions:
             return self._undo(move, worker, lives)
         return []
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- internals
+    # ------------------------------------------------------------------------------------------------------
 
     def _task(
         self, lives: VirtualWorkers, vw: VirtualWorkerIndex, basis: Basis, *, gone: frozenset[AgentId] = frozenset()
@@ -379,7 +381,7 @@ class Repartitions:
         else:
             move.first = worker.incarnation
             self._healthy[vw] = new_cut.healthy
-            # A plan of its own: no other stage is like one of these.
+            # It has a plan of its own: no other stage is equal to one of these.
             alike = [(vw, worker.incarnation, stage) for stage in range(len(new_cut.seconds))]
             self._stragglers.expect(vw, [Expected(*one) for one in zip(alike, new_cut.seconds, strict=True)])
         told = WorkerReplanned(vw, worker.incarnation, _counts(move.before), _counts(move.after), move.gain)
@@ -390,7 +392,7 @@ class Repartitions:
         if move.recut is None:
             self._needs_all.add(worker.vw)
         lives.replan(move.before, move.emulations)
-        sentence = f"{worker} did not get ready by its new plan; the plan before goes on"
+        sentence = f"{worker} did not become ready under its new plan; the previous plan is restored"
         return [
             Announce(ReplanJudged(worker.vw, None, sentence)),
             SettleReplan(worker.vw, move.last, is_in_force=False),
@@ -398,7 +400,7 @@ class Repartitions:
 
     def _judge(self, move: _Move, worker: VirtualWorker) -> list[WorkersOutput]:
         if worker.incarnation != move.first or worker.state not in COMPUTING:
-            # Nobody will ever know.
+            # The gain remains unknown.
             self._move = None
             return []
         seconds = self._stragglers.seconds(worker.vw)
@@ -408,7 +410,7 @@ class Repartitions:
         slowest = max(seconds)
         gained = move.slowest_seconds / slowest - 1.0 if slowest > 0.0 else 0.0
         sentence = (
-            f"the slowest stage of {worker} takes {1000 * slowest:.1f} ms for a minibatch by its new plan, "
+            f"the slowest stage of {worker} takes {1000 * slowest:.1f} ms per minibatch under its new plan, "
             f"{1000 * move.slowest_seconds:.1f} ms before"
         )
         return [Announce(ReplanJudged(worker.vw, gained, sentence))]
@@ -424,10 +426,10 @@ def _counts(worker: VirtualWorkerPlan) -> tuple[int, ...]:
 
 
 def replanned(task: Replan) -> Replanned:
-    """What comes of planning a virtual worker anew: its new plan if that is possible and pays, else the one it has."""
+    """Result of replanning a virtual worker: the new plan if it is possible and pays off, else the current one."""
     before = task.plan.virtual_workers[task.vw]
     if task.gone:
-        # It goes on without some devices, whatever that gains.
+        # It continues without some devices, whatever the gain.
         plan = left_over(task.basis, before, task.gone)
         return Replanned(task.vw, task.incarnation, plan, None, None, _emulations(task, before, plan))
     found = recut(task.basis, before, task.seconds, task.healthy)

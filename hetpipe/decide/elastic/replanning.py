@@ -1,9 +1,9 @@
-"""Where the layers of one virtual worker go when its stages take other times than planned. Pure.
+"""A new cut of a virtual worker whose stages deviate from their planned times. Pure.
 
-The devices and their order stay; the cuts between them move. What a layer would take on a device is what the plan was
-made by, times how far that device's stage is off now. Where nothing was foreseen (the job says its own plan), the
-fastest time so far of each stage is divided over its layers by their sizes; that says nothing of another type of
-device, so such a virtual worker is only planned anew if all its devices are alike.
+The devices and their order stay the same; the cuts between them move. The time of a layer on a device is the planned
+one, multiplied by the deviation of that device's stage. Without a forecast (the job specifies its own cut), the fastest
+time so far of each stage is divided over its layers by their sizes; this cannot be transferred to another type of
+device, so such a virtual worker is only replanned if all its devices are alike.
 
 The cut is the planner's: the smallest largest stage time, transfers and memory counted (`planner/cuts.py`).
 """
@@ -30,25 +30,25 @@ from hetpipe.values.run import AgentInfo, StageEmulation
 
 _TICKS_PER_SECOND = 1000 * TICKS_PER_MS
 
-#: Bytes of an element of an activation, where only their number is known.
+#: Bytes of an element of an activation, where only the number of elements is known.
 _ELEMENT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """By what the virtual workers of a job are planned anew."""
+    """Data for replanning the virtual workers of a job."""
 
     profile: Profile
-    """Without a forecast its times are sizes alone: they say how a stage's time is divided over its layers."""
+    """Without a forecast its times are sizes only, used to divide a stage's time over its layers."""
     cluster: Cluster
     names: Mapping[tuple[AgentId, DeviceId], DeviceId]
-    """What the cluster calls a device of an agent."""
+    """The cluster's name for a device of an agent."""
     memory: MemoryModel
     is_forecast: bool
-    """Whether the times of the profile are those that the plan was made by."""
+    """Whether the times of the profile are those used for the plan."""
 
     def knows(self, worker: VirtualWorkerPlan) -> bool:
-        """Whether all devices of a virtual worker are among those described."""
+        """Whether all devices of a virtual worker are described."""
         return all((stage.agent, stage.device) in self.names for stage in worker.stages)
 
     def kind(self, stage: StagePlan) -> str:
@@ -56,42 +56,42 @@ class Basis:
         return self.cluster.devices[self.names[stage.agent, stage.device]]
 
     def link(self, stage: StagePlan, other: StagePlan) -> LinkSpec:
-        """What joins two stages."""
+        """The link between two stages."""
         here, there = (node_of(self.names[one.agent, one.device]) for one in (stage, other))
         return self.cluster.link(here, there)
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a stage is compared with."""
+    """Reference for a stage."""
 
     alike: Hashable
-    """Equal for stages that are to take as long as each other."""
+    """Equal for stages that should take the same time."""
     seconds: float | None = None
-    """What was foreseen for a minibatch; None if nothing was."""
+    """Forecast per minibatch; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recut:
-    """A new cut of a virtual worker, and what it promises."""
+    """A new cut of a virtual worker, with its expected times."""
 
     worker: VirtualWorkerPlan
     seconds: tuple[float, ...]
-    """What each stage is to compute per minibatch."""
+    """Expected time of each stage per minibatch."""
     healthy: tuple[float, ...]
-    """What it would, if no device were off."""
+    """The same on unimpaired devices."""
     before: float
-    """Minibatches per second as it is cut now, by what was measured."""
+    """Minibatches per second with the current cut, as measured."""
     after: float
-    """The same as it would be cut."""
+    """Minibatches per second with the new cut."""
 
 
 def basis_of(run: PlannedRun, agents: Sequence[AgentInfo]) -> Basis:
-    """By what the virtual workers of a job are planned anew.
+    """The data for replanning the virtual workers of a job.
 
     Args:
         run: the job and its first plan.
-        agents: with the devices that the job has claimed.
+        agents: with the devices claimed by the job.
     """
     described = run.described
     reserve_bytes = 0 if described is None else described.reserve_bytes
@@ -112,7 +112,7 @@ def basis_of(run: PlannedRun, agents: Sequence[AgentInfo]) -> Basis:
 
 
 def basis_if_known(run: PlannedRun, agents: Sequence[AgentInfo]) -> Basis | None:
-    """See `basis_of`; None where devices or layers cannot be described, as where an agent tells of no memory."""
+    """Like `basis_of`; None where devices or layers cannot be described, as where an agent reports no memory."""
     try:
         return basis_of(run, agents)
     except (HetpipeError, ValueError):
@@ -120,9 +120,9 @@ def basis_if_known(run: PlannedRun, agents: Sequence[AgentInfo]) -> Basis | None
 
 
 def basis_of_others(run: PlannedRun, agents: Sequence[AgentInfo]) -> Basis | None:
-    """By what a virtual worker is planned on devices that the plan of the job has not; None where that is not known.
+    """The data for planning a virtual worker on devices outside of the job's plan; None where unknown.
 
-    The profile says how long they take, if it has their types; the links between them are assumed.
+    Times come from the profile, if it has their types; the links between them are assumed.
     """
     basis, described = basis_if_known(replace(run, described=None), agents), run.described
     if basis is None or described is None:
@@ -135,7 +135,7 @@ def basis_of_others(run: PlannedRun, agents: Sequence[AgentInfo]) -> Basis | Non
 
 
 def expected(basis: Basis, worker: VirtualWorkerPlan) -> tuple[Expected, ...]:
-    """What the stages of a virtual worker are compared with, as long as nothing was measured."""
+    """The reference of each stage of a virtual worker, before anything is measured."""
     costs = Costs(basis.profile, basis.cluster)
     found = []
     for stage in worker.stages:
@@ -153,16 +153,16 @@ def can_recut(basis: Basis, worker: VirtualWorkerPlan) -> bool:
 
 
 def recut(basis: Basis, worker: VirtualWorkerPlan, seconds: Sequence[float], healthy: Sequence[float]) -> Recut | None:
-    """The best cut of the same devices, in the same order.
+    """The best cut for the same devices, in the same order.
 
     Args:
-        basis: what is known of layers and devices.
-        worker: as it is cut now.
-        seconds: what each stage takes for a minibatch.
-        healthy: what it would if its device were not off, > 0: foreseen, or the fastest so far of any that is alike.
+        basis: data on layers and devices.
+        worker: with its current cut.
+        seconds: measured time of each stage per minibatch.
+        healthy: its time on an unimpaired device, > 0: the forecast, or the fastest so far of all equal stages.
 
     Returns:
-        The cut, which may be the one that is; None if nothing fits in memory.
+        The cut, which may be the current one; None if nothing fits in memory.
     """
     slowness = [one / least for one, least in zip(seconds, healthy, strict=True)]
     costs = _measured(basis, worker, slowness, healthy)
@@ -183,10 +183,10 @@ def recut(basis: Basis, worker: VirtualWorkerPlan, seconds: Sequence[float], hea
 
 
 def left_over(basis: Basis, worker: VirtualWorkerPlan, gone: Collection[AgentId]) -> VirtualWorkerPlan | None:
-    """The best cut of those devices of a virtual worker that are not of the agents which are gone, in their order.
+    """The best cut for a virtual worker's devices without those of missing agents, in their order.
 
     Returns:
-        None if there is no such device, or what is left does not have enough memory.
+        None if no device is left, or the rest does not have enough memory.
     """
     stages = tuple(stage for stage in worker.stages if stage.agent not in gone)
     if not stages:
@@ -196,12 +196,12 @@ def left_over(basis: Basis, worker: VirtualWorkerPlan, gone: Collection[AgentId]
 
 
 def best_cut(basis: Basis, stages: Sequence[StagePlan]) -> tuple[StagePlan, ...] | None:
-    """The same stages, in the same order, with the best cut by what is known; None if nothing fits in memory."""
+    """The same stages, in the same order, with the best cut by the available data; None if nothing fits in memory."""
     return _best_cut(basis, _by_place(basis, stages, lambda _layer, _index: 1.0), stages)
 
 
 def fits(basis: Basis, stages: Sequence[StagePlan]) -> bool:
-    """Whether the memory of each device is enough for its stage."""
+    """Whether each device has enough memory for its stage."""
     costs = Costs(basis.profile, basis.cluster)
     return all(
         costs.stage_bytes(stage.first_layer, stage.last_layer, stage=index, num_stages=len(stages), memory=basis.memory)
@@ -211,12 +211,12 @@ def fits(basis: Basis, stages: Sequence[StagePlan]) -> bool:
 
 
 def gain(recut: Recut, others: Collection[float], *, staleness: int | None) -> float:
-    """How much faster the job would be, as a share: 0.5 is half as fast again.
+    """Speed-up of the job, as a fraction: 0.5 is half as fast again.
 
     Args:
         recut: of one virtual worker.
         others: minibatches per second of all others.
-        staleness: D; with a bound the slowest holds up all, with None nobody waits for anybody.
+        staleness: D; with a bound the slowest limits all, with None no virtual worker waits for another.
 
     >>> one = Recut(VirtualWorkerPlan(0, ()), (), (), before=1.0, after=4.0)
     >>> gain(one, [2.0], staleness=0), gain(one, [2.0], staleness=None), gain(one, [0.5], staleness=0)
@@ -227,16 +227,16 @@ def gain(recut: Recut, others: Collection[float], *, staleness: int | None) -> f
 
 
 def rate(basis: Basis, seconds: Sequence[float]) -> float:
-    """Minibatches per second of a virtual worker whose stages take so long, by the closed form."""
+    """Minibatches per second of a virtual worker with these stage times, by the closed form."""
     return _TICKS_PER_SECOND * minibatches_per_tick([round(one * _TICKS_PER_SECOND) for one in seconds], basis.memory)
 
 
 def played(
     basis: Basis, before: VirtualWorkerPlan, after: VirtualWorkerPlan, emulations: Sequence[StageEmulation]
 ) -> tuple[StageEmulation, ...]:
-    """How the stages of `after` play their devices, when those of `before` did as `emulations` say.
+    """The emulations of the stages of `after`, given those of `before`.
 
-    Every device of `after` is one of `before`.
+    Every device of `after` must be one of `before`.
     """
     costs = Costs(basis.profile, basis.cluster)
     known = {(s.agent, s.device): (s, e) for s, e in zip(before.stages, emulations, strict=True)}
@@ -264,7 +264,7 @@ def _share(sums: Sequence[int], old: StagePlan, new: StagePlan) -> float:
 
 
 def _best_cut(basis: Basis, costs: Costs, stages: Sequence[StagePlan]) -> tuple[StagePlan, ...] | None:
-    """The stages with the smallest largest stage time, on the same devices; None if nothing fits."""
+    """The stages with the smallest maximum stage time, on the same devices; None if nothing fits."""
     num_stages, num_layers = len(stages), costs.num_layers
     if num_stages > num_layers:
         return None
@@ -274,10 +274,11 @@ def _best_cut(basis: Basis, costs: Costs, stages: Sequence[StagePlan]) -> tuple[
         tables.reach(kind, tables.load(kind, index, num_stages, basis.memory), sets[index], sets[index + 1])
         for index, kind in enumerate(map(str, range(num_stages)))
     ]
-    # No stage takes longer than the whole model on the slowest of them, with what crosses the slowest cut twice.
+    # No stage takes longer than the whole model on the slowest of them, plus twice the transfers over the slowest cut.
     links = [basis.link(here, there) for here, there in pairwise(stages)]
     upper = max(row[-1] for row in costs.compute.values())
-    upper += 2 * max((max(costs.transfers(link)) for link in links), default=0)
+    upper += max((max(costs.arriving(link)) for link in links), default=0)
+    upper += max((max(costs.returning(link)) for link in links), default=0)
     found = least_cuts(reaches, num_layers, 0, upper)
     if found is None:
         return None
@@ -298,7 +299,7 @@ def _rate(basis: Basis, costs: Costs, stages: Sequence[StagePlan]) -> float:
 
 
 def _measured(basis: Basis, worker: VirtualWorkerPlan, slowness: Sequence[float], healthy: Sequence[float]) -> Costs:
-    """Costs by what was measured; see `_by_place`."""
+    """Costs from measurements; see `_by_place`."""
     owners = [index for index, stage in enumerate(worker.stages) for _ in range(stage.first_layer, stage.last_layer)]
     costs = Costs(basis.profile, basis.cluster)
     kinds = [basis.kind(stage) for stage in worker.stages]
@@ -316,12 +317,12 @@ def _measured(basis: Basis, worker: VirtualWorkerPlan, slowness: Sequence[float]
 
 
 def _by_place(basis: Basis, stages: Sequence[StagePlan], scale: Callable[[int, int], float]) -> Costs:
-    """Costs in which every stage's device is a type of its own, named by the stage's place.
+    """Costs in which every stage's device is a type of its own, named by the stage's index.
 
     Args:
-        basis: what is known of layers and devices.
+        basis: data on layers and devices.
         stages: on their devices.
-        scale: what the profile's times of a layer are multiplied by on the device of a stage.
+        scale: factor applied to the profile's times on the device of a stage.
     """
     kinds = [basis.kind(stage) for stage in stages]
     layers = tuple(
@@ -339,13 +340,13 @@ def _by_place(basis: Basis, stages: Sequence[StagePlan], scale: Callable[[int, i
 
 
 def _memory(job: Job, reserve_bytes: int) -> MemoryModel:
-    """What stages keep; an optimizer of which nothing is known counts as one without state."""
+    """Memory of stages; an unknown optimizer counts as one without state."""
     options = options_of(job, slots=slots_of(job.optimizer, job.weights) or 0, reserve_bytes=reserve_bytes)
     return options.memory(job.minibatches_per_wave)
 
 
 def layers_of(plan: Plan) -> list[LayerReport]:
-    """As much of the layers as a plan tells: their parameters, where parameter servers hold them."""
+    """The layers as far as given by a plan: their parameters, where parameter servers hold them."""
     parameters: dict[LayerIndex, dict[str, TensorSpec]] = {}
     for piece in plan.slices:
         parameters.setdefault(piece.layer, {})[piece.parameter.name] = piece.parameter
@@ -368,7 +369,7 @@ def _sizes(layers: Sequence[LayerReport], job: Job, kinds: Collection[str]) -> P
 
 
 def _sized(layer: LayerReport, kinds: Collection[str]) -> LayerProfile:
-    # A layer takes some time even if it holds nothing.
+    # A layer takes some time even without parameters.
     times = dict.fromkeys(kinds, 1e-6 * (1 + layer_cost(layer)))
     num_bytes = _ELEMENT_BYTES * layer.activation_elements
     return LayerProfile(

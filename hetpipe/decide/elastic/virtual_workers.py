@@ -1,14 +1,14 @@
 """The virtual workers of a job over all their restarts, as a state machine without I/O. Pure.
 
-`TABLE` is the whole truth about one of them: a step that a state's row does not name is illegal there, and there is no
-fallback; a virtual worker only moves through `VirtualWorker.take`. `VirtualWorkers` has all of them: facts go in
-(`handle`), instructions come out, and whatever the job cannot survive comes out as a `Failure` (`reliability.md`, P5).
+`TABLE` defines all transitions: a step that is not in a state's row is illegal, and there is no fallback; the state
+changes only through `VirtualWorker.take`. `VirtualWorkers` contains all of them: facts go in (`handle`), instructions
+come out, and anything the job cannot survive comes out as a `Failure` (`reliability.md`, P5).
 
-Whatever ends a process of a virtual worker ends that incarnation of it: at once the clock shard is told, so that
-nobody waits for it, and the rest of its processes are killed. When all that is done it is restarted on the same
-devices, and the others never stopped. Read `VirtualWorkers.handle` first: it notes a fact (`_on_stage_report` …
-`_tick`), then takes every virtual worker as far as it goes by itself (`_advance`). The functions below the classes make
-the requests to the clock shard and the sentences.
+The end of any process of a virtual worker ends that incarnation: it is evicted at the clock shard immediately, so that
+others stop waiting for it, and its remaining processes are killed. After that it is restarted on the same devices; the
+others never stop. Read `VirtualWorkers.handle` first: it records a fact (`_on_stage_report` … `_tick`), then advances
+every virtual worker as far as possible (`_advance`). The functions below the classes build the requests to the clock
+shard and the messages.
 """
 
 from __future__ import annotations
@@ -64,28 +64,28 @@ from hetpipe.values.run import StageDone, StageEmulation, StageFailed, StagePhas
 
 
 class LifeStep(StrEnum):
-    """What can happen to a virtual worker."""
+    """Events of a virtual worker."""
 
     GOT_READY = "got_ready"
     """Every stage is linked with its neighbours."""
     GOT_DONE = "got_done"
-    """Every stage came to its end."""
+    """Every stage has reached its end."""
     LOST = "lost"
-    """A process of it died, hangs, or did not get ready."""
+    """One of its processes died, hangs, or did not become ready."""
     DRAIN_ASKED = "drain_asked"
-    """It is to go: after the next barrier if it computes, else at once."""
+    """It is drained: it leaves after the next barrier if it computes, else immediately."""
     LEFT = "left"
-    """All its stages have passed the barrier at which it goes, and their processes have ended."""
+    """All its stages have passed the barrier at which it leaves, and their processes have ended."""
     ADD_ASKED = "add_asked"
-    """It is to be started anew although it was out."""
+    """It is to be restarted although it was out."""
     ENDED = "ended"
-    """It is evicted, its processes are gone, and the reason is known."""
+    """It is evicted, its processes have ended, and the cause is known."""
     RETURNS = "returns"
-    """The pause is over, and its agents are there."""
+    """The back-off is over, and its agents are available."""
     ADMITTED = "admitted"
-    """The clock shard expects the next life: its stages are told to start."""
+    """The clock shard expects the next incarnation: its stages are started."""
     GIVEN_UP = "given_up"
-    """It is not worth another life, was asked to stay out, or the run needs none any more."""
+    """It is not restarted: it failed too often, is drained, or the run is about to end."""
 
 
 _S = LifeState
@@ -111,92 +111,95 @@ TABLE: Mapping[LifeState, Mapping[LifeStep, LifeState]] = {
     _S.OUT: {LifeStep.ADD_ASKED: _S.AWAITING},
 }
 
-#: Lives that may end for want of memory: with the same plan the next one will, too.
+#: Number of incarnations that may run out of memory: with the same plan the next one will, too.
 _MOST_WANTS = 2
 
-#: States in which the clock shard is asked for something.
+#: States with a pending request to the clock shard.
 _ASKING = frozenset({LifeState.LEAVING, LifeState.ENDING, LifeState.ADMITTING})
 
-#: Seconds that a life by a new plan waits for the checkpoint with its optimizer state; then an older one has to do.
+#: Seconds that an incarnation with a new plan waits for the checkpoint with its optimizer state, before it uses an
+#: older one.
 _CHECKPOINT_SECONDS = 20.0
 
 
 @dataclass(slots=True)
 class VirtualWorker:
-    """One virtual worker. `take` alone changes its state."""
+    """One virtual worker. Only `take` changes its state."""
 
     vw: VirtualWorkerIndex
     #: When the state was entered, in monotonic seconds.
     since: float
     state: LifeState = LifeState.STARTING
-    #: The newest life; while the next one is being admitted, that one.
+    #: The newest incarnation, including one being admitted.
     incarnation: Incarnation = Incarnation(0)
-    #: Lives that ended before the run.
+    #: Incarnations that ended before the run.
     deaths: int = 0
-    #: Of these the latest ones in a row that had not committed a wave, and all that wanted more memory than there is.
+    #: Of these the latest consecutive ones without a committed wave, and all that ran out of memory.
     crashes: int = 0
     wants: int = 0
-    #: What went wrong with the newest life, and what of it was the cause; None until that is decided.
+    #: Failures of the newest incarnation, and the one identified as the cause; None until that is decided.
     failures: list[Failure] = field(default_factory=list)
     cause: Failure | None = None
-    #: Whether the clock shard has evicted the newest life.
+    #: Whether the clock shard has evicted the newest incarnation.
     evicted: bool = False
-    #: Whether the newest life was ended before it had done anything, because it was asked to go: that has no cause.
+    #: Whether the newest incarnation was ended on request before it had done any work, so that there is no cause.
     sent_away: bool = False
-    #: Whether it is to stay out once its newest life is over, as it was asked to go.
+    #: Whether it stays out after its newest incarnation, as requested.
     stays_out: bool = False
-    #: Whether its next life computes by another plan, and the clock of the barrier at which its newest life has left;
-    #: None if it has not.
+    #: Whether its next incarnation uses a new plan, and the clock of the barrier at which its newest incarnation has
+    #: left; None if it has not.
     is_replanned: bool = False
     left_at: Clock | None = None
-    #: When to ask the clock shard; None while it is being asked, or need not be.
+    #: When to call the clock shard; None while a call is pending or not needed.
     ask_at: float | None = None
-    #: Since when it could not be asked, and the latest reason.
+    #: Since when the calls have failed, and the latest reason.
     unanswered_since: float | None = None
     refusal: str = ""
-    #: When the pause ends.
+    #: When the back-off ends.
     returns_at: float = 0.0
-    #: Its local clock when the newest life was first heard to count, and whether it has committed a wave since.
+    #: Its local clock when the newest incarnation was first reported to count, and whether it has committed a wave
+    #: since.
     first_clock: Clock | None = None
     has_committed: bool = False
-    #: When it was last told what is waited for.
+    #: When the current wait was last reported.
     noticed: float = 0.0
 
     def __str__(self) -> str:
-        """Name for a sentence."""
+        """Name for messages."""
         return f"virtual worker {self.vw}"
 
     @property
     def is_up(self) -> bool:
-        """Whether processes of its newest life count."""
+        """Whether processes of its newest incarnation count."""
         return self.state in UP
 
     @property
     def will_train(self) -> bool:
-        """Whether it computes on, or comes back by itself."""
+        """Whether it computes, or will restart without a request."""
         return self.state not in {LifeState.DONE, LifeState.OUT} and not self.stays_out
 
     @property
     def status(self) -> WorkerStatus:
-        """As people see it."""
+        """Status for displays."""
         return WorkerStatus(self.vw, self.incarnation, self.deaths, self.state)
 
     def take(self, step: LifeStep, *, now: float) -> None:
-        """Make `step` at monotonic second `now`.
+        """Apply `step` at monotonic second `now`.
 
         Raises:
-            InvalidTransition: the table has no such step. The state stays.
+            InvalidTransition: the table has no such step. The state is unchanged.
         """
         following = TABLE[self.state].get(step)
         if following is None:
             raise InvalidTransition(
-                f"{self} cannot take {step} when it is {self.state} (life {self.incarnation}, lost {self.deaths} times)"
+                f"{self} cannot take {step} in state {self.state} (incarnation {self.incarnation}, lost "
+                f"{self.deaths} times)"
             )
         self.state = following
         self.since = self.noticed = now
 
     def begin_incarnation(self) -> None:
-        """Nothing is known of the newest life yet."""
+        """Reset everything known of the newest incarnation."""
         self.failures, self.cause = [], None
         self.evicted = self.sent_away = False
         self.first_clock, self.has_committed = None, False
@@ -204,45 +207,45 @@ class VirtualWorker:
         self.request_answered()
 
     def request_failed(self, sentence: str, *, again_at: float, now: float) -> None:
-        """The clock shard could not be asked, for the reason in `sentence`; ask again at `again_at`."""
+        """Record a failed call of the clock shard with its reason; retry at `again_at`."""
         self.ask_at, self.refusal = again_at, sentence
         if self.unanswered_since is None:
             self.unanswered_since = now
 
     def unanswered_seconds(self, now: float) -> float:
-        """Since when the clock shard could not be asked."""
+        """For how long calls of the clock shard have failed."""
         return 0.0 if self.unanswered_since is None else now - self.unanswered_since
 
     def request_answered(self) -> None:
-        """The clock shard has answered."""
+        """Record a successful call of the clock shard."""
         self.ask_at = self.unanswered_since = None
         self.refusal = ""
 
     def on_clock(self, clock: Clock) -> None:
-        """The clock shard has told its local clock."""
+        """Record its local clock as reported by the clock shard."""
         if self.first_clock is None:
             self.first_clock = clock
         self.has_committed = clock > self.first_clock or self.has_committed
 
     def request_restart(self, *, now: float) -> None:
-        """Whatever was before, its next life is to begin as soon as it can."""
+        """Request that its next incarnation start as soon as possible, whatever the history."""
         self.stays_out = False
         if not self.is_up:
             self.crashes = self.wants = 0
             self.returns_at = now
 
     def count_death(self) -> None:
-        """The newest life is over."""
+        """Count the end of the newest incarnation."""
         self.deaths += 1
         self.crashes = 0 if self.has_committed else self.crashes + 1
 
     def is_hopeless(self, most_crashes: int) -> bool:
-        """Whether another life is likely to end like the latest ones."""
+        """Whether another incarnation is likely to end like the latest ones."""
         return self.crashes >= most_crashes or self.wants >= _MOST_WANTS
 
     @property
     def pause_seconds(self) -> float:
-        """Before the next life: none the first time, then 1, 2, 4, … s while none commits a wave."""
+        """Back-off before the next incarnation: none the first time, then 1, 2, 4, … s while none commits a wave."""
         return 0.0 if self.crashes <= 1 else 2.0 ** (self.crashes - 2)
 
 
@@ -264,11 +267,11 @@ WorkersInput = (
 )
 
 WorkersOutput = Instruction | Failure
-"""An instruction for the shell, or why the job cannot go on."""
+"""An instruction for the shell, or why the job cannot continue."""
 
 
 class VirtualWorkers:
-    """All virtual workers of one job, and what each does next. Not thread-safe; every call gives the monotonic time."""
+    """State machine of all virtual workers of one job. Not thread-safe; every call takes the monotonic time."""
 
     def __init__(
         self,
@@ -279,14 +282,14 @@ class VirtualWorkers:
         now: float,
         adopted: Mapping[VirtualWorkerIndex, VirtualWorker] | None = None,
     ) -> None:
-        """Nothing is started before `begin`.
+        """Create the state; `begin` starts the stages.
 
         Args:
-            assignment: the plan and who carries it out.
-            stages: the processes; filled here, or of the `adopted` lives.
-            patience: bounds of waits that no user sets.
+            assignment: the plan and the agents.
+            stages: the processes; filled here, or those of the `adopted` incarnations.
+            patience: timeouts that are not set by users.
             now: monotonic seconds.
-            adopted: the virtual workers as an earlier coordinator has left them, when no agent has registered yet.
+            adopted: the virtual workers as left by an earlier coordinator, before any agent has registered.
         """
         self._assignment = assignment
         self._stages = stages
@@ -296,23 +299,23 @@ class VirtualWorkers:
             vw.index: VirtualWorker(vw.index, now) if adopted is None else adopted[vw.index]
             for vw in assignment.plan.virtual_workers
         }
-        #: Agents of the plan that are no members now, and those that are about to go: neither gets new stages.
+        #: Agents of the plan that are not members, and those about to leave: neither gets new stages.
         self._absent: set[AgentId] = set() if adopted is None else {agent.agent for agent in assignment.agents}
         self._departing: set[AgentId] = set()
-        #: Those of the absent that went on notice: they are expected back, whenever that is.
+        #: Absent agents that left on notice: they are expected to return, at any time.
         self._on_leave: set[AgentId] = set()
-        #: No new lives: a user wants the job to stop.
+        #: No new incarnations: a user has requested a stop.
         self._is_closing = False
-        #: Nothing is done about failures any more.
+        #: Failures are no longer handled.
         self._is_halted = False
-        #: Parameter servers are missing: a new life would only fail, too.
+        #: Parameter servers are missing: a new incarnation would fail, too.
         self.is_on_hold = False
         #: Since when the run is known to be over.
         self._over_at: float | None = None
         self._out: list[WorkersOutput] = []
         kept = [worker.vw for worker in self if worker.stays_out]
         self._drained = DrainedWorkers(kept, retry_seconds=patience.retry_seconds)
-        #: Since when nobody is left and one waits for an agent.
+        #: Since when no virtual worker is left and one waits for an agent.
         self._alone_since: float | None = None
         self._ticked = now
 
@@ -324,103 +327,103 @@ class VirtualWorkers:
 
     @property
     def is_over(self) -> bool:
-        """Whether a stage came to the end of the run."""
+        """Whether a stage has reached the end of the run."""
         return self._stages.is_run_over
 
     @property
     def assignment(self) -> Assignment:
-        """The plan of everybody's newest or next life, and the agents as they are now."""
+        """The plan of all newest or next incarnations, and the current agents."""
         return self._assignment
 
     def gone_of(self, vw: VirtualWorkerIndex) -> frozenset[AgentId]:
-        """Of the agents of its next life, those that are no members now."""
+        """Agents of its next incarnation that are not members."""
         return self._agents_of(self._workers[vw]) & self._absent
 
     @property
     def is_on_leave(self) -> bool:
-        """Whether a virtual worker waits for nobody but agents that went, or are about to go, on notice."""
+        """Whether a virtual worker waits only for agents that left, or are about to leave, on notice."""
         expected = self._on_leave | self._departing
         away = [set(self._away_of(worker)) for worker in self if worker.state is LifeState.AWAITING]
         return any(agents and agents <= expected for agents in away)
 
     @property
     def is_ending(self) -> bool:
-        """Whether nobody is started anew any more."""
+        """Whether restarts have stopped."""
         return self._is_needless or self._is_halted
 
     @property
     def statuses(self) -> tuple[WorkerStatus, ...]:
-        """All of them, as people see them."""
+        """Statuses of all, for displays."""
         return tuple(worker.status for worker in self)
 
     @property
     def states(self) -> dict[VirtualWorkerIndex, LifeState]:
-        """Where each stands."""
+        """States of all."""
         return {worker.vw: worker.state for worker in self}
 
     @property
     def can_run(self) -> bool:
-        """Whether training begins: some are ready, and all others are past their first life."""
+        """Whether training starts: some are ready, and all others are past their first incarnation."""
         late = any(worker.state is LifeState.STARTING and worker.incarnation == 0 for worker in self)
         return not late and any(worker.state is LifeState.READY for worker in self)
 
     @property
     def all_done(self) -> bool:
-        """Whether everyone who counts came to the end of the run."""
+        """Whether all that count have reached the end of the run."""
         return self.is_over and all(worker.state is LifeState.DONE or not worker.is_up for worker in self)
 
     # -- orders ------------------------------------------------------------------------------------------------------
 
     def begin(self, *, now: float) -> list[SendCommand]:
-        """Start the first life of each."""
+        """Start the first incarnation of each."""
         return [self._start(command, now=now) for command in stage_commands(self._assignment)]
 
     def close(self) -> None:
-        """Start nobody anew: the run goes to its next barrier and stops."""
+        """Stop restarting: the run continues to its next barrier and ends."""
         self._is_closing = True
 
     def halt(self) -> None:
-        """From here on processes end because they were told to."""
+        """Expect all processes to end from here on."""
         self._is_halted = True
 
     def drain(self, vw: VirtualWorkerIndex, then: AfterDrain, now: float) -> list[WorkersOutput]:
-        """Have a virtual worker go: after the next barrier if it computes, else at once.
+        """Drain a virtual worker: it leaves after the next barrier if it computes, else immediately.
 
         Args:
-            vw: who. Nothing happens when it is out, or came to the end of the run.
-            then: whether it stays out, or comes back as soon as its agents are there. Once it was asked to stay out,
-                only `add` brings it back.
+            vw: its index. No effect when it is out, or has reached the end of the run.
+            then: whether it stays out, or restarts as soon as its agents are available. After a request to stay out,
+                only `add` restarts it.
             now: monotonic seconds.
 
         Returns:
-            What to do, in order.
+            Instructions, in order.
         """
         return self.handle(DrainAsked(vw, then), now=now)
 
     def replan(self, plan: VirtualWorkerPlan, emulations: tuple[StageEmulation, ...]) -> None:
-        """From its next life on a virtual worker computes by another plan.
+        """Set another plan of a virtual worker from its next incarnation on.
 
         Args:
-            plan: of that life, on the agents of the last one.
-            emulations: how its stages play their devices; empty if they do not.
+            plan: of that incarnation, on the agents of the last one.
+            emulations: emulations of its stages; empty if there are none.
         """
         self._assignment = self._assignment.with_worker(plan, emulations)
         self._workers[plan.index].is_replanned = True
 
     def enlarge(self, new: NewWorker, *, now: float) -> None:
-        """A virtual worker is to begin that the run has not had yet: with life 1, as life 0 is of the run's start.
+        """Add a new virtual worker: it starts with incarnation 1, as 0 belongs to the start of the run.
 
-        It takes its first step with the next fact.
+        Its first step is taken with the next fact.
         """
         agents = with_agents(self._assignment.agents, new.agents)
         self._assignment = replace(self._assignment.with_worker(new.plan), agents=agents)
         self._workers[new.plan.index] = VirtualWorker(new.plan.index, now, LifeState.AWAITING, is_replanned=True)
 
     def handle(self, fact: WorkersInput, *, now: float) -> list[WorkersOutput]:  # noqa: C901 - one case per kind of fact
-        """Take one fact in.
+        """Process one fact.
 
         Returns:
-            What to do, in order, and what the job cannot survive.
+            Instructions, in order, and failures that the job cannot survive.
 
         Raises:
             InvalidTransition: a bug of this class.
@@ -472,7 +475,7 @@ class VirtualWorkers:
                 worker.wants += wants_memory(report)
                 self._fails(worker, failure_of_report(life, report, is_lost=not worker.is_up, now=now), now=now)
             case _:
-                """It lives."""
+                """Record a sign of life."""
 
     def _on_child_exit(self, news: ChildExit, *, now: float) -> None:
         life = self._stages.get(news.key)
@@ -505,7 +508,7 @@ class VirtualWorkers:
                     self._fails(self._workers[vw], failure, now=now)
 
     def _agent_seen(self, info: MemberInfo) -> None:
-        """An agent that was gone is back, if it has what the plan gives it; what it still runs of a lost life goes."""
+        """Handle a returning agent: available if it has the planned devices; ends its lost incarnations' processes."""
         agent = AgentId(info.id)
         if agent not in self._absent | self._departing or not _has_devices(info, self._assignment.plan):
             return
@@ -518,7 +521,7 @@ class VirtualWorkers:
                 self._kill(worker)
 
     def _agent_departs(self, agent: AgentId, *, now: float) -> None:
-        """An agent is about to go: whoever has a stage there goes before it, and comes back with it."""
+        """Handle an agent about to leave: its virtual workers leave before it, and return with it."""
         if agent in self._absent:
             return
         for worker in self:
@@ -545,10 +548,10 @@ class VirtualWorkers:
                 for command in later_life(self._assignment, worker.vw, worker.incarnation, restore):
                     self._out.append(self._start(command, now=now))
                 for agent in self._agents_of(worker) & self._absent:
-                    # It went while the clock shard was asked.
+                    # It left while the call of the clock shard was pending.
                     self._agent_gone(MemberGone(MemberId(agent), f"agent {agent} is gone"), now=now)
             case ShardNotAsked(error=StaleIncarnation.__name__) if worker.state is LifeState.ADMITTING:
-                # It has seen a later life than this coordinator knows of.
+                # It has seen a later incarnation than this coordinator knows of.
                 worker.incarnation = Incarnation(worker.incarnation + 1)
                 worker.ask_at = now + self._patience.retry_seconds
             case ShardNotAsked():
@@ -567,7 +570,7 @@ class VirtualWorkers:
                 self._add(worker, now=now)
 
     def _drain(self, worker: VirtualWorker, *, stays_out: bool, now: float) -> None:
-        """Have it go; one that has done nothing yet is sent away without a barrier."""
+        """Drain it; one without work is removed without a barrier."""
         if self._is_halted or not self._assignment.job.has_shards or worker.state in {LifeState.DONE, LifeState.OUT}:
             return
         worker.stays_out = worker.stays_out or stays_out
@@ -582,7 +585,7 @@ class VirtualWorkers:
                 worker.sent_away, worker.ask_at = True, now
                 self._kill(worker)
             case _:
-                """It goes already, or is between two lives."""
+                """It is already leaving, or between two incarnations."""
 
     def _add(self, worker: VirtualWorker, *, now: float) -> None:
         worker.request_restart(now=now)
@@ -592,11 +595,11 @@ class VirtualWorkers:
     # -- failures ---------------------------------------------------------------------------------------------------
 
     def _fails(self, worker: VirtualWorker, failure: Failure, *, now: float) -> None:
-        """Something of the newest life went wrong, or of one that is lost already."""
+        """Record a failure of the newest incarnation, or of one already lost."""
         if self._is_halted or (worker.sent_away and failure.rank is not Rank.REPORTED):
             return
         if not self._assignment.job.has_shards:
-            # The stages alone hold the weights, which are lost with one of them.
+            # Only the stages hold the weights, which are lost with one of them.
             self._out.append(_fatal(failure, self._assignment.job.sync.kind))
             return
         worker.failures.append(failure)
@@ -610,11 +613,11 @@ class VirtualWorkers:
         self._kill(worker)
 
     def _kill(self, worker: VirtualWorker) -> None:
-        """End what is left of its processes, wherever somebody listens."""
+        """End its remaining processes on all reachable agents."""
         self._out += _stop_commands(worker, self._assignment, self._stages, absent=self._absent)
 
     def _decide(self, worker: VirtualWorker, *, now: float) -> None:
-        """Name the cause, once nothing nearer to it can come."""
+        """Identify the cause, once no more direct failure can be reported."""
         if worker.cause is not None or not worker.failures:
             return
         if now < self._patience.decision_time(worker.failures) and not self._has_exited(worker):
@@ -631,7 +634,7 @@ class VirtualWorkers:
     # -- steps ------------------------------------------------------------------------------------------------------
 
     def _advance(self, worker: VirtualWorker, *, now: float) -> None:
-        """Go on as far as it goes."""
+        """Advance as far as possible."""
         self._decide(worker, now=now)
         before = None
         while worker.state is not before:
@@ -665,21 +668,21 @@ class VirtualWorkers:
         if self._stages.all_done(worker.vw):
             worker.take(LifeStep.GOT_DONE, now=now)
         elif worker.state is LifeState.READY and self._stages.all_left(worker.vw):
-            # An earlier coordinator has asked it to go.
+            # An earlier coordinator has requested its drain.
             worker.take(LifeStep.DRAIN_ASKED, now=now)
         elif worker.state is LifeState.STARTING and worker.incarnation and self._is_over_for(now):
-            # It cannot have joined: who has tells of its end at about the same time.
+            # It cannot have joined: stages that have joined report their end at about the same time.
             worker.take(LifeStep.GIVEN_UP, now=now)
             self._kill(worker)
 
     def _is_over_for(self, now: float) -> bool:
-        """Whether the run has been over for long enough to have heard it from everybody."""
+        """Whether the run has been over long enough to have received all reports."""
         if self._over_at is None and self.is_over:
             self._over_at = now
         return self._over_at is not None and now - self._over_at >= self._patience.settle_seconds
 
     def _leave(self, worker: VirtualWorker, *, now: float) -> None:
-        """Go once the barrier is behind all its stages, and the processes have ended or had the time to."""
+        """Leave once all its stages have passed the barrier, and the processes have ended or timed out."""
         if self._stages.all_done(worker.vw):
             worker.take(LifeStep.GOT_DONE, now=now)
             return
@@ -695,7 +698,7 @@ class VirtualWorkers:
         self._has_left(worker, now=now)
 
     def _has_left(self, worker: VirtualWorker, *, now: float) -> None:
-        """It is between two lives because it was asked to go: if it comes back, then without a pause."""
+        """Whether it is between two incarnations because it was drained: then it restarts without a back-off."""
         worker.returns_at = now
         if not worker.stays_out:
             self._out.append(Announce(WorkerLeft(worker.vw, worker.incarnation, returns=True)))
@@ -729,18 +732,18 @@ class VirtualWorkers:
             worker.ask_at = now
 
     def _check_left(self, *, now: float) -> None:
-        """Without anybody left to train, or to come to the barrier of a stop, the job has failed."""
+        """Fail the job if no virtual worker is left to train, or to reach the barrier of a stop."""
         if self.is_over or any(worker.state is not LifeState.OUT for worker in self):
             return
         causes = [worker.cause for worker in self if worker.cause is not None]
         self._out.append(_nobody_left(root_cause(causes) if causes else None, now=now))
 
     def _agents_of(self, worker: VirtualWorker) -> frozenset[AgentId]:
-        """The agents on whose devices its newest life is, or its next one will be."""
+        """Agents whose devices are used by its newest or next incarnation."""
         return frozenset(stage.agent for stage in self._assignment.plan.virtual_workers[worker.vw].stages)
 
     def _away_of(self, worker: VirtualWorker) -> list[AgentId]:
-        """Of these, the ones that get no stages now."""
+        """Those of them that currently get no stages."""
         return sorted(self._agents_of(worker) & (self._absent | self._departing))
 
     def _start(self, command: StartStageCommand, *, now: float) -> SendCommand:
@@ -750,7 +753,7 @@ class VirtualWorkers:
 
     @property
     def _is_needless(self) -> bool:
-        """Whether nobody needs another life."""
+        """Whether no further incarnation is needed."""
         return self._is_closing or self.is_over
 
     # -- time --------------------------------------------------------------------------------------------------------
@@ -758,7 +761,7 @@ class VirtualWorkers:
     def _tick(self, *, now: float) -> None:
         paused = now - self._ticked
         if paused > self._patience.longest_tick_seconds or self.is_on_hold:
-            # It was this process that did not listen; or they may be in the midst of a call to a lost server.
+            # This process did not listen for a while; or they may be blocked in a call to a lost server.
             for life in self._stages:
                 life.heard = min(now, life.heard + paused)
         self._ticked = now
@@ -772,7 +775,7 @@ class VirtualWorkers:
         self._check_agents(now=now)
 
     def _check_agents(self, *, now: float) -> None:
-        """With nobody to train, agents are not waited for for ever, unless they went on notice."""
+        """Limit the wait for agents if no virtual worker trains, unless they left on notice."""
         waits = [worker for worker in self if worker.state is LifeState.AWAITING and self._away_of(worker)]
         if any(worker.is_up for worker in self) or not waits or self.is_on_leave:
             self._alone_since = None
@@ -784,7 +787,7 @@ class VirtualWorkers:
             self._out.append(_nobody_back(waits[0], self._away_of(waits[0]), alone, now=now))
 
     def _notice(self, worker: VirtualWorker, *, now: float) -> None:
-        """Say what is waited for."""
+        """Report what is waited for."""
         is_well = worker.is_up and not worker.refusal
         if is_well or worker.state is LifeState.OUT or now - worker.noticed < self._patience.notice_seconds:
             return
@@ -795,20 +798,20 @@ class VirtualWorkers:
 
 
 class DrainedWorkers:
-    """Persists the set of drained virtual workers on the clock shard, so that no later coordinator restarts them.
+    """Persists the set of drained virtual workers on the clock shard, so that later coordinators do not restart them.
 
-    Not thread-safe; every call gives the monotonic time.
+    Not thread-safe; every call takes the monotonic time.
     """
 
     def __init__(self, kept: Iterable[VirtualWorkerIndex], *, retry_seconds: float) -> None:
-        """Begin with what it has `kept`; after a failure it is asked again in `retry_seconds`."""
+        """Start from the set `kept`; failed calls are retried after `retry_seconds`."""
         self._kept = frozenset(kept)
         self._retry_seconds = retry_seconds
         self._is_asked = False
         self._ask_at = 0.0
 
     def request(self, workers: Iterable[VirtualWorker], assignment: Assignment, *, now: float) -> list[KeepOut]:
-        """What to tell it now: one order at a time, and none while it knows."""
+        """The next request: one at a time, and none when the set is up to date."""
         wanted = frozenset(worker.vw for worker in workers if worker.stays_out)
         if wanted == self._kept or self._is_asked or now < self._ask_at:
             return []
@@ -816,7 +819,7 @@ class DrainedWorkers:
         return [KeepOut(tuple(sorted(wanted)), assignment.plan.term, assignment.shards[0])]
 
     def on_answer(self, answer: KeptOut, *, now: float) -> None:
-        """It has kept them, or could not be told."""
+        """Process the result of a request."""
         self._is_asked = False
         if answer.is_kept:
             self._kept = frozenset(answer.out)
@@ -825,7 +828,7 @@ class DrainedWorkers:
 
 
 def _clock_shard_request(worker: VirtualWorker, assignment: Assignment) -> Evict | Admit | Drain:
-    """What the clock shard is to be told: that its newest life is over or is to leave, or of the next one."""
+    """The pending request to the clock shard: evict or drain the newest incarnation, or admit the next one."""
     plan, clock_shard = assignment.plan, assignment.shards[0]
     if worker.state is LifeState.ADMITTING:
         by = plan.virtual_workers[worker.vw]
@@ -840,7 +843,7 @@ def _clock_shard_request(worker: VirtualWorker, assignment: Assignment) -> Evict
 def _stop_commands(
     worker: VirtualWorker, assignment: Assignment, stages: StageTable, *, absent: Collection[AgentId]
 ) -> list[SendCommand]:
-    """End what is left of its processes, on all agents but the absent ones."""
+    """End its remaining processes on all agents except absent ones."""
     plan = assignment.plan
     command = StopVirtualWorkerCommand(plan.job_id, worker.vw, worker.incarnation, plan.term)
     agents = {life.agent for life in stages.of(worker.vw)}.difference(absent)
@@ -848,7 +851,7 @@ def _stop_commands(
 
 
 def _has_devices(info: MemberInfo, plan: Plan) -> bool:
-    """Whether a member is an agent with all devices that the plan gives the agent of its name."""
+    """Whether a member is an agent that has all devices planned for the agent of its name."""
     stages = [stage for vw in plan.virtual_workers for stage in vw.stages if stage.agent == AgentId(info.id)]
     offered = {device.device for device in info.devices}
     return info.role is MemberRole.AGENT and {stage.device for stage in stages} <= offered
@@ -857,14 +860,14 @@ def _has_devices(info: MemberInfo, plan: Plan) -> bool:
 def _overdue(
     worker: VirtualWorker, stages: StageTable, *, stall_seconds: float, ready_seconds: float, now: float
 ) -> Iterator[Failure]:
-    """What is wrong with the newest life by the clock alone.
+    """The timeout, if any, that the newest incarnation has exceeded.
 
     Args:
-        worker: who.
+        worker: the virtual worker.
         stages: the processes of the job.
-        stall_seconds: after so long without a word a stage that is ready hangs.
-        ready_seconds: after so long without a word a stage of a later life that is to get ready hangs; for the first
-            ones the job has a limit.
+        stall_seconds: maximum silence of a ready stage.
+        ready_seconds: maximum silence of a starting stage of a later incarnation; the job limits that of the first
+            ones.
         now: monotonic seconds.
     """
     if worker.state in COMPUTING:
@@ -882,19 +885,19 @@ def _overdue(
 
 
 def _lost_event(worker: VirtualWorker, cause: Failure) -> WorkerLost:
-    """A life of it has ended."""
+    """Event: an incarnation of it has ended."""
     return WorkerLost(worker.vw, worker.incarnation, cause.sentence)
 
 
 def _quarantined_event(worker: VirtualWorker, cause: Failure) -> WorkerQuarantined:
-    """It is not started anew."""
+    """Event: it is not restarted."""
     how_often = "once" if worker.deaths == 1 else f"{worker.deaths} times"
     sentence = f"{worker} died {how_often} and is not started anew; the last time, {cause.sentence}"
     return WorkerQuarantined(worker.vw, sentence)
 
 
 def _fatal(failure: Failure, kind: str) -> Failure:
-    """A death that a job of this synchronisation survives only by going back to a checkpoint."""
+    """A failure that a job with this kind of synchronization survives only by a rewind to a checkpoint."""
     if failure.rank is Rank.REPORTED:
         return failure
     why = f"under `{kind}` only the stages hold the weights, which are lost with one of them"
@@ -902,7 +905,7 @@ def _fatal(failure: Failure, kind: str) -> Failure:
 
 
 def _nobody_left(cause: Failure | None, *, now: float) -> Failure:
-    """All of them are out, because of `cause` more than of anything else; None: each was asked to go."""
+    """Failure: all of them are out, mostly because of `cause`; None: all were drained."""
     if cause is None:
         sentence = "no virtual worker is left: all of them were drained; resume from the newest checkpoint"
         return Failure(Rank.GONE, JobFailed.__name__, sentence, now)
@@ -910,21 +913,21 @@ def _nobody_left(cause: Failure | None, *, now: float) -> Failure:
 
 
 def _nobody_back(worker: VirtualWorker, absent: Sequence[AgentId], alone_seconds: float, *, now: float) -> Failure:
-    """Nobody trains, and the agents of one that could do not come back."""
-    sentence = f"no virtual worker is left, and agent {_names(absent)} did not come back within {alone_seconds:.0f} s"
+    """Failure: no virtual worker trains, and the agents of one that could do not return."""
+    sentence = f"no virtual worker is left, and agent {_names(absent)} did not return within {alone_seconds:.0f} s"
     cause = "" if worker.cause is None else f"; {worker.cause.sentence}"
     return Failure(Rank.GONE, JobFailed.__name__, sentence + cause, now)
 
 
 def _clock_shard_silent(worker: VirtualWorker, error: str, *, now: float) -> Failure:
-    """The clock shard could not be told of it for too long."""
+    """Failure: calls of the clock shard about it have failed for too long."""
     waited = worker.unanswered_seconds(now)
     sentence = f"for {waited:.0f} s the coordinator could not have {worker} {_doing(worker)}: {worker.refusal}"
     return Failure(Rank.GONE, error, sentence, now)
 
 
 def _waiting_event(worker: VirtualWorker, absent: Sequence[AgentId], *, now: float) -> Waiting | None:
-    """What its next life waits for, if it is something to tell of."""
+    """Event: what its next incarnation is waiting for, if worth reporting."""
     if worker.refusal:
         awaited = f"the clock shard to have {worker} {_doing(worker)} ({worker.refusal})"
     elif absent:

@@ -1,1 +1,1 @@
-"""Decisions about a job: from the queue over its plan and its training to its end, whoever dies on the way."""
+"""Decisions about a job from its submission to its end, including all failures on the way."""

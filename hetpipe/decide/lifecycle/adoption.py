@@ -1,7 +1,7 @@
-"""How a coordinator that has never heard of a job goes on to lead it, from what its clock shard tells. Pure.
+"""Adoption of a running job by a new coordinator, based on the state at its clock shard. Pure.
 
-The decision log knows which lives count; the agents know which processes there are. A life that counts is taken for
-ready; `Returning` then compares it with what each agent tells when it registers, and finds what is missing.
+The decision log determines which incarnations count, the agents which processes exist. An incarnation that counts is
+assumed ready; `Returning` then compares it with the registration of each agent, and finds what is missing.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from hetpipe.values.members import MemberId, MemberInfo, MemberRole
 from hetpipe.values.run import StageDone, StageFailed
 from hetpipe.values.run_document import LifeSeen, RunDescription
 
-#: What people are told.
+#: Text for followers.
 ADOPTED = "a new coordinator leads the job, which went on without one"
 
 
 def state_of(description: RunDescription) -> JobState:
-    """Where the job stands: it runs from the publication of the first weights on."""
+    """State of the job: it runs from the publication of the initial weights on."""
     if STOP in description.reasons:
         return JobState.STOPPING
     clocks, start = description.clocks, description.run.start
@@ -38,14 +38,14 @@ def state_of(description: RunDescription) -> JobState:
 
 
 def prepared_of(assignment: Assignment, description: RunDescription) -> Prepared:
-    """What the task that prepared the run has answered."""
+    """The result of the task that prepared the run."""
     run = description.run
     planned = PlannedRun(assignment.job, run.plan, emulations=run.emulations, known_proof=run.proof)
     return Prepared(planned, run.data, run.start)
 
 
 def workers_of(description: RunDescription, *, now: float) -> dict[VirtualWorkerIndex, VirtualWorker]:
-    """Every virtual worker of the plan as the decision log knows it, in index order."""
+    """Every virtual worker of the plan according to the decision log, in index order."""
     seen = {life.vw: life for life in description.lives}
     run = description.run
     return {
@@ -55,10 +55,10 @@ def workers_of(description: RunDescription, *, now: float) -> dict[VirtualWorker
 
 
 def worker_of(vw: VirtualWorkerIndex, seen: LifeSeen | None, *, stays_out: bool, now: float) -> VirtualWorker:
-    """One virtual worker; one that the log has not heard of was to join the run, and has yet to be admitted.
+    """One virtual worker; one that is not in the log was about to join the run, and has yet to be admitted.
 
-    Each life before the newest one counts as a death, but as none that came soon. Who was asked to stay out, and is
-    there, is asked again if need be.
+    Each earlier incarnation counts as a death, but not as an early one. A virtual worker that was to stay out but is
+    active is drained again if necessary.
     """
     if seen is None:
         state = LifeState.OUT if stays_out else LifeState.AWAITING
@@ -80,7 +80,7 @@ def worker_of(vw: VirtualWorkerIndex, seen: LifeSeen | None, *, stays_out: bool,
 
 
 def _state_of(seen: LifeSeen, *, stays_out: bool) -> LifeState:
-    """Where a life stands that needs no new one."""
+    """State of an incarnation that needs no successor."""
     match seen.standing:
         case "member":
             return LifeState.LEAVING if seen.leaving or stays_out else LifeState.READY
@@ -91,7 +91,7 @@ def _state_of(seen: LifeSeen, *, stays_out: bool) -> LifeState:
 
 
 def _gone(vw: VirtualWorkerIndex, incarnation: Incarnation, *, now: float) -> VirtualWorker:
-    """The log counts its newest life no more; what is left of its processes is to be ended."""
+    """A virtual worker whose newest incarnation no longer counts; its remaining processes are to be ended."""
     sentence = f"virtual worker {vw} was lost while an earlier coordinator led"
     cause = Failure(Rank.GONE, JobFailed.__name__, sentence, now)
     return VirtualWorker(
@@ -106,7 +106,7 @@ def fill(
     *,
     now: float,
 ) -> None:
-    """Enter the processes that the newest lives have, or had."""
+    """Add the processes of the newest incarnations, running or ended."""
     for command in stage_commands(assignment):
         config = command.config
         worker = workers[config.vw]
@@ -119,17 +119,17 @@ def fill(
 
 
 def not_registered(assignment: Assignment) -> dict[MemberId, MemberGone]:
-    """What to say of each member of a job that has not registered with a new coordinator, by name."""
+    """The message for each member of a job that has not registered with a new coordinator, by name."""
     members = [shard.id for shard in assignment.shards] + [MemberId(agent.agent) for agent in assignment.agents]
     return {member: MemberGone(member, f"{member} did not register with the new coordinator") for member in members}
 
 
 Found = MemberGone | StageNews | ChildExit
-"""A fact that nobody else will tell."""
+"""A fact that no other process will report."""
 
 
 class Returning:
-    """Whom an adopted job has yet to hear of, and what they are found to lack. Not thread-safe."""
+    """Members of an adopted job that have not registered yet, and what registered ones lack. Not thread-safe."""
 
     def __init__(
         self,
@@ -140,13 +140,13 @@ class Returning:
         patience: Patience,
         now: float,
     ) -> None:
-        """Begin with nobody there.
+        """Start without registrations.
 
         Args:
-            assignment: who carries the plan out.
-            stages: the processes; only looked at.
-            description: tells whether the run is over, and why.
-            patience: how long members may take to register, and agents to tell of the end of a process.
+            assignment: the plan and its members.
+            stages: the processes; not modified.
+            description: determines whether the run is over, and why.
+            patience: timeouts for registrations, and for reports of the end of a process.
             now: monotonic seconds.
         """
         self._job_id = assignment.plan.job_id
@@ -155,11 +155,11 @@ class Returning:
         self._return_at = now + patience.echo_seconds
         self._settle_seconds = patience.settle_seconds
         self._awaited = not_registered(assignment)
-        #: Processes that their agents have not, and until when these may tell what became of them.
+        #: Processes missing at their agents, and until when their end may be reported.
         self._missing: dict[StageKey, float] = {}
 
     def seen(self, info: MemberInfo, *, now: float) -> list[SendCommand]:
-        """A process has registered; what to tell it. Only its first registration counts."""
+        """Process a registration; returns the resulting facts. Only the first one of a process counts."""
         if info.id not in self._awaited:
             return []
         del self._awaited[info.id]
@@ -176,7 +176,7 @@ class Returning:
         ]
 
     def check(self, *, now: float) -> Iterator[Found]:
-        """What is known for certain by now."""
+        """The facts that are certain by now."""
         for key, until in list(self._missing.items()):
             if now >= until:
                 del self._missing[key]
@@ -192,7 +192,7 @@ class Returning:
         return key.job_id == self._job_id and (key.term, key.incarnation) < (newest.term, newest.incarnation)
 
     def _end_of(self, life: StageLife) -> Iterator[StageNews | ChildExit]:
-        """A process has ended, and nobody is left who might tell how."""
+        """The fact that a process has ended, when no report of it can come any more."""
         if life.state in {StageState.STARTING, StageState.READY}:
             yield StageNews(life.key, self._last_report(life))
         yield ChildExit(life.key, life.pid, 0, ordered=True)

@@ -1,8 +1,8 @@
-"""The conditions of one job: what processes report, when followers are told of it, what is current. Pure.
+"""The conditions of one job: reports of processes, notification of followers, current state. Pure.
 
-A process reports the newest state of each of its conditions, and how often it was raised. What changed is told at once,
-if little was told of that kind before. More of the same kind is gathered for a moment, and of a kind that flaps at most
-`BURST` times per `WINDOW_SECONDS` is told what has become of it, with counts. What is current is known at any time.
+A process reports the newest state of each of its conditions, and how often it was raised. A first change of a kind is
+announced immediately. Further ones of the same kind are batched for a moment, and for a flapping kind at most `BURST`
+summaries with counts are sent per `WINDOW_SECONDS`. The current state is available at any time.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass, field, replace
 from hetpipe.values.conditions import Condition, ConditionKind
 from hetpipe.values.events import ConditionCleared, ConditionRaised, NumberedEvent
 
-#: After an event of a kind, others of that kind wait so long for each other: a full disk shows at all processes.
+#: Batching delay after an event of a kind: a full disk is noticed by all processes.
 GATHER_SECONDS = 2.0
 
-#: How often, within so many seconds, followers are told of a kind.
+#: Maximum notifications per kind, and the window in seconds.
 WINDOW_SECONDS = 60.0
 BURST = 4
 
-#: Conditions kept of one job: those of every shard and stage that a job may have, and some more.
+#: Maximum conditions kept of one job: those of every possible shard and stage, with some margin.
 MAX_KEPT = 1_000
 
-#: Who has reported what an earlier coordinator told.
+#: Source of conditions announced by an earlier coordinator.
 _RECALLED = "recalled"
 
 _Key = tuple[ConditionKind, str]
@@ -33,31 +33,31 @@ _Event = ConditionRaised | ConditionCleared
 
 @dataclass(slots=True)
 class _Entry:
-    """One condition, of all that report it."""
+    """One condition, over all processes that report it."""
 
     newest: Condition
-    """Of whoever raised it; `times` over all."""
+    """Of the process that raised it; `times` over all."""
     reporters: set[str] = field(default_factory=set)
-    """For whom it holds."""
+    """Subjects for which it holds."""
     heard: dict[str, Condition] = field(default_factory=dict)
     """The last report of each process."""
     told: bool = False
-    """Whether followers believe that it holds."""
+    """Whether followers were last notified that it holds."""
     untold: int = 0
-    """How often it was raised since followers were told, but for when it held."""
+    """How often it was raised since the last notification, while it did not hold."""
 
 
 class ConditionBoard:
-    """What is known of the safety of one job. Not thread-safe."""
+    """The safety state of one job. Not thread-safe."""
 
     def __init__(self) -> None:
         self._entries: dict[_Key, _Entry] = {}
-        #: By kind: what changed since the last event, and when the last events were.
+        #: By kind: changes since the last event, and the times of the last events.
         self._changed: dict[ConditionKind, list[str]] = {}
         self._told_at: dict[ConditionKind, deque[float]] = {kind: deque(maxlen=BURST) for kind in ConditionKind}
 
     def recall(self, events: Iterable[NumberedEvent]) -> None:
-        """Begin with what followers were told by earlier coordinators, in order. Those who raised it report again."""
+        """Start from the events sent by earlier coordinators, in order. Processes report their conditions again."""
         for numbered in events:
             match numbered.event:
                 case ConditionRaised(condition=kind, who=names, sentence=sentence, since=since, times=times):
@@ -71,20 +71,20 @@ class ConditionBoard:
                             entry.newest = replace(entry.newest, cleared=cleared, clearance=sentence)
                             entry.reporters, entry.told = set(), False
                 case _:
-                    """It is about something else."""
+                    """other events are irrelevant here"""
 
     def take(self, source: str, reports: Sequence[Condition]) -> None:
-        """Take in what a process reports.
+        """Process the report of a process.
 
         Args:
-            source: the process: what it said before is replaced.
-            reports: the newest state of each of its conditions; of one that it does not name nothing is known.
+            source: the process: its previous report is replaced.
+            reports: the newest state of each of its conditions; unlisted ones are unknown.
         """
         for report in reports:
             self._take(source, report)
 
     def due(self, *, now: float) -> list[_Event]:
-        """What to tell followers at monotonic second `now`."""
+        """The notifications due at monotonic second `now`."""
         out: list[_Event] = []
         for kind in [kind for kind in self._changed if now >= self._next_at(kind)]:
             events = list(self._events(kind, self._changed.pop(kind)))
@@ -95,13 +95,13 @@ class ConditionBoard:
 
     @property
     def all(self) -> tuple[Condition, ...]:
-        """Every condition that holds or has held, by the time at which it was raised last."""
+        """Every condition that holds or has held, by the time at which it was last raised."""
         found = (entry.newest for entry in self._entries.values() if entry.newest.times)
         return tuple(sorted(found, key=lambda one: (one.since, one.kind, one.who)))
 
     @property
     def current(self) -> Mapping[ConditionKind, int]:
-        """For how many processes each kind holds; 0 for none."""
+        """The number of processes for which each kind holds; 0 for none."""
         holding = Counter(kind for (kind, _), entry in self._entries.items() if entry.newest.holds)
         return {kind: holding[kind] for kind in ConditionKind}
 

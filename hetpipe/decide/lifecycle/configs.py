@@ -1,4 +1,4 @@
-"""What each stage and each shard is told, made from the job, the plan and who is there. Pure."""
+"""Configurations of stages and shards, derived from the job, the plan and the members. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hetpipe.values.sync import DataSpec, Membership, Progress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """A job, its plan, and who carries it out."""
+    """A job, its plan, and the members that run it."""
 
     job: Job
     submission: Submission
@@ -30,14 +30,14 @@ class Assignment:
     shards: tuple[MemberInfo, ...]
     """In index order."""
     emulations: tuple[tuple[StageEmulation, ...], ...] = ()
-    """Per virtual worker and stage; empty if nothing is played."""
+    """Per virtual worker and stage; empty without emulation."""
 
     def with_worker(self, worker: VirtualWorkerPlan, emulations: tuple[StageEmulation, ...] = ()) -> Assignment:
-        """The same with another plan of one virtual worker, from its next life on; one beyond the last is added.
+        """A copy with another plan of one virtual worker, from its next incarnation on; a new index is added.
 
         Args:
             worker: its stages.
-            emulations: how these play their devices; empty if nothing is played.
+            emulations: their emulations; empty without emulation.
         """
         at = worker.index
         workers = (*self.plan.virtual_workers[:at], worker, *self.plan.virtual_workers[at + 1 :])
@@ -46,7 +46,7 @@ class Assignment:
 
 
 def agents_of(worker: VirtualWorkerPlan, agents: Sequence[AgentInfo]) -> tuple[AgentInfo, ...]:
-    """Of `agents` those on which a virtual worker is, with the devices of its stages alone."""
+    """Those of `agents` used by a virtual worker, with the devices of its stages only."""
     used = {(stage.agent, stage.device) for stage in worker.stages}
     found = [
         replace(agent, devices=tuple(device for device in agent.devices if (agent.agent, device.device) in used))
@@ -56,7 +56,7 @@ def agents_of(worker: VirtualWorkerPlan, agents: Sequence[AgentInfo]) -> tuple[A
 
 
 def with_agents(agents: Sequence[AgentInfo], more: Sequence[AgentInfo]) -> tuple[AgentInfo, ...]:
-    """The agents and devices of both, none twice: what is claimed already comes first."""
+    """The union of agents and devices; already claimed ones come first."""
     known = {agent.agent: agent for agent in agents}
     for agent in more:
         before = known.get(agent.agent, replace(agent, devices=()))
@@ -67,7 +67,7 @@ def with_agents(agents: Sequence[AgentInfo], more: Sequence[AgentInfo]) -> tuple
 
 
 def data_of(job: Job, model: ModelReport) -> DataSpec:
-    """What is dealt to the virtual workers.
+    """The data specification of the run.
 
     Raises:
         JobError: the data is smaller than one minibatch.
@@ -80,15 +80,15 @@ def data_of(job: Job, model: ModelReport) -> DataSpec:
 
 
 def fresh_progress(num_samples: int) -> Progress:
-    """Where a new run starts."""
+    """The initial progress of a new run."""
     return Progress(clock=Clock(0), epoch=0, used=empty_bitmap(num_samples), minibatches=0, samples=0)
 
 
 def check_progress(progress: Progress, *, folder: str, num_samples: int) -> None:
-    """Refuse a checkpoint of another data set.
+    """Check that a checkpoint belongs to the data set.
 
     Raises:
-        CheckpointError: the ledger is not one of `num_samples` samples.
+        CheckpointError: the ledger is not for `num_samples` samples.
     """
     if len(progress.used) != len(empty_bitmap(num_samples)):
         raise CheckpointError(
@@ -98,7 +98,7 @@ def check_progress(progress: Progress, *, folder: str, num_samples: int) -> None
 
 
 def stage_commands(assignment: Assignment) -> list[StartStageCommand]:
-    """One command per stage, virtual worker by virtual worker. Emulated devices are dealt in that order too."""
+    """One command per stage, virtual worker by virtual worker. Emulated devices are assigned in the same order."""
     job, plan, submission, agents = assignment.job, assignment.plan, assignment.submission, assignment.agents
     hosts = {agent.agent: agent.host for agent in agents}
     torch_devices = {DeviceId(device.device): device.torch_device for agent in agents for device in agent.devices}
@@ -129,9 +129,9 @@ def stage_commands(assignment: Assignment) -> list[StartStageCommand]:
 
 
 def _emulated(job: Job, plan: Plan) -> dict[tuple[VirtualWorkerIndex, int], DeviceConfig]:
-    """The emulated device of each stage of the first lives, if there are any; later ones go by their places.
+    """The emulated device of each initial stage, if any; later incarnations use those of their index.
 
-    Virtual workers that joined later get the next ones.
+    Virtual workers that join later get the next ones.
     """
     if not job.cluster.devices:
         return {}
@@ -144,13 +144,14 @@ def _emulated(job: Job, plan: Plan) -> dict[tuple[VirtualWorkerIndex, int], Devi
 def later_life(
     assignment: Assignment, vw: VirtualWorkerIndex, incarnation: Incarnation, restore: str | None
 ) -> list[StartStageCommand]:
-    """The commands for a later life of one virtual worker.
+    """The commands for a later incarnation of one virtual worker.
 
     Args:
-        assignment: the plan and the agents as they are now.
-        vw: who.
-        incarnation: which life.
-        restore: folder of the newest checkpoint of this run; None: there is none, so that of the run's start counts.
+        assignment: the plan and the current agents.
+        vw: its index.
+        incarnation: the new incarnation.
+        restore: folder of the newest checkpoint of this run; None: there is none, so the one given at the run's start
+            is used.
     """
     return [
         replace(
@@ -171,14 +172,14 @@ def run_document(
     submitted_wall: float,
     proof: ProofReport | None = None,
 ) -> RunDocument:
-    """What the clock shard keeps for a coordinator that has never heard of the job.
+    """Create the run document, stored at the clock shard for future coordinators.
 
     Args:
-        assignment: the job, its plan, and who carries it out.
-        data: what is dealt to the virtual workers.
-        start: where the run begins.
-        eval_samples: samples of an evaluation; None: nobody has said.
-        submitted_wall: when the job was handed in, in seconds since 1970.
+        assignment: the job, its plan, and its members.
+        data: the data specification.
+        start: progress at the start of the run.
+        eval_samples: samples of an evaluation; None: unknown.
+        submitted_wall: submission time, in seconds since 1970.
         proof: of the model, before training.
     """
     return RunDocument(
@@ -197,10 +198,10 @@ def run_document(
 
 
 def assignment_of(run: RunDocument) -> Assignment:
-    """Who carries the plan of `run` out.
+    """The assignment described by `run`.
 
     Raises:
-        JobError: the job in it cannot be read.
+        JobError: its job cannot be parsed.
     """
     return Assignment(
         job=Job.model_validate(run.job),
@@ -213,7 +214,7 @@ def assignment_of(run: RunDocument) -> Assignment:
 
 
 def shard_configs(job: Job, run: RunDocument) -> list[ShardConfig]:
-    """One configuration per shard, in index order; shard 0 is the clock shard, which alone keeps `run`."""
+    """One configuration per shard, in index order; only shard 0, the clock shard, stores `run`."""
     plan = run.plan
     membership = Membership({vw.index: len(vw.stages) for vw in plan.virtual_workers})
     return [

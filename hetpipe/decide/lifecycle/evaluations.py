@@ -1,4 +1,4 @@
-"""Evaluations put together from the parts of the virtual workers, and those that a job has had. Pure."""
+"""Assembly of evaluations from the parts of the virtual workers, and the evaluation history of a job. Pure."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from hetpipe.values.run import StageEvaluation
 
 
 class Evaluations:
-    """The parts heard so far. A part that comes twice counts once; parts of an incomplete evaluation stay bounded.
+    """Parts received so far. Duplicate parts count once; the number of incomplete evaluations is bounded.
 
-    Who shares the evaluation data is decided at its barrier. An evaluation is whole when its parts cover all samples,
-    or when nobody is left who might still give a part: that of a virtual worker that died will not come.
+    The division of the evaluation data is decided at its barrier. An evaluation is complete when its parts cover all
+    samples, or when no further part can arrive, because the missing virtual workers have died.
     """
 
-    #: Incomplete evaluations kept; a job has one at a time, a second only while a late part is on its way.
+    #: Incomplete evaluations kept; a job has one at a time, a second only while a late part is in transit.
     _MAX_INCOMPLETE = 4
 
     def __init__(self, num_samples: int | None) -> None:
-        """Expect parts that cover `num_samples`; None: nobody has said how many there are."""
+        """Expect parts that cover `num_samples`; None: unknown."""
         self._num_samples = num_samples
         self._parts: dict[Clock, dict[VirtualWorkerIndex, StageEvaluation]] = {}
-        #: Clock of the newest part of each virtual worker; it gives none for an earlier clock.
+        #: Clock of the newest part of each virtual worker, which sends none for an earlier clock.
         self._newest: dict[VirtualWorkerIndex, Clock] = {}
         #: The newest complete evaluation.
         self.latest: Evaluated | None = None
 
     def add(self, vw: VirtualWorkerIndex, part: StageEvaluation) -> Evaluated | None:
-        """Add the part of `vw`; the evaluation if no part of it is missing any more."""
+        """Add the part of `vw`; returns the evaluation if it is now complete."""
         if part.within_epoch:
             return whole({vw: part})
         if self.latest is not None and part.clock <= self.latest.clock:
@@ -47,7 +47,7 @@ class Evaluations:
         return None
 
     def without(self, possible: Collection[VirtualWorkerIndex]) -> Evaluated | None:
-        """The newest evaluation of which no part is missing any more when only `possible` can still give some."""
+        """The newest evaluation that is complete if only `possible` can still send parts."""
         for clock in sorted(self._parts, reverse=True):
             if all(self._newest.get(vw, clock - 1) >= clock for vw in possible):
                 return self._complete(clock)
@@ -60,7 +60,7 @@ class Evaluations:
 
 
 def whole(parts: dict[VirtualWorkerIndex, StageEvaluation]) -> Evaluated:
-    """One evaluation: sums added in index order, divided once by the number of samples; no values without samples.
+    """Combine parts: sums are added in index order and divided once by the number of samples.
 
     >>> part = StageEvaluation(clock=Clock(3), epoch=0, samples=2, sums={"loss": 1.0})
     >>> whole({VirtualWorkerIndex(1): part, VirtualWorkerIndex(0): part}).values
@@ -87,23 +87,23 @@ def whole(parts: dict[VirtualWorkerIndex, StageEvaluation]) -> Evaluated:
     )
 
 
-#: Evaluations listed in a result.
+#: Maximum evaluations listed in a result.
 MAX_LISTED = 100
 
 
 class EvaluationHistory:
-    """What became of the evaluations of a job, over its rewinds and the coordinators that have led it.
+    """All evaluations of a job, across rewinds and coordinators.
 
-    It holds those that led to the weights of now: a rewind drops what came after the clock that it went back to. Only
-    the newest `MAX_EVENTS` are held, as of all events of a job; so many are only had by evaluating within epochs.
+    It contains the history of the current weights: a rewind drops later evaluations. Only the newest `MAX_EVENTS` are
+    kept, as of all events of a job; this limit is only reached by evaluating within epochs.
     """
 
     def __init__(self) -> None:
-        #: In the order of their clocks, of which no two are the same.
+        #: Ordered by clock, without duplicates.
         self._held: list[Evaluated] = []
 
     def recall(self, events: Iterable[NumberedEvent]) -> None:
-        """Begin with what followers were told by earlier coordinators, in order."""
+        """Start from the events sent by earlier coordinators, in order."""
         for numbered in events:
             match numbered.event:
                 case Evaluated() as evaluated:
@@ -111,12 +111,12 @@ class EvaluationHistory:
                 case Rewound() as rewound:
                     self.rewind(rewound.to_clock)
                 case _:
-                    """It is about something else."""
+                    """other events are irrelevant here"""
 
     def add(self, evaluated: Evaluated) -> bool:
-        """Take one; False if it is known: stages tell a new coordinator again what they told the last.
+        """Add an evaluation; False for a duplicate: stages repeat their reports to a new coordinator.
 
-        One within an epoch may overtake that of the barrier before it, whose last part is on its way from another node.
+        One within an epoch may arrive before that of the previous barrier, whose last part comes from another node.
         """
         place = bisect_left(self._held, evaluated.clock, key=lambda held: held.clock)
         is_known = place < len(self._held) and self._held[place].clock == evaluated.clock
@@ -127,13 +127,13 @@ class EvaluationHistory:
         return True
 
     def rewind(self, clock: Clock) -> None:
-        """Drop what came after `clock`."""
+        """Drop evaluations after `clock`."""
         while self._held and self._held[-1].clock > clock:
             self._held.pop()
 
     @property
     def summary(self) -> EvaluationSummary | None:
-        """Number, best and last; None without any."""
+        """Number, best and last; None if there are none."""
         held = self._held
         best = min((one for one in held if one.whole), key=_loss_of, default=None)
         return EvaluationSummary(len(held), best, held[-1]) if held else None
@@ -145,14 +145,14 @@ class EvaluationHistory:
 
     @property
     def listed(self) -> tuple[Evaluated, ...]:
-        """All in order; of more than `MAX_LISTED` that many, evenly spaced, with the first, the best and the last."""
+        """All in order, or `MAX_LISTED` of them evenly spaced, including the first, the best and the last."""
         held, summary = self._held, self.summary
         if summary is None or len(held) <= MAX_LISTED:
             return tuple(held)
         best = 0 if summary.best is None else held.index(summary.best)
         spaced = [round(place * (len(held) - 1) / (MAX_LISTED - 1)) for place in range(MAX_LISTED)]
         if best not in spaced:
-            # In place of its nearest neighbour, but for the two ends.
+            # It replaces its nearest neighbour, except the two ends.
             spaced[min(range(1, MAX_LISTED - 1), key=lambda place: abs(spaced[place] - best))] = best
         return tuple(held[place] for place in sorted(spaced))
 

@@ -1,4 +1,4 @@
-"""What goes into a job's machine and what comes out: inputs are facts, instructions are orders to the shell."""
+"""Inputs and outputs of a job's state machine: facts, and instructions to the shell."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hetpipe.values.sync import DataSpec, Progress
 
 @dataclass(frozen=True, slots=True)
 class ClusterSeen:
-    """What is free for a job that waits for members, and whose turn it is."""
+    """Free resources for a job waiting for members, and its turn in the queue."""
 
     cluster: ClusterView
     turn: Turn = Turn()
@@ -38,14 +38,14 @@ class ClusterSeen:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The plan is made, written down, and every shard is configured with it."""
+    """The plan is made and stored, and every shard is configured with it."""
 
     run: PlannedRun
     data: DataSpec
     start: Progress
-    """Where the run starts."""
+    """Progress at the start of the run."""
     submission: Submission | None = None
-    """How the job goes on, where that is not as it was submitted: from another checkpoint, in another folder."""
+    """Changed submission, if the job continues from another checkpoint in another folder."""
 
     @property
     def plan(self) -> Plan:
@@ -66,7 +66,7 @@ class TaskFailed:
 
 @dataclass(frozen=True, slots=True)
 class MemberGone:
-    """A membership ended: its lease ran out, it left, or another process took its id."""
+    """A membership ended: its lease expired, it left, or another process took its id."""
 
     member: MemberId
     sentence: str
@@ -81,28 +81,28 @@ class MemberSeen:
 
 @dataclass(frozen=True, slots=True)
 class ShardHeard:
-    """What a heartbeat of a parameter server of the job says of the job."""
+    """Status of the job in a heartbeat of one of its parameter servers."""
 
     member: MemberId
     serves: bool
-    """Whether it names the job among those that it serves."""
+    """Whether it lists the job among those it serves."""
     reason: str = ""
-    """Why it serves it no more, if it says so."""
+    """Why it no longer serves it, if reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConditionsTold:
-    """What a process says of the job's safety."""
+    """A process's report of the job's conditions."""
 
     source: str
     """The process."""
     conditions: tuple[Condition, ...]
-    """The newest state of each that it looks for."""
+    """The newest state of each condition that it monitors."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvictAcknowledged:
-    """The clock shard counts a life of a virtual worker no more."""
+    """The clock shard has evicted an incarnation of a virtual worker."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -110,7 +110,7 @@ class EvictAcknowledged:
 
 @dataclass(frozen=True, slots=True)
 class AdmitAcknowledged:
-    """The clock shard expects a new life of a virtual worker."""
+    """The clock shard expects a new incarnation of a virtual worker."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -120,7 +120,7 @@ class AdmitAcknowledged:
 
 @dataclass(frozen=True, slots=True)
 class DrainAcknowledged:
-    """The clock shard lets a life of a virtual worker go at the next barrier."""
+    """The clock shard will let an incarnation of a virtual worker leave at the next barrier."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -128,24 +128,24 @@ class DrainAcknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Replanned:
-    """What came of planning a virtual worker anew."""
+    """Result of replanning a virtual worker."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
-    """The life that was measured."""
+    """The measured incarnation."""
     plan: VirtualWorkerPlan | None
-    """The new one; None: the plan that is stays."""
+    """The new plan; None: the current plan is kept."""
     recut: Recut | None
-    """What it promises, if it is there because of that."""
+    """The recut on which it is based, if any."""
     gain: float | None
-    """How much faster the job would be, as a share; None if that was not asked."""
+    """Speed-up of the job, as a fraction; None if not requested."""
     emulations: tuple[StageEmulation, ...]
-    """How the stages of the new plan play their devices; empty if they do not."""
+    """Emulations of the stages of the new plan; empty if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardNotAsked:
-    """`Evict`, `Admit` or `Drain` failed; whether it had an effect is not known."""
+    """`Evict`, `Admit` or `Drain` failed; it may have taken effect."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -156,27 +156,27 @@ class ShardNotAsked:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """A user wants the job to stop."""
+    """A user requests that the job stop."""
 
     mode: StopMode
 
 
 @dataclass(frozen=True, slots=True)
 class KeptOut:
-    """What became of a `KeepOut`."""
+    """Result of a `KeepOut`."""
 
     out: tuple[VirtualWorkerIndex, ...]
     is_kept: bool
-    """Else the clock shard could not be told."""
+    """Reason of a failed call."""
 
 
 AfterDrain = Literal["out", "again"]
-"""Whether a virtual worker that has left stays out, or comes back as soon as its agents are there."""
+"""Whether a virtual worker that has left stays out, or restarts as soon as its agents are available."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """Somebody wants a virtual worker to leave."""
+    """A virtual worker is to be drained."""
 
     vw: VirtualWorkerIndex
     then: AfterDrain
@@ -184,38 +184,38 @@ class DrainAsked:
 
 @dataclass(frozen=True, slots=True)
 class AddAsked:
-    """Somebody wants a virtual worker back that has left, or is not started anew."""
+    """A virtual worker that has left, or is not being restarted, is to be restarted."""
 
     vw: VirtualWorkerIndex
 
 
 @dataclass(frozen=True, slots=True)
 class NewWorker:
-    """A virtual worker that the run has not had yet is to join it."""
+    """An additional virtual worker is to join the run."""
 
     plan: VirtualWorkerPlan
     """Its index is the next one."""
     agents: tuple[AgentInfo, ...]
-    """Whose devices it takes: these devices alone."""
+    """The agents with the devices it uses, and no others."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentDeparts:
-    """An agent is about to leave the cluster: it gets no stages any more until it registers again."""
+    """An agent is about to leave the cluster: it gets no stages until it registers again."""
 
     agent: AgentId
 
 
 @dataclass(frozen=True, slots=True)
 class ClocksTold:
-    """The clock shard's newest clocks."""
+    """The newest clocks of the clock shard."""
 
     clocks: ClockSnapshot
 
 
 @dataclass(frozen=True, slots=True)
 class WrappedUp:
-    """The last clocks, or None when the clock shard did not tell them."""
+    """The last clocks, or None when the clock shard did not report them."""
 
     clocks: ClockSnapshot | None
 
@@ -267,46 +267,46 @@ class SendCommand:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Tell those who watch the job."""
+    """Notify followers of the job."""
 
     event: JobEvent
 
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Take a term, plan, write the plan down, configure the shards. Answered by `Prepared` or `TaskFailed`."""
+    """Allocate a term, plan, store the plan, configure the shards. Answered by `Prepared` or `TaskFailed`."""
 
     inspected: Inspected
     agents: tuple[AgentInfo, ...]
-    """With the claimed devices alone."""
+    """With the claimed devices only."""
     shards: tuple[MemberInfo, ...]
     """In index order."""
     goes_back: bool = False
-    """The job has trained, and nobody knows how far: it goes on from its newest checkpoint, as after a rewind."""
+    """The job has trained, but its progress is unknown: it continues from its newest checkpoint, as after a rewind."""
     above: Term = Term(0)
-    """Highest term of a process that was still there; the new one is above it."""
+    """Highest term of a process that still existed; the new one is above it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    """The same once more, from the newest checkpoint of the run. Answered by `Prepared` or `TaskFailed`.
+    """Prepare again, from the newest checkpoint of the run. Answered by `Prepared` or `TaskFailed`.
 
-    The plan stays, but for its term; so do the agents.
+    The plan is the same except for its term, and so are the agents.
     """
 
     number: int
-    """Of the folder in which the run goes on."""
+    """Number of the folder in which the run continues."""
     before: Prepared
     agents: tuple[AgentInfo, ...]
     shards: tuple[MemberInfo, ...]
-    """As they are now, in index order."""
+    """Current shards, in index order."""
     eval_samples: int | None
-    """Samples of an evaluation; None: nobody has said."""
+    """Samples of an evaluation; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskBarrier:
-    """Ask the clock shard for a barrier that ends the run. Only a failure is answered, by `TaskFailed`."""
+    """Request a barrier that ends the run from the clock shard. Only a failure is answered, by `TaskFailed`."""
 
     term: Term
     clock_shard: MemberInfo
@@ -314,7 +314,7 @@ class AskBarrier:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Tell the clock shard that a life is over. Answered by `EvictAcknowledged` or `ShardNotAsked`."""
+    """Evict an incarnation at the clock shard. Answered by `EvictAcknowledged` or `ShardNotAsked`."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -324,21 +324,21 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class NewPlan:
-    """By what a run goes on from the next life of a virtual worker on."""
+    """The plan used from the next incarnation of a virtual worker on."""
 
     plan: Plan
     agents: tuple[AgentInfo, ...]
-    """Those of that virtual worker, with the devices of its stages alone."""
+    """Agents of that virtual worker, with the devices of its stages only."""
     emulations: tuple[tuple[StageEmulation, ...], ...]
     left_at: Clock | None
-    """Where its last life left, with a checkpoint which the new one waits for: it has its optimizer state."""
+    """Barrier at which its last incarnation left, with the checkpoint that contains its optimizer state."""
     awaited_until: float
-    """Monotonic second from which on an older one has to do."""
+    """Monotonic second from which on an older checkpoint is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Tell the clock shard of a new life. Answered by `AdmitAcknowledged` or `ShardNotAsked`."""
+    """Admit a new incarnation at the clock shard. Answered by `AdmitAcknowledged` or `ShardNotAsked`."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -346,34 +346,34 @@ class Admit:
     term: Term
     clock_shard: MemberInfo
     replan: NewPlan | None = None
-    """By what it is to compute, where that is another plan than that of its last life."""
+    """Its plan, if different from that of its last incarnation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replan:
-    """Plan a virtual worker anew, and write the plan down if there is a better one. Answered by `Replanned`."""
+    """Replan a virtual worker, and store the plan if it is better. Answered by `Replanned`."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
     plan: Plan
     basis: Basis
     seconds: tuple[float, ...]
-    """What each of its stages takes for a minibatch."""
+    """Measured time of each of its stages per minibatch."""
     healthy: tuple[float, ...]
-    """What it would if its device were not off."""
+    """Times on unimpaired devices."""
     others: tuple[float, ...]
     """Minibatches per second of all other virtual workers."""
     staleness: int | None
     least_gain: float
-    """As a share; with less nothing happens."""
+    """Minimum gain, as a fraction; below it nothing changes."""
     emulations: tuple[StageEmulation, ...]
     gone: frozenset[AgentId] = frozenset()
-    """Agents without which it is to go on, whatever that gains; nothing was measured then."""
+    """Agents without which it continues, whatever the gain; then nothing was measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettleReplan:
-    """The new plan of a virtual worker is in force, or it was given up: clear up. Not answered."""
+    """The new plan of a virtual worker is in force, or was abandoned: clean up. Not answered."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -382,7 +382,7 @@ class SettleReplan:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Have the clock shard let a life go at the next barrier. Answered by `DrainAcknowledged` or `ShardNotAsked`."""
+    """Drain an incarnation at the clock shard. Answered by `DrainAcknowledged` or `ShardNotAsked`."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -392,7 +392,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class KeepOut:
-    """Have the clock shard keep who was asked to stay out. Answered by `KeptOut`."""
+    """Persist the set of drained virtual workers at the clock shard. Answered by `KeptOut`."""
 
     out: tuple[VirtualWorkerIndex, ...]
     """In index order."""
@@ -402,14 +402,14 @@ class KeepOut:
 
 @dataclass(frozen=True, slots=True)
 class WrapUp:
-    """Fetch the last clocks. Answered by `WrappedUp`, whatever happens."""
+    """Fetch the last clocks. Always answered by `WrappedUp`."""
 
     shards: tuple[MemberInfo, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Have the shards forget the job. Not answered."""
+    """Release the job on the shards. Not answered."""
 
     shards: tuple[MemberInfo, ...]
 

@@ -1,8 +1,8 @@
-"""Which agent looks at a job's model next, and what all of them found. Pure.
+"""Scheduling of model inspections over the agents, and their results. Pure.
 
-The first agent reports the model, unless the job was handed in with a report of it. For a job that is planned without a
-profile the model is measured once on every type of device that is there: by the first agent on the types it has, then
-by others on the types that are still missing.
+The first agent reports the model, unless the job was submitted with one. For a job that is planned without a profile
+the model is measured once on every available device type: by the first agent on its types, then by others on the
+missing types.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from hetpipe.values.run import AgentInfo, type_of
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """What the inspections found."""
+    """Results of the inspections."""
 
     model: ModelReport
     measurements: tuple[Measurement, ...] = ()
-    """One per type of device that is there; empty if nothing was to be measured."""
+    """One per available device type; empty if no measurement was needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class InspectionRequest:
-    """What one agent is asked for."""
+    """A request to one agent."""
 
     agent: AgentInfo
     with_model: bool
@@ -41,7 +41,7 @@ class InspectionRequest:
 
 
 def inspect_command(asked: InspectionRequest, job: Job, job_id: JobId, submission: Submission) -> InspectCommand:
-    """What an agent is told to look at."""
+    """The command for an inspection request."""
     return InspectCommand(
         job_id=job_id,
         job_json=json.dumps(job.model_dump(mode="json")),
@@ -53,25 +53,25 @@ def inspect_command(asked: InspectionRequest, job: Job, job_id: JobId, submissio
 
 
 def is_to_measure(job: Job) -> bool:
-    """Whether a profile is needed that the job does not name: to plan the run, or to play other devices."""
+    """Whether a profile is needed and not given by the job: to plan the run, or for emulation."""
     return job.cluster.profile is None and (job.cluster.emulate or not job.is_planned)
 
 
 def next_to_measure(
     agents: Sequence[AgentInfo], *, asked: int, measured: Collection[str]
 ) -> tuple[int, tuple[str, ...]] | None:
-    """Who measures what next; None when every type has been measured.
+    """The next agent to measure, with the device types; None when every type has been measured.
 
     Args:
-        agents: in the order in which they are asked.
-        asked: the first so many have answered.
-        measured: the types that were measured.
+        agents: in the order of requests.
+        asked: number of agents that have answered.
+        measured: the measured types.
 
     Returns:
         The position of the agent, and the types.
 
     Raises:
-        PlanError: an agent that has answered did not measure a type that it has.
+        PlanError: an agent did not measure one of its types.
     """
     for position, agent in enumerate(agents):
         missing = tuple(kind for kind in dict.fromkeys(map(type_of, agent.devices)) if kind not in measured)
@@ -89,28 +89,28 @@ class Inspections:
     """The inspections of one job, one at a time."""
 
     def __init__(self, agents: Sequence[AgentInfo], *, to_measure: bool, model: ModelReport | None = None) -> None:
-        """Begin with the first of `agents`, each with the claimed devices alone.
+        """Start with the first of `agents`, each with the claimed devices only.
 
         Args:
-            agents: in the order in which they are asked.
-            to_measure: the model is to be measured.
-            model: a report that the job was handed in with; None: the first agent is to make one.
+            agents: in the order of requests.
+            to_measure: whether the model is to be measured.
+            model: the report submitted with the job; None: the first agent makes one.
         """
         self._agents = agents
         self._to_measure = to_measure
-        #: The first so many agents were asked, or had nothing new.
+        #: Number of agents that were asked or have no missing types.
         self._asked = 0
         self._step: ProfileStep | None = None
-        #: What it is doing, if it has said so.
+        #: Its current phase, if reported.
         self._phase: InspectionPhase | None = None
         self._model = model
         self._measured: dict[str, Measurement] = {}
 
     def next(self) -> InspectionRequest | None:
-        """Whom to ask now; None when all is known.
+        """The next request; None when everything is known.
 
         Raises:
-            PlanError: the last answer lacks what was asked for.
+            PlanError: the last answer is incomplete.
         """
         self._step = self._phase = None
         found = next_to_measure(self._agents, asked=self._asked, measured=self._measured) if self._to_measure else None
@@ -121,30 +121,30 @@ class Inspections:
         return InspectionRequest(self._agents[position], with_model, missing)
 
     def is_asked(self, agent: AgentId) -> bool:
-        """Whether it is this agent's answer that is awaited."""
+        """Whether this agent's answer is pending."""
         return self._asked > 0 and self._agents[self._asked - 1].agent == agent
 
     def heard(self, news: InspectionStep | InspectionPhase) -> None:
-        """The agent that was asked is measuring, or doing something else."""
+        """Record the progress of the inspecting agent."""
         if isinstance(news, InspectionPhase):
             self._phase = news
         else:
             self._step = news.step
 
     def add(self, result: InspectionResult) -> None:
-        """Take the answer of the agent that was asked."""
+        """Record the answer of the inspecting agent."""
         self._model = self._model or result.model
         self._measured.update((measurement.device_type, measurement) for measurement in result.measurements)
 
     @property
     def inspected(self) -> Inspected:
-        """What was found, once `next` has no more to ask."""
+        """The results, once `next` returns None."""
         assert self._model is not None
         return Inspected(self._model, tuple(self._measured.values()))
 
     @property
     def awaited(self) -> str:
-        """Who is waited for, and for what."""
+        """Description of the current wait."""
         agent = self._agents[self._asked - 1]
         who = f"agent {agent.agent} on {agent.host}"
         if self._step is None:

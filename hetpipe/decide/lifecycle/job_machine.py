@@ -1,12 +1,12 @@
-"""One job from submission to its end, as a machine without I/O: facts in, instructions out.
+"""The state machine of one job from submission to its end, without I/O: facts in, instructions out.
 
-The shell (`coordinator.Coordinator`) feeds `JobMachine.handle` with what it hears and the time, and carries out what
-comes back. A fact that arrives too late, for example the answer of an inspection that was given up, changes nothing.
+The shell (`coordinator.Coordinator`) passes facts and the time to `JobMachine.handle`, and executes the instructions
+returned. Late facts, for example the answer of an abandoned inspection, have no effect.
 
-The table of states is `lifecycle.py`. Three parts of a job are objects of their own, with facts in and outputs out
-like this one: `JobPreparation` until the job is planned, `JobTraining` while there are processes, `Rewinds` on the way
-back to a checkpoint. Once the job has ended its processes have yet to: `is_settled` tells when nothing of the job is
-left, and only then are its devices free again.
+The table of states is `lifecycle.py`. Three parts of a job are objects of their own, with facts in and outputs out like
+this one: `JobPreparation` until the job is planned, `JobTraining` while there are processes, `Rewinds` during a rewind
+to a checkpoint. After the end of the job its processes still have to end: only when `is_settled` is true are its
+devices free again.
 """
 
 from __future__ import annotations
@@ -86,44 +86,44 @@ from hetpipe.values.run_document import RunDescription
 _GOES_BACK = "the whole job goes back to its newest checkpoint"
 _GOES_ON = "the whole job goes on from the checkpoint it has just taken"
 
-#: Behind why a job that is to stop has lost what no checkpoint has.
+#: Suffix of the failure of a job with a pending stop whose progress since the newest checkpoint is lost.
 ENDS_AT_CHECKPOINT = "it was to stop, so it ends at its newest checkpoint, without what it trained since"
 
-#: Stages that a sentence names one by one.
+#: Maximum number of stages listed in a message.
 _MAX_NAMED = 3
 
 
 class JobMachine:
-    """One job. Not thread-safe; every call gives the monotonic time."""
+    """One job. Not thread-safe; every call takes the monotonic time."""
 
     def __init__(self, job_id: JobId, job: Job, submission: Submission, *, patience: Patience, now: float) -> None:
         self.job_id = job_id
         self._preparation = JobPreparation(job_id, job, submission)
         self._patience = patience = patience.of(job)
         self._lifecycle = Lifecycle(job_id)
-        #: When the current state was entered, when it last showed progress, and when its wait was last told.
+        #: Time of the last transition, of the last progress, and of the last report of the current wait.
         self._entered = self._heard = self._noticed = now
         self._out: list[Instruction] = []
-        #: Where it stood in the queue when that was last told.
+        #: The last reported position in the queue.
         self._told_place: QueuePlace | None = None
         self.stages = StageTable()
-        #: How the job ended; None before.
+        #: The result of the job; None before its end.
         self.ended: JobEnded | None = None
         self._failures: list[Failure] = []
-        #: What endangers the job, or has.
+        #: Conditions of the job, active and cleared.
         self.conditions = ConditionBoard()
-        #: What came of the evaluations.
+        #: Evaluations of the job.
         self.evaluations = EvaluationHistory()
         self._rewinds = Rewinds(job, submission, patience)
-        #: What the parameter servers say of the job since they were told of it.
+        #: Reports of the parameter servers about the job since their configuration.
         self._disks = LostDisks()
         self._prepared: Prepared | None = None
-        #: From the moment the stages were told to start.
+        #: Set once the stages are started.
         self._training: JobTraining | None = None
         self._stop_now = False
-        #: When to ask for the barrier of a stop; None while nobody wants one, or it was asked for.
+        #: When to request the barrier of a stop; None without a stop, or once requested.
         self._ask_barrier_at: float | None = None
-        #: Why the job takes a barrier to wait for agents that are about to go; None while it does not.
+        #: Why the job takes a barrier before agents leave; None if there is no such reason.
         self._notice: Failure | None = None
         self._wrapping_up = False
         self._running_seconds = 0.0
@@ -132,16 +132,16 @@ class JobMachine:
     def adopted(
         cls, description: RunDescription, *, stop: StopMode | None, patience: Patience, now: float
     ) -> JobMachine:
-        """A job that an earlier coordinator has led until now.
+        """Create the machine of a job led by an earlier coordinator.
 
         Args:
-            description: what its clock shard tells of it.
-            stop: how a user wants it to stop, if that is known.
-            patience: bounds of waits that no user sets.
+            description: its description from the clock shard.
+            stop: the requested way to stop, if known.
+            patience: timeouts that are not set by users.
             now: monotonic seconds.
 
         Raises:
-            JobError: the job that the clock shard has kept cannot be read.
+            JobError: the job stored by the clock shard cannot be parsed.
         """
         run = description.run
         assignment = assignment_of(run)
@@ -155,14 +155,14 @@ class JobMachine:
     def going_back(
         cls, job_id: JobId, job: Job, submission: Submission, *, cause: Failure, patience: Patience, now: float
     ) -> JobMachine:
-        """A job that has trained, and of which nobody knows how far: it goes back to its newest checkpoint.
+        """Create the machine of a job with unknown progress: it is rewound to its newest checkpoint.
 
         Args:
             job_id: the job's.
             job: as it was submitted.
-            submission: the same, with the folder of the run, which has the checkpoints.
-            cause: why nobody knows it.
-            patience: bounds of waits that no user sets.
+            submission: the submission, with the folder of the run and its checkpoints.
+            cause: why the progress is unknown.
+            patience: timeouts that are not set by users.
             now: monotonic seconds.
         """
         machine = cls(job_id, job, submission, patience=patience, now=now)
@@ -172,7 +172,7 @@ class JobMachine:
         return machine
 
     def _resume(self, assignment: Assignment, description: RunDescription, *, now: float) -> None:
-        """Take the job up where an earlier coordinator left it."""
+        """Continue the job as left by an earlier coordinator."""
         run, state = description.run, adoption.state_of(description)
         self._preparation.take_over(assignment, eval_samples=run.eval_samples)
         self._lifecycle = Lifecycle(self.job_id, state)
@@ -199,62 +199,62 @@ class JobMachine:
 
     @property
     def job(self) -> Job:
-        """The job as it was submitted; once it is prepared, as it is carried out."""
+        """The job as submitted; once prepared, as executed."""
         return self._preparation.job
 
     @property
     def submission(self) -> Submission:
-        """How it was submitted."""
+        """Its submission."""
         return self._preparation.submission
 
     @property
     def agents(self) -> tuple[AgentInfo, ...]:
-        """Claimed devices, by agent; none before the cluster was ready."""
+        """Claimed devices, by agent; none before resources are claimed."""
         return self._preparation.agents
 
     @property
     def shards(self) -> tuple[MemberInfo, ...]:
-        """Claimed shards, by index; none before the cluster was ready."""
+        """Claimed shards, by index; none before resources are claimed."""
         return self._preparation.shards
 
     @property
     def state(self) -> JobState:
-        """Where the job stands."""
+        """Current state."""
         return self._lifecycle.state
 
     @property
     def queue_place(self) -> QueuePlace | None:
-        """Where it stands in the queue; None unless it is pending."""
+        """Position in the queue; None unless it is pending."""
         return self._preparation.place if self.state is JobState.PENDING else None
 
     @property
     def rewinds(self) -> int:
-        """How often it went back to a checkpoint."""
+        """Number of rewinds."""
         return self._rewinds.count
 
     @property
     def run(self) -> PlannedRun | None:
-        """How it was planned; None before it was."""
+        """The planned run; None before planning."""
         return None if self._prepared is None else self._prepared.run
 
     @property
     def proof(self) -> ProofReport | None:
-        """What was proven of the model; None before that, and where nobody knows."""
+        """Result of the proof of the model; None before that, and if unknown."""
         return None if self.run is None else self.run.proof
 
     @property
     def clocks(self) -> ClockSnapshot | None:
-        """The newest clocks; None before the clock shard told any."""
+        """The newest clocks; None until the clock shard has reported."""
         return None if self._training is None else self._training.clocks
 
     @property
     def lives(self) -> VirtualWorkers | None:
-        """The virtual workers; None before they were told to start."""
+        """The virtual workers; None before they are started."""
         return None if self._training is None else self._training.lives
 
     @property
     def workers(self) -> tuple[WorkerStatus, ...]:
-        """The virtual workers; none before they were told to start."""
+        """The virtual workers; none before they are started."""
         return () if self._training is None else self._training.lives.statuses
 
     def is_clock_shard(self, member: MemberId) -> bool:
@@ -262,25 +262,25 @@ class JobMachine:
         return bool(self.shards) and self.shards[0].id == member
 
     def is_settled(self, *, now: float) -> bool:
-        """True when the job has ended and its processes have, or have had the time to."""
+        """Whether the job has ended and its processes have ended, too, or had the time to."""
         over = now - self._entered >= self._patience.exit_seconds
         return self.ended is not None and not self._preparation.is_preparing and (self.stages.all_exited or over)
 
     def recall(self, events: Iterable[NumberedEvent]) -> None:
-        """Begin with what followers were told by earlier coordinators, in order."""
+        """Start from the events sent by earlier coordinators, in order."""
         self.conditions.recall(events)
         self.evaluations.recall(events)
 
     def may_have_processes(self, *, now: float) -> bool:
-        """False when an agent that still has processes of the job should end them."""
+        """Whether processes of the job may exist; if not, an agent that still has some should end them."""
         if self.ended is None:
             return True
         return self.state is not JobState.FAILED and now - self._entered < self._patience.exit_seconds
 
     def may_tell(self, agent: AgentId, news: AgentNews) -> bool:
-        """Whether it is for `agent` to tell `news`: of a process that the plan puts on its node, or as it was asked.
+        """Whether `agent` may report `news`: about a process planned on its node, or in reply to a request.
 
-        News of what the job does not have, or not any more, have no effect, whoever tells them.
+        Reports about unknown or past entities have no effect, whoever sends them.
         """
         if isinstance(news, InspectionPhase | InspectionStep | InspectionResult):
             return self._preparation.is_asked(agent)
@@ -290,21 +290,21 @@ class JobMachine:
         return life is None or life.agent == agent
 
     def may_be_end(self, agent: AgentId, stage: StageKey) -> bool:
-        """Whether the process that `agent` starts to measure a link is to be called that."""
+        """Whether this is the key of the process that `agent` starts to measure a link."""
         return self._preparation.may_be_end(agent, stage)
 
     @property
     def goes_back(self) -> bool:
-        """Whether it is on its way back from where nobody knows how far it was."""
+        """Whether it is being rewound because its progress is unknown."""
         return self._rewinds.is_whole
 
     # -- facts ------------------------------------------------------------------------------------------------------
 
     def handle(self, fact: Input, *, now: float) -> list[Instruction]:  # noqa: C901, PLR0912 - one case per kind of fact
-        """Take one fact in.
+        """Process one fact.
 
         Returns:
-            What to do, in order.
+            Instructions, in order.
 
         Raises:
             InvalidTransition: a bug of this class.
@@ -350,9 +350,9 @@ class JobMachine:
     # -- on the way to training ------------------------------------------------------------------------------------
 
     def _prepare(self, fact: PreparationInput, *, now: float) -> None:
-        """Go on towards training."""
+        """Continue the preparation."""
         if self._rewinds.is_waiting:
-            # Processes of before may have the devices.
+            # Processes of an earlier incarnation may still use the devices.
             return
         if self.state is JobState.INSPECTING:
             self._heard = now
@@ -374,7 +374,7 @@ class JobMachine:
     def _shards_prepared(self, prepared: Prepared, *, now: float) -> None:
         self._preparation.is_preparing = False
         if self.state is not JobState.PLANNING:
-            # Given up meanwhile: the shards have just been configured for nothing.
+            # It was abandoned meanwhile: the shards have been configured unnecessarily.
             self._wrap_up()
             return
         self._prepared = prepared
@@ -384,7 +384,7 @@ class JobMachine:
             self._fail(told, now=now)
             return
         if told is not None:
-            # What is lost is what no checkpoint has, whoever has died.
+            # Progress since the last checkpoint is lost, whichever process died.
             sentence = consequence(told.sentence, StateLost.__name__, self.conditions.all)
             self.evaluations.rewind(told.to_clock)
             self._announce(replace(told, sentence=sentence))
@@ -404,13 +404,13 @@ class JobMachine:
 
     def _task_failed(self, failed: TaskFailed, *, now: float) -> None:
         if failed.task == "barrier":
-            # Whoever is gone may come back; how long a stop may last is bounded.
+            # Missing processes may return; the duration of a stop is bounded.
             if self.state is JobState.STOPPING or self._notice is not None:
                 self._ask_barrier_at = now + self._patience.retry_seconds
             return
         self._preparation.is_preparing = False
         if self.state is not JobState.PLANNING:
-            # Given up meanwhile: some shards may have been configured for nothing.
+            # It was abandoned meanwhile: some shards may have been configured.
             self._wrap_up()
             return
         if not self._rewinds.is_retryable(failed, now=now):
@@ -419,7 +419,7 @@ class JobMachine:
     # -- while it trains -------------------------------------------------------------------------------------------
 
     def _train(self, fact: WorkersInput, *, now: float) -> None:
-        """Let what runs go on, and the job as far as that allows."""
+        """Process the outputs of training and advance the job as far as they allow."""
         training = self._training
         if training is None:
             self._rewinds.note_end(fact, self.stages)
@@ -442,7 +442,7 @@ class JobMachine:
                 self._out.append(told)
 
     def _enlarge(self, new: NewWorker, *, now: float) -> None:
-        """Let a virtual worker join that the run has not had yet; whoever prepares the job anew knows of it, too."""
+        """Add a virtual worker to the run, and to any later preparation."""
         if self.state is not JobState.RUNNING or self._training is None or self._prepared is None:
             return
         run = self._prepared.run
@@ -453,7 +453,7 @@ class JobMachine:
         self._train(Tick(), now=now)
 
     def _member_seen(self, info: MemberInfo, *, now: float) -> None:
-        """Whoever was away when all processes were to end, or those of an earlier term, has not heard of it."""
+        """A process that was absent when all were told to end, or one of an earlier term, has missed that command."""
         agent = AgentId(info.id)
         if self._stop_now and agent in {agent.agent for agent in self.agents}:
             self._out.append(SendCommand(agent, StopJobCommand(self.job_id)))
@@ -470,7 +470,7 @@ class JobMachine:
             self._out.append(SendCommand(agent, StopVirtualWorkerCommand(self.job_id, vw, incarnation, term)))
 
     def _is_over(self, key: StageKey) -> bool:
-        """Whether a process of the job is of a term that is over."""
+        """Whether a process of the job belongs to an earlier term."""
         if self._rewinds.is_under_way:
             return True
         return self._prepared is not None and key.term < self._prepared.plan.term
@@ -485,10 +485,10 @@ class JobMachine:
         self._train(gone, now=now)
 
     def _agent_departs(self, agent: AgentId, *, now: float) -> None:
-        """An agent was told to end, which has some seconds left: what was trained is to be in a checkpoint by then.
+        """Handle an agent that is shutting down within seconds: progress must be in a checkpoint by then.
 
         Where parameter servers hold the weights its virtual workers are drained. Where the stages do, the whole job
-        comes to a barrier with a checkpoint, and goes on from that when all its agents are there again.
+        takes a barrier with a checkpoint, and continues from that when all its agents are back.
         """
         if agent not in {claimed.agent for claimed in self.agents}:
             return
@@ -507,13 +507,13 @@ class JobMachine:
                 self._ask_barrier(now=now)
 
     def _queue_again(self, lacks: str, *, now: float) -> None:
-        """Wait once more for a turn: nothing was done yet that would be lost."""
+        """Return to the queue: no work has been done yet that would be lost."""
         self._preparation.queue_again(lacks)
         self._told_place = self._preparation.place
         self._step(JobStep.CLUSTER_LACKS, now=now, remark=str(self._preparation.place))
 
     def _advance(self, training: JobTraining, *, now: float) -> None:
-        """Go on as far as the stages allow."""
+        """Advance as far as the stages allow."""
         if self.state is JobState.STARTING and training.lives.can_run:
             training.run(now=now)
             self._step(JobStep.ALL_READY, now=now, remark=self.stages.links)
@@ -550,9 +550,9 @@ class JobMachine:
                     self._rewind(Failure(Rank.GONE, StateLost.__name__, lost, now), now=now)
 
     def _rewind(self, cause: Failure, *, now: float) -> None:
-        """Begin to go back; what processes and parameter servers say from now on changes nothing.
+        """Start a rewind; reports of processes and parameter servers are ignored from now on.
 
-        A job that is to stop is where it would go back to: it ends, and whoever wants more resumes from there.
+        A job with a pending stop ends instead: a user can resume it from the same checkpoint.
         """
         if self.state is JobState.STOPPING:
             self._stop_now = True
@@ -562,7 +562,7 @@ class JobMachine:
         if self._training is None or self._prepared is None or JobStep.REWIND not in TABLE[self.state]:
             self._fail(cause, now=now)
             return
-        # Virtual workers may have had other plans since it was prepared.
+        # Virtual workers may have got other plans since the preparation.
         newest = self._training.lives.assignment
         run = replace(self._prepared.run, plan=newest.plan, emulations=newest.emulations)
         self._prepared = replace(self._prepared, run=run)
@@ -574,12 +574,12 @@ class JobMachine:
         self._stop_processes()
 
     def _go_back(self, *, now: float) -> None:
-        """Have the job prepared anew as soon as that can be."""
+        """Prepare the job again as soon as possible."""
         if not self.state.is_queued and self.state is not JobState.PLANNING:
             return
         self._heard = now
         if self.state.is_queued:
-            # Only once no process of before is left the wait for members begins.
+            # The wait for members begins only once no earlier process is left.
             self._rewinds.clear(self.stages, everybody=num_devices_wanted(self.job) is None, now=now)
             return
         found: Instruction | Failure | None
@@ -603,7 +603,7 @@ class JobMachine:
         before = self._lifecycle.state
         self._step(JobStep.STOP_ASKED, now=now)
         if mode is StopMode.NOW or before not in {JobState.RUNNING, JobState.STOPPING}:
-            # Before training there is nothing to write down.
+            # Before training there is nothing to save.
             self._stop_now = True
             self._stop_processes()
         elif before is JobState.RUNNING:
@@ -616,7 +616,7 @@ class JobMachine:
             self._wrap_up(now=now)
 
     def _ask_barrier(self, *, now: float) -> None:
-        """Ask for the barrier at which the job stops, if it is time."""
+        """Request the barrier at which the job stops, if it is due."""
         if self._ask_barrier_at is not None and now >= self._ask_barrier_at and self._prepared is not None:
             self._ask_barrier_at = None
             self._out.append(AskBarrier(self._prepared.plan.term, self.shards[0]))
@@ -627,7 +627,7 @@ class JobMachine:
             self._decide(now=now)
 
     def _decide(self, *, now: float) -> None:
-        """Name the cause of what went wrong, once it is time."""
+        """Determine the root cause of a failure, if it is due."""
         if now < self._patience.decision_time(self._failures):
             return
         cause = root_cause(self._failures)
@@ -639,7 +639,7 @@ class JobMachine:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def _wrap_up(self, *, now: float | None = None) -> None:
-        """Ask for the last clocks, once; the answer ends the job if it has not ended yet, and releases the shards."""
+        """Request the last clocks, once; the reply ends the job if it has not ended yet, and releases the shards."""
         if self._wrapping_up:
             return
         self._wrapping_up = True
@@ -650,11 +650,11 @@ class JobMachine:
     def _wrapped_up(self, clocks: ClockSnapshot | None, *, now: float) -> None:
         if self.state in {JobState.RUNNING, JobState.STOPPING}:
             self._end_well(clocks, now=now)
-        # Not before the end is told: a coordinator that dies in between finds the job again.
+        # Not before the end is stored: a coordinator that dies in between finds the job again.
         self._out.append(Release(self.shards))
 
     def _end_well(self, clocks: ClockSnapshot | None, *, now: float) -> None:
-        """The run is over, or was stopped."""
+        """End the job: the run is complete, or was stopped."""
         result = None
         if self._training is not None:
             self._training.clocks = clocks or self._training.clocks
@@ -719,7 +719,7 @@ class JobMachine:
             self._wait(now=now)
 
     def _wait(self, *, now: float) -> None:
-        """Say who is waited for, and not for ever."""
+        """Report the current wait, and enforce its timeout."""
         silent = now - self._newest_word(now=now)
         limit, error = self._patience.limit(self.state, is_stopping_now=self._stop_now)
         if self.state is JobState.STOPPING and self._stop_now and silent >= limit:
@@ -735,7 +735,7 @@ class JobMachine:
             self._announce(Waiting(f"the coordinator waits for {self._awaited()} (job {self.job_id})", waited))
 
     def _newest_word(self, *, now: float) -> float:
-        """When whoever is waited for has last said anything; of several, who has been silent for the longest time."""
+        """Time of the last sign of life of the awaited process; of several, the oldest."""
         if self.state is not JobState.STARTING:
             return self._heard
         if self._training is not None and self._training.lives.is_on_leave:
@@ -743,7 +743,7 @@ class JobMachine:
         return min((life.heard for life in self.stages.unready() if not life.exited), default=self._heard)
 
     def _tell_place(self, *, now: float) -> None:
-        """Say again where the job stands in the queue: soon when that has changed, else now and then."""
+        """Report the position in the queue: soon after a change, else periodically."""
         place = self._preparation.place
         pause = self._patience.notice_seconds if place != self._told_place else self._patience.queue_notice_seconds
         if place is not None and now - self._noticed >= pause:
@@ -751,7 +751,7 @@ class JobMachine:
             self._announce(Waiting(f"pending: {place}", now - self._entered))
 
     def _awaited(self) -> str:
-        """For whom the coordinator waits, and for what."""
+        """Description of the current wait."""
         match self.state:
             case JobState.SUBMITTED | JobState.PENDING | JobState.PLANNING if self._rewinds.is_waiting:
                 return self._rewinds.awaited(self.stages, self._preparation)
@@ -764,7 +764,7 @@ class JobMachine:
             case _:
                 return "all stages to reach the barrier of the stop"
 
-    # -- small things ----------------------------------------------------------------------------------------------
+    # -- helpers ----------------------------------------------------------------------------------------------------
 
     def _step(self, step: JobStep, *, now: float, remark: str = "") -> JobState:
         before = self.state

@@ -1,8 +1,8 @@
-"""The queue of jobs that wait for devices and parameter servers: what each needs, what is free, whose turn it is. Pure.
+"""The queue of jobs that wait for devices and parameter servers. Pure.
 
-First in, first out: nobody overtakes a job that comes before it, also not a smaller one for which there is room. There
-is one exception: a job that needs more than all registered members have holds nobody up, as nobody knows whether those
-will ever register. It keeps its place.
+First in, first out: no job overtakes an earlier one, not even a smaller one that would fit. There is one exception: a
+job that needs more than all registered members offer does not block others, as it is unknown whether further members
+will register. It keeps its position.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from hetpipe.values.ids import JobId
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.run import AgentInfo
 
-#: Jobs that a sentence names one by one.
+#: Maximum number of jobs listed in a message.
 _MAX_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """What is there for a new job."""
+    """Resources for a new job."""
 
     agents: tuple[AgentInfo, ...]
-    """In order of registration, each with the devices that are free."""
+    """In order of registration, each with its free devices."""
     busy_devices: int
-    """Devices that other jobs use."""
+    """Devices used by other jobs."""
     shards: tuple[MemberInfo, ...]
-    """Parameter servers, by wanted index, then in order of registration."""
+    """Parameter servers, by requested index, then in order of registration."""
     unled: tuple[JobId, ...] = ()
-    """Jobs that are under way and that nobody leads yet: what they use is not known, and may be any of this."""
+    """Running jobs without a leader: the resources they use are unknown."""
     held: tuple[tuple[JobId, int], ...] = ()
-    """How many of the busy devices each job uses; may be empty where that is not of interest."""
+    """Number of busy devices of each job; may be empty where not needed."""
     is_settled: bool = True
-    """Whether whoever was a member of an earlier coordinator has had the time to register again."""
+    """Whether members of an earlier coordinator have had the time to register again."""
 
     @property
     def free_devices(self) -> int:
@@ -50,21 +50,21 @@ class ClusterView:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Where one job stands in the queue."""
+    """Position of one job in the queue."""
 
     position: int = 1
-    """Among all that wait; 1 is the oldest."""
+    """Among all waiting jobs; 1 is the oldest."""
     behind: JobId | None = None
-    """Who goes first; None: nobody does."""
+    """The job ahead; None: none."""
 
 
 def turns(waiting: Sequence[tuple[JobId, Job]], cluster: ClusterView) -> list[Turn]:
-    """Where each job stands.
+    """The position of each job.
 
     Args:
-        waiting: the jobs that wait, oldest first.
-        cluster: what is there for them. While members may still be on their way (`is_settled`), nobody knows what they
-            will have in all, and nobody overtakes anybody.
+        waiting: the waiting jobs, oldest first.
+        cluster: the resources. Until members have had the time to register (`is_settled`), the total is unknown, and no
+            job is overtaken.
     """
     found, first = [], None
     for position, (job_id, job) in enumerate(waiting, start=1):
@@ -75,12 +75,12 @@ def turns(waiting: Sequence[tuple[JobId, Job]], cluster: ClusterView) -> list[Tu
 
 
 def could_fit(job: Job, cluster: ClusterView) -> bool:
-    """Whether the registered members would do for the job, if it had them for itself."""
+    """Whether the registered members would suffice for the job alone."""
     return _least(job) <= cluster.all_devices and job.parameter_servers.count <= len(cluster.shards)
 
 
 def missing(job: Job, cluster: ClusterView) -> str:
-    """What the job needs and what is there, as the end of a sentence; empty when everything is there."""
+    """Missing resources, as the end of a sentence; empty when everything is available."""
     if cluster.unled:
         return f"waits for {untold(cluster.unled[0])}"
     needs = []
@@ -96,12 +96,12 @@ def missing(job: Job, cluster: ClusterView) -> str:
 
 
 def untold(job_id: JobId) -> str:
-    """What somebody waits for who wants to know what is free, while nobody leads a job that is under way."""
+    """The reason why free resources are unknown while a running job has no leader."""
     return f"the parameter servers to tell what job {job_id} uses, which goes on without a coordinator"
 
 
 def claim_devices(num_devices: int | None, agents: Sequence[AgentInfo]) -> tuple[AgentInfo, ...]:
-    """The first `num_devices` devices in order, as agents with those devices only; agents without any are left out.
+    """The first `num_devices` devices in order, as agents with those devices only; others are omitted.
 
     None: all devices.
     """
@@ -117,7 +117,7 @@ def claim_devices(num_devices: int | None, agents: Sequence[AgentInfo]) -> tuple
 
 
 def _least(job: Job) -> int:
-    """The fewest devices that will do."""
+    """The minimum number of devices."""
     wanted = num_devices_wanted(job)
     return 1 if wanted is None else wanted
 
@@ -128,7 +128,7 @@ def _devices_wanted(job: Job) -> str:
 
 
 def _devices_there(job: Job, cluster: ClusterView) -> str:
-    """What there is of them, and who has the others."""
+    """Available devices, and the jobs that hold the others."""
     if not cluster.agents:
         return "and no agent is registered"
     if _least(job) > cluster.all_devices:

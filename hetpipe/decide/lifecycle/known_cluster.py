@@ -1,8 +1,8 @@
-"""What is known of the cluster that a run is planned for. Pure.
+"""The description of the cluster used for planning. Pure.
 
 The nodes and devices are those of the registered agents, one node each (`cluster_of`), or those of the cluster file
-that the job names. Each link is stated, measured, or assumed, and known to be (`KnownLinks`): what the user states in
-a cluster file holds, all of it; without one, a pair of nodes that was measured has a link of its own where it differs
+that the job names. Each link is stated, measured, or assumed, and known to be (`KnownLinks`): what the user states in a
+cluster file holds, all of it; without one, a pair of nodes that was measured has a link of its own where it differs
 from the rest, and a pair that was not has what is assumed. `describe` joins that with the profile of the model.
 """
 
@@ -33,10 +33,10 @@ from hetpipe.values.plan_document import LinkSource, PlanDocument, PlannedLink
 from hetpipe.values.profile import Profile
 from hetpipe.values.run import AgentInfo, type_of
 
-#: Most links that are named in a sentence.
+#: Maximum number of links listed in a message.
 _MOST_NAMED = 3
 
-#: Significant digits of a measured figure: more would be noise in a file that people read.
+#: Significant digits of a measured figure; more would be noise.
 _DIGITS = 3
 
 #: Of one message between two processes, through whatever device.
@@ -49,7 +49,7 @@ WITHIN_NODE = LinkSpec(bandwidth_bytes_per_second=2e9, latency_seconds=LATENCY_S
 #: 10 Gbit/s Ethernet: common between machines with GPUs, and where it is wrong it is easy to say so.
 BETWEEN_NODES = LinkSpec(bandwidth_bytes_per_second=1.25e9, latency_seconds=LATENCY_SECONDS)
 
-#: What is assumed of links that nobody has described.
+#: Assumed figures of links that are neither stated nor measured.
 ASSUMED_LINKS = Links(intra_node=WITHIN_NODE, inter_node=BETWEEN_NODES)
 
 
@@ -77,7 +77,7 @@ def cluster_of(agents: Sequence[AgentInfo], links: Links = ASSUMED_LINKS) -> Clu
 
 @dataclass(frozen=True, slots=True)
 class LinkOrigin:
-    """Where the figures of one link are from."""
+    """Source of the figures of one link."""
 
     between: tuple[str, str]
     source: LinkSource
@@ -86,14 +86,14 @@ class LinkOrigin:
 
     @property
     def words(self) -> str:
-        """Which link it is, for people."""
+        """Names the link in messages."""
         node, other = self.between
         return f"within {node}" if node == other else f"between {node} and {other}"
 
 
 @dataclass(frozen=True, slots=True)
 class KnownLinks:
-    """Links, and where they are from."""
+    """Links with the sources of their figures."""
 
     links: Links
     origins: tuple[LinkOrigin, ...]
@@ -101,20 +101,20 @@ class KnownLinks:
 
     @property
     def sources(self) -> tuple[LinkSource, ...]:
-        """Which sources there are, the best first."""
+        """The sources that occur, the best first."""
         order: tuple[LinkSource, ...] = ("stated", "measured", "assumed")
         present = {origin.source for origin in self.origins}
         return tuple(source for source in order if source in present)
 
     def words(self, source: LinkSource) -> str:
-        """Which links are of `source`, for people; of many the first ones. Empty if none is."""
+        """Names of the links of `source`; of many the first ones. Empty if there are none."""
         names = [origin.words for origin in self.origins if origin.source == source]
         more = len(names) - _MOST_NAMED
         return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
     @property
     def sentence(self) -> str:
-        """Which links are stated, measured and assumed.
+        """Summary of stated, measured and assumed links.
 
         >>> origins = (LinkOrigin(("a", "a"), "measured", 0.0), LinkOrigin(("a", "b"), "assumed"))
         >>> KnownLinks(ASSUMED_LINKS, origins).sentence
@@ -125,7 +125,7 @@ class KnownLinks:
         return f"links: {'; '.join(f'{source} {self.words(source)}' for source in self.sources)}"
 
     def noted_in(self, document: PlanDocument, cluster: Cluster) -> PlanDocument:
-        """The plan, made for `cluster` with these links, with those among its nodes and where they are from."""
+        """The plan, made for `cluster`, extended by the links among its nodes with their sources."""
         stages = (stage for worker in document.virtual_workers for stage in worker.stages)
         nodes = {*(stage.device.rpartition("/")[0] for stage in stages), *document.shards}
         links = tuple(
@@ -147,7 +147,7 @@ def _planned_link(origin: LinkOrigin, spec: LinkSpec) -> PlannedLink:
 
 
 def stated_links(links: Links, nodes: Sequence[str]) -> KnownLinks:
-    """Those of a cluster file with these `nodes`."""
+    """The links of a cluster file with these `nodes`."""
     return KnownLinks(links, tuple(LinkOrigin(pair, "stated") for pair in _pairs(nodes)))
 
 
@@ -194,7 +194,7 @@ def known_links(
 
 
 def together(measured: Iterable[MeasuredLinks]) -> MeasuredLinks:
-    """What several nodes know of their links."""
+    """Merge the measurements of several nodes."""
     found = tuple(measured)
     return MeasuredLinks(
         links=tuple(link for each in found for link in each.links),
@@ -251,14 +251,14 @@ def _rounded(figure: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PlanningInputs:
-    """What a run is planned by."""
+    """Inputs of planning."""
 
     profile: Profile
     cluster: Cluster
     known: KnownLinks
-    """Where the links of the cluster are from, each."""
+    """Sources of the links of the cluster."""
     reserve_bytes: int = 0
-    """What the framework takes of every device, where it was measured and the devices are real."""
+    """Memory used by the framework on every device, if measured and the devices are real."""
 
 
 def describe(job: Job, inspected: Inspected, agents: Sequence[AgentInfo], *, now: float) -> PlanningInputs:
@@ -308,7 +308,7 @@ def _check_named(profile: Profile, job: Job, model: ModelReport) -> None:
 
 
 def _check_measured(measurement: Measurement, model: ModelReport) -> None:
-    """Refuse what was measured with other code."""
+    """Check that measurements are of the same code."""
     if [layer.name for layer in measurement.layers] != [layer.name for layer in model.layers]:
         raise PlanError(
             f"the model that was measured on {measurement.device_type} has other layers ({len(measurement.layers)}) "

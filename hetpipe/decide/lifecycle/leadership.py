@@ -1,8 +1,8 @@
-"""Whether a coordinator may act, as a table. Several may share one store; the one whose lease lasts leads.
+"""Leadership of a coordinator, as a state table. Several may share one store; the holder of the lease leads.
 
-The lease lasts from before the store was asked, for less than the store grants: so nobody else can have it while this
-coordinator believes that it leads, whatever the network does, if no clock gains a tenth on another. Pure: events with
-the monotonic time in, decisions with their reasons out.
+The lease is counted from before the request to the store, and for less than the granted time: so no other coordinator
+can hold it while this one considers itself the leader, whatever the network does, if clock rates differ by less than a
+tenth. Pure: events with the monotonic time in, decisions with their reasons out.
 """
 
 from __future__ import annotations
@@ -16,29 +16,30 @@ from hetpipe.errors import InvalidTransition
 #: Share of the granted lease that a leader relies on: clocks may differ by the rest, and stopping takes a moment.
 _RELIED_ON = 0.9
 
-#: A leader asks so often per lease, a coordinator that stands by twice as often.
+#: Renewals per lease by a leader; a standby candidate asks twice as often.
 _ASKS_PER_LEASE = 5
 
 
 class Standing(StrEnum):
-    """What a coordinator may do."""
+    """Permission of a coordinator to act."""
 
     STANDING_BY = "standing_by"
-    """Another one leads, or may: only look."""
+    """Another one leads, or may: read only."""
     LEADING = "leading"
-    """Act."""
+    """Leader: act."""
     HOLDING = "holding"
-    """The store is silent for longer than the lease: keep what runs, begin nothing. Nobody else can get the lead from a
-    store that is away; if it is not, it will refuse this coordinator."""
+    """The store has not responded for longer than the lease: keep running jobs, start nothing. No other candidate can
+    get the lead from an unreachable store; if it is reachable, it will reject this coordinator.
+    """
     STEPPED_DOWN = "stepped_down"
-    """It has led and does not any more: end."""
+    """It has lost the lead: end."""
 
 
 class LeadStep(StrEnum):
-    """What can happen to a standing."""
+    """Events of leadership."""
 
     GRANTED = "granted"
-    """The store gave or renewed the lead."""
+    """The store granted or renewed the lead."""
     REFUSED = "refused"
     """Another candidate has the lead."""
     UNANSWERED = "unanswered"
@@ -46,9 +47,9 @@ class LeadStep(StrEnum):
     WAITED = "waited"
     """Time went by."""
     RAN_OUT = "ran_out"
-    """The lease is over, as far as this coordinator can know."""
+    """The lease has expired, as far as this coordinator can know."""
     END_ASKED = "end_asked"
-    """It has done all it had to do."""
+    """It has finished all its work."""
 
 
 _S = Standing
@@ -76,7 +77,7 @@ TABLE: Mapping[Standing, Mapping[LeadStep, Standing]] = {
         LeadStep.WAITED: _S.HOLDING,
         LeadStep.END_ASKED: _S.STEPPED_DOWN,
     },
-    # Answers to what was asked before may still come.
+    # Replies to earlier requests may still arrive.
     _S.STEPPED_DOWN: {
         LeadStep.GRANTED: _S.STEPPED_DOWN,
         LeadStep.REFUSED: _S.STEPPED_DOWN,
@@ -89,10 +90,10 @@ TABLE: Mapping[Standing, Mapping[LeadStep, Standing]] = {
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The store gave or renewed the lead."""
+    """The store granted or renewed the lead."""
 
     asked: float
-    """Monotonic second before the store was asked."""
+    """Monotonic second before the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class Waited:
 
 @dataclass(frozen=True, slots=True)
 class EndAsked:
-    """The coordinator has done all it had to do."""
+    """The coordinator has finished all its work."""
 
 
 Event = Granted | Refused | Unanswered | Waited | EndAsked
@@ -124,35 +125,35 @@ Event = Granted | Refused | Unanswered | Waited | EndAsked
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a coordinator is to do now."""
+    """The resulting decision."""
 
     standing: Standing
     reason: str
-    """A clause for people."""
+    """Reason, as a clause for messages."""
     left_seconds: float
-    """Until the lease is over; 0 without one."""
+    """Until the lease expires; 0 without one."""
 
 
 class Leadership:
-    """One coordinator's standing. Not thread-safe."""
+    """Standing of one coordinator. Not thread-safe."""
 
     def __init__(self, lease_seconds: float) -> None:
         self._lease_seconds = lease_seconds
-        #: Seconds between two questions to the store.
+        #: Seconds between two requests to the store.
         self.renew_seconds = lease_seconds / _ASKS_PER_LEASE
         self.retry_seconds = self.renew_seconds / 2
-        #: Changed by `take` alone.
+        #: Changed by `take` only.
         self.standing = Standing.STANDING_BY
-        #: Monotonic second until which the lead is held; never falls.
+        #: Monotonic second until which the lead is held; never decreases.
         self._held_until = float("-inf")
-        #: Why the store did not answer last time.
+        #: Why the store did not answer the last request.
         self._silence = "it has not answered yet"
 
     def take(self, event: Event, *, now: float) -> Decision:
-        """What follows from `event` at monotonic second `now`.
+        """Apply `event` at monotonic second `now`.
 
         Raises:
-            InvalidTransition: the table has no such step; the standing stays.
+            InvalidTransition: the table has no such step; the standing is unchanged.
         """
         if isinstance(event, Granted):
             self._held_until = max(self._held_until, event.asked + _RELIED_ON * self._lease_seconds)
@@ -168,7 +169,7 @@ class Leadership:
         return Decision(following, reason, left)
 
     def _judge(self, event: Event, now: float) -> tuple[LeadStep, str]:
-        """Which step `event` is, and a clause that says why."""
+        """The step of an event, with the reason as a clause."""
         match event:
             case EndAsked():
                 return LeadStep.END_ASKED, "it was told to end"

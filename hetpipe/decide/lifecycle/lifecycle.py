@@ -1,7 +1,7 @@
-"""The life of a job, as a table.
+"""The lifecycle of a job, as a transition table.
 
-`TABLE` is the whole truth: a step that a state's row does not name is illegal there, and there is no fallback. A job
-only moves through `Lifecycle.take`.
+`TABLE` defines all transitions: a step that is not in a state's row is illegal, and there is no fallback. The state
+changes only through `Lifecycle.take`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from hetpipe.values.events import JobState
 
 
 class JobStep(StrEnum):
-    """What can happen to a job."""
+    """Events of a job."""
 
     CLUSTER_LACKS = "cluster_lacks"
-    """Too few devices or shards are free, or another job goes first; or an agent of the job was told to end."""
+    """Too few devices or shards are free, or another job is ahead; or an agent of the job is shutting down."""
     CLUSTER_READY = "cluster_ready"
-    """Enough devices and shards are there and are claimed."""
+    """Enough devices and shards are available and claimed."""
     INSPECTED = "inspected"
     """The model is known."""
     PREPARED = "prepared"
@@ -28,15 +28,15 @@ class JobStep(StrEnum):
     ALL_READY = "all_ready"
     """Every stage is linked with its neighbours and about to compute."""
     STOP_ASKED = "stop_asked"
-    """A user wants it to stop, for the first time or again."""
+    """A user requests a stop, for the first time or again."""
     END_REACHED = "end_reached"
-    """All stages came to the planned end."""
+    """All stages reached the planned end."""
     STOP_REACHED = "stop_reached"
-    """All stages stopped because they were asked to."""
+    """All stages stopped on request."""
     REWIND = "rewind"
-    """What it was trained since its newest checkpoint is lost: it goes back to that. One that is to stop ends there."""
+    """Progress since its newest checkpoint is lost: it is rewound. One with a pending stop ends there."""
     FAIL = "fail"
-    """Something went wrong."""
+    """A failure."""
 
 
 _S = JobState
@@ -81,25 +81,26 @@ TABLE: Mapping[JobState, Mapping[JobStep, JobState]] = {
     _S.FAILED: {},
 }
 
-#: Steps an illegal one tells of.
+#: Steps listed in the message of an illegal one.
 _STORY_LENGTH = 12
 
 
 class Lifecycle:
-    """One job's state and the recent story of how it came there."""
+    """State and recent history of one job."""
 
     def __init__(self, name: str, state: JobState = JobState.SUBMITTED) -> None:
-        """Begin at the beginning, or where another coordinator has left the job."""
+        """Start in the initial state, or in that left by another coordinator."""
         self._name = name
         self._story: deque[str] = deque(maxlen=_STORY_LENGTH)
-        #: Where the job stands; changed by `take` alone.
+        #: Current state; changed by `take` only.
         self.state = state
 
     def take(self, step: JobStep, *, now: float) -> JobState:
-        """Make `step` at monotonic second `now`.
+        """Apply `step` at monotonic second `now`.
 
         Raises:
-            InvalidTransition: the table has no such step; the message tells the recent story. The state stays.
+            InvalidTransition: the table has no such step; the message contains the recent history. The state is
+                unchanged.
         """
         following = TABLE[self.state].get(step)
         if following is None:

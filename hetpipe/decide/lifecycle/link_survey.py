@@ -1,9 +1,9 @@
-"""Which links between nodes are measured: those that nobody knows, one after the other. Pure.
+"""Survey of links between nodes: those without a valid measurement are measured one after the other. Pure.
 
-`LinkSurvey` is one survey, for a job before it is planned or, in `ClusterLinks`, for an operator. Both agents of a
-pair are asked, each for one end: the first awaits and measures, the second calls where it is told that it is awaited.
-A pair that fails is skipped: its link is assumed, and a sentence says why. What was measured is told to both agents,
-so that no job measures it again while it is valid.
+`LinkSurvey` is one survey, for a job before it is planned or, in `ClusterLinks`, for an operator. Each agent of a pair
+runs one end: the first listens and measures, the second connects to the address reported by the first. A pair that
+fails is skipped: its link is assumed, with a remark. The result is sent to both agents, so that it is not measured
+again while it is valid.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from hetpipe.values.run import AgentInfo
 
 LinkNews = LinkAwaited | LinkResult
 
-#: Begins what agents take for the id of a job; those of jobs end with a dash and twelve digits.
+#: Prefix of the ids that agents use in place of a job's id; those of jobs end with a dash and twelve digits.
 _PREFIX = "links."
 
-#: Longest time for one pair: two processes import torch, find each other, and measure for some seconds.
+#: Timeout for one pair: two processes import torch, connect to each other, and measure for some seconds.
 PAIR_SECONDS = 60.0
 
-#: Longest time for all pairs of one job: the next job measures the others.
+#: Timeout for all pairs of one job: the next job measures the others.
 SURVEY_SECONDS = 180.0
 
 
@@ -47,16 +47,16 @@ class Pair:
     """Two agents whose link is measured."""
 
     first: AgentInfo
-    """Awaits the other one, and measures."""
+    """Listens, and measures."""
     second: AgentInfo
 
     def __str__(self) -> str:
-        """For a sentence."""
+        """For use in a sentence."""
         return f"the link between {self.first.agent} and {self.second.agent}"
 
 
 def pairs_to_measure(agents: Sequence[AgentInfo]) -> tuple[Pair, ...]:
-    """The pairs of nodes of which no agent knows the link, in order of registration."""
+    """The pairs of nodes whose link no agent has measured, in order of registration."""
     known = {frozenset(link.between) for agent in agents for link in agent.links.links}
     return tuple(
         Pair(first, second)
@@ -66,7 +66,7 @@ def pairs_to_measure(agents: Sequence[AgentInfo]) -> tuple[Pair, ...]:
 
 
 class LinkSurvey:
-    """The measurements for one job. Every call gives the monotonic time and returns whom to tell what."""
+    """The link measurements for one job. Every call takes the monotonic time and returns commands for agents."""
 
     def __init__(self, agents: Sequence[AgentInfo], *, job_id: JobId, run_dir: str, link: AskedLink) -> None:
         """Measure what is not known of the links among `agents`.
@@ -80,7 +80,7 @@ class LinkSurvey:
         self._job_id = job_id
         self._task = LinkTask(number=0, other=AgentId(""), run_dir=run_dir, link=link)
         self._pairs = pairs_to_measure(agents)
-        #: Of the pair that is measured now; -1 before the first.
+        #: Of the current pair; -1 before the first.
         self._number = -1
         self._is_over = not self._pairs
         self._is_called = False
@@ -92,36 +92,36 @@ class LinkSurvey:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to measure."""
+        """Whether the survey is complete."""
         return self._is_over
 
     @property
     def remark(self) -> str:
-        """Which links were not measured and why, as a sentence; empty if none."""
+        """Links that were not measured and why, as a sentence; empty if none."""
         return "; ".join(self._problems)
 
     @property
     def awaited(self) -> str:
-        """Who is waited for, and for what."""
+        """Description of the current wait."""
         pair = self._pairs[max(self._number, 0)]
         where = f"link {self._number + 1} of {len(self._pairs)}"
         return f"agents {pair.first.agent} and {pair.second.agent} to measure the link between their nodes ({where})"
 
     @property
     def progress(self) -> LinksProgress:
-        """How far it is."""
+        """Progress of the survey."""
         total = len(self._pairs)
         if self._is_over:
             return LinksProgress(done=total, total=total, remark=self.remark)
         return LinksProgress(done=max(self._number, 0), total=total, awaited=self.awaited, remark=self.remark)
 
     def begin(self, *, now: float) -> list[SendCommand]:
-        """Ask for the first pair."""
+        """Start with the first pair."""
         self._until = now + SURVEY_SECONDS
         return [] if self._is_over else self._next(now=now)
 
     def handle(self, news: LinkNews, *, now: float) -> list[SendCommand]:
-        """Take in what an agent tells that `may_tell` it; what is of another pair changes nothing."""
+        """Process a report accepted by `may_tell`; those of another pair have no effect."""
         if self._is_over or news.number != self._number:
             return []
         pair = self._pairs[self._number]
@@ -130,7 +130,7 @@ class LinkSurvey:
             return [self._command(pair.second, pair.first, address=news.address)] if is_news else []
         if news.problem:
             return self._skip(news.problem, now=now)
-        # Of the two ends the one that measures tells of a link.
+        # Only the measuring end reports a link.
         self._told = [told for told in self._told if bool(told.measured.links) != bool(news.measured.links)] + [news]
         return self._both_told(pair, now=now) if len(self._told) > 1 else []
 
@@ -147,7 +147,7 @@ class LinkSurvey:
         return self._skip(f"nothing came of it within {PAIR_SECONDS:.0f} s", now=now)
 
     def may_tell(self, agent: AgentId, news: LinkNews) -> bool:
-        """Whether `agent` was asked for what it tells: its own end of that pair, and nothing beyond."""
+        """Whether `agent` may send this report: about its own end of the current pair only."""
         if news.number >= len(self._pairs):
             return False
         pair = self._pairs[news.number]
@@ -161,7 +161,7 @@ class LinkSurvey:
         return copies and [set(link.between) for link in news.measured.links] == wanted
 
     def may_be(self, agent: AgentId, stage: StageKey) -> bool:
-        """Whether the process that `agent` starts for its end of the pair that is measured is to be called that."""
+        """Whether this is the key of the process that `agent` starts for its end of the current pair."""
         if self._is_over:
             return False
         pair = self._pairs[self._number]
@@ -169,7 +169,7 @@ class LinkSurvey:
         return agent in ends and stage == end_key(self._job_id, self._number, is_first=agent == pair.first.agent)
 
     def told_to(self, agents: Sequence[AgentInfo]) -> tuple[AgentInfo, ...]:
-        """The agents, and with each what was found of its links."""
+        """The agents, each with the measurements of its links."""
         return tuple(replace(agent, links=merged(agent.links, self._found.of(agent.agent))) for agent in agents)
 
     def _next(self, *, now: float) -> list[SendCommand]:
@@ -195,12 +195,12 @@ class LinkSurvey:
 
 
 def is_cluster_survey(job_id: JobId) -> bool:
-    """Whether what an agent takes for a job is, or was, a survey of the cluster."""
+    """Whether an id used in place of a job's is that of a survey of the cluster."""
     return job_id.startswith(_PREFIX)
 
 
 class ClusterLinks:
-    """The newest survey that an operator has asked for. Every call gives the monotonic time."""
+    """The newest survey requested by an operator. Every call takes the monotonic time."""
 
     def __init__(self) -> None:
         self._job_id = JobId("")
@@ -209,16 +209,16 @@ class ClusterLinks:
     def ask(
         self, request_id: str, agents: Sequence[AgentInfo], *, fresh: bool, now: float
     ) -> tuple[LinksProgress, list[SendCommand]]:
-        """Begin a survey, or tell how far it is: the same request id means the same survey.
+        """Start a survey, or return its progress: the request id identifies the survey.
 
         Args:
-            request_id: of the operator's wish.
-            agents: who is registered, with what is known of their links.
-            fresh: measure also what is known.
+            request_id: of the operator's request.
+            agents: registered agents, with the measurements of their links.
+            fresh: remeasure known links, too.
             now: monotonic seconds.
 
         Raises:
-            ResourceExhausted: somebody else's survey is under way.
+            ResourceExhausted: another survey is in progress.
         """
         job_id, sent = JobId(f"{_PREFIX}{request_id}"), []
         if self._survey is None or job_id != self._job_id:
@@ -231,7 +231,7 @@ class ClusterLinks:
         return self._survey.progress, sent
 
     def handle(self, agent: AgentId, news: LinkNews, *, now: float) -> list[SendCommand] | None:
-        """Take in what an agent tells; None if it was not asked for that."""
+        """Process a report; None if it was not requested."""
         if self._survey is None or news.job_id != self._job_id or not self._survey.may_tell(agent, news):
             return None
         return self._survey.handle(news, now=now)
@@ -241,9 +241,9 @@ class ClusterLinks:
         return [] if self._survey is None else self._survey.tick(now=now)
 
     def is_under_way(self, job_id: JobId) -> bool:
-        """Whether it is this survey for which an agent may have a process."""
+        """Whether an agent may have a process for this survey."""
         return self._survey is not None and job_id == self._job_id and not self._survey.is_over
 
     def may_be(self, agent: AgentId, stage: StageKey) -> bool:
-        """Whether the process that `agent` starts for its end of a link is to be called that."""
+        """Whether this is the key of the process that `agent` starts for its end of a link."""
         return self._survey is not None and stage.job_id == self._job_id and self._survey.may_be(agent, stage)

@@ -1,7 +1,7 @@
-"""Jobs under way that nobody leads: their coordinator is gone, and this one does not know enough of them yet. Pure.
+"""Orphans: running jobs without a leader, whose state this coordinator has not recovered yet. Pure.
 
-The store may remember such a job, members may tell of it, or both. Only its clock shard knows what has become of it, so
-it is asked as soon as it tells of the job. A job of which no clock shard tells for too long is given up.
+An orphan is found in the store, through reports of members, or both. Its clock shard has the authoritative state and is
+queried as soon as it reports the job. A job that no clock shard reports for too long is abandoned.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hetpipe.values.events import StopMode
 from hetpipe.values.ids import AgentId, JobId, Term
 from hetpipe.values.members import MemberId, MemberInfo
 
-#: News that are kept of one agent for a job until somebody leads it, the newest ones.
+#: Reports of one agent kept for a job until it is led, the newest ones.
 _MAX_NEWS = 2_000
 
-#: Orphans at a time: members tell of real jobs only, but who knows what a member tells.
+#: Maximum number of orphans: members report only real jobs, but need not be trustworthy.
 MAX_ORPHANS = 1_000
 
-#: Of them those that nothing but the word of one member speaks for.
+#: Maximum number of those based on the reports of a single member only.
 MAX_HEARSAY = 100
 
 
@@ -34,46 +34,46 @@ def _news_of_agents() -> defaultdict[AgentId, deque[AgentNews]]:
 
 @dataclass(slots=True)
 class Orphan:
-    """One of them."""
+    """One orphan."""
 
     job_id: JobId
-    #: When a clock shard last told of it, or somebody first did; in monotonic seconds.
+    #: When a clock shard last reported it, or any process first did; in monotonic seconds.
     heard: float
-    #: What the store has of it; None: nothing.
+    #: Its record in the store; None: none.
     record: JobRecord | None = None
-    #: Its clock shard and the term it told; None before it told of the job.
+    #: Its clock shard and the reported term; None before a report.
     clock_shard: MemberInfo | None = None
     term: Term = Term(0)
-    #: How a user wants it to stop.
+    #: Requested way to stop.
     stop: StopMode | None = None
-    #: The members that have told of it.
+    #: The members that have reported it.
     tellers: set[MemberId] = field(default_factory=set)
-    #: Parameter servers that told its clocks and were not reached, and those that do not know the job as who serves it.
+    #: Parameter servers that reported its clocks and could not be reached, and those that do not serve the job.
     unreached: set[MemberId] = field(default_factory=set)
     refused: set[MemberId] = field(default_factory=set)
-    #: What each agent has told of its processes.
+    #: Reports of each agent about its processes.
     news: defaultdict[AgentId, deque[AgentNews]] = field(default_factory=_news_of_agents)
-    #: Whether it is being asked for, or given up; if not, when that may be tried again.
+    #: Whether a query is pending or it is abandoned; if not, when to retry.
     is_asked: bool = False
     again_at: float = 0.0
-    #: Why the clock shard could not be asked the last time.
+    #: Why the last query of the clock shard failed.
     refusal: str = ""
-    #: What its clock shard, which has registered, has lost of it, as a sentence; empty while that is not known.
+    #: What its registered clock shard has lost of it, as a sentence; empty while unknown.
     lost: str = ""
-    #: What parameter servers say of it.
+    #: Status reports of parameter servers.
     disks: LostDisks = field(default_factory=LostDisks)
 
     @property
     def is_hearsay(self) -> bool:
-        """Whether nothing but the word of members speaks for it: the store knows no such job.
+        """Whether it is based on reports of members only: the store has no such job.
 
-        It may be real, in a store that has lost its memory, or made up: see `Orphans.is_credible`.
+        It may be real, if the store has lost its data, or forged: see `Orphans.is_credible`.
         """
         return self.record is None
 
     @property
     def why_given_up(self) -> str:
-        """Why nobody leads it, as a sentence."""
+        """Why it has no leader, as a sentence."""
         told = self.lost or "no parameter server tells of it"
         if self.refusal:
             told = f"a new one cannot lead it: {self.refusal}"
@@ -82,33 +82,33 @@ class Orphan:
 
 
 class Orphans:
-    """All of them. Not thread-safe; every call gives the monotonic time."""
+    """All orphans. Not thread-safe; every call takes the monotonic time."""
 
     def __init__(self, patience: Patience, *, now: float) -> None:
         self._patience = patience
         self._orphans: dict[JobId, Orphan] = {}
-        #: Until then a job that members alone speak for may be one that the store has lost.
+        #: Until then a job reported only by members may be one that the store has lost.
         self._hearsay_until = now + patience.adoption_seconds
 
     def __contains__(self, job_id: JobId) -> bool:
-        """Whether it is one of them."""
+        """Whether a job is an orphan."""
         return job_id in self._orphans
 
     def __iter__(self) -> Iterator[Orphan]:
-        """In the order in which they were heard of."""
+        """In the order of discovery."""
         return iter(list(self._orphans.values()))
 
     def get(self, job_id: JobId) -> Orphan | None:
-        """One of them, if it is one."""
+        """The orphan with this id, if there is one."""
         return self._orphans.get(job_id)
 
     def hear_of(self, job_id: JobId, *, now: float, teller: MemberId | None = None) -> Orphan | None:
-        """Somebody tells of a job that nobody leads; None when there are too many of them.
+        """Add a job without a leader; None when there are too many of them.
 
         Args:
-            job_id: which.
+            job_id: its id.
             now: monotonic seconds.
-            teller: the member that does; None: the store does.
+            teller: the reporting member; None: the store.
         """
         known = self._orphans.get(job_id)
         if known is None and len(self._orphans) < MAX_ORPHANS and not self._tells_too_much(teller):
@@ -118,12 +118,12 @@ class Orphans:
         return known
 
     def _tells_too_much(self, teller: MemberId | None) -> bool:
-        """Whether a member alone speaks for so many jobs already that it is not believed in another one."""
+        """Whether too many orphans are based on this member's reports alone, so that further ones are ignored."""
         alone = (orphan.is_hearsay and orphan.tellers == {teller} for orphan in self._orphans.values())
         return teller is not None and sum(alone) >= MAX_HEARSAY
 
     def clock_told(self, job_id: JobId, shard: MemberInfo, term: Term, *, now: float) -> None:
-        """A clock shard tells of it. The one with the highest term is the right one, if it can be asked."""
+        """Process a clock shard's report. The highest term is authoritative, if that clock shard can be queried."""
         orphan = self.hear_of(job_id, now=now, teller=shard.id)
         if orphan is None or shard.id in orphan.refused:
             return
@@ -139,22 +139,21 @@ class Orphans:
         orphan.clock_shard, orphan.term = shard, term
 
     def shard_told(self, job_id: JobId, shard: MemberInfo, *, serves: bool, reason: str) -> None:
-        """What a heartbeat of its clock shard says of it: one that has lost it is not waited for any longer."""
+        """Process a heartbeat of its clock shard: one that has lost the job is no longer waited for."""
         orphan = self._orphans.get(job_id)
         if orphan is not None:
             orphan.lost = orphan.disks.heard(shard, serves=serves, reason=reason)
 
     def is_credible(self, orphan: Orphan, *, now: float) -> bool:
-        """Whether others are to wait until it is known what a job uses; else it is the tellers' own affair.
+        """Whether other jobs must wait until the resources of this one are known.
 
-        Members that tell of a job which the store does not know are believed when the coordinator has just begun, as
-        the store may have lost its memory. Later they may have made it up, and it keeps from others what these members
-        themselves have, and nothing else.
+        Reports of a job that is not in the store are trusted right after the start of the coordinator, as the store may
+        have lost its data. Later they may be forged, and block only the reporting members' own resources.
         """
         return not orphan.is_hearsay or now < self._hearsay_until
 
     def due(self, *, now: float) -> list[Orphan]:
-        """Those whose clock shard is to be asked now; they count as asked until `not_adopted` or `pop`."""
+        """Orphans whose clock shard is to be queried now; their query is pending until `not_adopted` or `pop`."""
         found = [
             orphan
             for orphan in self._orphans.values()
@@ -165,12 +164,12 @@ class Orphans:
         return found
 
     def not_adopted(self, orphan: Orphan, sentence: str, *, is_passing: bool, now: float) -> None:
-        """It could not be taken over.
+        """Record a failed adoption.
 
         Args:
-            orphan: which.
-            sentence: why.
-            is_passing: somebody was not reached, and may be later; a refusal is not waited out for ever.
+            orphan: the orphan.
+            sentence: the reason.
+            is_passing: a process was unreachable and may be reachable later; refusals are retried for a limited time.
             now: monotonic seconds.
         """
         orphan.is_asked, orphan.again_at = False, now + self._patience.retry_seconds
@@ -179,13 +178,13 @@ class Orphans:
             orphan.unreached.add(orphan.clock_shard.id)
 
     def refuse(self, orphan: Orphan, shard: MemberInfo) -> None:
-        """A parameter server told the clocks of a job that it does not serve as its clock shard: it is not asked."""
+        """Record that a parameter server reported clocks of a job that it does not serve: it is not queried again."""
         orphan.refused.add(shard.id)
         if orphan.clock_shard is not None and orphan.clock_shard.id == shard.id:
             orphan.clock_shard, orphan.term = None, Term(0)
 
     def given_up(self, *, now: float) -> list[Orphan]:
-        """Those that are waited for no longer; they count as asked until `pop` or `not_adopted`."""
+        """Orphans that are no longer waited for; they stay pending until `pop` or `not_adopted`."""
         found = [
             orphan
             for orphan in self
@@ -200,7 +199,7 @@ class Orphans:
         return waited >= self._patience.adoption_seconds or bool(orphan.lost) or orphan.stop is StopMode.NOW
 
     def awaited(self, job_id: JobId, *, now: float) -> str:
-        """What is waited for before somebody leads it, as a sentence; empty if it is no orphan."""
+        """What its adoption is waiting for, as a sentence; empty if it is not an orphan."""
         orphan = self._orphans.get(job_id)
         if orphan is None:
             return ""
@@ -213,5 +212,5 @@ class Orphans:
         return f"nobody leads it since its coordinator ended: the new one {what}"
 
     def pop(self, job_id: JobId) -> Orphan | None:
-        """It is one no more."""
+        """Remove an orphan."""
         return self._orphans.pop(job_id, None)

@@ -1,4 +1,4 @@
-"""How long a job waits for what."""
+"""Timeouts of a job."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from hetpipe.values.leases import AFTER_LEASE_SECONDS, LEASE_SECONDS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """Bounds of a job's waits, in seconds."""
+    """Timeouts of a job, in seconds."""
 
     inspection_seconds: float = 120.0
-    """For a word of the process that imports the user's code, which may load data, and measures layers."""
+    """Silence of the process that imports the user's code, which may load data, and measures layers."""
     preparation_seconds: float = 60.0
-    """For the plan and the shards; each call has a shorter deadline of its own."""
+    """Planning and shard configuration; each call has a shorter deadline of its own."""
     ready_seconds: float = 120.0
-    """For a word of a stage that is to link up."""
+    """Silence of a stage that is starting."""
     stop_seconds: float = 600.0
-    """For the barrier of a stop; minibatches under way must finish."""
+    """The barrier of a stop; minibatches in flight must complete."""
     exit_seconds: float = 5.0
-    """For processes that were told to end, or have come to their end."""
+    """Processes that were told to end, or have reached their end."""
     settle_seconds: float = 1.0
-    """For a failure nearer to the cause than the first one heard."""
+    """Wait for a failure closer to the root cause than the first one reported."""
     echo_seconds: float = LEASE_SECONDS + AFTER_LEASE_SECONDS
-    """The same while only echoes were heard: whoever died silently has lost its lease by then."""
+    """The same while only consequences were reported: the lease of a silently dead process has expired by then."""
     retry_seconds: float = 1.0
-    """Between two attempts to ask the clock shard for something that must be."""
+    """Retry interval of necessary requests to the clock shard."""
     longest_tick_seconds: float = 2.0
-    """Between two ticks; after more the coordinator itself was not there to hear anybody."""
+    """Expected interval of ticks; after a longer one the coordinator itself was not running."""
     notice_seconds: float = 5.0
-    """Until a wait is told, and between two such notices."""
+    """Time until a wait is reported, and between two reports."""
     queue_notice_seconds: float = 60.0
-    """Between two notices of a place in the queue that has not changed."""
+    """Interval of reports of an unchanged position in the queue."""
     adoption_seconds: float = 60.0
-    """For a parameter server that tells of a job whose coordinator is gone; then the job has failed."""
+    """Wait for a parameter server that reports a job without a coordinator; then the job fails."""
     picture_seconds: float = 1.0
-    """Between two progress tables."""
+    """Interval of progress tables."""
 
     def of(self, job: Job) -> Patience:
-        """The same with what the job says."""
+        """A copy with the job's settings."""
         asked = job.patience
         return replace(
             self,
@@ -55,11 +55,11 @@ class Patience:
         )
 
     def decision_time(self, failures: Sequence[Failure]) -> float:
-        """When to stop listening for a nearer cause, in monotonic seconds, given at least one failure."""
+        """When to stop waiting for a failure closer to the root cause, in monotonic seconds, after a first failure."""
         return decision_time(failures, settle_seconds=self.settle_seconds, echo_seconds=self.echo_seconds)
 
     def limit(self, state: JobState, *, is_stopping_now: bool) -> tuple[float, str]:
-        """How long a state may last without progress, in seconds, and the error's name after that."""
+        """Maximum duration of a state without progress, in seconds, and the name of the error after that."""
         late = DeadlineExceeded.__name__
         match state:
             case JobState.INSPECTING:
@@ -73,5 +73,5 @@ class Patience:
 
 
 def patience_for(lease_seconds: float) -> Patience:
-    """The usual patience in a cluster with such leases."""
+    """The default timeouts in a cluster with such leases."""
     return Patience(echo_seconds=lease_seconds + AFTER_LEASE_SECONDS)

@@ -1,4 +1,4 @@
-"""The plan of a run: as the job says it, or as the planner finds it for the devices that are there. Pure."""
+"""The plan of a run: given by the job, or computed by the planner for the available devices. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from hetpipe.values.sync import DataSpec, Progress
 
 
 class Planner(Protocol):
-    """Finds the plan for a profile on a cluster."""
+    """Computes the plan for a profile on a cluster."""
 
     def __call__(
         self, profile: Profile, cluster: Cluster, options: PlanOptions, *, predict: Predict = ...
@@ -52,41 +52,41 @@ PLANNER: Planner = partial(choose_plan, predict=predicted)
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A job whose virtual workers are known, and its plan."""
+    """A job with known virtual workers, and its plan."""
 
     job: Job
     plan: Plan
     described: PlanningInputs | None = None
-    """What it was planned by, or what is played; None if the job said everything."""
+    """The inputs of planning or emulation; None if the job specifies everything."""
     document: PlanDocument | None = None
-    """What was foreseen, if it was planned."""
+    """The forecast, if it was planned."""
     emulations: tuple[tuple[StageEmulation, ...], ...] = ()
-    """Per virtual worker and stage; empty if nothing is played."""
+    """Per virtual worker and stage; empty without emulation."""
     model: ModelReport | None = None
-    """What the inspection found; None if that is not known any more."""
+    """Result of the inspection; None if no longer known."""
     known_proof: ProofReport | None = None
-    """What another coordinator has told of the proof, where `model` is not known any more."""
+    """Result of the proof from another coordinator, where `model` is no longer known."""
 
     @property
     def links_sentence(self) -> str:
-        """Which links it was planned with; empty where a cluster file states them all, or nothing was planned."""
+        """The links used for planning; empty where a cluster file states them all, or nothing was planned."""
         if self.document is None or self.described is None or self.described.known.sources == ("stated",):
             return ""
         return self.described.known.sentence
 
     @property
     def proof(self) -> ProofReport | None:
-        """What was proven of the model before training; None if nobody knows."""
+        """Result of the proof of the model before training; None if unknown."""
         return self.known_proof if self.model is None else self.model.proof
 
     def assignment(
         self, submission: Submission, agents: tuple[AgentInfo, ...], shards: tuple[MemberInfo, ...]
     ) -> Assignment:
-        """Who carries the plan out.
+        """The assignment of the plan to members.
 
         Args:
-            submission: how the job goes on; a report of the model in it is not kept, as the plan has taken it in.
-            agents: with the devices that it claims.
+            submission: the submission to continue with; its model report is dropped, as the plan contains it.
+            agents: with the claimed devices.
             shards: its parameter servers, in index order.
         """
         return Assignment(
@@ -100,7 +100,7 @@ class PlannedRun:
 
 
 def num_devices_wanted(job: Job) -> int | None:
-    """Devices to claim for a job; None: all there are, for the planner to choose from."""
+    """Number of devices to claim for a job; None: all, for the planner to choose from."""
     if job.is_planned:
         return job.num_devices
     if job.cluster.emulate and job.cluster.file is not None:
@@ -118,11 +118,11 @@ def plan_run(
     job_id: JobId,
     now: float,
 ) -> PlannedRun:
-    """The plan of a job on the devices of `agents`, at `now` seconds since 1970-01-01 UTC.
+    """Plan a job on the devices of `agents`, at `now` seconds since 1970-01-01 UTC.
 
     Raises:
-        PlanError: the model does not fit the asked-for cut, the profile, or the devices.
-        UserError: nothing is known of a type of the cluster.
+        PlanError: the model does not fit the requested cut, the profile, or the devices.
+        UserError: a device type of the cluster is unknown.
     """
     model = inspected.model
     if job.is_planned and not job.cluster.emulate:
@@ -149,7 +149,7 @@ def plan_run(
 
 
 def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocument | None:
-    """What was foreseen, and what is of this very run: of its segments from `start` on; None if it was not planned.
+    """The forecast, extended by that of this run's segments from `start` on; None if it was not planned.
 
     Raises:
         PlanError: the plan cannot be simulated.
@@ -186,7 +186,7 @@ def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocum
 
 
 def options_of(job: Job, *, slots: int | None = None, reserve_bytes: int = 0) -> PlanOptions:
-    """What the job asks of the planner.
+    """The planner options of a job.
 
     Args:
         job: whose cut is left to the planner, or its memory looked at.
@@ -225,7 +225,7 @@ def options_of(job: Job, *, slots: int | None = None, reserve_bytes: int = 0) ->
 
 
 def _offered(job: Job, cluster: Cluster, agents: Sequence[AgentInfo]) -> Offered:
-    """The agents' devices under the names of the cluster: by their own names if the job's file has them, else by order.
+    """Map the agents' devices to those of the cluster: by name if the job's file has them, else by order.
 
     Raises:
         PlanError: there are too few to play the cluster, or the job's names for devices mean others here.
@@ -246,7 +246,7 @@ def _offered(job: Job, cluster: Cluster, agents: Sequence[AgentInfo]) -> Offered
 
 
 def _played_as_cut(job: Job, described: PlanningInputs, plan: Plan) -> tuple[tuple[StageEmulation, ...], ...]:
-    """The devices of the cluster are dealt in order, virtual worker by virtual worker, stage by stage."""
+    """Emulated devices of the cluster, dealt in order, virtual worker by virtual worker, stage by stage."""
     cluster = described.cluster
     costs = Costs(described.profile, cluster)
     names = iter(cluster.devices)
@@ -281,11 +281,7 @@ def _played(
 
 
 def _check_memory(job: Job, costs: Costs, vw: int, stages: Sequence[PlayedStage]) -> None:
-    """Refuse a stage that its device could not hold.
-
-    Raises:
-        InfeasiblePlan: naming the stage, the device and the bytes.
-    """
+    """Check that every stage fits in its device's memory."""
     options = options_of(job, slots=slots_of(job.optimizer, job.weights) or 0)
     memory = options.memory(job.minibatches_per_wave)
     for index, stage in enumerate(stages):

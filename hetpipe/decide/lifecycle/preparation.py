@@ -1,7 +1,7 @@
 """Preparation of a job, from its submission to the task that plans it. Pure: facts in, instructions and steps out.
 
-Devices and parameter servers are claimed (`job_queue.py`), the model is inspected (`inspections.py`), the links that
-nobody has stated are measured (`link_survey.py`); then the shell is told to prepare the run.
+Devices and parameter servers are claimed (`job_queue.py`), the model is inspected (`inspections.py`), links that are
+not stated are measured (`link_survey.py`); then the shell prepares the run.
 """
 
 from __future__ import annotations
@@ -29,44 +29,44 @@ InspectionNews = InspectionStep | InspectionPhase | InspectionResult
 PreparationInput = ClusterSeen | InspectionNews | LinkNews
 
 PreparationOutput = JobStep | Instruction | Failure
-"""A step of the job, an instruction for the shell, or why the job cannot go on."""
+"""A step of the job, an instruction for the shell, or why the job cannot continue."""
 
 
 class JobPreparation:
-    """Preparation of one job. Not thread-safe; every call gives the monotonic time."""
+    """Preparation of one job. Not thread-safe; every call takes the monotonic time."""
 
     def __init__(self, job_id: JobId, job: Job, submission: Submission) -> None:
         self._job_id = job_id
-        #: As it was submitted; once it is prepared, as it is carried out.
+        #: As submitted; once prepared, as executed.
         self.job = job
         self.submission = submission
-        #: Claimed devices, by agent, and claimed shards, by index. Empty before the cluster was ready.
+        #: Claimed devices, by agent, and claimed shards, by index. Empty before resources are claimed.
         self.agents: tuple[AgentInfo, ...] = ()
         self.shards: tuple[MemberInfo, ...] = ()
-        #: A task that configures shards is under way: they must not be released before it is over.
+        #: A task that configures shards is in progress: they must not be released before it ends.
         self.is_preparing = False
-        #: Where it stands in the queue; None before it was looked for members, and once it has them.
+        #: Position in the queue; None before members are searched for, and once it has them.
         self.place: QueuePlace | None = None
         self._inspections: Inspections | None = None
-        #: After the inspections of a job whose plan depends on links that nobody has stated.
+        #: After the inspections of a job whose plan depends on links that are not stated.
         self._survey: LinkSurvey | None = None
-        #: Samples of an evaluation, as another coordinator has found out.
+        #: Samples of an evaluation, as determined by another coordinator.
         self._eval_samples: int | None = None
-        #: The job has trained before, and is prepared anew from its newest checkpoint.
+        #: The job has trained before, and is prepared again from its newest checkpoint.
         self.goes_back = False
-        #: Highest term of the processes that were still there then.
+        #: Highest term of the processes that still existed then.
         self.above = Term(0)
 
     def take_over(self, assignment: Assignment, *, eval_samples: int | None) -> None:
-        """Another coordinator has gone the way to its end."""
+        """Start as prepared by another coordinator."""
         self.agents, self.shards = assignment.agents, assignment.shards
         self._eval_samples = eval_samples
 
     def handle(self, fact: PreparationInput, *, state: JobState, now: float) -> list[PreparationOutput]:
-        """Take one fact in; one that comes too late for the job's `state` changes nothing.
+        """Process one fact; facts that are too late for the job's `state` have no effect.
 
         Returns:
-            What to do, in order.
+            Instructions, in order.
         """
         match fact, state:
             case ClusterSeen(), JobState.SUBMITTED | JobState.PENDING:
@@ -79,46 +79,46 @@ class JobPreparation:
         return []
 
     def tick(self, *, now: float) -> list[PreparationOutput]:
-        """Time has passed while links are measured."""
+        """Advance the time while links are measured."""
         if self._survey is None or self._survey.is_over:
             return []
         return self._surveyed(self._survey, self._survey.tick(now=now))
 
     @property
     def is_measuring_links(self) -> bool:
-        """Whether agents are asked for links; how long that takes is bounded."""
+        """Whether links are being measured; the duration is bounded."""
         return self._survey is not None and not self._survey.is_over
 
     def may_tell_link(self, agent: AgentId, news: LinkNews) -> bool:
-        """Whether `agent` was asked for what it tells of a link."""
+        """Whether `agent` may send this report of a link."""
         return self._survey is not None and self._survey.may_tell(agent, news)
 
     def may_be_end(self, agent: AgentId, stage: StageKey) -> bool:
-        """Whether the process that `agent` starts to measure a link is to be called that."""
+        """Whether this is the key of the process that `agent` starts to measure a link."""
         return self._survey is not None and self._survey.may_be(agent, stage)
 
     def is_asked(self, agent: AgentId) -> bool:
-        """Whether `agent` was asked to look at the model; also if nobody was, as no answer counts then."""
+        """Whether `agent` may report an inspection; also true if none is pending, as it is ignored then."""
         return self._inspections is None or self._inspections.is_asked(agent)
 
     def enlarge(self, agents: Sequence[AgentInfo]) -> None:
-        """More devices are claimed while the job runs."""
+        """Claim more devices while the job runs."""
         self.agents = with_agents(self.agents, agents)
 
     def prepare(self) -> Prepare:
-        """Have the job prepared, once its model is inspected."""
+        """Prepare the job, once its model is inspected."""
         assert self._inspections is not None
         self.is_preparing = True
         inspected = self._inspections.inspected
         return Prepare(inspected, self.agents, self.shards, goes_back=self.goes_back, above=self.above)
 
     def queue_again(self, lacks: str) -> None:
-        """Claim nobody any more: who was claimed goes or is gone, and nothing was done yet that would be lost."""
+        """Release all claims: no work has been done yet that would be lost."""
         self.agents, self.shards, self._inspections, self._survey = (), (), None, None
         self.place = QueuePlace(1, lacks)
 
     def renew(self, known: Mapping[MemberId, MemberInfo]) -> None:
-        """Be told of the newest registration of members, by name: they may be elsewhere now."""
+        """Update the registrations of members, by name: their addresses may have changed."""
         self.shards = tuple(known.get(shard.id, shard) for shard in self.shards)
         agents = [(agent, known.get(MemberId(agent.agent))) for agent in self.agents]
         self.agents = tuple(
@@ -127,27 +127,27 @@ class JobPreparation:
 
     @property
     def members(self) -> tuple[MemberId, ...]:
-        """The members that must be there for training to begin anew: who holds the weights."""
+        """The members that must be available for training to restart: those that hold the weights."""
         agents = () if self.job.has_shards else tuple(MemberId(agent.agent) for agent in self.agents)
         return (*(shard.id for shard in self.shards), *agents)
 
     def prepared(self, prepared: Prepared) -> None:
-        """The job is prepared, for the first time or anew."""
+        """Record that the job is prepared, for the first time or again."""
         self.job = prepared.run.job
         self.submission = prepared.submission or self.submission
         self.goes_back = False
 
     def assignment(self, prepared: Prepared) -> Assignment:
-        """Who carries the plan out."""
+        """The assignment of the plan to members."""
         return prepared.run.assignment(self.submission, self.agents, self.shards)
 
     @property
     def eval_samples(self) -> int | None:
-        """Samples that a whole evaluation covers; None: not known."""
+        """Samples covered by a complete evaluation; None: unknown."""
         return self._eval_samples if self._inspections is None else self._inspections.inspected.model.eval_samples
 
     def remark(self, step: JobStep) -> str:
-        """What people are told of a step; empty if nothing."""
+        """Remark on a step for followers; empty if none."""
         if step is not JobStep.INSPECTED or self._inspections is None:
             return ""
         proof = self._inspections.inspected.model.proof
@@ -155,7 +155,7 @@ class JobPreparation:
         return "; ".join(filter(None, ("" if proof is None else proof.sentence, links)))
 
     def awaited(self, state: JobState) -> str:
-        """For whom the coordinator waits on the way, and for what."""
+        """Description of the current wait."""
         match state:
             case JobState.INSPECTING if self._survey is not None and not self._survey.is_over:
                 return self._survey.awaited
@@ -193,7 +193,7 @@ class JobPreparation:
                 return [Failure(Rank.REPORTED, error, "; ".join(problems), now, problems)]
 
     def _inspect(self, inspections: Inspections, *, now: float) -> list[PreparationOutput]:
-        """Ask the next agent, or go on when there is none."""
+        """Request the next inspection, or continue when there is none."""
         try:
             asked = inspections.next()
         except PlanError as error:
@@ -208,7 +208,7 @@ class JobPreparation:
         return self._surveyed(survey, survey.begin(now=now))
 
     def _surveyed(self, survey: LinkSurvey, commands: Sequence[SendCommand]) -> list[PreparationOutput]:
-        """Go on with the links, or from there once all are measured."""
+        """Continue with the links, or after them once all are measured."""
         if not survey.is_over:
             return [*commands]
         self.agents = survey.told_to(self.agents)

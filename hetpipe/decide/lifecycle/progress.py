@@ -1,4 +1,4 @@
-"""How fast a running job goes: stage reports in, the progress table out. Pure; the time is an argument."""
+"""Progress of a running job: stage reports in, progress table out. Pure; the time is an argument."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ RATE_SECONDS = 10.0
 #: Time without a report after which a rate begins to fall; reports come about once a second.
 STALE_SECONDS = 3.0
 
-#: Who waits for this share of its time is held up.
+#: A virtual worker that waits for this share of its time counts as held up.
 HELD_UP_SHARE = 0.5
 
 StagePlace = tuple[VirtualWorkerIndex, StageIndex]
-"""A stage, whatever its life."""
+"""A stage, regardless of its incarnation."""
 
 
 def total_samples(data: DataSpec) -> int:
@@ -41,7 +41,7 @@ def total_samples(data: DataSpec) -> int:
 
 
 def continued(report: StageProgress, before: StageProgress | None) -> StageProgress:
-    """`report` of a later life, when the ones before came to `before`: counts go on; what was first, or most, stays."""
+    """`report` of a later incarnation, added to the counts `before`; first and maximum values are kept."""
     if before is None:
         return report
     return replace(
@@ -62,30 +62,30 @@ def continued(report: StageProgress, before: StageProgress | None) -> StageProgr
 
 @dataclass(slots=True)
 class _Rate:
-    """How fast something of one virtual worker grows, over the last `RATE_SECONDS`."""
+    """Rate of a count of one virtual worker over the last `RATE_SECONDS`."""
 
     points: deque[tuple[float, float]]
     """(monotonic seconds, amount so far); never empty."""
 
     def add(self, now: float, amount: float, *, begins: bool) -> None:
-        """Add a point; what there is when it `begins` has made no rate, nor has less, which another stage counts."""
+        """Add a point. The initial amount does not contribute to the rate."""
         if begins or amount < self.points[-1][1]:
             self.points.clear()
         self.points.append((now, amount))
-        # One point beyond the span stays, so that slow reports still span an interval.
+        # One point before the window is kept, so that slow reports still span an interval.
         while len(self.points) > 2 and self.points[1][0] <= now - RATE_SECONDS:  # noqa: PLR2004 - an interval has two ends
             self.points.popleft()
 
     def per_second(self, now: float) -> float:
         (start, first), (end, last) = self.points[0], self.points[-1]
         if now - end > STALE_SECONDS:
-            # Nothing was heard for a while, so nothing was done.
+            # Without reports no progress is assumed.
             end = now
         return (last - first) / (end - start) if end > start else 0.0
 
 
 class ProgressBoard:
-    """The newest report of every stage of one job, and the rates behind them."""
+    """The newest report of every stage of one job, and the resulting rates."""
 
     def __init__(
         self,
@@ -97,11 +97,11 @@ class ProgressBoard:
         now: float,
         is_adopted: bool = False,
     ) -> None:
-        """Begin when training begins, at monotonic second `now`, from `start`.
+        """Start with the training, at monotonic second `now`, from `start`.
 
-        Of a job that is adopted, training has begun before: as long ago as its oldest stage has worked.
+        For an adopted job the start of the training is derived from its longest-running stage.
         """
-        #: Of the newest lives.
+        #: Of the newest incarnations.
         self.plan = plan
         self._data = data
         self._start = start
@@ -111,21 +111,21 @@ class ProgressBoard:
         #: Samples of each last stage, and seconds that each first stage waited for a clock.
         self._rates = {vw.index: _Rate(deque([(now, 0.0)])) for vw in plan.virtual_workers}
         self._waits = {vw.index: _Rate(deque([(now, 0.0)])) for vw in plan.virtual_workers}
-        #: The newest report per stage; what it counts, it counts over all lives.
+        #: The newest report per stage, with counts over all incarnations.
         self.reports: dict[StagePlace, StageProgress] = {}
-        #: What the stages' earlier lives have counted, and the newest life of each virtual worker.
+        #: Counts of earlier incarnations, and the newest incarnation of each virtual worker.
         self._before: dict[StagePlace, StageProgress] = {}
         self._lives: dict[VirtualWorkerIndex, Incarnation] = {}
 
     def follow(self, plan: Plan, *, now: float) -> None:
-        """The plan is another one: a virtual worker is cut anew, or is there that the run has not had yet."""
+        """Change the plan: a virtual worker has a new cut, or was added."""
         self.plan = plan
         for vw in plan.virtual_workers:
             self._rates.setdefault(vw.index, _Rate(deque([(now, 0.0)])))
             self._waits.setdefault(vw.index, _Rate(deque([(now, 0.0)])))
 
     def add(self, key: StageKey, report: StageProgress, *, now: float) -> None:
-        """Take a stage's report; the last stage's samples make the rate."""
+        """Add a stage's report; the last stage's samples determine the rate."""
         vw, stage = key.vw, key.stage
         if key.incarnation > self._lives.setdefault(vw, Incarnation(0)):
             self._lives[vw] = key.incarnation
@@ -140,11 +140,11 @@ class ProgressBoard:
             self._waits[vw].add(now, report.waiting_seconds, begins=is_unknown)
 
     def running_seconds(self, *, now: float) -> float:
-        """Since training began."""
+        """Seconds since training began."""
         return now - self._started
 
     def local_clock(self, vw: VirtualWorkerIndex, clocks: ClockSnapshot | None) -> Clock:
-        """Waves `vw` has committed, as far as is known."""
+        """Waves that `vw` has committed, as far as known."""
         if clocks is not None and vw in clocks.local:
             return clocks.local[vw]
         first = self.reports.get((vw, StageIndex(0)))
@@ -153,9 +153,9 @@ class ProgressBoard:
     def table(
         self, clocks: ClockSnapshot | None, *, states: Mapping[VirtualWorkerIndex, LifeState], now: float
     ) -> ProgressTable:
-        """The picture at `now`, when the virtual workers stand in `states`.
+        """The progress table at `now`, given the `states` of the virtual workers.
 
-        Distances are from the slowest of those that count: who begins its next life is no member yet.
+        Distances are relative to the slowest member; a restarting virtual worker is not one.
         """
         locals_ = {vw.index: self.local_clock(vw.index, clocks) for vw in self.plan.virtual_workers}
         up = {vw: clock for vw, clock in locals_.items() if states[vw] in UP}
@@ -182,7 +182,7 @@ class ProgressBoard:
         )
 
     def _straggler(self, clocks: Mapping[VirtualWorkerIndex, Clock], *, now: float) -> VirtualWorkerIndex | None:
-        """The one that is behind and does not wait, while all others mostly do."""
+        """The virtual worker that is behind and does not wait, while all others mostly do."""
         last = min(clocks, key=lambda vw: clocks[vw])
         waits = {vw: self._waits[vw].per_second(now) for vw in clocks}
         others = [share for vw, share in waits.items() if vw != last]

@@ -1,8 +1,8 @@
-"""Members by the heartbeats that this coordinator has heard itself, and the commands for those that are agents.
+"""Membership by the heartbeats received by this coordinator, and command mailboxes of agents.
 
-The store has the same members for those who come later, but whether a process is alive is decided here: so a store that
-is away for a while evicts nobody. An agent that is a member has a mailbox, too, with the commands that it has yet to
-carry out. Not thread-safe; every call gives the monotonic time.
+The store has the same members for later coordinators, but liveness is decided here: so a temporary outage of the store
+evicts no member. Each agent has a mailbox with the commands that it has not executed yet. Not thread-safe; every call
+takes the monotonic time.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from hetpipe.values.ids import AgentId
 from hetpipe.values.link_measurement import MeasuredLinks, merged
 from hetpipe.values.members import ROLE_NAMES, Member, MemberId, MemberInfo, MemberRole, Registration
 
-#: Members at a time: each costs memory, and everybody who looks gets all of them. Each role has its own places, so that
-#: nobody takes those of whom a job needs.
+#: Maximum number of members: each costs memory, and is sent to every observer. The limits are per role, so that one
+#: role cannot use up those that a job needs.
 MAX_MEMBERS: Mapping[MemberRole, int] = {
     MemberRole.AGENT: 600,
     MemberRole.PARAMETER_SERVER: 300,
     MemberRole.WORKER: 100,
 }
 
-#: Of the workers, as many as one operator may list.
+#: Maximum number of workers per operator.
 MAX_WORKERS_OF_OWNER = 25
 
-#: Replaced registrations that are remembered; a process that asks later than that many others registers again.
+#: Replaced registrations that are remembered; a process whose registration is no longer remembered registers again.
 _MAX_TAKEN = 1_000
 
 
@@ -39,11 +39,11 @@ class _Live:
     record: MemberRecord
     expires: float
     departs: bool = False
-    """It has told that it is about to leave."""
+    """It has announced that it is about to leave."""
     owner: str = ""
-    """Whose certificate it has; empty without TLS."""
+    """Identity of its certificate; empty without TLS."""
     has_told: bool = False
-    """It has sent a heartbeat, and so told which jobs it serves."""
+    """It has sent a heartbeat, and thus reported which jobs it serves."""
 
 
 class Registry:
@@ -52,19 +52,19 @@ class Registry:
     def __init__(self, lease_seconds: float) -> None:
         self.lease_seconds = lease_seconds
         self._live: dict[MemberId, _Live] = {}
-        #: Registrations whose id another process has taken, oldest first.
+        #: Registrations whose id was taken by another process, oldest first.
         self._taken: deque[Registration] = deque(maxlen=_MAX_TAKEN)
-        #: Leases that ran out, by role.
+        #: Expired leases, by role.
         self.expired: Counter[MemberRole] = Counter()
 
     def check_new(self, info: MemberInfo, *, owner: str = "") -> None:
-        """Whether `info` may become a member of `owner`.
+        """Check that `owner` may register `info`.
 
         Raises:
             PermissionDenied: a member of another owner has its id.
-            ProtocolViolation: a member of another role has its id: a worker that somebody lists replaces no agent. Or
-                it tells of what is not its own.
-            ResourceExhausted: there is no room.
+            ProtocolViolation: a member of another role has its id, as a worker must not replace an agent; or it reports
+                resources of others.
+            ResourceExhausted: the limit is reached.
         """
         _check_own(info)
         before = self._live.get(info.id)
@@ -79,15 +79,13 @@ class Registry:
         alike = [live for live in self._live.values() if live.record.info.role is role]
         if len(alike) >= MAX_MEMBERS[role]:
             name = ROLE_NAMES[role]
-            raise ResourceExhausted(
-                f"the cluster has {MAX_MEMBERS[role]} members of the role {name}, which is the limit"
-            )
+            raise ResourceExhausted(f"the limit of {MAX_MEMBERS[role]} members of the role {name} is reached")
         own = sum(live.owner == owner for live in alike)
         if role is MemberRole.WORKER and owner and own >= MAX_WORKERS_OF_OWNER:
-            raise ResourceExhausted(f"{owner} lists {own} workers, which is the limit; have some of them leave")
+            raise ResourceExhausted(f"{owner} has registered {own} workers, which is the limit; remove some of them")
 
     def put(self, record: MemberRecord, *, now: float, owner: str = "") -> MemberInfo | None:
-        """Make a member; the one it replaces, if that was another process."""
+        """Register a member; returns the one it replaces, if that was another process."""
         before = self._live.get(record.info.id)
         self._live[record.info.id] = _Live(record, now + self.lease_seconds, owner=owner)
         if before is None:
@@ -112,13 +110,13 @@ class Registry:
         if live is not None and registration in self._taken:
             raise MemberReplaced(f"{live.record.info} has taken the name {member_id}; give each process its own")
         if live is None:
-            raise UnknownMember(f"{member_id} is no member, or no longer since its lease ran out; register again")
+            raise UnknownMember(f"{member_id} is not registered, or its lease has expired; register again")
         if live.record.registration != registration:
             raise UnknownMember(f"a newer registration of {member_id} has replaced this one; register again")
         return live.record
 
     def renew(self, member_id: MemberId, registration: Registration, *, now: float) -> MemberRecord:
-        """Let the lease last from `now`.
+        """Renew the lease from `now`.
 
         Raises:
             UnknownMember: there is no such live member.
@@ -130,12 +128,12 @@ class Registry:
         return record
 
     def renew_all(self, *, now: float) -> None:
-        """Give every member a whole lease from `now`, for nobody could hear their heartbeats."""
+        """Renew all leases from `now`, because heartbeats could not be received."""
         for live in self._live.values():
             live.expires = now + self.lease_seconds
 
     def depart(self, member_id: MemberId, registration: Registration) -> bool:
-        """A member is about to leave; until it registers again. Whether that is news.
+        """Record that a member is about to leave, until it registers again; returns False for a repetition.
 
         Raises:
             UnknownMember: there is no such live member.
@@ -146,7 +144,7 @@ class Registry:
         return is_news
 
     def learn_links(self, measured: MeasuredLinks) -> None:
-        """Know of members what was measured of their links since they registered."""
+        """Update the link measurements of members."""
         ends = {node for link in measured.links for node in link.between} | {copy.node for copy in measured.copies}
         for end in ends:
             live = self._live.get(MemberId(end))
@@ -161,7 +159,7 @@ class Registry:
         return live is not None and live.has_told
 
     def departs(self, member_id: MemberId) -> bool:
-        """Whether a member has told that it is about to leave."""
+        """Whether a member has announced that it is about to leave."""
         live = self._live.get(member_id)
         return live is not None and live.departs
 
@@ -170,7 +168,7 @@ class Registry:
         self._live.pop(member_id, None)
 
     def expire(self, *, now: float) -> list[MemberRecord]:
-        """End the memberships whose lease has run out, and name them."""
+        """End the memberships whose lease has expired, and return them."""
         gone = [live.record for live in self._live.values() if live.expires <= now]
         for record in gone:
             del self._live[record.info.id]
@@ -183,7 +181,7 @@ class Registry:
         return tuple(Member(live.record.info, live.record.order, live.expires - now) for live in ordered)
 
     def of_role(self, role: MemberRole) -> list[MemberInfo]:
-        """The members of one role in order of registration; shards by their wanted index first."""
+        """The members of one role in order of registration; shards by their requested index first."""
         ordered = sorted(self._live.values(), key=lambda live: (_wanted_index(live), live.record.order))
         return [live.record.info for live in ordered if live.record.info.role is role]
 
@@ -199,33 +197,33 @@ def _check_owner(live: _Live, owner: str) -> None:
 
 
 def _check_own(info: MemberInfo) -> None:
-    """Let nobody offer or have what a process of its role and name does not.
+    """Check that a process registers only resources of its role and name.
 
     Raises:
-        ProtocolViolation: as named.
+        ProtocolViolation: it does not.
     """
     is_agent, is_shard = info.role is MemberRole.AGENT, info.role is MemberRole.PARAMETER_SERVER
     if not is_agent and (info.devices or info.stages or info.links):
-        raise ProtocolViolation(f"{info} tells of devices, stages or links, which agents have")
+        raise ProtocolViolation(f"{info} reports devices, stages or links, which only agents have")
     if not is_shard and info.shard_index is not None:
-        raise ProtocolViolation(f"{info} wants a position among the parameter servers, and is none")
+        raise ProtocolViolation(f"{info} requests an index among the parameter servers, but is none")
     for device in info.devices:
         if device.device.rpartition("/")[0] != info.id:
             raise ProtocolViolation(f"{info} offers device {device.device}, which is not of its node")
     if not info.links.is_of(info.id):
-        raise ProtocolViolation(f"{info} tells of links that its node is no end of")
+        raise ProtocolViolation(f"{info} reports links of other nodes")
 
 
 @dataclass(slots=True)
 class _Mailbox:
     last_sequence: int = 0
     waiting: list[NumberedCommand] = field(default_factory=list)
-    #: Number of the last batch of news taken in.
+    #: Number of the last batch of reports accepted.
     last_batch: int = 0
 
 
 class Mailboxes:
-    """One mailbox per registered agent. A mailbox holds at most the commands of the jobs the agent serves."""
+    """One mailbox per registered agent. It holds at most the commands of the jobs the agent serves."""
 
     def __init__(self) -> None:
         self._boxes: dict[AgentId, _Mailbox] = {}
@@ -233,8 +231,8 @@ class Mailboxes:
     def open(self, agent: AgentId, *, is_new: bool = False) -> None:
         """Start a mailbox for a new registration.
 
-        What the same process has not carried out yet is still wanted, and numbered anew; of a process that `is_new`
-        nothing is.
+        Commands that the same process has not executed yet are kept and renumbered; for a process that `is_new` they
+        are dropped.
         """
         before = self._boxes.pop(agent, None)
         self._boxes[agent] = _Mailbox()
@@ -242,11 +240,11 @@ class Mailboxes:
             self.post(agent, numbered.command)
 
     def close(self, agent: AgentId) -> None:
-        """The agent is gone."""
+        """Delete the mailbox of an agent that is gone."""
         self._boxes.pop(agent, None)
 
     def post(self, agent: AgentId, command: Command) -> None:
-        """Queue a command; nothing happens when the agent is gone, since its processes then end by themselves."""
+        """Queue a command; no effect when the agent is gone, since its processes then end by themselves."""
         box = self._boxes.get(agent)
         if box is not None:
             box.last_sequence += 1
@@ -263,7 +261,7 @@ class Mailboxes:
         return () if box is None else tuple(command for command in box.waiting if command.sequence > sequence)
 
     def acknowledge(self, agent: AgentId, sequence: int) -> None:
-        """Forget the commands up to number `sequence`: they were carried out.
+        """Drop the commands up to number `sequence`, which have been executed.
 
         Raises:
             ProtocolViolation: there is no such number yet.
@@ -277,16 +275,18 @@ class Mailboxes:
     def _check(box: _Mailbox | None, agent: AgentId, sequence: int) -> None:
         last = 0 if box is None else box.last_sequence
         if sequence > last:
-            raise ProtocolViolation(f"{agent} knows of command {sequence}; the last one of its registration is {last}")
+            raise ProtocolViolation(
+                f"{agent} acknowledges command {sequence}, but the last one of its registration is {last}"
+            )
 
     def take_batch(self, agent: AgentId, batch: int) -> bool:
         """True once for every batch number of a registration, which only grows.
 
         Raises:
-            ProtocolViolation: the number is none that anybody counts to.
+            ProtocolViolation: the number is invalid.
         """
         if not 0 < batch < MAX_COUNT:
-            raise ProtocolViolation(f"agent {agent} numbers a batch of news {batch}; the first one is 1")
+            raise ProtocolViolation(f"agent {agent} numbers a batch of reports {batch}; numbers start at 1")
         box = self._boxes.get(agent)
         if box is None or batch <= box.last_batch:
             return False

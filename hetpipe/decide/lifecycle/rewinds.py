@@ -1,8 +1,8 @@
-"""How a job goes back to its newest checkpoint when it cannot go on from where it is (`reliability.md`, P2). Pure.
+"""Rewind of a job to its newest checkpoint when it cannot continue (`reliability.md`, P2). Pure.
 
-The way back: all processes of the job are ended, everybody who holds weights must be there, and then the shell prepares
-the job anew, in the next term and in a folder of its own. A job that loses what it trained since the same checkpoint
-again and again gets no further, so the rewinds in a row without a newer one are bounded.
+In a rewind all processes of the job are ended, all members that hold weights must be available, and then the shell
+prepares the job again, in the next term and in a folder of its own. A job that repeatedly loses its progress since the
+same checkpoint does not advance, so the number of consecutive rewinds without a newer one is bounded.
 """
 
 from __future__ import annotations
@@ -28,75 +28,76 @@ from hetpipe.values.members import MemberId, MemberInfo
 
 @dataclass(slots=True)
 class _WayBack:
-    """One rewind under way."""
+    """One rewind in progress."""
 
     cause: Failure
     from_clock: Clock
-    #: When it began, and when the job may be prepared anew.
+    #: Its start, and when the job may be prepared again.
     since: float
     ready_at: float
-    #: Nobody is left who knows how it was prepared: what follows is a whole preparation, from the inspection on.
+    #: The previous preparation is unknown: the job is prepared completely, from the inspection on.
     is_whole: bool = False
-    #: The shell prepares the job anew.
+    #: The shell is preparing the job.
     is_preparing: bool = False
-    #: Since when it could not be prepared anew; None while nothing speaks against it.
+    #: Since when preparing has failed; None while nothing prevents it.
     barred_since: float | None = None
-    #: Why the shell could not do so the last time.
+    #: The reason of the last failure.
     refusal: str = ""
 
 
 class Rewinds:
-    """The rewinds of one job. Not thread-safe; every call gives the monotonic time."""
+    """The rewinds of one job. Not thread-safe; every call takes the monotonic time."""
 
     def __init__(self, job: Job, submission: Submission, patience: Patience) -> None:
-        """Begin without one under way."""
+        """Start without a rewind in progress."""
         self._survive = job.survive
         self._patience = patience
-        #: Rewinds so far, and the number of the newest folder; those that were given up for another one have folders.
+        #: Number of rewinds, and of the newest folder; abandoned rewinds have folders, too.
         self.count = self._number = submission.rewinds
-        #: Those in a row that did not find a newer checkpoint.
+        #: Consecutive ones without a newer checkpoint.
         self._fruitless = 0
-        #: Clock from which the job went on the last time; None before it was prepared.
+        #: Clock at which the job last continued; None before it was prepared.
         self._began_at: Clock | None = None
-        #: Members that are gone, and what others were told when they registered again.
+        #: Members that are gone, and notices about re-registered ones.
         self._absent: dict[MemberId, MemberGone] = {}
         self._known: dict[MemberId, MemberInfo] = {}
-        #: Those that went, or are about to go, on notice: they are expected back, whenever that is.
+        #: Those that left, or are about to leave, on notice: they are expected to return, at any time.
         self._on_leave: set[MemberId] = set()
-        #: Virtual workers that had been asked to leave and to stay out.
+        #: Virtual workers drained on request.
         self._out: tuple[VirtualWorkerIndex, ...] = ()
         self._way: _WayBack | None = None
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the job is on its way back."""
+        """Whether a rewind is in progress."""
         return self._way is not None
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it is, and nobody prepares it yet."""
+        """Whether one is in progress and not being prepared yet."""
         return self._way is not None and not self._way.is_preparing
 
-    # -- what is heard -----------------------------------------------------------------------------------------------
+    # -- facts
+    # ----------------------------------------------------------------------------------------------------------
 
     def gone(self, gone: MemberGone) -> None:
-        """A membership ended."""
+        """Record the end of a membership."""
         self._absent[gone.member] = gone
 
     def departs(self, agent: AgentId) -> None:
-        """An agent was told to end, and begins nothing any more."""
+        """Record that an agent is shutting down and starts nothing any more."""
         member = MemberId(agent)
         self._on_leave.add(member)
         self._absent[member] = MemberGone(member, f"agent {agent} was told to end")
 
     def seen(self, info: MemberInfo) -> None:
-        """A process has registered."""
+        """Record a registration."""
         self._absent.pop(info.id, None)
         self._on_leave.discard(info.id)
         self._known[info.id] = info
 
     def note_end(self, fact: WorkersInput, stages: StageTable) -> None:
-        """Take in what is said of processes of which only the end is of interest any more."""
+        """Process a report about processes of which only the end matters."""
         match fact:
             case ChildExit(key=key):
                 life = stages.get(key)
@@ -105,25 +106,26 @@ class Rewinds:
             case MemberGone(member=member):
                 stages.lose_agent(AgentId(member))
             case _:
-                """Nothing else of them counts."""
+                """all other reports are ignored"""
 
-    # -- the way back ------------------------------------------------------------------------------------------------
+    # -- the rewind
+    # -----------------------------------------------------------------------------------------------------
 
     def begin_whole(self, cause: Failure, *, now: float) -> None:
-        """The job goes back because of `cause`, and has to be prepared from the inspection on."""
+        """Start a rewind because of `cause` with a complete preparation, from the inspection on."""
         self._way = _WayBack(cause, Clock(0), now, ready_at=now, is_whole=True)
 
     @property
     def is_whole(self) -> bool:
-        """Whether one is under way that includes a whole preparation."""
+        """Whether a rewind with a complete preparation is in progress."""
         return self._way is not None and self._way.is_whole
 
     def clear(self, stages: StageTable, *, everybody: bool, now: float) -> None:
-        """Let the whole preparation begin, if no process of before is left, or each has had the time to end.
+        """Whether the complete preparation can start: all earlier processes have ended, or had the time to.
 
         Args:
-            stages: those of before.
-            everybody: the job takes all devices there are, so whoever may still register is waited for.
+            stages: the earlier processes.
+            everybody: the job uses all devices, so members that may still register are waited for.
             now: monotonic seconds.
         """
         way = self._way
@@ -133,12 +135,12 @@ class Rewinds:
         way.is_preparing = is_clear and (not everybody or waited >= self._patience.echo_seconds)
 
     def wait_again(self, *, now: float) -> None:
-        """Somebody has come with processes of before, which are to end first."""
+        """Wait again: a member has registered with earlier processes, which must end first."""
         assert self._way is not None
         self._way.is_preparing, self._way.since = False, now
 
     def may_prepare(self, members: JobPreparation, *, now: float) -> bool | Failure:
-        """Whether the shell may try once more what it could not do before, or why that can never be."""
+        """Whether the shell may retry, or why retrying is hopeless."""
         way = self._way
         assert way is not None
         missing = self._missing(members)
@@ -148,7 +150,7 @@ class Rewinds:
         elif way.barred_since is None:
             way.barred_since = now
         elif (waited := now - way.barred_since) >= self._survive.absence.total_seconds():
-            why = f"for {waited:.0f} s the job could not go back to a checkpoint: {missing or way.refusal}"
+            why = f"for {waited:.0f} s the job could not be rewound to a checkpoint: {missing or way.refusal}"
             return Failure(Rank.GONE, JobFailed.__name__, f"{way.cause.sentence}; {why}", now)
         if missing or now < way.ready_at:
             return False
@@ -157,7 +159,7 @@ class Rewinds:
         return True
 
     def begin(self, cause: Failure, training: JobTraining, *, now: float) -> None:
-        """The job goes back because of `cause`; what it was when it trained."""
+        """Start a rewind because of `cause`, given the state of the training."""
         clock = Clock(0) if training.clocks is None else training.clocks.published
         pause = 2.0 ** (self._fruitless - 1) if self._fruitless else 0.0
         ready_at = now + min(pause, self._survive.backoff.total_seconds())
@@ -167,12 +169,12 @@ class Rewinds:
     def check(
         self, stages: StageTable, members: JobPreparation, before: Prepared, *, now: float
     ) -> Rewind | Failure | None:
-        """What is next: nothing yet, to prepare the job anew, or why that can never be.
+        """The next step: nothing yet, prepare the job again, or fail with a reason.
 
         Args:
-            stages: the processes of before.
-            members: who carries the job out.
-            before: how it was prepared the last time.
+            stages: the earlier processes.
+            members: the members of the job.
+            before: the previous preparation.
             now: monotonic seconds.
         """
         way = self._way
@@ -188,7 +190,7 @@ class Rewinds:
         return Rewind(self._number, before, members.agents, members.shards, members.eval_samples)
 
     def is_retryable(self, failed: TaskFailed, *, now: float) -> bool:
-        """Whether a failure to prepare the job anew is one to wait out."""
+        """Whether a failed preparation should be retried."""
         kind = getattr(errors, failed.error, None)
         if self._way is None or not (isinstance(kind, type) and issubclass(kind, Unavailable)):
             return False
@@ -197,10 +199,10 @@ class Rewinds:
         return True
 
     def prepared(self, prepared: Prepared, *, now: float) -> Rewound | Failure | None:
-        """The job is prepared, for the first time or anew.
+        """Record that the job is prepared, for the first time or again.
 
         Returns:
-            What to tell of a rewind, or why the job is given up.
+            The event of a rewind, or why the job is abandoned.
         """
         start = prepared.start.clock
         way, self._way = self._way, None
@@ -208,7 +210,7 @@ class Rewinds:
         if way is None or prepared.submission is None:
             return None
         if way.is_whole:
-            # How far it was, and how often it had gone back, tell its folders alone.
+            # The previous progress and number of rewinds are only known from its folders.
             self.count = self._number = prepared.submission.rewinds
             return Rewound(start, start, prepared.submission.run_dir, way.cause.sentence)
         self.count += 1
@@ -223,17 +225,17 @@ class Rewinds:
         return Rewound(way.from_clock, start, prepared.submission.run_dir, way.cause.sentence)
 
     def old_news(self) -> Iterable[WorkersInput]:
-        """What those who begin anew have to be told: who is gone, and who is to stay out."""
+        """Facts for the new training: missing members, and drained virtual workers."""
         yield from self._absent.values()
         yield from (DrainAsked(vw, "out") for vw in self._out)
 
     def awaited(self, stages: StageTable, members: JobPreparation) -> str:
-        """For whom the way back waits, and for what."""
+        """Description of the current wait."""
         if not stages.all_exited:
             return "all stages to end, before the job goes back to its newest checkpoint"
         why = self._missing(members) or ("" if self._way is None else self._way.refusal)
         return f"what it takes to go back to the newest checkpoint: {why or 'the pause between two rewinds'}"
 
     def _missing(self, members: JobPreparation) -> str:
-        """Who of those that must be there is not, as a sentence; empty if nobody."""
+        """Missing required members, as a sentence; empty if none."""
         return "; ".join(self._absent[member].sentence for member in members.members if member in self._absent)

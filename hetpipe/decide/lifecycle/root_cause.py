@@ -1,8 +1,8 @@
-"""Which of several failures is the one to tell. Pure.
+"""Root-cause analysis: selects the failure to report among several. Pure.
 
-When one process of a run dies, its neighbours fail too, and their reports may come first. So the coordinator listens on
-for a moment after the first failure and then names the deepest one. If all it heard are echoes, something must have
-died that cannot report itself, and the lease of that process is given the time to run out.
+When one process of a run dies, its neighbours fail too, and their reports may come first. So the coordinator keeps
+collecting for a moment after the first failure and then reports the one closest to the cause. If all reports are
+consequences, a process must have died silently, and its lease is given the time to expire.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from enum import IntEnum
 
 
 class Rank(IntEnum):
-    """How near a failure is to the cause; lower is nearer."""
+    """Distance of a failure from the root cause; lower is closer."""
 
     KILLED = 0
     """A process was ended by a signal."""
     REPORTED = 1
-    """A process failed and said why."""
+    """A process failed and reported why."""
     EXITED = 2
-    """A process ended without a word, or for want of what another life may find."""
+    """A process ended without a report, or because of something that a restart may fix."""
     GONE = 3
-    """A member stopped answering, or left; or a process hangs."""
+    """A member stopped responding, or left; or a process hangs."""
     ECHO = 4
-    """A process failed because another was gone."""
+    """A process failed because another one was gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One thing that went wrong."""
+    """One failure."""
 
     rank: Rank
     error: str
@@ -39,15 +39,15 @@ class Failure:
     """Monotonic seconds."""
     problems: tuple[str, ...] = ()
     calls_for_rewind: bool = False
-    """Whether the job can go on from its newest checkpoint, and only from there."""
+    """Whether the job can continue from its newest checkpoint, and only from there."""
     is_notice: bool = False
-    """Whether nothing failed: somebody goes who has said so, and the newest checkpoint has all that was trained."""
+    """Whether it is not a failure but an announced departure, and the newest checkpoint contains all progress."""
 
 
 def decision_time(failures: Sequence[Failure], *, settle_seconds: float, echo_seconds: float) -> float:
-    """When to stop listening, in monotonic seconds, given at least one failure.
+    """When to stop collecting, in monotonic seconds, given at least one failure.
 
-    `settle_seconds` after the first failure; `echo_seconds` after it while there are echoes only.
+    `settle_seconds` after the first failure; `echo_seconds` after it while there are only consequences.
 
     >>> echo = Failure(Rank.ECHO, "LinkClosed", "its neighbour is gone", at=10.0)
     >>> decision_time([echo], settle_seconds=1.0, echo_seconds=6.5)
@@ -61,5 +61,5 @@ def decision_time(failures: Sequence[Failure], *, settle_seconds: float, echo_se
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure:
-    """The failure nearest to the cause; the earliest among equals, and the first heard among those."""
+    """The failure closest to the cause; the earliest of equal rank, and the first reported among those."""
     return min(failures, key=lambda failure: (failure.rank, failure.at))

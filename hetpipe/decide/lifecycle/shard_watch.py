@@ -1,7 +1,7 @@
-"""The parameter servers of a job: those that are gone, and those that lost what they kept of it. Pure.
+"""Supervision of a job's parameter servers: missing ones, and those that lost its state. Pure.
 
-Training stands still without one that is gone, but loses nothing: a parameter server that comes back has all it
-acknowledged. One that lost its state sends the job back to a checkpoint.
+Training stalls while one is missing, but loses nothing: a restarted parameter server has everything it acknowledged.
+One that lost its state causes a rewind to a checkpoint.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hetpipe.errors import JobFailed
 from hetpipe.values.events import Waiting
 from hetpipe.values.members import MemberId, MemberInfo
 
-#: Heartbeats in a row without the job after which it is lost.
+#: Consecutive heartbeats without the job after which its state counts as lost.
 _BEATS = 2
 
 
@@ -24,19 +24,19 @@ class _Lost:
     sentence: str
     since: float
     noticed: float
-    #: Where it has come back instead.
+    #: The different address at which it was restarted.
     elsewhere: str = ""
 
 
 class ShardWatch:
-    """The lost parameter servers of one job. Not thread-safe; every call gives the monotonic time."""
+    """The missing parameter servers of one job. Not thread-safe; every call takes the monotonic time."""
 
     def __init__(self, absence_seconds: float, notice_seconds: float) -> None:
-        """Begin with all of them there.
+        """Start with none missing.
 
         Args:
-            absence_seconds: after so long without one the job fails.
-            notice_seconds: until a wait is told, and between two such notices.
+            absence_seconds: maximum absence before the job fails.
+            notice_seconds: time until a wait is reported, and between two reports.
         """
         self._absence_seconds = absence_seconds
         self._notice_seconds = notice_seconds
@@ -48,11 +48,11 @@ class ShardWatch:
         return bool(self._lost)
 
     def gone(self, shard: MemberInfo, sentence: str, *, now: float) -> None:
-        """A parameter server of the job is gone."""
+        """Record that a parameter server of the job is missing."""
         self._lost.setdefault(shard.id, _Lost(shard, sentence, now, now))
 
     def seen(self, info: MemberInfo) -> None:
-        """A process has registered: a lost one is back where everybody knows it."""
+        """Record a registration: a missing one is back if its address is unchanged."""
         lost = self._lost.get(info.id)
         if lost is None:
             return
@@ -62,7 +62,7 @@ class ShardWatch:
             lost.elsewhere = f", and not at {info.address}, where it is now"
 
     def check(self, *, now: float) -> list[Waiting | Failure]:
-        """What is to be said, and whether it has lasted too long."""
+        """The report that is due, and whether the wait has timed out."""
         found: list[Waiting | Failure] = []
         for lost in self._lost.values():
             waited = now - lost.since
@@ -77,26 +77,26 @@ class ShardWatch:
 
 
 class LostDisks:
-    """The parameter servers of one job that serve it no more although they were to: what they kept of it is lost.
+    """Detection of parameter servers of a job that have lost its state.
 
-    Each heartbeat names the jobs that its sender serves. One that is under way while a parameter server is told of a
-    job does not name it yet, so that one alone proves nothing; two in a row do.
+    Each heartbeat lists the jobs that its sender serves. One sent during the configuration of a job does not list it
+    yet, so a single omission is not conclusive; two in a row are.
     """
 
     def __init__(self) -> None:
-        #: Heartbeats in a row that did not name the job.
+        #: Consecutive heartbeats without the job.
         self._missed: Counter[MemberId] = Counter()
 
     def heard(self, shard: MemberInfo, *, serves: bool, reason: str) -> str:
-        """Take in what a heartbeat says of the job.
+        """Process a heartbeat's status of the job.
 
         Args:
             shard: the sender, a parameter server of the job.
-            serves: whether it names the job among those that it serves.
-            reason: why it serves it no more, if it says so.
+            serves: whether it lists the job.
+            reason: why it no longer serves it, if reported.
 
         Returns:
-            What is lost, as a sentence; empty while nothing is.
+            The loss, as a sentence; empty if there is none.
         """
         self._missed[shard.id] = 0 if serves else self._missed[shard.id] + 1
         if self._missed[shard.id] < _BEATS:

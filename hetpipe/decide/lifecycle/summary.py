@@ -1,7 +1,7 @@
 """The result of a run, as `hetpipe train --json` prints it. Pure.
 
-What is a sum over the cluster is added here, once: losses, evaluation, bytes, waiting. All counts are of this run
-alone, so that `samples / wall_seconds` is its rate also after `--resume`; clocks are those of the whole training.
+Sums over the cluster are computed here: losses, evaluation, bytes, waiting. All counts are of this run alone, so that
+`samples / wall_seconds` is its rate also after `--resume`; clocks are those of the whole training.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from hetpipe.values.wire import plain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRun:
-    """What is known of a run when it has ended."""
+    """Data of a finished run."""
 
     run_dir: str
     plan: Plan
     start: Progress
     told_clocks: ClockSnapshot | None
-    """At the end, from the clock shard; None if it told none."""
+    """Final clocks from the clock shard; None if it reported none."""
     reports: Mapping[tuple[VirtualWorkerIndex, StageIndex], StageProgress]
     """The last report of every stage."""
     evaluations: EvaluationHistory
@@ -40,19 +40,19 @@ class FinishedRun:
     staleness: int | None
     """D, or None for `asp`."""
     deaths: Mapping[VirtualWorkerIndex, int]
-    """Lives of each virtual worker that ended before the run."""
+    """Incarnations of each virtual worker that ended before the run."""
     rewinds: int = 0
-    """How often the whole job went back to a checkpoint."""
+    """Number of rewinds of the job."""
     conditions: tuple[Condition, ...] = ()
-    """What endangered the run."""
+    """Conditions of the run."""
     proof: ProofReport | None = None
-    """Of the model, before training; None if nobody knows."""
+    """Proof of the model, before training; None if unknown."""
     peak: Peak = Peak(None)
     """Of all devices in use together."""
 
     @property
     def clocks(self) -> ClockSnapshot:
-        """The clocks at the end, as far as anybody knows."""
+        """The final clocks, as far as known."""
         return self.told_clocks or clocks_from_reports(self.plan, self.start, self.reports.values())
 
 
@@ -112,18 +112,20 @@ def result_object(record: FinishedRun) -> dict[str, Any]:
 
 
 def speed_of(proof: ProofReport | None, samples_per_second: float, peak: Peak) -> ModelSpeed:
-    """Samples/s as tokens/s and as the share of the devices' peak, by what was counted before training."""
+    """Convert samples/s to tokens/s and the share of the devices' peak, with the work counted before training."""
     return model_speed(samples_per_second, None if proof is None else proof.work, peak)
 
 
 def peak_of(plan: Plan, agents: Iterable[AgentInfo], job: Job, proof: ProofReport | None) -> Peak:
-    """Operations per second of all devices of a plan together.
+    """Combined peak operations per second of all devices of a plan.
 
-    A device has the type that `cluster.file` of the job gives it, else the one that it reports.
+    The type of a device is that given by the job's `cluster.file`, else the reported one.
     """
     cluster = job.cluster.file
     if job.cluster.emulate:
-        return Peak(None, "the devices are played (`cluster.emulate`): they take their time, and do not compute in it")
+        return Peak(
+            None, "the devices are emulated (`cluster.emulate`): their times are not those of actual computation"
+        )
     named = {} if cluster is None else cluster.devices
     offered = {device.device: device for agent in agents for device in agent.devices}
     kinds = [
@@ -136,7 +138,7 @@ def peak_of(plan: Plan, agents: Iterable[AgentInfo], job: Job, proof: ProofRepor
 
 
 def clocks_from_reports(record_plan: Plan, start: Progress, reports: Iterable[StageProgress]) -> ClockSnapshot:
-    """Clocks for a run whose clock shard told none: the start, as far as anyone knows better by the stages' clocks."""
+    """Clocks of a run whose clock shard reported none: the start, advanced by the stages' clocks."""
     published = max((report.published for report in reports), default=start.clock)
     return ClockSnapshot(
         term=record_plan.term,
@@ -159,7 +161,7 @@ def _report(record: FinishedRun, vw: VirtualWorkerIndex, stage: int) -> StagePro
 
 
 def _last_clock(record: FinishedRun, vw: VirtualWorkerIndex) -> Clock:
-    """Where one came to that is no member at the end."""
+    """The final clock of a virtual worker that is not a member at the end."""
     report = _report(record, vw, 0)
     return record.start.clock if report is None else report.clock
 

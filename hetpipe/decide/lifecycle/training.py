@@ -1,6 +1,7 @@
-"""A job whose stages were told to start: who lives, how far it is, what was evaluated, who is missing. Pure.
+"""The training phase of a job: virtual workers, progress, evaluations, missing members. Pure.
 
-The part of `job_machine` that is about processes; facts in, instructions out, and failures that the job cannot survive.
+The part of `job_machine` that deals with processes; facts in, instructions out, and failures that the job cannot
+survive.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from hetpipe.values.utilisation import Peak
 
 
 class JobTraining:
-    """One job under way. Not thread-safe; every call gives the monotonic time."""
+    """One job in training. Not thread-safe; every call takes the monotonic time."""
 
     def __init__(
         self,
@@ -56,16 +57,16 @@ class JobTraining:
         now: float,
         adopted: RunDescription | None = None,
     ) -> None:
-        """Nothing is started before `begin`.
+        """Create the state; `begin` starts the stages.
 
         Args:
-            assignment: the plan and who carries it out.
-            prepared: the same, with where the run starts.
+            assignment: the plan and its members.
+            prepared: the result of the preparation, with the start of the run.
             stages: the processes; filled here.
-            eval_samples: samples that a whole evaluation covers; None: not known.
-            patience: bounds of waits that no user sets.
+            eval_samples: samples of a complete evaluation; None: unknown.
+            patience: timeouts that are not set by users.
             now: monotonic seconds.
-            adopted: what has become of the run under an earlier coordinator; nothing is to `begin` then.
+            adopted: the state of the run under an earlier coordinator; `begin` is not called then.
         """
         self._assignment = assignment
         self._prepared = prepared
@@ -81,7 +82,7 @@ class JobTraining:
         self._repartitions = Repartitions(assignment, basis_if_known(prepared.run, assignment.agents))
         self._shard_watch = ShardWatch(assignment.job.survive.absence.total_seconds(), patience.notice_seconds)
         self._evaluations = Evaluations(eval_samples)
-        #: From the moment training begins.
+        #: Set from the start of the training.
         self._board: ProgressBoard | None = None
         #: When the last progress table was announced.
         self._pictured = now
@@ -94,15 +95,15 @@ class JobTraining:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it came to its end because somebody asked for it, or has not come to its end at all."""
+        """Whether it ended on request, or has not ended."""
         return self._stages.was_stopped or not self._lives.all_done
 
     def begin(self, *, now: float) -> list[SendCommand]:
-        """Start the first life of every virtual worker."""
+        """Start the first incarnation of every virtual worker."""
         return self._lives.begin(now=now)
 
     def run(self, *, now: float) -> None:
-        """Training begins, or is taken over: from here on its time counts."""
+        """Start or take over the training: its time counts from here on."""
         prepared = self._prepared
         staleness = self._assignment.job.staleness
         is_adopted = self._returning is not None
@@ -111,7 +112,7 @@ class JobTraining:
         )
 
     def enlarge(self, new: NewWorker, prepared: Prepared, *, now: float) -> None:
-        """A virtual worker is to join that the run has not had yet; `prepared` is how the run goes on with it."""
+        """Add a virtual worker to the run; `prepared` is the updated preparation."""
         self._prepared = prepared
         self._lives.enlarge(new, now=now)
         assignment = self._lives.assignment
@@ -120,10 +121,10 @@ class JobTraining:
             self._board.follow(assignment.plan, now=now)
 
     def handle(self, fact: WorkersInput, *, now: float) -> list[WorkersOutput]:
-        """Take one fact in.
+        """Process one fact.
 
         Returns:
-            What to do, in order, and what the job cannot survive.
+            Instructions, in order, and failures that the job cannot survive.
         """
         out: list[WorkersOutput] = []
         match fact:
@@ -143,7 +144,7 @@ class JobTraining:
             case Tick():
                 out += self._tick(now=now)
             case _:
-                """It is about a life."""
+                """it concerns an incarnation"""
         out += self._lives.handle(fact, now=now)
         out += self._repartitions.follow(self._lives)
         computing = [worker.vw for worker in self._lives if _may_compute(worker)]
@@ -159,7 +160,7 @@ class JobTraining:
         conditions: Sequence[Condition],
         evaluations: EvaluationHistory,
     ) -> dict[str, Any] | None:
-        """The result of the run as far as it came, after so many rewinds; None when training had not begun."""
+        """The result of the run so far, after the given number of rewinds; None before training."""
         if self._board is None:
             return None
         return result_object(
@@ -182,16 +183,16 @@ class JobTraining:
 
     @property
     def _peak(self) -> Peak:
-        """Of the devices as they are dealt now: virtual workers that joined later count from then on."""
+        """Peak of the devices currently in use, including virtual workers that joined later."""
         now = self._lives.assignment
         return peak_of(now.plan, now.agents, now.job, self._prepared.run.proof)
 
     def running_seconds(self, *, now: float) -> float:
-        """Since training began; 0 before."""
+        """Seconds since training began; 0 before."""
         return 0.0 if self._board is None else self._board.running_seconds(now=now)
 
     def _heard(self, news: StageNews, *, now: float) -> list[JobEvent]:
-        """What people are told of a stage's report that is not about its life."""
+        """Event for a stage's report that does not concern its incarnation."""
         match news.report:
             case StageProgress() as progress if self._board is not None:
                 self._board.add(news.key, progress, now=now)
@@ -201,7 +202,7 @@ class JobTraining:
             case StageEvaluation() as part:
                 return [*_if_any(self._evaluations.add(news.key.vw, part))]
             case _:
-                """Its life is told of elsewhere."""
+                """its incarnation is reported elsewhere"""
         return []
 
     def _tick(self, *, now: float) -> list[WorkersOutput]:
@@ -232,7 +233,7 @@ class JobTraining:
 
 
 def _may_compute(worker: VirtualWorker) -> bool:
-    """Whether parts of evaluations may come from it. That a first life is ready may be told after its first part."""
+    """Whether it may send parts of evaluations; even its first one may arrive before the report that it is ready."""
     is_first = worker.state is LifeState.STARTING and worker.incarnation == 0
     return is_first or worker.state in COMPUTING
 

@@ -9,7 +9,7 @@ from hetpipe.errors import UserError
 from hetpipe.job.file import Job
 from hetpipe.values.catalogue import CATALOGUE
 from hetpipe.values.measurement import LayerMeasurement, Measurement
-from hetpipe.values.profile import LayerProfile, ParameterProfile, Profile
+from hetpipe.values.profile import AliveValue, ForbiddenCut, LayerProfile, ParameterProfile, Profile
 from hetpipe.values.suggest import did_you_mean
 
 
@@ -36,7 +36,7 @@ def profile_of(
     columns = zip(*(measurement.layers for measurement in every), strict=True)
     types = [measurement.device_type for measurement in every]
     return Profile(
-        version=1,
+        version=2,
         model=model,
         batch_size=batch_size,
         input_bytes=measured[0].input_bytes,
@@ -82,6 +82,15 @@ def _layer(types: Sequence[str], by_type: Sequence[LayerMeasurement]) -> LayerPr
         parameter_bytes=one.parameter_bytes,
         activation_bytes=max(layer.activation_bytes for layer in by_type),
         output_bytes=one.output_bytes,
+        gradient_bytes=sum(value.num_bytes for value in one.alive if value.has_gradient) if one.alive else None,
+        alive=tuple(
+            AliveValue(name=value.name, num_bytes=value.num_bytes, has_gradient=value.has_gradient)
+            for value in one.alive
+        ),
+        forbidden=tuple(
+            ForbiddenCut(before=each.before, upto=each.upto, places=each.places, reason=each.reason)
+            for each in one.forbidden
+        ),
         forward_ms={kind: layer.forward_ms for kind, layer in zip(types, by_type, strict=True)},
         backward_ms={kind: layer.backward_ms for kind, layer in zip(types, by_type, strict=True)},
         forward_flops=one.forward.model_flops,

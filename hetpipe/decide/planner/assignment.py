@@ -54,7 +54,12 @@ def assign(document: PlanDocument, model: ModelReport, offered: Offered, *, term
     )
     slices = tuple(piece for layer in model.layers for piece in _slices(layer, document)) if document.has_shards else ()
     return Plan(
-        job_id=job_id, term=term, virtual_workers=workers, slices=slices, num_shards=max(1, len(document.shards))
+        job_id=job_id,
+        term=term,
+        virtual_workers=workers,
+        slices=slices,
+        num_shards=max(1, len(document.shards)),
+        model_digest=model.digest,
     )
 
 

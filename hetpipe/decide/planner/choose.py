@@ -16,6 +16,7 @@ from hetpipe.decide.planner.allocation.node_partition import node_partition
 from hetpipe.decide.planner.allocation.parallel import parallel
 from hetpipe.decide.planner.allocation.policy import Allocation
 from hetpipe.decide.planner.baselines import all_reduce, single_devices
+from hetpipe.decide.planner.borders import borders_of, forbidden_cuts
 from hetpipe.decide.planner.costs import Costs, milliseconds
 from hetpipe.decide.planner.job_rate import samples_per_second
 from hetpipe.decide.planner.jobs import JobPlan, Jobs
@@ -146,6 +147,8 @@ def _document(chosen: Ranked, alternatives: tuple[Alternative, ...]) -> PlanDocu
         idle_devices=tuple(device for device in jobs.devices if device not in used),
         predicted=chosen.predicted,
         alternatives=alternatives,
+        borders=borders_of([worker.stages for worker in plan.workers], costs, jobs.memory(plan.minibatches_per_wave)),
+        forbidden=forbidden_cuts(costs.profile),
     )
 
 

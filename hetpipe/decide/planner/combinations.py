@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetpipe.decide.planner.costs import TICKS_PER_MS
+from hetpipe.decide.planner.job_rate import CardSide
 from hetpipe.decide.planner.pipelines import Pipeline
 
 #: Most combinations that are searched exactly.
@@ -33,8 +34,8 @@ class _Candidate:
     """Among the pipelines given."""
     minibatches_per_second: float
     bottleneck_ticks: int
-    leaving: tuple[int, ...]
-    """Bytes per node and wave."""
+    moved: tuple[int, ...]
+    """Bytes per direction of a network card, and wave."""
 
 
 class Combinations:
@@ -46,7 +47,7 @@ class Combinations:
         *,
         minibatches_per_wave: int,
         network_cards: Mapping[str, float],
-        bytes_leaving: Callable[[Pipeline], Mapping[str, int]],
+        bytes_moved: Callable[[Pipeline], Mapping[CardSide, int]],
     ) -> None:
         """Prepare.
 
@@ -54,23 +55,23 @@ class Combinations:
             pipelines: of each virtual worker.
             minibatches_per_wave: N.
             network_cards: node → bytes per second each way.
-            bytes_leaving: a pipeline → the bytes that leave each node on its account, per wave.
+            bytes_moved: a pipeline → the bytes that leave and enter each node on its account, per wave.
         """
-        nodes = sorted(network_cards)
-        self._cards = [network_cards[node] for node in nodes]
+        sides: list[CardSide] = [side for node in sorted(network_cards) for side in ((node, "in"), (node, "out"))]
+        self._cards = [network_cards[node] for node, _ in sides]
         self._minibatches = len(pipelines) * minibatches_per_wave
         self._pipelines = pipelines
         self._candidates = []
         for own in pipelines:
             candidates = []
             for position, pipeline in enumerate(own):
-                leaving = bytes_leaving(pipeline)
+                moved = bytes_moved(pipeline)
                 candidates.append(
                     _Candidate(
                         position,
                         pipeline.minibatches_per_tick * _TICKS_PER_SECOND,
                         pipeline.bottleneck_ticks,
-                        tuple(leaving.get(node, 0) for node in nodes),
+                        tuple(moved.get(side, 0) for side in sides),
                     )
                 )
             self._candidates.append(_undominated(candidates))
@@ -83,9 +84,9 @@ class Combinations:
             chosen = self._one_at_a_time()
         return tuple(own[one.position] for own, one in zip(self._pipelines, chosen, strict=True))
 
-    def _key(self, slowest: float, bottleneck_ticks: int, leaving: Sequence[int]) -> tuple[float, int]:
+    def _key(self, slowest: float, bottleneck_ticks: int, moved: Sequence[int]) -> tuple[float, int]:
         rate = len(self._candidates) * slowest
-        for card, num_bytes in zip(self._cards, leaving, strict=True):
+        for card, num_bytes in zip(self._cards, moved, strict=True):
             if num_bytes:
                 rate = min(rate, card * self._minibatches / num_bytes)
         return rate, -bottleneck_ticks
@@ -94,28 +95,28 @@ class Combinations:
         return self._key(
             min(one.minibatches_per_second for one in chosen),
             max(one.bottleneck_ticks for one in chosen),
-            [sum(column) for column in zip(*(one.leaving for one in chosen), strict=True)],
+            [sum(column) for column in zip(*(one.moved for one in chosen), strict=True)],
         )
 
     def _by_branch_and_bound(self) -> list[_Candidate]:
-        num_workers, num_nodes = len(self._candidates), len(self._cards)
-        #: The least that the virtual workers from each one on send, and the best they do.
-        least = [[0] * num_nodes]
+        num_workers, num_sides = len(self._candidates), len(self._cards)
+        #: The least that the virtual workers from each one on move, and the best they do.
+        least = [[0] * num_sides]
         fastest, shortest = [math.inf], [0]
         for own in reversed(self._candidates):
-            least.append([rest + min(one.leaving[node] for one in own) for node, rest in enumerate(least[-1])])
+            least.append([rest + min(one.moved[side] for one in own) for side, rest in enumerate(least[-1])])
             fastest.append(min(fastest[-1], max(one.minibatches_per_second for one in own)))
             shortest.append(max(shortest[-1], min(one.bottleneck_ticks for one in own)))
         best = [own[0] for own in self._candidates]
         best_key = self._key_of(best)
 
-        def extend(chosen: list[_Candidate], slowest: float, bottleneck_ticks: int, leaving: list[int]) -> None:
+        def extend(chosen: list[_Candidate], slowest: float, bottleneck_ticks: int, moved: list[int]) -> None:
             nonlocal best, best_key
             left = num_workers - len(chosen)
             hope = self._key(
                 min(slowest, fastest[left]),
                 max(bottleneck_ticks, shortest[left]),
-                [sent + rest for sent, rest in zip(leaving, least[left], strict=True)],
+                [before + rest for before, rest in zip(moved, least[left], strict=True)],
             )
             if not _better(hope, best_key):
                 return
@@ -127,10 +128,10 @@ class Combinations:
                     [*chosen, one],
                     min(slowest, one.minibatches_per_second),
                     max(bottleneck_ticks, one.bottleneck_ticks),
-                    [sent + more for sent, more in zip(leaving, one.leaving, strict=True)],
+                    [before + more for before, more in zip(moved, one.moved, strict=True)],
                 )
 
-        extend([], math.inf, 0, [0] * num_nodes)
+        extend([], math.inf, 0, [0] * num_sides)
         return best
 
     def _one_at_a_time(self) -> list[_Candidate]:
@@ -158,11 +159,11 @@ def _better(one: tuple[float, int], other: tuple[float, int]) -> bool:
 def _undominated(candidates: Sequence[_Candidate]) -> list[_Candidate]:
     """Those that no other beats or equals in everything; of equals the first."""
     kept: list[_Candidate] = []
-    order = sorted(candidates, key=lambda one: (-one.minibatches_per_second, one.bottleneck_ticks, sum(one.leaving)))
+    order = sorted(candidates, key=lambda one: (-one.minibatches_per_second, one.bottleneck_ticks, sum(one.moved)))
     for one in order:
         dominated = any(
             other.bottleneck_ticks <= one.bottleneck_ticks
-            and all(here <= there for here, there in zip(other.leaving, one.leaving, strict=True))
+            and all(here <= there for here, there in zip(other.moved, one.moved, strict=True))
             for other in kept
         )
         if not dominated:

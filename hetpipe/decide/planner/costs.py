@@ -114,13 +114,34 @@ class Costs:
         self.activation_bytes = _sums([layer.activation_bytes for layer in layers])
         #: What enters the layer after each cut: the model's input, then each layer's output.
         self.cut_bytes = [profile.input_bytes, *(layer.output_bytes for layer in layers)]
-        self._transfers: dict[LinkSpec, list[int]] = {}
+        #: What comes back from there: the gradients of what needs one. Nothing of the model's input.
+        self.returning_bytes = [0, *(layer.backward_bytes for layer in layers)]
+        #: Cuts at which no stage may end, and why.
+        self.forbidden = {cut: layer.no_cut for cut, layer in enumerate(layers, 1) if layer.no_cut}
+        #: The cuts between stages that are allowed, ascending.
+        self.allowed = tuple(cut for cut in range(1, self.num_layers) if cut not in self.forbidden)
+        self._transfers: dict[LinkSpec, tuple[list[int], list[int]]] = {}
 
-    def transfers(self, link: LinkSpec) -> list[int]:
-        """Ticks to move what crosses each cut over `link`; entry 0 is not a transfer between stages."""
+    @property
+    def max_stages(self) -> int:
+        """No virtual worker has more."""
+        return len(self.allowed) + 1
+
+    def arriving(self, link: LinkSpec) -> list[int]:
+        """Ticks to move what goes forward at each cut over `link`; entry 0 is not a transfer between stages."""
+        return self._both(link)[0]
+
+    def returning(self, link: LinkSpec) -> list[int]:
+        """Ticks to move what comes back at each cut over `link`."""
+        return self._both(link)[1]
+
+    def _both(self, link: LinkSpec) -> tuple[list[int], list[int]]:
         found = self._transfers.get(link)
         if found is None:
-            found = self._transfers[link] = [ticks(link.transfer_ms(num_bytes)) for num_bytes in self.cut_bytes]
+            found = self._transfers[link] = (
+                [ticks(link.transfer_ms(num_bytes)) for num_bytes in self.cut_bytes],
+                [ticks(link.transfer_ms(num_bytes)) for num_bytes in self.returning_bytes],
+            )
         return found
 
     def compute_ticks(self, kind: str, first: int, last: int, *, recompute: bool = False) -> int:
@@ -136,8 +157,8 @@ class Costs:
 
         `before` is None on the first stage and `behind` None on the last.
         """
-        arriving = self.transfers(before)[first] if before is not None else 0
-        returning = self.transfers(behind)[last] if behind is not None else 0
+        arriving = self.arriving(before)[first] if before is not None else 0
+        returning = self.returning(behind)[last] if behind is not None else 0
         return arriving + returning
 
     def stage_bytes(

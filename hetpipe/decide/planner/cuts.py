@@ -262,7 +262,8 @@ class ReachTables:
         self._within = [(2 << cut) - 1 for cut in range(self._num_cuts)]
         self._above = [everything ^ within for within in self._within]
         self._links: dict[tuple[float, float], LinkSet] = {}
-        self._transfers: list[Sequence[int]] = []
+        self._arriving: list[Sequence[int]] = []
+        self._returning: list[Sequence[int]] = []
         self._compute: dict[tuple[str, bool], list[int]] = {}
         self._starts: dict[tuple[str, bool, LinkSet], Starts] = {}
         self._stops: dict[tuple[str, bool, LinkSet], Stops] = {}
@@ -275,7 +276,8 @@ class ReachTables:
         found = self._links.get(key)
         if found is None:
             found = self._links[key] = LinkSet({LinkIndex(len(self._links))})
-            self._transfers.append(self._costs.transfers(link))
+            self._arriving.append(self._costs.arriving(link))
+            self._returning.append(self._costs.returning(link))
         return found
 
     def load(self, kind: str, stage: int, num_stages: int, memory: MemoryModel) -> Load:
@@ -294,7 +296,8 @@ class ReachTables:
     def longest_ticks(self, kinds: Sequence[str], links: LinkSet) -> int:
         """No stage on these types and links takes longer."""
         compute = max(self._compute_ticks(kind, again=True)[-1] for kind in kinds)
-        return compute + 2 * max(max(self._transfers[link]) for link in links)
+        arriving = max(max(self._arriving[link]) for link in links)
+        return compute + arriving + max(max(self._returning[link]) for link in links)
 
     def balanced_ticks(self, counts: Mapping[str, int]) -> int:
         """The stage time if `counts` devices of each type shared the compute in proportion to their speed."""
@@ -339,8 +342,9 @@ class ReachTables:
             self._compute[kind, again] = found
         return found
 
-    def _fastest(self, links: LinkSet) -> Sequence[int]:
-        rows = [self._transfers[link] for link in links]
+    @staticmethod
+    def _fastest(transfers: Sequence[Sequence[int]], links: LinkSet) -> Sequence[int]:
+        rows = [transfers[link] for link in links]
         return rows[0] if len(rows) == 1 else [min(column) for column in zip(*rows, strict=True)]
 
     def _start(self, kind: str, arriving: LinkSet, *, again: bool) -> Starts:
@@ -348,11 +352,16 @@ class ReachTables:
         if found is None:
             compute = self._compute_ticks(kind, again=again)
             if arriving:
-                ticks = [done - transfer for done, transfer in zip(compute, self._fastest(arriving), strict=True)]
+                ticks = [
+                    done - transfer
+                    for done, transfer in zip(compute, self._fastest(self._arriving, arriving), strict=True)
+                ]
                 ticks[0] = -FAR
             else:
                 ticks = [0] + [-FAR] * self._costs.num_layers
             ticks[-1] = -FAR
+            for cut in self._costs.forbidden:
+                ticks[cut] = -FAR
             found = self._starts[kind, again, arriving] = Starts(ticks, list(accumulate(ticks, max)))
         return found
 
@@ -361,11 +370,16 @@ class ReachTables:
         if found is None:
             compute = self._compute_ticks(kind, again=again)
             if returning:
-                ticks = [done + transfer for done, transfer in zip(compute, self._fastest(returning), strict=True)]
+                ticks = [
+                    done + transfer
+                    for done, transfer in zip(compute, self._fastest(self._returning, returning), strict=True)
+                ]
                 ticks[-1] = FAR
             else:
                 ticks = [FAR] * self._costs.num_layers + compute[-1:]
             ticks[0] = FAR
+            for cut in self._costs.forbidden:
+                ticks[cut] = FAR
             order = sorted(range(self._num_cuts), key=ticks.__getitem__)
             found = self._stops[kind, again, returning] = Stops(
                 least=list(accumulate(reversed(ticks), min))[::-1],

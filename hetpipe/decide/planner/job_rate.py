@@ -4,8 +4,8 @@ Three things can hold a job back. Bounded staleness holds every virtual worker t
 together they do V times its rate. A node's network card carries activations, gradients, pushes and pulls. And with a
 bound D a wave waits for the round trip of the weights of earlier ones (`round_trip`).
 
-Whatever leaves a node has a mirror image that arrives there: the gradient of an activation has its size, a pull the
-size of a push. So one figure per node stands for both directions.
+A card sends and receives at once. What a cut moves forward and back differs (only what needs a gradient comes back), so
+each direction of a card has a figure of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from hetpipe.decide.planner.costs import TICKS_PER_MS, Costs
 from hetpipe.decide.planner.placement import Span
@@ -58,50 +59,66 @@ def samples_per_second(minibatches_per_tick: float, batch_size: int) -> float:
     return minibatches_per_tick * _TICKS_PER_SECOND * batch_size
 
 
-def bytes_leaving(
+#: A direction of a node's network card.
+CardSide = tuple[str, Literal["in", "out"]]
+
+
+def bytes_moved(
     stages: Sequence[Span],
     *,
     costs: Costs,
     placed: PlacedParameters,
     minibatches_per_wave: int,
     pulls_per_wave: float = 1.0,
-) -> dict[str, int]:
-    """Node → bytes that leave it on account of one virtual worker, per wave of that worker.
+) -> dict[CardSide, int]:
+    """Bytes that leave and that enter each node on account of one virtual worker, per wave of that worker.
 
     N activations and N gradients per cut between nodes; per wave one push of every parameter, and so many pulls.
     """
-    leaving, pulled = dict[str, int](), dict(placed.bytes_on)
+    pushed, pulled = dict[str, int](), dict(placed.bytes_on)
     nodes = [node_of(stage.device) for stage in stages]
     for node, stage in zip(nodes, stages, strict=True):
         local = placed.local_bytes(node, stage.first, stage.last)
-        leaving[node] = leaving.get(node, 0) + placed.bytes_of(stage.first, stage.last) - local
+        pushed[node] = pushed.get(node, 0) + placed.bytes_of(stage.first, stage.last) - local
         pulled[node] = pulled.get(node, 0) - local
-    for node, num_bytes in pulled.items():
-        leaving[node] = leaving.get(node, 0) + int(num_bytes * pulls_per_wave)
+    moved: dict[CardSide, int] = {}
+    for node in {**pushed, **pulled}:
+        stages_bytes, shards_bytes = pushed.get(node, 0), pulled.get(node, 0)
+        moved[node, "out"] = stages_bytes + int(shards_bytes * pulls_per_wave)
+        moved[node, "in"] = int(stages_bytes * pulls_per_wave) + shards_bytes
     for position in range(len(stages) - 1):
         here, behind = nodes[position], nodes[position + 1]
         if here != behind:
-            crossing = minibatches_per_wave * costs.cut_bytes[stages[position].last]
-            leaving[here] += crossing
-            leaving[behind] += crossing
-    return leaving
+            cut = stages[position].last
+            forward = minibatches_per_wave * costs.cut_bytes[cut]
+            backward = minibatches_per_wave * costs.returning_bytes[cut]
+            moved[here, "out"] += forward
+            moved[behind, "in"] += forward
+            moved[behind, "out"] += backward
+            moved[here, "in"] += backward
+    return moved
+
+
+def bytes_leaving(moved: Mapping[CardSide, int]) -> int:
+    """All of `bytes_moved`, each byte once."""
+    return sum(num_bytes for (_, side), num_bytes in moved.items() if side == "out")
 
 
 def network_minibatches_per_second(
-    leaving: Mapping[str, int], *, minibatches: int, network_cards: Mapping[str, float]
+    moved: Mapping[CardSide, int], *, minibatches: int, network_cards: Mapping[str, float]
 ) -> tuple[float, str | None]:
     """What the cards let through, and the node that is busiest.
 
     Args:
-        leaving: node → bytes per `minibatches` minibatches of the job.
+        moved: bytes per `minibatches` minibatches of the job.
         minibatches: how many the bytes are for.
         network_cards: node → bytes per second each way.
 
     Returns:
-        Minibatches per second (infinite where nothing leaves), and the first of the busiest nodes.
+        Minibatches per second (infinite where nothing moves), and the first of the busiest nodes.
     """
     least, busiest = math.inf, None
-    for node, num_bytes in sorted(leaving.items()):
+    for (node, _), num_bytes in sorted(moved.items()):
         if num_bytes and (rate := network_cards[node] * minibatches / num_bytes) < least:
             least, busiest = rate, node
     return least, busiest
@@ -109,7 +126,7 @@ def network_minibatches_per_second(
 
 def job_rate(
     slowest_minibatches_per_tick: float,
-    leaving: Sequence[Mapping[str, int]],
+    moved: Sequence[Mapping[CardSide, int]],
     *,
     costs: Costs,
     minibatches_per_wave: int,
@@ -120,26 +137,26 @@ def job_rate(
 
     Args:
         slowest_minibatches_per_tick: closed-form rate of the slowest virtual worker.
-        leaving: `bytes_leaving` of each virtual worker.
+        moved: `bytes_moved` of each virtual worker.
         costs: for the batch size.
         minibatches_per_wave: N.
         network_cards: node → bytes per second each way.
         trip: what the round trip of weights allows each virtual worker.
     """
     batch_size = costs.profile.batch_size
-    total: dict[str, int] = {}
-    for worker in leaving:
-        for node, num_bytes in worker.items():
-            total[node] = total.get(node, 0) + num_bytes
-    minibatches = len(leaving) * minibatches_per_wave
+    total: dict[CardSide, int] = {}
+    for worker in moved:
+        for side, num_bytes in worker.items():
+            total[side] = total.get(side, 0) + num_bytes
+    minibatches = len(moved) * minibatches_per_wave
     network, busiest = network_minibatches_per_second(total, minibatches=minibatches, network_cards=network_cards)
-    compute = len(leaving) * samples_per_second(slowest_minibatches_per_tick, batch_size)
-    waiting = len(leaving) * samples_per_second(trip.minibatches_per_tick, batch_size)
+    compute = len(moved) * samples_per_second(slowest_minibatches_per_tick, batch_size)
+    waiting = len(moved) * samples_per_second(trip.minibatches_per_tick, batch_size)
     return JobRate(
         samples_per_second=min(compute, batch_size * network, waiting),
         compute_samples_per_second=compute,
         network_samples_per_second=batch_size * network,
         round_trip_samples_per_second=waiting,
         busiest_node=busiest,
-        cross_node_bytes_per_minibatch=sum(total.values()) / minibatches,
+        cross_node_bytes_per_minibatch=bytes_leaving(total) / minibatches,
     )

@@ -17,7 +17,7 @@ from typing import NoReturn
 from hetpipe.decide.planner import waves
 from hetpipe.decide.planner.combinations import IMPROVED, Combinations
 from hetpipe.decide.planner.costs import Costs, MemoryModel
-from hetpipe.decide.planner.job_rate import JobRate, bytes_leaving, job_rate
+from hetpipe.decide.planner.job_rate import CardSide, JobRate, bytes_moved, job_rate
 from hetpipe.decide.planner.options import PlanOptions
 from hetpipe.decide.planner.partitioner import Partitioner, explain
 from hetpipe.decide.planner.pipelines import Pipeline, Pipelines
@@ -230,10 +230,10 @@ class Jobs:
             PlanError: the placement is not possible for them.
         """
         placed = self.place(workers)
-        leaving = [self._bytes_leaving(worker, placed, minibatches_per_wave) for worker in workers]
+        moved = [self._bytes_moved(worker, placed, minibatches_per_wave) for worker in workers]
         rate = job_rate(
             min(worker.minibatches_per_tick for worker in workers),
-            leaving,
+            moved,
             costs=self.costs,
             minibatches_per_wave=minibatches_per_wave,
             network_cards=self.network_cards,
@@ -341,7 +341,7 @@ class Jobs:
                 several,
                 minibatches_per_wave=n,
                 network_cards=self.network_cards,
-                bytes_leaving=lambda pipeline: self._bytes_leaving(pipeline, start.placed, n),
+                bytes_moved=lambda pipeline: self._bytes_moved(pipeline, start.placed, n),
             )
             others = [combinations.best()]
         best = start
@@ -351,8 +351,10 @@ class Jobs:
                 best = found
         return best
 
-    def _bytes_leaving(self, worker: Pipeline, placed: PlacedParameters, minibatches_per_wave: int) -> dict[str, int]:
-        return bytes_leaving(
+    def _bytes_moved(
+        self, worker: Pipeline, placed: PlacedParameters, minibatches_per_wave: int
+    ) -> dict[CardSide, int]:
+        return bytes_moved(
             worker.stages,
             costs=self.costs,
             placed=placed,

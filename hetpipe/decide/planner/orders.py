@@ -291,11 +291,11 @@ class _Best:
         return reaches[0] if len(reaches) == 1 else _Best(reaches)
 
     def furthest(self, first: int, bound: int) -> int:
-        """As `Reach.furthest`."""
+        """The maximum over the alternatives of `Reach.furthest`."""
         return max(reach.furthest(first, bound) for reach in self._reaches)
 
     def earliest(self, last: int, bound: int) -> int:
-        """As `Reach.earliest`."""
+        """The minimum over the alternatives of `Reach.earliest`."""
         return min(reach.earliest(last, bound) for reach in self._reaches)
 
 

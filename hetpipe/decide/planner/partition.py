@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+from hetpipe.decide.planner.borders import too_few_cuts
 from hetpipe.decide.planner.placement import PLACEMENTS, ParameterBytes, Placement
 from hetpipe.errors import PlanError
 from hetpipe.job.file import Job
 from hetpipe.values.ids import AgentId, DeviceId, JobId, LayerIndex, ShardIndex, Term, VirtualWorkerIndex
 from hetpipe.values.plan import (
     DTYPE_BYTES,
+    ForbiddenPlaces,
     LayerReport,
     ModelReport,
     Plan,
@@ -34,7 +36,7 @@ def layer_cost(layer: LayerReport) -> int:
     return sum(parameter.num_elements for parameter in layer.parameters) + layer.activation_elements
 
 
-def equal_cost_cut(costs: Sequence[int], num_stages: int) -> tuple[int, ...]:
+def equal_cost_cut(costs: Sequence[int], num_stages: int, forbidden: Sequence[ForbiddenPlaces] = ()) -> tuple[int, ...]:
     """The number of consecutive layers per stage, at least one each, that minimises the dearest stage.
 
     Among the cuts with the same dearest stage: the least sum of squared costs; then the longest first stages.
@@ -42,9 +44,10 @@ def equal_cost_cut(costs: Sequence[int], num_stages: int) -> tuple[int, ...]:
     Args:
         costs: cost of each layer, ≥ 0.
         num_stages: 1 … len(costs).
+        forbidden: where the layers themselves cannot be cut; for the error.
 
     Raises:
-        PlanError: there are more stages than layers.
+        PlanError: there are more stages than layers, with the reasons of what is forbidden.
 
     >>> equal_cost_cut([1, 1, 1, 3], 2)
     (3, 1)
@@ -52,9 +55,8 @@ def equal_cost_cut(costs: Sequence[int], num_stages: int) -> tuple[int, ...]:
     (1, 2, 1)
     """
     if not 1 <= num_stages <= len(costs):
-        raise PlanError(
-            f"{num_stages} stages cannot share {len(costs)} layers; set workers.stages to at most {len(costs)}"
-        )
+        fix = f"set workers.stages to at most {len(costs)}"
+        raise PlanError(too_few_cuts(num_stages, len(costs), forbidden, fix=fix))
     return _evenest_cut(costs, num_stages, limit=_least_limit(costs, num_stages))
 
 
@@ -88,7 +90,8 @@ def plan_job(job: Job, report: ModelReport, agents: Sequence[AgentInfo], term: T
         vw = VirtualWorkerIndex(index)
         counts = job.layer_counts(vw)
         if counts is None:
-            counts = equal_cost_cut([layer_cost(layer) for layer in layers], job.num_stages(vw))
+            forbidden = [places for layer in layers for places in layer.forbidden]
+            counts = equal_cost_cut([layer_cost(layer) for layer in layers], job.num_stages(vw), forbidden)
         elif sum(counts) != len(layers):
             raise PlanError(_wrong_counts(vw, counts, len(layers)))
         virtual_workers.append(VirtualWorkerPlan(vw, _stages(counts, [next(free) for _ in counts])))
@@ -105,6 +108,7 @@ def plan_job(job: Job, report: ModelReport, agents: Sequence[AgentInfo], term: T
         virtual_workers=tuple(virtual_workers),
         slices=_slices(layers, placement, num_shards) if job.has_shards else (),
         num_shards=num_shards,
+        model_digest=report.digest,
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
+from hetpipe.decide.planner.borders import forbidden_cuts, too_few_cuts
 from hetpipe.decide.planner.costs import Costs, MemoryModel
 from hetpipe.decide.planner.cuts import LinkSet, ReachTables, Recompute
 from hetpipe.decide.planner.orders import DeviceMix, Found, KindIndex, MixShape, Optimum, OrderSearch, Seat
@@ -134,7 +135,7 @@ class Partitioner:
             PlanError: a device is unknown, named twice, or of a type without times.
         """
         given = self._given(devices)
-        if len(devices) > self.costs.num_layers:
+        if len(devices) > self.costs.max_stages:
             return None
         mix = self._mix(given.shape)
         optimum = self._optima.get((given.shape, memory))
@@ -175,7 +176,7 @@ class Partitioner:
         key = (given.shape, memory)
         if key not in self._fits:
             mix = self._mix(given.shape)
-            few = mix.num_stages <= self.costs.num_layers
+            few = mix.num_stages <= self.costs.max_stages
             self._fits[key] = self._search(mix, memory).any_plan(self._width(mix)) if few else None
         return self._fits[key]
 
@@ -266,9 +267,10 @@ def explain(partitioner: Partitioner, devices: Sequence[DeviceId], memory: Memor
         devices: of the virtual worker.
         memory: what the stages keep.
     """
-    num_layers = partitioner.costs.num_layers
-    if len(devices) > num_layers:
-        return f"{len(devices)} devices cannot share {num_layers} layers; use at most {num_layers} devices"
+    if len(devices) > partitioner.costs.max_stages:
+        costs = partitioner.costs
+        fix = f"use at most {costs.max_stages} devices per virtual worker"
+        return too_few_cuts(len(devices), costs.max_stages, forbidden_cuts(costs.profile), fix=fix)
     shortage_bytes = _shortage_bytes(partitioner, devices, memory)
     enough = _with_more(memory, shortage_bytes)
     stages = partitioner.any_fit(devices, enough)

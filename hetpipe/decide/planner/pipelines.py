@@ -87,16 +87,16 @@ def pipeline(stages: Sequence[StageCut], memory: MemoryModel) -> Pipeline:
     return Pipeline(tuple(stages), minibatches_per_tick([stage.ticks for stage in stages], memory))
 
 
-def num_partitions(shape: Shape, num_layers: int) -> int:
+def num_partitions(shape: Shape, max_stages: int) -> int:
     """How many ways there are, ignoring memory: orders that differ in types and nodes, times choices of cuts."""
     num_devices = sum(len(kinds) for _, kinds in shape)
-    if num_devices > num_layers:
+    if num_devices > max_stages:
         return 0
     orders = math.factorial(num_devices)
     for _, kinds in shape:
         for count in Counter(kinds).values():
             orders //= math.factorial(count)
-    return orders * math.comb(num_layers - 1, num_devices - 1)
+    return orders * math.comb(max_stages - 1, num_devices - 1)
 
 
 def every_partition(
@@ -106,13 +106,13 @@ def every_partition(
 
     A stage recomputes only if it must (`auto`), always (`on`) or never (`off`).
     """
-    if len(devices) > costs.num_layers:
+    if len(devices) > costs.max_stages:
         return
     stages = _Stages(costs, memory, recompute, len(devices))
     for order in _orders(devices, costs.cluster.devices):
         nodes = [node_of(device) for device in order]
         links = [None, *(costs.cluster.link(here, behind) for here, behind in pairwise(nodes)), None]
-        for inner in combinations(range(1, costs.num_layers), len(order) - 1):
+        for inner in combinations(costs.allowed, len(order) - 1):
             cuts = (0, *inner, costs.num_layers)
             found = []
             for stage, device in enumerate(order):
@@ -336,6 +336,6 @@ class Pipelines:
 
     def _num_several(self, shape: Shape) -> int:
         if shape not in self._num:
-            count = num_partitions(shape, self._costs.num_layers)
+            count = num_partitions(shape, self._costs.max_stages)
             self._num[shape] = count if count <= LISTED else 1
         return self._num[shape]

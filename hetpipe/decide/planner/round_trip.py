@@ -156,12 +156,14 @@ class _Pipe:
             self._forward.append(forward)
             self._backward.append(both - forward)
         hops = [
-            costs.transfers(costs.cluster.link(node_of(here.device), node_of(there.device)))[here.last]
+            (here.last, costs.cluster.link(node_of(here.device), node_of(there.device)))
             for here, there in pairwise(stages)
         ]
+        ahead = [costs.arriving(link)[cut] for cut, link in hops]
+        back = [costs.returning(link)[cut] for cut, link in hops]
         #: From the start of the first stage's forward to that of each stage; the same of backwards, from their ends.
-        self._ahead = [0, *accumulate(map(int.__add__, self._forward, hops))]
-        self._back = [0, *accumulate(map(int.__add__, self._backward, hops))]
+        self._ahead = [0, *accumulate(map(int.__add__, self._forward, ahead))]
+        self._back = [0, *accumulate(map(int.__add__, self._backward, back))]
 
     @property
     def ticks(self) -> tuple[tuple[int, ...], ...]:

@@ -1,6 +1,6 @@
 """`fifo`: HetPipe's three rules (HetPipe §4, Partition Scheduling).
 
-Forwards in order, backwards in order, and among the ready ones the one whose inputs came first.
+Forwards in order, backwards in order, and of two ready ones the one whose inputs arrived first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ class Fifo:
     """First come, first served."""
 
     def next_action(self, view: StageView) -> Action | Wait:
-        """See `Order`."""
+        """The ready action whose inputs arrived first."""
         forward = view.forward if view.num_in_flight < view.limit else None
         backward = view.backward
         if forward is not None and (backward is None or forward.arrival < backward.arrival):

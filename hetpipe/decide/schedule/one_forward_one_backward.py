@@ -11,10 +11,10 @@ from hetpipe.decide.schedule.policy import Action, Kind, StageView, Wait, nothin
 
 
 class OneForwardOneBackward:
-    """Forward first while there is room."""
+    """Forward first while the limit of minibatches in flight allows."""
 
     def next_action(self, view: StageView) -> Action | Wait:
-        """See `Order`."""
+        """The next forward within the limit, else the next backward."""
         if view.forward is not None and view.num_in_flight < view.limit:
             return Action(Kind.FORWARD, view.forward.p)
         if view.backward is not None:

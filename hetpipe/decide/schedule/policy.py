@@ -1,8 +1,8 @@
-"""In which order does a stage compute? The question; each answer is one sibling file.
+"""Interface of schedules, the order in which a stage computes; each implementation is one sibling file.
 
-An `Order` is a pure function from what a stage has done and what lies ready to its next action, or to the reason why it
-waits. Guarantees of every answer: forwards run in the order of p, backwards run in the order of p, no more than S_i
-minibatches are in flight, and what waits is waited for by no one it waits for: no deadlock.
+An `Order` is a pure function from the state of a stage and its ready inputs to its next action, or to the reason why it
+waits. Every implementation guarantees that forwards run in the order of p, backwards run in the order of p, at most S_i
+minibatches are in flight, and there are no circular waits, hence no deadlock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ACTION = re.compile(r"([FB])([1-9][0-9]*)")
 
 
 class Kind(Enum):
-    """What an action computes."""
+    """Direction of an action."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -44,13 +44,13 @@ class Action:
         """
         match = _ACTION.fullmatch(text)
         if match is None:
-            raise ValueError(f"{text!r} is no action; write F or B and a minibatch number, for example F12")
+            raise ValueError(f"{text!r} is not an action; write F or B and a minibatch number, for example F12")
         return cls(Kind(match[1]), Minibatch(int(match[2])))
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A computation whose inputs are here, and when they came: arrivals are numbered in order."""
+    """A computation with its inputs available, and the number of their arrival."""
 
     p: Minibatch
     arrival: int
@@ -58,32 +58,31 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class StageView:
-    """What an order may look at."""
+    """Inputs of an order."""
 
     limit: int
     """S_i."""
     num_in_flight: int
     forward: Ready | None
-    """The next forward, if its inputs are here."""
+    """The next forward, if its inputs are available."""
     backward: Ready | None
-    """The next backward, if its gradient is here."""
+    """The next backward, if its gradient is available."""
     more_forwards: bool = True
-    """Whether another forward is to come before the pipeline drains: at the next barrier, under `flush` after the
-    wave."""
+    """Whether another forward follows before the pipeline drains: at the next barrier, under `flush` after the wave."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to compute, and why."""
+    """No action is possible, with the reason."""
 
     reason: str
 
 
 class Order(Protocol):
-    """The next action of a stage."""
+    """Selects the next action of a stage."""
 
     def next_action(self, view: StageView) -> Action | Wait:
-        """Decide; the same view always gives the same answer."""
+        """Select an action; deterministic in the view."""
         ...
 
 

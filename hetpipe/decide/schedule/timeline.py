@@ -1,8 +1,8 @@
-"""A pipeline played on paper: which stage computes what, when, on which weights (the timelines of all five papers).
+"""Timeline of an idealized pipeline: which stage computes what, when, on which weights, as in the papers' figures.
 
-One virtual worker, stages that take equally long, no time between them: the papers' own setting. What is played are the
-orders, credits and versions of the runtime, so that a picture of a policy cannot differ from what is trained. Times are
-whole units, so that the same pipeline always gives the same timeline.
+One virtual worker, stages that take equally long, no time between them: the papers' own setting. It uses the orders,
+credits and versions of the runtime, so that the picture of a policy cannot differ from the training. Times are whole
+units, so that the same pipeline always gives the same timeline.
 
 >>> for stage in play(Pipeline(num_stages=2, num_minibatches=3, weights="stash")).stages:
 ...     print(*(f"{box}@{box.start}" for box in stage.boxes))
@@ -183,7 +183,7 @@ class StageTimeline:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What was played."""
+    """The resulting timeline."""
 
     pipeline: Pipeline
     stages: tuple[StageTimeline, ...]
@@ -207,12 +207,12 @@ class Timeline:
 
 
 def play(pipeline: Pipeline) -> Timeline:
-    """Play `pipeline` from empty to empty."""
+    """Simulate `pipeline` from empty to empty."""
     order = order_for(pipeline.weights, pipeline.schedule)
     stages = [_Stage(pipeline, stage) for stage in range(pipeline.num_stages)]
     now = 0
     while True:
-        # All that ends in an instant has ended before anything begins in it.
+        # All actions ending at an instant are processed before any starts.
         for stage in stages:
             stage.begin(order, now)
         ends = [stage.busy_until for stage in stages if stage.busy_until is not None]
@@ -235,7 +235,7 @@ def _deliver(stages: list[_Stage], sender: int, done: Box) -> None:
 
 
 class _Stage:
-    """What one stage has done, does and has received."""
+    """State of one stage."""
 
     def __init__(self, pipeline: Pipeline, stage: int) -> None:
         self._pipeline = pipeline
@@ -260,7 +260,7 @@ class _Stage:
         return self._backwarded == self._pipeline.num_minibatches
 
     def begin(self, order: Order, now: int) -> None:
-        """Begin what the order says, unless something is under way or nothing can be."""
+        """Start the action selected by the order, unless the stage is busy or must wait."""
         if self.busy_until is not None or self.is_done:
             return
         more_forwards = self._more_forwards()
@@ -277,7 +277,7 @@ class _Stage:
             self.busy_until = self._boxes[-1].end
 
     def finish(self) -> Box:
-        """End the computation under way."""
+        """Finish the current computation."""
         box = self._boxes[-1]
         self.busy_until = None
         if box.action.kind is Kind.FORWARD:
@@ -291,7 +291,7 @@ class _Stage:
         return box
 
     def timeline(self) -> StageTimeline:
-        """What it has done."""
+        """Its row of the timeline."""
         pipeline = self._pipeline
         return StageTimeline(
             stage=StageIndex(self._stage),

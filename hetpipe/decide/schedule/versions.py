@@ -1,4 +1,4 @@
-"""Which weights does a minibatch see at a stage? The table of `policies.md`, for the runtime, the renderer and tests.
+"""The weight version of each minibatch at a stage: the table of `policies.md`, for runtime, renderer and tests.
 
 *Through q* means: with the virtual worker's own updates of its minibatches 1 … q. Minibatches are numbered p = 1, 2, …;
 K is the number of stages, i one of them, N minibatches make a wave. A segment starts at the barrier at clock `start`,
@@ -41,7 +41,7 @@ class VersionTable:
     _delay: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Look up once what every minibatch asks."""
+        """Precompute values used for every minibatch."""
         policy, n = POLICIES[self.weights], self.minibatches_per_wave
         object.__setattr__(self, "policy", policy)
         object.__setattr__(self, "minibatches_per_update", policy.minibatches_per_update(n, self.accumulate))

@@ -1,1 +1,1 @@
-"""How fast would a plan run? The decisions of the runtime, in simulated time. Pure."""
+"""Simulation of a plan: the runtime's decisions in simulated time. Pure."""

@@ -1,12 +1,12 @@
-"""The clock shard and the shards: who has committed what, and what is published (`wsp.md` §4).
+"""Model of the clock shard and the shards: commits and published clocks (`wsp.md` §4).
 
-A wave is committed when all stages have staged it and the gate lets it. Every shard adds committed waves one at a time,
-wave after wave, in the order of virtual workers. A clock is published when every shard has added its last wave. Control
-messages take no time.
+A wave is committed when all stages have staged it and the gate permits it. Every shard adds committed waves one at a
+time, wave after wave, in the order of virtual workers. A clock is published when every shard has added its last wave.
+Control messages take no time.
 
-A model of `decide.sync.decision_log` and `decide.sync.shard_state` in a fraction of their time: nobody joins, leaves or
-dies, and samples are not counted. `tests/decide/simulator/test_real_decisions.py` ties the two: the same reports give
-the same commits, publications, updates and grants at the same instants (`docs/architecture.md`, "The simulator").
+A model of `decide.sync.decision_log` and `decide.sync.shard_state` in a fraction of their time: membership is fixed,
+and samples are not counted. `tests/decide/simulator/test_real_decisions.py` ties the two: the same reports give the
+same commits, publications, updates and grants at the same instants (`docs/architecture.md`, "The simulator").
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hetpipe.decide.sync.gate import Gate
 
 
 class _Shard:
-    """Adds one update at a time."""
+    """Applies one update at a time."""
 
     __slots__ = ("_apply_ticks", "_built", "_clocks", "_engine", "_next")
 
@@ -27,12 +27,12 @@ class _Shard:
         self._clocks = clocks
         #: Of one wave of one virtual worker.
         self._apply_ticks = apply_ticks
-        #: Clocks complete here, and the virtual worker whose update of wave `_built` comes next.
+        #: Clocks complete here, and the virtual worker whose update of wave `_built` is next.
         self._built = self._next = 0
         self.go_on()
 
     def go_on(self) -> None:
-        """Begin the next update; if its wave is not committed, wait for its virtual worker."""
+        """Start the next update; if its wave is not committed, wait for its virtual worker."""
         if self._clocks.committed[self._next] > self._built:
             self._engine.at(self._engine.now + self._apply_ticks, self._added, 0)
         else:
@@ -81,14 +81,14 @@ class Clocks:
         exchange_ticks: int = 0,
         on_publish: Callable[[int], None],
     ) -> None:
-        """Begin at clock 0.
+        """Start at clock 0.
 
         Args:
-            engine: tells the time.
+            engine: provides the time.
             gate: of the run.
             num_stages: of each virtual worker.
-            apply_ticks: of each shard, what it takes to add one wave of one virtual worker.
-            exchange_ticks: how much later than its last update is added a clock is known to be complete on a shard.
+            apply_ticks: per shard, the time to add one wave of one virtual worker.
+            exchange_ticks: delay after the last update until a clock counts as complete on a shard.
             on_publish: called with each published clock.
         """
         self._engine = engine
@@ -100,22 +100,22 @@ class Clocks:
         self.committed = [0] * len(num_stages)
         self.published = 0
         self.max_distance = 0
-        #: Whether something happened since the last `settle`.
+        #: Whether an event has occurred since the last `settle`.
         self.is_changed = False
         #: By virtual worker: uncommitted wave → stages that have staged it.
         self._reports: list[dict[int, int]] = [{} for _ in num_stages]
-        #: Virtual workers whose next wave is staged: to be looked at, and held until more is published.
+        #: Virtual workers whose next wave is staged and not yet permitted.
         self._allowed: list[int] = []
         self._held: list[int] = []
         #: By virtual worker: shards that wait for its next commit.
         self.waiting: list[list[_Shard]] = [[] for _ in num_stages]
-        #: Clock above the published one → shards where it is complete. A shard that adds nothing is never waited for.
+        #: Clock above the published one → shards where it is complete. Shards without parameters are never waited for.
         self._num_built: dict[int, int] = {}
         shards = [_Shard(engine, self, ticks) for ticks in apply_ticks if ticks]
         self._num_shards = len(shards)
 
     def staged(self, vw: int, wave: int) -> None:
-        """A stage of `vw` has its part of `wave` on every shard."""
+        """Record that a stage of `vw` has its part of `wave` on every shard."""
         reports = self._reports[vw]
         reports[wave] = reports.get(wave, 0) + 1
         if self._is_staged(vw) and wave == self.committed[vw]:
@@ -123,7 +123,7 @@ class Clocks:
             self.is_changed = True
 
     def added(self, clock: int) -> None:
-        """A shard has added the last wave of `clock`."""
+        """Record that a shard has added the last wave of `clock`."""
         if self._exchange_ticks:
             self._engine.at(self._engine.now + self._exchange_ticks, self._built, clock)
         else:
@@ -134,7 +134,7 @@ class Clocks:
         self.is_changed = True
 
     def settle(self) -> None:
-        """Commit and publish what has become possible."""
+        """Commit and publish as far as possible."""
         self.is_changed = False
         while True:
             if self._allowed:

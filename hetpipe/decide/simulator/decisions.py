@@ -1,8 +1,8 @@
-"""The answers of an order, asked once and looked up from then on.
+"""Precomputed decisions of an order.
 
-The simulator decides millions of times. An `Order` is pure, and its answer depends on whether more forwards come before
-the pipeline drains, on how many minibatches are in flight, on which inputs are there and on which came first, not on
-the numbers of minibatches or arrivals. So each of the few different questions is asked once.
+The simulator decides millions of times. An `Order` is pure, and its decision depends on whether more forwards follow
+before the pipeline drains, on the number of minibatches in flight, and on which inputs are available and which arrived
+first, not on the numbers of minibatches or arrivals. So the few different decisions are tabulated.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from hetpipe.values.ids import Minibatch
 
 
 class Inputs(IntEnum):
-    """Which inputs lie ready at a stage."""
+    """The inputs available at a stage."""
 
     NONE = 0
     FORWARD = 1
     BACKWARD = 2
     FORWARD_FIRST = 3
-    """Both, and the activations came first."""
+    """Both; the activations arrived first."""
     BACKWARD_FIRST = 4
-    """Both, and the gradient came first, or both in one instant."""
+    """Both; the gradient arrived first, or at the same instant."""
 
 
-#: What is ready → the forward and the backward of a view.
+#: Available inputs → the forward and the backward of a view.
 _READY: dict[Inputs, tuple[Ready | None, Ready | None]] = {
     Inputs.NONE: (None, None),
     Inputs.FORWARD: (Ready(Minibatch(2), 1), None),
@@ -40,16 +40,16 @@ Answers = tuple[tuple[Kind | None, ...], ...]
 
 
 class StageAnswers(NamedTuple):
-    """All that an order says at one stage."""
+    """All decisions of an order at one stage."""
 
     filling: Answers
-    """While more forwards are to come before the pipeline drains."""
+    """While more forwards follow before the pipeline drains."""
     draining: Answers
-    """While none is."""
+    """While none follows."""
 
 
 def answers(order: Order, limit: int) -> StageAnswers:
-    """All answers of `order` at a stage where at most `limit` minibatches may be in flight (S_i).
+    """All decisions of `order` at a stage with at most `limit` minibatches in flight (S_i).
 
     >>> from hetpipe.decide.schedule.static_1f1b import StaticOneForwardOneBackward
     >>> of = answers(StaticOneForwardOneBackward(), 2)
@@ -67,7 +67,7 @@ def answers(order: Order, limit: int) -> StageAnswers:
 
 
 def inputs_of(forward: int | None, backward: int | None) -> Inputs:
-    """What is ready, given when activations and gradient came (None: they have not).
+    """The available inputs, given the arrival times of activations and gradient (None: not arrived).
 
     >>> inputs_of(3, 3)
     <Inputs.BACKWARD_FIRST: 4>

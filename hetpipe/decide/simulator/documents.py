@@ -1,9 +1,10 @@
-"""From a plan file, a profile and a cluster to what the simulator runs."""
+"""Conversion of a plan file, a profile and a cluster to the simulator's input."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from hetpipe.decide.planner.borders import check_borders
 from hetpipe.decide.planner.costs import Costs
 from hetpipe.decide.planner.options import schedule_for
 from hetpipe.decide.planner.placement import Piece
@@ -21,7 +22,7 @@ _POLICIES: dict[str, WeightPolicy] = {name: name for name in WEIGHT_POLICIES}
 
 
 def weight_policy(name: str) -> WeightPolicy:
-    """The weight policy that a plan file names.
+    """The weight policy of a plan file.
 
     Raises:
         PlanError: there is none of that name.
@@ -32,7 +33,7 @@ def weight_policy(name: str) -> WeightPolicy:
 
 
 def schedule_in(document: PlanDocument) -> Schedule:
-    """The schedule of a plan file, with `auto` decided.
+    """The schedule of a plan file, with `auto` resolved.
 
     Raises:
         PlanError: there is none of that name, or the file's weight policy cannot use it.
@@ -43,7 +44,7 @@ def schedule_in(document: PlanDocument) -> Schedule:
 def costs_of(document: PlanDocument, profile: Profile, cluster: Cluster) -> Costs:
     """The profile on the cluster, for minibatches of the plan's size.
 
-    The allocation `parallel` chooses that size itself and scales the profile to it; so does this, in the same way.
+    The allocation `parallel` chooses that size itself and scales the profile; this function scales it in the same way.
 
     Raises:
         PlanError: another plan is for minibatches of another size than the profile.
@@ -73,6 +74,8 @@ def simulated_plan(document: PlanDocument, costs: Costs) -> SimulatedPlan:
             f"the plan has {num_layers} layers, the profile {costs.num_layers}; plan again with this profile"
         )
     workers = tuple(tuple(_stage(stage, costs) for stage in worker.stages) for worker in document.virtual_workers)
+    for vw, stages in enumerate(workers):
+        check_borders(stages, costs, vw)
     return SimulatedPlan(
         workers=workers,
         minibatches_per_wave=document.minibatches_per_wave,
@@ -81,7 +84,7 @@ def simulated_plan(document: PlanDocument, costs: Costs) -> SimulatedPlan:
 
 
 def _shards(document: PlanDocument, cluster: Cluster, workers: Sequence[Sequence[SimulatedStage]]) -> tuple[str, ...]:
-    """The node of each shard; where the file does not say it, as the planner puts them: on the nodes that compute."""
+    """The node of each shard; by default one on each node that computes, as in the planner."""
     if not document.has_shards:
         return ()
     nodes = [node.name for node in cluster.nodes]
@@ -103,7 +106,7 @@ def placed_parameters(
 
     Args:
         placement: by parameter where the profile names them, else by layer.
-        shards: the node of each shard; none: nothing is placed.
+        shards: the node of each shard; none: no placement.
         profile: the layers.
 
     Raises:

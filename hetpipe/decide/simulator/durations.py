@@ -1,4 +1,4 @@
-"""How long a stage computes: the profile's times, a straggler's factor, and jitter if asked for."""
+"""Computation times of a stage: the profile's times, a straggler's factor, and optional jitter."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import random
 
 
 class Durations:
-    """The times of one stage's computations, one after the other.
+    """The sequence of computation times of one stage.
 
     Forwards and backwards draw from streams of their own, so that the draw of a minibatch does not depend on the order
-    in which a stage computes: runs that differ in D or schedule meet the same jitter.
+    in which a stage computes: runs that differ in D or schedule have the same jitter.
     """
 
     __slots__ = ("_backward_random", "_backward_ticks", "_forward_random", "_forward_ticks", "_mu", "_sigma")
 
     def __init__(self, forward_ticks: int, backward_ticks: int, *, jitter_cv: float, seed: str) -> None:
-        """Prepare.
+        """Create the random streams.
 
         Args:
             forward_ticks: mean time of a forward.

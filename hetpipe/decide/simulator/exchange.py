@@ -1,4 +1,4 @@
-"""A stage's weights on their way to all shards, or from them."""
+"""Transfer of a stage's weights to or from all shards."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from hetpipe.decide.simulator.resources import Flow
 
 
 class Exchange:
-    """Moves one wave's update, or one clock's weights, at a time; the parts of it side by side.
+    """Transfers one wave's update, or one clock's weights, at a time, with all parts in parallel.
 
-    As the runtime's push and pull threads do: the next one begins when every shard is through with this one.
+    As the runtime's push and pull threads do: the next one starts when all parts of this one are complete.
     """
 
     __slots__ = ("_done", "_flows", "_num_pending", "_queue")
 
     def __init__(self, done: Callable[[int], None]) -> None:
-        """Make an exchange without shards; `done` is called with each number whose parts are all there."""
+        """Create an exchange without shards; `done` is called with each number whose parts have all arrived."""
         self._done = done
         self._flows: list[Flow] = []
         self._queue: deque[int] = deque()
         self._num_pending = 0
 
     def add(self, flow: Flow) -> None:
-        """One more shard; the flow must deliver to `arrived`."""
+        """Add a shard; the flow must deliver to `arrived`."""
         self._flows.append(flow)
 
     def begin(self, number: int) -> None:
-        """Move `number` after all before it."""
+        """Transfer `number` after all previous ones."""
         if not self._flows:
             self._done(number)
             return
@@ -37,7 +37,7 @@ class Exchange:
             self._send(number)
 
     def arrived(self, number: int) -> None:
-        """One part of `number` is there."""
+        """Record the arrival of one part of `number`."""
         self._num_pending -= 1
         if self._num_pending:
             return

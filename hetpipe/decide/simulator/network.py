@@ -1,4 +1,4 @@
-"""The links of a cluster as shared resources, and what a message occupies on its way.
+"""Network model: the links of a cluster as shared resources, and those used by each message.
 
 * Between nodes: the sending side of one node's network card and the receiving side of the other's. A card is as fast as
   its node's fastest link; a message on a slower link does not fill it.
@@ -40,15 +40,15 @@ _WITHIN_NODE: dict[Traffic, tuple[_Side, ...]] = {
 
 
 class Network:
-    """Makes flows that share the resources of one cluster."""
+    """Creates flows that share the resources of one cluster."""
 
     def __init__(self, engine: Engine, cluster: Cluster, *, contention: bool) -> None:
-        """Begin with everything idle.
+        """Start with all resources idle.
 
         Args:
-            engine: tells the time.
+            engine: provides the time.
             cluster: the links.
-            contention: whether flows share anything.
+            contention: whether flows share resources.
         """
         self._engine = engine
         self._cluster = cluster
@@ -58,7 +58,7 @@ class Network:
         self._num_flows = 0
 
     def flow(self, spec: FlowSpec, deliver: Callable[[int], None], log: Callable[[int, int, int], None] | None) -> Flow:
-        """A flow as `spec` says; `deliver` and `log` as in `Flow`."""
+        """Create the flow of `spec`; `deliver` and `log` as for `Flow`."""
         link = self._link(spec.source, spec.target)
         self._num_flows += 1
         return Flow(

@@ -1,4 +1,4 @@
-"""How a plan is run in simulation: the options, and what of them cannot be."""
+"""Options of a simulation, and their validation."""
 
 from __future__ import annotations
 
@@ -16,43 +16,45 @@ from hetpipe.values.suggest import did_you_mean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationOptions:
-    """How the plan is run."""
+    """Options of a simulation."""
 
     staleness: int | None
     """D; None: ∞."""
     minibatches: int
-    """Of each virtual worker."""
+    """Minibatches of each virtual worker."""
     weights: WeightPolicy = "wave"
     schedule: ScheduleChoice = "auto"
-    """`auto`: the policy's own."""
+    """`auto`: the policy's default."""
     deterministic: bool = False
     """W* is the required clock, instead of the newest published."""
     pull: PullTiming = "every_wave"
-    """`required`: the clock in use stays until D forbids it, and weights are fetched only then."""
+    """`required`: the clock in use is kept until D forbids it, and weights are pulled only then."""
     jitter_cv: float = 0.0
-    """Standard deviation over mean of the time of every computation; lognormal, the mean stays."""
+    """Coefficient of variation of the time of every computation; lognormal with unchanged mean."""
     seed: int = 0
-    """Of the jitter. A minibatch's draw at a stage does not depend on anything else that happens."""
+    """Seed of the jitter. A minibatch's draw at a stage does not depend on any other event."""
     stragglers: Mapping[DeviceId, float] = field(default_factory=dict)
-    """Device → how many times longer it computes."""
+    """Device → slowdown factor."""
     staggered: bool = False
-    """Whether virtual workers begin one after the other, spread evenly over the time that the slowest stage takes for a
-    minibatch. Started in step, virtual workers that are alike stay in step, and may keep a rhythm faster than any that
-    real ones, which never start at the same instant, fall into."""
+    """Whether virtual workers start one after the other, spread evenly over the slowest stage's time per minibatch. If
+    started simultaneously, equal virtual workers stay synchronized, and may keep a faster rhythm than real ones, which
+    never start at the same instant.
+    """
     contention: bool = True
-    """Whether transfers share network cards and PCIe roots; if not, each takes the time it takes alone."""
+    """Whether transfers share network cards and PCIe roots; if not, each takes its uncontended time."""
     apply_bytes_per_second: float = APPLY_BYTES_PER_SECOND
-    """How fast a shard adds updates."""
+    """Rate at which a shard adds updates."""
     exchange_seconds: float = 0.0
-    """How much longer a wave's round trip to the shards takes than its bytes on links and their addition: calls, checks
-    and logs. `benchmarks/prediction.py` measures it."""
+    """Overhead of a wave's round trip to the shards beyond transfers and additions: calls, checks and logs. Measured by
+    `benchmarks/prediction.py`.
+    """
 
 
 def check_options(plan: SimulatedPlan, options: SimulationOptions) -> None:
-    """Refuse what cannot be run.
+    """Validate the options.
 
     Raises:
-        PlanError: an option is out of range, names nothing, or the policy needs another schedule, N or D.
+        PlanError: an option is out of range, refers to nothing, or the policy requires another schedule, N or D.
     """
     n = plan.minibatches_per_wave
     deepest = max(len(stages) for stages in plan.workers)

@@ -1,7 +1,4 @@
-"""What is simulated: the part of a plan that time depends on.
-
-A planner makes a `SimulatedPlan` before it has anything to predict; `documents` makes one from a plan file.
-"""
+"""The simulator's input: the part of a plan that affects time."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ class SimulatedStage:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPlan:
-    """Who computes what, and where the shards are."""
+    """Stages, devices and shards."""
 
     workers: tuple[tuple[SimulatedStage, ...], ...]
     """The stages of each virtual worker, first stage first."""

@@ -1,4 +1,4 @@
-"""What a planned job will do, by simulation: the `predict` of `decide.planner.choose`."""
+"""Prediction of a planned job by simulation: the `predict` of `decide.planner.choose`."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from hetpipe.values.cluster import Links, LinkSpec
 from hetpipe.values.ids import DeviceId
 from hetpipe.values.plan_document import Predicted, RunForecast
 
-#: Segments of a run that are looked at; what comes after them is as fast.
+#: Maximum number of simulated segments of a run; later ones are assumed equally fast.
 _MOST_SEGMENTS = 10_000
 
-#: No link at all, as far as time goes.
+#: A link that takes no time.
 _INSTANT = LinkSpec(bandwidth_bytes_per_second=1e15, latency_seconds=0.0)
 _INSTANT_LINKS = Links(intra_node=_INSTANT, inter_node=_INSTANT)
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """Devices that are played in real time: their links do not contend, each flow takes the time it takes alone."""
+    """Emulated devices: their links do not contend, each flow takes its uncontended time."""
 
     stragglers: Mapping[DeviceId, float]
-    """Device → how many times longer it computes."""
+    """Device → slowdown factor."""
     with_links: bool
-    """Whether links are played, too; those that are not take no time."""
+    """Whether links are emulated, too; those that are not take no time."""
 
 
 def predicted(
@@ -45,9 +45,9 @@ def predicted(
     """Speed and traffic of `plan` in the steady state.
 
     Args:
-        plan: what the planner found.
-        options: what it was asked for.
-        played: how its devices are played; None: they are real.
+        plan: the planner's result.
+        options: the planner's options.
+        played: emulation of its devices; None: they are real.
         waves: of each virtual worker; None: as many as reach the steady state.
 
     Raises:
@@ -79,22 +79,22 @@ def run_forecast(
     *,
     played: Played | None = None,
 ) -> RunForecast:
-    """Speed of one run: every segment simulated from barrier to barrier, as long as it is.
+    """Predict the speed of one run: every segment is simulated from barrier to barrier, with its actual length.
 
     The measured figure of a run has the same definition: its samples by the time from when all stages are ready to the
-    end of the last one. It also contains what is not simulated: the optimizer's steps, reading data, evaluation and
-    writing checkpoints.
+    end of the last one. It also includes costs that are not simulated: the optimizer's steps, reading data, evaluation
+    and writing checkpoints.
 
     Segments of equal length are simulated once. One longer than the steady state takes to show is simulated up to there
     and continued at its steady rate; so is whatever is left of a run of very many segments, or of segments of very many
     different lengths.
 
     Args:
-        plan: who computes what.
+        plan: the simulated plan.
         costs: the profile and the cluster.
-        options: how it is run; `minibatches`, `stragglers`, `contention` and `staggered` are ignored.
+        options: options of the simulation; `minibatches`, `stragglers`, `contention` and `staggered` are ignored.
         segments: of the run, in order; at least one minibatch in all.
-        played: how its devices are played; None: they are real.
+        played: emulation of its devices; None: they are real.
 
     Raises:
         PlanError: the plan cannot be run so.
@@ -115,7 +115,7 @@ def run_forecast(
             minibatches=minibatches,
             stragglers=stragglers,
             contention=played is None,
-            staggered=played is None,  # in step they would compete for links as real ones do not for long
+            staggered=played is None,  # in step they would compete for links, as real ones do not for long
         )
         simulated[minibatches] = simulate(plan, costs, how)
     samples = sum(length.samples * times for length, times in counts.items())
@@ -129,7 +129,7 @@ def run_forecast(
 
 
 def _steady_minibatches(plan: SimulatedPlan, staleness: int | None, waves: int | None = None) -> int:
-    """Of each virtual worker: of `waves`, or after which the steady state shows; no more than can be afforded."""
+    """Minibatches per virtual worker: those of `waves`, or enough for the steady state, within a limit."""
     work = work_per_wave(plan.workers, plan.minibatches_per_wave, plan.placed)
     return plan.minibatches_per_wave * simulated_waves(work, staleness, waves)
 
@@ -137,7 +137,7 @@ def _steady_minibatches(plan: SimulatedPlan, staleness: int | None, waves: int |
 def _as_played(
     plan: SimulatedPlan, costs: Costs, played: Played | None
 ) -> tuple[SimulatedPlan, Costs, dict[DeviceId, float]]:
-    """The plan, its costs with the links that are played, and the stragglers among its devices."""
+    """The plan, its costs with emulated links, and the stragglers among its devices."""
     if played is None:
         return plan, costs, {}
     used = {stage.device for stages in plan.workers for stage in stages}

@@ -1,12 +1,12 @@
-"""What transfers share: network cards and PCIe roots, each direction by itself.
+"""Shared transfer resources: network cards and PCIe roots, each direction separately.
 
 A *flow* is one sender towards one receiver (a stage to its neighbour, a stage to a shard and back) and moves one
 message at a time, as the runtime's sender threads do. Messages of different flows share a resource *fairly*: of n
-messages at a network card each gets an n-th of it. That is what TCP streams and DMA engines come to, and why a large
-push slows the activations beside it but does not hold them up until it is through, as first come, first served would.
+messages at a network card each gets an n-th of it. This approximates TCP streams and DMA engines: a large push slows
+concurrent activations down but does not block them until it is complete, as first come, first served would.
 
-A message that passes several resources is served by each at its own pace and has arrived when the slowest is done (and
-never before the time its link takes alone). Exact where one resource is the bottleneck; where two compete it is at most
+A message that uses several resources is served by each at its own rate and arrives when the slowest is done (and never
+before the time its link takes alone). Exact where one resource is the bottleneck; where two compete it is at most
 optimistic, as what one holds back is not given to others by the other.
 
 Progress is counted in whole ticks, rounded down each time a message joins.
@@ -24,22 +24,22 @@ from hetpipe.decide.simulator.engine import Engine
 class SharedResource:
     """One direction of a network card or PCIe root.
 
-    Invariant: while messages are there, exactly one scheduled event has the time `_due`.
+    Invariant: while there are messages, exactly one scheduled event has the time `_due`.
     """
 
     __slots__ = ("_due", "_engine", "_messages", "_progress", "_updated")
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        #: Ticks of work that each message present since the start would have got, and when that was so.
+        #: Ticks of work done for each message present since the start, and the time of that value.
         self._progress = 0
         self._updated = 0
-        #: The progress at which each message is through, its flow's rank, its flow.
+        #: The progress at which each message is complete, its flow's rank, its flow.
         self._messages: list[tuple[int, int, Flow]] = []
         self._due = -1
 
     def admit(self, flow: Flow, work_ticks: int) -> None:
-        """Begin to serve the message of `flow`; `Flow.served` is called when it is through."""
+        """Start to serve the message of `flow`; `Flow.served` is called when it is complete."""
         messages = self._messages
         now = self._engine.now
         if messages:
@@ -98,14 +98,14 @@ class Flow:
         deliver: Callable[[int], None],
         log: Callable[[int, int, int], None] | None,
     ) -> None:
-        """Make an idle flow.
+        """Create an idle flow.
 
         Args:
-            engine: tells the time.
+            engine: provides the time.
             rank: different for each flow.
-            alone_ticks: what a message takes when nothing else moves, latency included.
+            alone_ticks: uncontended time of a message, including latency.
             latency_ticks: the part of it in which the last byte is on its way and occupies nothing.
-            shares: what a message passes, with the ticks of work it is there; empty: flows do not meet.
+            shares: resources used by a message, with the ticks of work at each; empty: no contention.
             deliver: called with the number of each message when it has arrived.
             log: called with number, start and end of each.
         """
@@ -119,17 +119,17 @@ class Flow:
         self._queue: deque[int] = deque()
         self._is_busy = False
         self._started = 0
-        #: Resources that are not through with the message under way.
+        #: Resources still serving the current message.
         self._pending = 0
 
     def send(self, number: int) -> None:
-        """Send message `number` once all before it have arrived."""
+        """Send message `number` after all previous ones have arrived."""
         self._queue.append(number)
         if not self._is_busy:
             self._begin()
 
     def served(self) -> None:
-        """A resource is through with the message under way."""
+        """Record that a resource has served the current message."""
         self._pending -= 1
         if not self._pending:
             engine = self._engine

@@ -1,4 +1,4 @@
-"""What a simulation says."""
+"""Result of a simulation."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hetpipe.values.ids import DeviceId
 
 
 class ActivityKind(Enum):
-    """What a stretch of simulated time was spent on."""
+    """Kind of an activity in simulated time."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
     ACTIVATIONS = "activations"
-    """On their way to the next stage."""
+    """Transfer to the next stage."""
     GRADIENTS = "gradients"
-    """On their way to the previous stage."""
+    """Transfer to the previous stage."""
     PUSH = "push"
     PULL = "pull"
     PUBLISH = "publish"
@@ -26,7 +26,7 @@ class ActivityKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SimulatedActivity:
-    """One thing that went on."""
+    """One activity."""
 
     kind: ActivityKind
     vw: int | None
@@ -43,26 +43,27 @@ class SimulatedActivity:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What a simulation says of a plan. Virtual workers in the order of the plan."""
+    """Result of a simulation. Virtual workers are in the order of the plan."""
 
     samples_per_second: float
     """In the steady state: of each virtual worker from the end of its middle wave to the end of its last but one, after
     filling and before draining; summed over the virtual workers. Of a run of under 4 waves: on the whole."""
     waiting_seconds: tuple[float, ...]
-    """Of each virtual worker's first stage: a clock that its next minibatch needs was not published yet."""
+    """Of each virtual worker's first stage: time in which a clock required by its next minibatch was not published yet.
+    """
     idle_seconds: tuple[float, ...]
-    """Mean over each virtual worker's stages: nothing at all to compute, up to the stage's last gradient."""
+    """Mean over each virtual worker's stages: time without work, up to the stage's last gradient."""
     max_clock_distance: int
-    """Most waves that a virtual worker had committed more than another."""
+    """Maximum lead in committed waves of one virtual worker over another."""
     clock_distance_histogram: Mapping[int, int]
-    """c_v − W* → minibatches that began with it: own waves committed minus the published clock in use."""
+    """c_v − W* → number of minibatches started with it: own waves committed minus the published clock in use."""
     cross_node_bytes_per_minibatch: float
-    """Every byte that leaves a node, once; see `traffic`."""
+    """All bytes that leave a node, each counted once; see `traffic`."""
     utilisation: Mapping[DeviceId, float]
     """Share of the whole run in which each device of the plan computed."""
     seconds: float
     """Simulated, from the first forward to the last publish."""
     num_events: int
-    """Discrete events it took."""
+    """Number of discrete events."""
     activities: tuple[SimulatedActivity, ...] = ()
-    """In the order of their ends; only when asked for."""
+    """In order of their ends; only if requested."""

@@ -1,12 +1,12 @@
-"""Simulate a whole plan: stages, links, shards and the gate, as they will run.
+"""Simulation of a whole plan: stages, links, shards and the gate.
 
-The decisions are the runtime's own: `schedule` says what a stage computes next and how many minibatches it may hold,
-`decide.sync.gate` when a minibatch may start and with which clock. Only commits, publications and the order of updates
-are a model of the decision log (`clocks`), tied to it by a test.
+The decisions are the runtime's own: `schedule` decides what a stage computes next and how many minibatches may be in
+flight, `decide.sync.gate` when a minibatch may start and with which clock. Only commits, publications and the order of
+updates are a model of the decision log (`clocks`), tied to it by a test.
 
-What is simulated is what the runtime does, so transfers run beside computation. The closed form of the planner counts
-a stage's receiving transfers as its own time instead; it bounds and ranks plans, the simulation predicts them. Left
-out are control messages, the optimizer's steps and reading data.
+As in the runtime, transfers overlap with computation. The closed form of the planner counts a stage's receiving
+transfers as its own time instead; it bounds and ranks plans, the simulation predicts them. Control messages, the
+optimizer's steps and reading data are not simulated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hetpipe.values.sync import SyncSpec
 
 _TICKS_PER_SECOND = 1000 * TICKS_PER_MS
 
-#: A run of fewer waves has no middle that is neither filling nor draining.
+#: A shorter run has no steady state between filling and draining.
 _LEAST_WAVES = 4
 
 _MOVES = {
@@ -54,20 +54,20 @@ def simulate(
     The same arguments always give the same result.
 
     Args:
-        plan: who computes what.
+        plan: the simulated plan.
         costs: the profile and the cluster.
-        options: how it is run.
-        with_activities: whether to say everything that went on; takes memory in proportion to it.
+        options: options of the simulation.
+        with_activities: whether to record all activities, which takes memory in proportion.
 
     Raises:
-        PlanError: the options cannot be run, or nothing takes any time.
+        PlanError: the options are invalid, or all times are zero.
     """
     check_options(plan, options)
     return _Simulation(plan, costs, options, with_activities=with_activities).run()
 
 
 class _Simulation:
-    """One run; built, run once, and read."""
+    """One run; single use."""
 
     def __init__(self, plan: SimulatedPlan, costs: Costs, options: SimulationOptions, *, with_activities: bool) -> None:
         self._plan = plan
@@ -89,7 +89,7 @@ class _Simulation:
             self._engine,
             self._gate,
             num_stages=[len(stages) for stages in plan.workers],
-            # Every virtual worker pushes a whole model, so each of its waves takes a shard as long.
+            # Every virtual worker pushes a whole model, so all its waves take a shard equally long.
             apply_ticks=[ticks(1000 * sums[-1] / options.apply_bytes_per_second) for sums in plan.placed.by_shard],
             exchange_ticks=ticks(1000 * options.exchange_seconds),
             on_publish=self._published,
@@ -129,10 +129,10 @@ class _Simulation:
             activities=tuple(self._log or ()),
         )
 
-    # -- while it runs -----------------------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Everything of this instant has ended: commit and publish, then let stages decide."""
+        """End of an instant: commit and publish, then let stages decide."""
         if self._clocks.is_changed:
             self._clocks.settle()
         looking = self._looking
@@ -190,7 +190,7 @@ class _Simulation:
         return self._options.stragglers.get(planned.device, 1.0)
 
     def _slowest_ticks(self) -> int:
-        """The time that the slowest stage takes for a minibatch."""
+        """The time per minibatch of the slowest stage."""
         stages = [planned for stages in self._plan.workers for planned in stages]
         return max(round(self._compute_ticks(planned) * self._slowdown(planned)) for planned in stages)
 
@@ -245,7 +245,7 @@ class _Simulation:
         return _TICKS_PER_SECOND * n * (last - first) / (ends[last] - ends[first])
 
     def _pulls_per_wave(self) -> list[float] | None:
-        """Of each virtual worker, where that is not 1: how often a wave brings another clock."""
+        """Pulls per wave of each virtual worker, where different from 1."""
         if self._options.pull == "every_wave":
             return None
         n = self._plan.minibatches_per_wave

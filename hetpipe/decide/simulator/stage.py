@@ -1,8 +1,8 @@
-"""One stage: computes what its order says, as the runtime's `pipeline.segment_run` does, on simulated time.
+"""Model of one stage, which computes in the order of its schedule, like the runtime's `pipeline.segment_run`.
 
-Transfers run beside computation: a frame leaves when it is computed and the stage goes on at once; pushes and pulls
-wait for nobody. The stage *looks* whenever something that concerns it has happened: it fetches weights ahead, also in
-the middle of a computation, and between two it asks its order what to compute.
+Transfers overlap with computation: a frame is sent when it is computed and the stage continues immediately; pushes and
+pulls never block. The stage *looks* after every relevant event: it prefetches weights, even during a computation, and
+between computations its order selects the next one.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from hetpipe.decide.simulator.resources import Flow
 from hetpipe.decide.simulator.result import ActivityKind
 from hetpipe.decide.sync.gate import Gate
 
-#: Is told of each computation: what, minibatch, start, end.
+#: Called with each computation: kind, minibatch, start, end.
 ComputationLog = Callable[[ActivityKind, int, int, int], None]
 
 
 class Worker:
-    """What the stages of one virtual worker share."""
+    """State shared by the stages of one virtual worker."""
 
     __slots__ = ("chosen", "histogram", "index", "num_minibatches", "wave_ends")
 
     def __init__(self, index: int, num_minibatches: int) -> None:
         self.index = index
         self.num_minibatches = num_minibatches
-        #: W* from each switch point on, as the first stage chose them.
+        #: W* from each switch point on, as chosen by the first stage.
         self.chosen: list[int] = []
-        #: c_v − W* → minibatches begun.
+        #: c_v − W* → number of minibatches started.
         self.histogram: dict[int, int] = {}
-        #: When the last gradient of each wave was through the whole pipeline.
+        #: Times at which the last gradient of each wave had passed the whole pipeline.
         self.wave_ends: list[int] = []
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlace:
-    """Where a stage stands and how it decides."""
+    """Position and decisions of a stage."""
 
     index: int
     num_stages: int
@@ -53,7 +53,7 @@ class StagePlace:
     durations: Durations
     log: ComputationLog | None
     start_ticks: int = 0
-    """Nothing is computed before."""
+    """Time before which nothing is computed."""
 
 
 class Stage:
@@ -107,15 +107,15 @@ class Stage:
     def __init__(
         self, engine: Engine, clocks: Clocks, gate: Gate, worker: Worker, place: StagePlace, looking: list[Stage]
     ) -> None:
-        """Make a stage that has computed nothing; `connect` must follow.
+        """Create a stage without any computation; `connect` must follow.
 
         Args:
-            engine: tells the time.
-            clocks: what is published and committed.
+            engine: provides the time.
+            clocks: published and committed clocks.
             gate: of the run.
             worker: the virtual worker.
-            place: which stage of it.
-            looking: where it enters itself to be called by `look` once this instant has happened.
+            place: its position.
+            looking: queue of stages whose `look` is called at the end of this instant.
         """
         self._engine = engine
         self._clocks = clocks
@@ -128,7 +128,7 @@ class Stage:
         self._is_last = place.index == place.num_stages - 1
         self._limit = place.limit
         self._filling, self._draining = place.answers
-        #: Of these two, the one that holds.
+        #: The decisions that currently apply.
         self._answers = self._filling
         #: The minibatch after whose forward the pipeline drains.
         self._drains_after = gate.drains_after(1, worker.num_minibatches)
@@ -137,12 +137,12 @@ class Stage:
         self._start_ticks = place.start_ticks
         #: Minibatches whose forward, and whose backward, has ended here.
         self._forwarded = self._backwarded = 0
-        #: When the activations and gradients that lie here came, in the order of p.
+        #: Arrival times of unused activations and gradients, in the order of p.
         self._forwards: deque[int] = deque()
         self._gradients: deque[int] = deque()
-        #: First stage: the minibatch that may start next, and since when it may.
+        #: First stage: the next minibatch that may start, and since when.
         self._opened = self._opened_at = 0
-        #: W* in use here, the switch point ahead, clocks asked for, how many of them have not come, and those that came
+        #: Current W*, the next switch point, requested clocks, the number of those outstanding, and those that arrived
         #: and wait for it.
         self._clock = 0
         self._next_switch: int = self._first_switch
@@ -163,7 +163,7 @@ class Stage:
         raise AssertionError("a stage moved weights before it was connected")
 
     def connect(self, *, downstream: Flow | None, upstream: Flow | None, push: Exchange, pull: Exchange) -> None:
-        """Give the stage its ways out; it computes from then on."""
+        """Connect the stage's outputs; it computes from then on."""
         self._downstream, self._upstream, self._push, self._pull = downstream, upstream, push, pull
         if self._start_ticks:
             self._engine.at(self._start_ticks, self._start, 0)
@@ -178,31 +178,31 @@ class Stage:
     def _start(self, _: int) -> None:
         self.wake()
 
-    # -- what happens to it ------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------------
 
     def receive_activations(self, _: int) -> None:
-        """The previous stage's outputs for the next minibatch are here."""
+        """Receive the previous stage's outputs for the next minibatch."""
         self._forwards.append(self._engine.now)
         self.wake()
 
     def receive_gradients(self, _: int) -> None:
-        """The next stage's gradients are here."""
+        """Receive the next stage's gradients."""
         self._gradients.append(self._engine.now)
         self.wake()
 
     def receive_weights(self, clock: int) -> None:
-        """This stage's part of w^(clock) is here."""
+        """Receive this stage's part of w^(clock)."""
         self._fetched.add(clock)
         self._under_way -= 1
         self.hear()
 
     def wake(self) -> None:
-        """Something that it may wait for has happened."""
+        """Schedule a look after an event that matters only between computations."""
         if not self._is_computing:
             self.hear()
 
     def hear(self) -> None:
-        """A clock is published, or weights came: something that matters while it computes, too."""
+        """Schedule a look after a publication or the arrival of weights, which matter during a computation, too."""
         if not (self._is_awake or self.is_done):
             self._is_awake = True
             self._looking.append(self)
@@ -210,7 +210,7 @@ class Stage:
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Fetch ahead, then compute what the order says, or go on waiting."""
+        """Prefetch weights, then start the computation selected by the order, or keep waiting."""
         self._is_awake = False
         self._fetch_ahead()
         if self._is_computing:
@@ -234,7 +234,7 @@ class Stage:
         self._idle_since = now
 
     def _fetch_ahead(self) -> None:
-        """Ask for the weights of the switch point ahead as soon as they are published, one clock at a time."""
+        """Request the weights of the next switch point as soon as they are published, one clock at a time."""
         published = self._clocks.published
         if not self._under_way and published > self._clock and self._next_switch <= self._worker.num_minibatches:
             clock = self._gate.fetched_ahead(self._next_switch, in_use=self._clock, published=published)
@@ -262,7 +262,7 @@ class Stage:
         return self._opened_at
 
     def _has_chosen(self, p: int) -> bool:
-        """First stage: whether W*(p) is chosen and here."""
+        """First stage: whether W*(p) is chosen and has arrived."""
         chosen = self._worker.chosen
         position = (p - self._first_switch) // self._minibatches_per_wave
         if position == len(chosen):
@@ -274,7 +274,7 @@ class Stage:
         return self._is_here(chosen[position])
 
     def _incoming(self) -> int | None:
-        """Later stages: when the next activations came; None: they, or the weights they want, are not here."""
+        """Later stages: arrival time of the next activations; None if they, or the weights they need, are missing."""
         if not self._forwards:
             return None
         p = self._forwarded + 1
@@ -285,7 +285,7 @@ class Stage:
         return self._forwards[0]
 
     def _arrived_gradient(self, in_flight: int) -> int | None:
-        """When the next gradient came; the last stage makes its own, which goes before whatever else is there."""
+        """Arrival time of the next gradient; the last stage creates its own, with priority over other inputs."""
         if self._is_last:
             return -1 if in_flight else None
         return self._gradients[0] if self._gradients else None

@@ -1,7 +1,7 @@
-"""Which bytes a plan moves, from where to where and how often: every flow of a job, as values.
+"""Traffic of a plan: all flows of a job with source, destination and frequency, as values.
 
-Per minibatch: activations to the next stage, gradients of the same size back. Per wave: each stage pushes its update to
-every shard that holds a part of it, and pulls that part of the published weights.
+Per minibatch: activations to the next stage, and back the gradients of those that need one. Per wave: each stage pushes
+its update to every shard that holds a part of it, and pulls that part of the published weights.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 from hetpipe.decide.planner.costs import Costs
-from hetpipe.decide.planner.job_rate import bytes_leaving
+from hetpipe.decide.planner.job_rate import bytes_leaving, bytes_moved
 from hetpipe.decide.simulator.plan import SimulatedPlan
 from hetpipe.values.cluster import node_of
 
 
 class Traffic(Enum):
-    """What a flow carries."""
+    """Kind of a flow."""
 
     ACTIVATIONS = "activations"
     GRADIENTS = "gradients"
@@ -32,26 +32,26 @@ class FlowSpec:
     traffic: Traffic
     vw: int
     stage: int
-    """The stage that sends; of a pull, the stage that asks."""
+    """The sending stage; of a pull, the requesting stage."""
     shard: int | None
     source: str
-    """The node it leaves."""
+    """The source node."""
     target: str
-    """The node it enters."""
+    """The destination node."""
     num_bytes: int
-    """Of each message."""
+    """Bytes of each message."""
 
 
 def flows_of(plan: SimulatedPlan, costs: Costs) -> Iterator[FlowSpec]:
-    """Every flow of the job, in the order of virtual workers and stages; to and from shards none that is empty."""
+    """Every flow of the job, in the order of virtual workers and stages; empty flows to and from shards are omitted."""
     on_shards = plan.placed.by_shard
     for vw, stages in enumerate(plan.workers):
         for index, stage in enumerate(stages):
             node = node_of(stage.device)
             if index + 1 < len(stages):
-                behind, crossing = node_of(stages[index + 1].device), costs.cut_bytes[stage.last]
-                yield FlowSpec(Traffic.ACTIVATIONS, vw, index, None, node, behind, crossing)
-                yield FlowSpec(Traffic.GRADIENTS, vw, index + 1, None, behind, node, crossing)
+                behind, cut = node_of(stages[index + 1].device), stage.last
+                yield FlowSpec(Traffic.ACTIVATIONS, vw, index, None, node, behind, costs.cut_bytes[cut])
+                yield FlowSpec(Traffic.GRADIENTS, vw, index + 1, None, behind, node, costs.returning_bytes[cut])
             for shard, sums in enumerate(on_shards):
                 num_bytes = sums[stage.last] - sums[stage.first]
                 if num_bytes:
@@ -63,14 +63,14 @@ def flows_of(plan: SimulatedPlan, costs: Costs) -> Iterator[FlowSpec]:
 def cross_node_bytes_per_minibatch(
     plan: SimulatedPlan, costs: Costs, *, pulls_per_wave: Sequence[float] | None = None
 ) -> float:
-    """Every byte that leaves a node, averaged over the job's minibatches, each counted once.
+    """All bytes that leave a node, averaged over the job's minibatches, each counted once.
 
-    One push per wave, and so many pulls of each virtual worker, by default one. Every virtual worker computes as many
-    minibatches.
+    One push per wave, and the given number of pulls of each virtual worker, by default one. All virtual workers compute
+    the same number of minibatches.
     """
     n = plan.minibatches_per_wave
-    leaving = [
-        bytes_leaving(stages, costs=costs, placed=plan.placed, minibatches_per_wave=n, pulls_per_wave=pulls)
+    moved = [
+        bytes_moved(stages, costs=costs, placed=plan.placed, minibatches_per_wave=n, pulls_per_wave=pulls)
         for stages, pulls in zip(plan.workers, pulls_per_wave or [1.0] * len(plan.workers), strict=True)
     ]
-    return sum(sum(nodes.values()) for nodes in leaving) / (n * len(plan.workers))
+    return sum(map(bytes_leaving, moved)) / (n * len(plan.workers))

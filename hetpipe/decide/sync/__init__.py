@@ -1,1 +1,1 @@
-"""When may a worker start, push, pull, and what is decided in which order? Pure."""
+"""Synchronization decisions: when a minibatch may start, push and pull, and in which order events take effect. Pure."""

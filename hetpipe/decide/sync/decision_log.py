@@ -1,12 +1,12 @@
-"""The replicated log of one job on the clock shard: the one place where order is decided (`wsp.md` §4, §5).
+"""The replicated log of one job on the clock shard: the only place that decides order (`wsp.md` §4, §5).
 
 A pure state machine. Each event method checks the event, changes the state, and returns the records it appended to the
-log; the shell (`server.shard.clock_shard`) writes history, wakes followers and answers. Nothing here reads a clock, a
-socket or a tensor. A repeated event is a no-op with the same answer; an illegal one raises and changes nothing. The
-same events in the same order give the same records, so a clock shard that was killed continues from what it had
-written down.
+log; the shell (`server.shard.clock_shard`) writes history, wakes followers and replies. Nothing here accesses a clock,
+a socket or a tensor. Events are idempotent: a repeated one returns the same reply; an illegal one raises and changes
+nothing. The log is deterministic: the same events in the same order give the same records, so a restarted clock shard
+continues from its persisted state.
 
-After every event `_settle` commits and publishes whatever has become possible, in a fixed order.
+After every event `_settle` commits and publishes as far as possible, in a fixed order.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ from hetpipe.values.run import ClockSnapshot
 from hetpipe.values.run_document import LifeSeen
 from hetpipe.values.sync import DataSpec, Membership, Progress, SyncSpec
 
-#: Where a reader begins who knows nothing: at the newest segment record.
+#: Start position of a reader without state: the newest segment record.
 FROM_NEWEST_SEGMENT = -1
 
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """What the log must know of a job."""
+    """Job parameters of the log."""
 
     term: Term
     num_shards: int
     membership: Membership
-    """The virtual workers that found the run; others may be admitted later."""
+    """The initial virtual workers; others may be admitted later."""
     sync: SyncSpec
     data: DataSpec
     checkpoint_every_waves: int | None
@@ -84,99 +84,101 @@ class Member:
     start: Clock
     #: Local clock: waves committed.
     committed: Clock
-    #: The clock its latest switch point chose; it may still be pulled.
+    #: The clock chosen at its latest switch point; it may still be pulled.
     held: Clock
-    #: The number of the latest switch point that asked for a clock.
+    #: The number of the latest switch point for which it requested a clock.
     last_switch: int
-    #: wave → stages that reported it staged. Holds uncommitted waves only.
+    #: wave → stages that reported it as staged. Uncommitted waves only.
     reports: dict[Wave, set[StageIndex]] = field(default_factory=dict)
-    #: wave → the minibatches (blocks of sample indices) it used, from the first stage's report. Uncommitted waves only.
+    #: wave → its minibatches (blocks of sample indices), from the first stage's report. Uncommitted waves only.
     samples: dict[Wave, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Newcomer:
-    """A virtual worker that will count from the next barrier on, once all its stages are there."""
+    """A virtual worker that will count from the next barrier on, once all its stages have joined."""
 
     num_stages: int
     incarnation: Incarnation
-    #: Stages that are there, and those of them that could begin at once.
+    #: Stages that have joined, and those of them that are ready to start.
     present: set[StageIndex] = field(default_factory=set)
     joined: set[StageIndex] = field(default_factory=set)
-    #: Stages whose part of the first weights is on the shards.
+    #: Stages whose part of the initial weights is on the shards.
     initialized: set[StageIndex] = field(default_factory=set)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all its stages could begin at once."""
+        """Whether all its stages are ready to start."""
         return len(self.joined) == self.num_stages
 
 
 @dataclass(slots=True)
 class LogState:
-    """The serializable state of a `DecisionLog`; the names are those of its attributes.
+    """The serializable state of a `DecisionLog`; names as its attributes.
 
-    The log is deterministic: this and the events since are all that a restarted clock shard needs.
+    As the log is deterministic, a restarted clock shard needs only this state and the events since.
     """
 
     records: list[Record]
-    """Those that somebody may still read, in order; the first one has index `first`."""
+    """Records that may still be read, in order; the first one has index `first`."""
     first: int
     members: dict[VirtualWorkerIndex, Member]
     newcomers: dict[VirtualWorkerIndex, Newcomer]
     leaving: tuple[VirtualWorkerIndex, ...]
-    """Members that are drained: they count up to the next barrier."""
+    """Members being drained: they count up to the next barrier."""
     leavers: dict[VirtualWorkerIndex, Member]
-    """Who left at a barrier and may still be doing its work there: until it is evicted or a later life is admitted."""
+    """Virtual workers that left at a barrier and may still be working there: until evicted or until a later incarnation
+    is admitted.
+    """
     lives: dict[VirtualWorkerIndex, Incarnation]
-    """The newest incarnation of every virtual worker that was ever admitted."""
+    """The newest incarnation of every virtual worker ever admitted."""
     progress: Progress
-    """At the start of the segment under way: what its data division is made from."""
+    """Progress at the start of the current segment: the input of its data division."""
     published: Clock
-    """Newest published clock; `start − 1` before the first weights are there."""
+    """Newest published clock; `start − 1` before the initial weights are complete."""
     acknowledged: list[int]
-    """Number of records each shard has carried out."""
+    """Number of records executed by each shard."""
     durable: list[int]
-    """Number of records each shard will not ask for again, should it be restarted."""
+    """Number of records that each shard will not request again after a restart."""
     segment_samples: list[int]
-    """Sample indices committed in the segment under way, in the order of commits."""
+    """Sample indices committed in the current segment, in the order of commits."""
     segment_minibatches: int
     num_waves: int
-    """Waves committed so far."""
+    """Total number of waves committed."""
     claimed: set[int]
-    """Samples used in this segment, staged ones included: nothing counts twice."""
+    """Samples used in this segment, including staged ones: none may count twice."""
     most_committed: Clock
-    """Largest local clock ever: what a worker committed stands, though it is evicted."""
+    """Largest local clock ever: committed waves of an evicted worker stand."""
     most_switched: int
-    """Largest number of a switch point that asked for a clock: where a minibatch may have begun, it has."""
+    """Largest switch point for which a clock was requested: bounds the minibatches that may have started."""
     slowest: Clock
-    """The global clock when it was last defined: it stays where it is while there are no members."""
+    """The last defined global clock: it does not change while there are no members."""
     max_distance: int
-    """Largest clock distance seen."""
+    """Largest clock distance so far."""
     retained: tuple[Clock, ...]
     """Published clocks that may still be pulled."""
     has_weights: bool
-    """Whether the first weights are decided; should their maker be evicted later, nobody makes others."""
+    """Whether the initial weights are decided; they stand even if their creator is evicted later."""
     complete_at: dict[Clock, int]
     """clock → index of the record after which its weights are complete."""
     dealt_to: tuple[VirtualWorkerIndex, ...]
-    """The members that share out the segment under way."""
+    """The members that share the current segment."""
     segments: tuple[int, int]
-    """Indices of the two newest segment records; 0 where there is none."""
+    """Indices of the two newest segment records; 0 if there is none."""
     asked: tuple[str, ...]
-    """Reasons, of the barrier that is set or (before the start) will be, that nothing planned gives."""
+    """Unplanned reasons of the barrier that is set or (before the start) will be set."""
     segment: Segment
 
 
 class DecisionLog:
-    """Orders commits, joins, evictions, barriers and publications of one job.
+    """Orders the commits, joins, evictions, barriers and publications of one job.
 
     Invariants (`validate_state`): no member is more than D + 1 waves ahead of another; `published` is never above the
     global clock and at most one below it once all shards have acknowledged; the barrier is above `published`.
 
-    Everybody starts as a newcomer: the publication of the start is the first barrier that is passed.
+    All virtual workers start as newcomers: the publication of the start is the first barrier passed.
 
-    The attributes that change are those of `LogState`, which explains them.
+    The mutable attributes are those of `LogState` and documented there.
     """
 
     def __init__(self, config: LogConfig) -> None:
@@ -211,17 +213,17 @@ class DecisionLog:
         self.segments = (0, 0)
         self.asked: tuple[str, ...] = ()
         self.segment = Segment(start, start, (), progress.epoch)
-        #: index of a commit record → the epoch and the samples it used; taken by whoever writes the history.
+        #: index of a commit record → its epoch and samples; consumed by the writer of the history.
         self._used: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._append(TermRecord(0, config.term))
 
     def state(self) -> LogState:
-        """A copy of all that the log knows."""
+        """A copy of the complete state."""
         return LogState(**{field.name: _copied(getattr(self, field.name)) for field in fields(LogState)})
 
     @classmethod
     def restore(cls, config: LogConfig, state: LogState) -> Self:
-        """The log that gave `state`."""
+        """Create the log from its `state`."""
         log = cls(config)
         for attribute in fields(LogState):
             setattr(log, attribute.name, _copied(getattr(state, attribute.name)))
@@ -231,33 +233,32 @@ class DecisionLog:
 
     @property
     def num_records(self) -> int:
-        """Records of the log so far, those that are forgotten included."""
+        """Number of records ever appended, including dropped ones."""
         return self.first + len(self.records)
 
     def records_from(self, start: int, *, jumps: bool = False) -> Sequence[Record]:
         """The records from index `start` on, or from the newest segment record (`FROM_NEWEST_SEGMENT`).
 
         Args:
-            start: where to begin.
-            jumps: begin with the newest segment record if `start` is forgotten. No member asks for that, only a
-                newcomer that was slow.
+            start: first record.
+            jumps: start at the newest segment record if `start` has been dropped. This happens only to slow newcomers,
+                never to members.
 
         Raises:
-            ProtocolViolation: they are forgotten: whoever is a member, and every shard, has read them; or there are
-                not that many.
+            ProtocolViolation: the records have been dropped, as all members and shards have read them; or do not exist
+                yet.
         """
         newest = start == FROM_NEWEST_SEGMENT or (jumps and 0 <= start < self.first)
         wanted = self.segments[1] if newest else start
         if not self.first <= wanted <= self.num_records:
             raise ProtocolViolation(
-                f"the decision log holds records {self.first} to {self.num_records}, there is none to follow from "
-                f"{start}"
+                f"the decision log holds records {self.first} to {self.num_records}; record {start} is not available"
             )
         return self._since(wanted)
 
     @property
     def global_clock(self) -> Clock:
-        """Minimum of the members' local clocks; with no member, what it was when there were some."""
+        """Minimum of the members' local clocks; without members, its last value."""
         return min((m.committed for m in self.members.values()), default=max(self.slowest, self.published))
 
     @property
@@ -266,11 +267,11 @@ class DecisionLog:
         return self.published == self.segment.end and ends_run(self.segment.reasons)
 
     def take_used(self, record: CommitRecord) -> tuple[int, tuple[int, ...]]:
-        """The epoch and the sample indices of a commit, once."""
+        """Take the epoch and the sample indices of a commit; may be called once."""
         return self._used.pop(record.index)
 
     def check_stage(self, vw: VirtualWorkerIndex, incarnation: Incarnation, stage: StageIndex) -> None:
-        """Refuse who is no stage of a present member, nor of one that left and may still be at work.
+        """Check that the caller is a stage of a member, or of one that left and may still be working.
 
         Raises:
             StaleIncarnation, ProtocolViolation: as named.
@@ -279,7 +280,7 @@ class DecisionLog:
         self._check_stage(self.leavers[vw] if has_left else self._member(vw, incarnation), vw, stage)
 
     def check_follower(self, vw: VirtualWorkerIndex, incarnation: Incarnation, stage: StageIndex) -> None:
-        """Refuse who is no stage of a life that counts, will count, or left and may still be at work.
+        """Check that the caller is a stage of an incarnation that counts, will count, or left and may still be working.
 
         Raises:
             StaleIncarnation, ProtocolViolation: as named.
@@ -288,28 +289,28 @@ class DecisionLog:
         self._check_stage(self.leavers[vw] if has_left else self._life(vw, incarnation), vw, stage)
 
     def has_left(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> bool:
-        """Whether this life left at a barrier, and may still be doing its work there."""
+        """Whether this incarnation left at a barrier and may still be working there."""
         left = self.leavers.get(vw)
         return left is not None and left.incarnation == incarnation
 
     def present(self, vw: VirtualWorkerIndex) -> tuple[StageIndex, ...]:
-        """The stages of a member or newcomer that are there, ready or not."""
+        """The joined stages of a member or newcomer, ready or not."""
         if vw in self.members:
             return tuple(StageIndex(stage) for stage in range(self.members[vw].num_stages))
         return tuple(sorted(self.newcomers[vw].present))
 
     @property
     def newest_segment(self) -> SegmentRecord | None:
-        """The record of the segment under way; None before the start is published."""
+        """The record of the current segment; None before the start is published."""
         record = self.records[self.segments[1] - self.first]
         return record if isinstance(record, SegmentRecord) else None
 
     def makes_weights(self, vw: VirtualWorkerIndex) -> bool:
-        """Whether `vw` shall make the first weights: there are none, and none with a lower index is to come."""
+        """Whether `vw` must create the initial weights: there are none, and no candidate with a lower index is left."""
         return not self.has_weights and vw == min(self.newcomers, default=None)
 
     def snapshot(self) -> ClockSnapshot:
-        """The clocks, for people and the coordinator."""
+        """The clocks, for status displays and the coordinator."""
         before = dict.fromkeys(self.newcomers, self.progress.clock)
         return ClockSnapshot(
             term=self.config.term,
@@ -327,19 +328,19 @@ class DecisionLog:
         )
 
     def newest_lives(self) -> tuple[LifeSeen, ...]:
-        """The newest life of everybody, in index order."""
+        """The newest incarnation of every virtual worker, in index order."""
         return tuple(self._life_seen(vw, incarnation) for vw, incarnation in sorted(self.lives.items()))
 
     def pending_publish_reason(self) -> str:
-        """Who keeps the published clock from advancing, as a phrase."""
+        """What keeps the published clock from advancing, as a phrase."""
         wanted = self.published + 1
         absent = [vw for vw, newcomer in self.newcomers.items() if not newcomer.is_complete]
         if not self._has_started and absent:
             return "the stages of " + virtual_workers_text(absent)
         if not self._has_started and not self.has_weights:
-            return "the first weights"
+            return "the initial weights"
         if self._has_started and not self.members and not self._pending:
-            return "the stages of " + virtual_workers_text(absent) if absent else "any virtual worker to come back"
+            return "the stages of " + virtual_workers_text(absent) if absent else "any virtual worker to rejoin"
         behind = [vw for vw, member in self.members.items() if member.committed < wanted]
         if behind:
             return f"{virtual_workers_text(behind)} to commit wave {wanted - 1}"
@@ -353,22 +354,22 @@ class DecisionLog:
             distance = max(committed) - min(committed)
             assert distance <= self.config.sync.staleness + 1, f"clock distance {distance}"
         assert not committed or self.published <= min(committed), f"{self.published} published before {committed}"
-        assert self.segment.end >= self.published, f"barrier {self.segment.end} behind {self.published}"
+        assert self.segment.end >= self.published, f"barrier {self.segment.end} below {self.published}"
         assert all(record.index == index for index, record in enumerate(self.records, start=self.first)), "log has gaps"
 
     # -- events --------------------------------------------------------------------------------------------------------
 
     def admit(self, vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int) -> Sequence[Record]:
-        """A new life of a virtual worker will come; an older one is over.
+        """Admit a new incarnation of a virtual worker, which ends older ones.
 
         Raises:
-            StaleIncarnation: it had a newer life already.
-            ProtocolViolation: a virtual worker has at least one stage, and one life has one number of them.
+            StaleIncarnation: there is a newer incarnation.
+            ProtocolViolation: the number of stages is less than one, or differs within an incarnation.
         """
         before = self.num_records
         newest = self.lives.get(vw)
         if newest is not None and incarnation < newest:
-            raise StaleIncarnation(f"incarnation {incarnation} of virtual worker {vw}; its newest one is {newest}")
+            raise StaleIncarnation(f"incarnation {incarnation} of virtual worker {vw}; the newest is {newest}")
         present = self.members.get(vw) or self.newcomers.get(vw)
         if num_stages < 1:
             raise ProtocolViolation(f"virtual worker {vw} cannot have {num_stages} stages")
@@ -387,9 +388,9 @@ class DecisionLog:
     def join(
         self, vw: VirtualWorkerIndex, incarnation: Incarnation, stage: StageIndex, *, ready: bool = True
     ) -> Sequence[Record]:
-        """A stage process is there. When all stages of its virtual worker are ready, it joins at the next barrier.
+        """Handle the join of a stage. When all stages of its virtual worker are ready, it joins at the next barrier.
 
-        Who is not ready is not waited for: nobody shall wait for processes that have yet to find each other.
+        Others do not wait for stages that are not ready, as these may still be connecting to each other.
         """
         before = self.num_records
         life = self._life(vw, incarnation)
@@ -405,7 +406,7 @@ class DecisionLog:
         return self._since(before)
 
     def initialized(self, vw: VirtualWorkerIndex, incarnation: Incarnation, stage: StageIndex) -> Sequence[Record]:
-        """A stage has staged its part of the first weights on every shard; the first whole set counts."""
+        """Record that a stage has staged its part of the initial weights on every shard; the first full set counts."""
         before = self.num_records
         life = self._life(vw, incarnation)
         self._check_stage(life, vw, stage)
@@ -428,17 +429,17 @@ class DecisionLog:
         *,
         segment: Clock,
     ) -> Sequence[Record]:
-        """A stage has staged its part of a wave on every shard.
+        """Record that a stage has staged its part of a wave on every shard.
 
         Args:
-            vw, incarnation, wave, stage: whose part.
+            vw, incarnation, wave, stage: identify the part.
             blocks: the sample indices of each minibatch of the wave, from the first stage; None from the others.
-            segment: where the segment began that the stage works in.
+            segment: start of the segment in which the stage works.
 
         Raises:
-            WaveOutOfOrder: negative, skipped, at or beyond the next barrier, or of a segment that is over: a late copy
-                of a report that a barrier dropped.
-            ProtocolViolation: a sample outside of the data, or used already in this epoch.
+            WaveOutOfOrder: negative, skipped, at or beyond the next barrier, or of an earlier segment: a late copy of a
+                report dropped by a barrier.
+            ProtocolViolation: a sample is out of range, or was used before in this epoch.
         """
         before = self.num_records
         if self.has_left(vw, incarnation):
@@ -449,11 +450,11 @@ class DecisionLog:
             return ()
         if segment != self.segment.start:
             raise WaveOutOfOrder(
-                f"stage {stage} of virtual worker {vw} reports wave {wave} of the segment that began at {segment}; the "
-                f"present one began at {self.segment.start}"
+                f"stage {stage} of virtual worker {vw} reports wave {wave} of the segment that began at "
+                f"{segment}; the current one began at {self.segment.start}"
             )
         if (stage == 0) != (blocks is not None):
-            raise ProtocolViolation("the first stage, and no other, reports the samples of a wave")
+            raise ProtocolViolation("the samples of a wave are reported by the first stage only")
         if blocks is not None:
             self._claim(vw, wave, blocks)
             member.samples[wave] = blocks
@@ -462,12 +463,12 @@ class DecisionLog:
         return self._since(before)
 
     def acknowledge(self, shard: ShardIndex, num_records: int, durable: int | None = None) -> Sequence[Record]:
-        """A shard has carried out the first `num_records` records.
+        """Record that a shard has executed the first `num_records` records.
 
         Args:
-            shard: which one.
-            num_records: how many.
-            durable: how many of them it will not ask for again, should it be restarted; None: all.
+            shard: its index.
+            num_records: number of records executed.
+            durable: number of them that it will not request again after a restart; None: all.
         """
         before = self.num_records
         if not 0 <= shard < len(self.acknowledged):
@@ -483,34 +484,36 @@ class DecisionLog:
         return self._since(before)
 
     def hold(self, vw: VirtualWorkerIndex, incarnation: Incarnation, switch: int) -> Clock:
-        """The clock of `vw` from a switch point on, as the gate chooses it. Repeatable.
+        """Choose the clock of `vw` from a switch point on, by the gate. Idempotent.
 
         Raises:
-            ClockNotPublished: the clock it requires is not published yet; or no clock is chosen there, which only
-                somebody asks who has not heard of the barrier that the segment began with.
-            WaveOutOfOrder: before the latest question, or before the segment.
+            ClockNotPublished: the required clock is not published yet; or the switch point has no choice of a clock,
+                which happens if the caller has not yet read the record of the segment's first barrier.
+            WaveOutOfOrder: before the latest request, or before the segment.
         """
         member = self._member(vw, incarnation)
         gate = self._gate
         p = gate.switch_minibatch(switch)
         if switch < member.last_switch or p <= gate.start * self.config.sync.minibatches_per_wave:
             asked = gate.switch_minibatch(member.last_switch)
-            raise WaveOutOfOrder(f"virtual worker {vw} asks for the clock of minibatch {p} after {asked}")
+            raise WaveOutOfOrder(f"virtual worker {vw} requests the clock of minibatch {p} after {asked}")
         if gate.newest_usable(p) <= gate.start:
-            raise ClockNotPublished(f"minibatch {p} begins with the clock of the barrier at {gate.start}")
+            raise ClockNotPublished(f"minibatch {p} starts with the clock of the barrier at {gate.start}")
         if switch == member.last_switch:
             return member.held
         chosen = gate.chosen(p, in_use=member.held, published=self.published)
         if chosen is None:
             awaited = gate.awaited(p, in_use=member.held)
-            raise ClockNotPublished(f"minibatch {p} needs clock {awaited}, published is {self.published}")
+            raise ClockNotPublished(
+                f"minibatch {p} needs clock {awaited}, but the newest published is {self.published}"
+            )
         member.held = chosen
         member.last_switch = switch
         self.most_switched = max(self.most_switched, switch)
         return member.held
 
     def request_barrier(self, reason: str) -> Sequence[Record]:
-        """Set a barrier that nobody planned, as early as is safe; it ends the run if `reason` is `stop`."""
+        """Set an unplanned barrier at the earliest safe clock; it ends the run if `reason` is `stop`."""
         before = self.num_records
         if not self.finished:
             self._ask(reason)
@@ -518,13 +521,13 @@ class DecisionLog:
         return self._since(before)
 
     def drain(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> Sequence[Record]:
-        """A virtual worker is to leave at the next barrier, with everything that it has done before it.
+        """Drain a virtual worker: it leaves at the next barrier, and its work up to there counts.
 
-        A newcomer, which has done nothing yet, is let go at once, without a record: whoever asks for that also ends its
-        processes. Nothing happens when that life has left, or is over, already.
+        A newcomer, which has no work yet, is removed immediately, without a record: the caller also ends its processes.
+        No effect if that incarnation has already left or ended.
 
         Raises:
-            StaleIncarnation: it never had such a life.
+            StaleIncarnation: there was no such incarnation.
         """
         before = self.num_records
         if self.has_left(vw, incarnation):
@@ -539,12 +542,12 @@ class DecisionLog:
         return self._since(before)
 
     def evict(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> Sequence[Record]:
-        """A virtual worker is gone: it stops counting, what it had staged is dropped, what it committed stands.
+        """Evict a virtual worker: it no longer counts, its staged waves are dropped, committed ones stand.
 
-        There is no record of a newcomer's end. Nothing happens when that life is over already.
+        The eviction of a newcomer has no record. No effect if that incarnation has already ended.
 
         Raises:
-            StaleIncarnation: it never had such a life.
+            StaleIncarnation: there was no such incarnation.
         """
         before = self.num_records
         newest = self.lives.get(vw)
@@ -561,10 +564,11 @@ class DecisionLog:
         self._settle()
         return self._since(before)
 
-    # -- what follows from an event: barriers, commits, publications ---------------------------------------------------
+    # -- consequences of an event: barriers, commits, publications
+    # --------------------------------------------------------
 
     def _ask(self, reason: str) -> None:
-        """Somebody wants a barrier; before the start there is none to set, and none is set twice."""
+        """Add a barrier request; before the start there is no barrier to set, and none is set twice."""
         if reason not in self.segment.reasons:
             self._note(reason)
             if self._has_started:
@@ -576,8 +580,8 @@ class DecisionLog:
     def _set_barrier(self, reason: str, planned: tuple[str, ...]) -> None:
         """Set an unplanned barrier.
 
-        `planned` are the reasons that stay true where the planned barrier is not passed; what was asked for stays in
-        any case.
+        `planned` are the reasons that remain valid although the planned barrier is not reached; requested ones always
+        remain.
         """
         clock = self._unplanned_clock()
         kept = tuple(r for r in planned if r in self.asked or clock == self.segment.end)
@@ -588,7 +592,7 @@ class DecisionLog:
                 del member.reports[wave]
                 member.samples.pop(wave, None)
         if not self.members:
-            # Nobody will commit anything before it: shards complete its clock as soon as they read this.
+            # No member will commit anything before it: shards complete its clock as soon as they read this.
             self.complete_at = {Clock(c): self.num_records for c in range(self.published + 1, clock + 1)}
         self._append(BarrierRecord(self.num_records, clock, self.segment.reason, self.segment.epoch))
 
@@ -598,19 +602,19 @@ class DecisionLog:
         return self._gate.unplanned_barrier(
             committed=self.most_committed,
             published=self.published,
-            # Up to the first switch point at which a clock is chosen, minibatches start without a question.
+            # Up to the first switch point with a choice of clock, minibatches start without a request.
             last_switch=max(self.segment.start + 1, self.most_switched),
             planned=self.segment.end,
         )
 
     def _owes_work(self, vw: VirtualWorkerIndex, member: Member) -> bool:
-        """Whether a member has minibatches of this segment that are not committed: then they will be dealt again."""
+        """Whether a member has uncommitted minibatches of this segment, which will be dealt again."""
         n, start = self.config.sync.minibatches_per_wave, self.segment.start
         dealt = divide(self.progress, self.config.data, self.dealt_to).get(vw, ())
         return len(dealt[: (self.segment.end - start) * n]) > (member.committed - start) * n
 
     def _settle(self) -> None:
-        """Commit and publish whatever has become possible, in a fixed order."""
+        """Commit and publish as far as possible, in a fixed order."""
         while self._commit_one() or self._publish_one():
             pass
         self.slowest = self.global_clock
@@ -658,9 +662,9 @@ class DecisionLog:
         return True
 
     def _nobody_is_missed(self, clock: Clock) -> bool:
-        """Whether `clock` lacks nobody's wave, and somebody is there to go on from it.
+        """Whether all waves of `clock` are committed, and there is a member to continue from it.
 
-        The start waits for the first life of everybody: who dies again and again must not keep the others from it.
+        The start waits only for first incarnations: a virtual worker that dies repeatedly must not block the others.
         """
         if not self._has_started:
             founders = [life for life in self.newcomers.values() if life.incarnation == 0]
@@ -670,7 +674,7 @@ class DecisionLog:
         return self.global_clock >= clock
 
     def _end_at_once(self) -> None:
-        """A run that has nothing left to do when it starts ends there."""
+        """End a run that has nothing to do right at its start."""
         if not self.segment.reasons and is_finished(self.progress, self.config.data):
             self.segment = Segment(self.segment.start, self.segment.end, (END,), self.segment.epoch)
             self._append(BarrierRecord(self.num_records, self.segment.end, self.segment.reason, self.segment.epoch))
@@ -692,10 +696,10 @@ class DecisionLog:
             member.last_switch = self.published
 
     def _cross(self) -> None:
-        """Let those go who leave and those in who wait, say who shares the next segment, and where it ends."""
+        """Cross a barrier: remove leaving members, add newcomers, and set members and end of the next segment."""
         passed, start = self.segment, self.published
         reasons, ends = passed.reasons, ends_run(passed.reasons)
-        # At the end nobody joins but to do what is left to do there.
+        # At the end of the run virtual workers join only if work is left.
         left = {} if ends else {vw: self.members.pop(vw) for vw in sorted(self.leaving)}
         self.leavers |= left
         self.leaving = ()
@@ -713,7 +717,8 @@ class DecisionLog:
             self.segment = Segment(passed.start, start, reasons, passed.epoch)
             return
         if not self.members:
-            # Whoever comes first joins one clock on: shards build up to a barrier that nobody is there to lower.
+            # The first to join does so one clock later: shards complete all clocks up to a barrier that no member can
+            # lower.
             self.segment, self.dealt_to = Segment(start, start, (), self.progress.epoch), ()
             self._note(DRAIN)
             self._set_barrier(DRAIN, ())
@@ -736,9 +741,9 @@ class DecisionLog:
         self._append(BarrierRecord(self.num_records, segment.end, segment.reason, segment.epoch))
 
     def _forget(self) -> None:
-        """Drop the records that nobody will ask for.
+        """Drop the records that will not be requested again.
 
-        Who is a member now has passed the barrier before this one, and has read all that came before that.
+        Every current member has passed the barrier before this one, and has read all records before that.
         """
         keep = min(self.segments[0], *self.durable)
         del self.records[: max(0, keep - self.first)]
@@ -753,7 +758,7 @@ class DecisionLog:
         del self.members[vw]
         self.leaving = tuple(other for other in self.leaving if other != vw)
         self.claimed.difference_update(i for blocks in member.samples.values() for block in blocks for i in block)
-        # What the others committed is complete on a shard only once it knows that this worker's part will not come.
+        # A shard can complete the others' commits only once it has read that this worker's part is missing.
         self.complete_at = dict.fromkeys(self.complete_at, self.num_records)
         self._append(EvictRecord(self.num_records, vw, member.incarnation, member.committed))
         if not self.finished and (EVICT not in planned or planned != self.segment.reasons or not self.members):
@@ -761,7 +766,7 @@ class DecisionLog:
             self._set_barrier(EVICT, planned)
 
     def _is_repeat(self, member: Member, vw: VirtualWorkerIndex, wave: Wave, stage: StageIndex) -> bool:
-        """Whether this report was taken before; raises if it comes out of order."""
+        """Whether this report was received before; raises if it is out of order."""
         if member.start <= wave < member.committed or stage in member.reports.get(wave, ()):
             return True
         following = member.committed
@@ -775,10 +780,10 @@ class DecisionLog:
         return False
 
     def _staged_late(self, vw: VirtualWorkerIndex, wave: Wave) -> Sequence[Record]:
-        """Who has left repeats what it had reported, or reports an empty wave beyond the barrier that let it go."""
+        """A virtual worker that has left repeats a report, or reports an empty wave beyond its last barrier."""
         clock = self.leavers[vw].committed
         if wave >= clock:
-            raise WaveOutOfOrder(f"virtual worker {vw} left at clock {clock}, and reports wave {wave}")
+            raise WaveOutOfOrder(f"virtual worker {vw} left at clock {clock}, but reports wave {wave}")
         return ()
 
     def _claim(self, vw: VirtualWorkerIndex, wave: Wave, blocks: tuple[tuple[int, ...], ...]) -> None:
@@ -798,12 +803,12 @@ class DecisionLog:
 
     @property
     def _gate(self) -> Gate:
-        """Of the segment under way."""
+        """The gate of the current segment."""
         return Gate(self.config.sync, self.segment.start)
 
     @property
     def _has_started(self) -> bool:
-        """Whether the start is published, so that there is a segment under way."""
+        """Whether the start is published, so that there is a current segment."""
         return self.published >= self.config.progress.clock
 
     @property
@@ -823,25 +828,25 @@ class DecisionLog:
         return LifeSeen(vw, incarnation, 0, "gone")
 
     def _life(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> Member | Newcomer:
-        """A present life of a virtual worker, which counts or will count."""
+        """A current incarnation of a virtual worker, which counts or will count."""
         for life in (self.newcomers.get(vw), self.members.get(vw)):
             if life is not None and life.incarnation == incarnation:
                 return life
         newest = self.lives.get(vw)
-        known = "there is no such virtual worker" if newest is None else f"its newest one is {newest}"
+        known = "there is no such virtual worker" if newest is None else f"the newest is {newest}"
         gone = " and is evicted" if newest == incarnation else ""
         raise StaleIncarnation(f"incarnation {incarnation} of virtual worker {vw}; {known}{gone}")
 
     def _member(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> Member:
         life = self._life(vw, incarnation)
         if isinstance(life, Newcomer):
-            raise WaveOutOfOrder(f"virtual worker {vw} counts from the next barrier on, and has nothing to do before")
+            raise WaveOutOfOrder(f"virtual worker {vw} counts from the next barrier on, and cannot report before")
         return life
 
     @staticmethod
     def _check_stage(life: Member | Newcomer, vw: VirtualWorkerIndex, stage: StageIndex) -> None:
         if not 0 <= stage < life.num_stages:
-            raise ProtocolViolation(f"virtual worker {vw} has {life.num_stages} stages, there is no stage {stage}")
+            raise ProtocolViolation(f"virtual worker {vw} has {life.num_stages} stages; there is no stage {stage}")
 
     def _append(self, record: Record) -> None:
         assert record.index == self.num_records, "records are appended in order"
@@ -849,14 +854,14 @@ class DecisionLog:
 
 
 def _copied(value: Any) -> Any:
-    """A part of the state, which shares nothing that changes: quick, as it may hold every sample of an epoch."""
+    """Copy a part of the state, without sharing mutable objects; fast, as it may contain every sample of an epoch."""
     if isinstance(value, dict):
         return {key: copy.deepcopy(entry) for key, entry in value.items()}
     return copy.copy(value)
 
 
 def _staged_clock(member: Member) -> Clock:
-    """Waves that all stages of a member have reported, those that are committed among them."""
+    """Waves reported by all stages of a member, including committed ones."""
     clock = member.committed
     while len(member.reports.get(Wave(clock), ())) == member.num_stages:
         clock = Clock(clock + 1)
@@ -866,18 +871,18 @@ def _staged_clock(member: Member) -> Clock:
 def _told(
     members: Mapping[VirtualWorkerIndex, Member], joined: Sequence[VirtualWorkerIndex] = ()
 ) -> tuple[SegmentMember, ...]:
-    """Members as a record names them."""
+    """Members in the form used by records."""
     return tuple(
         SegmentMember(vw, member.incarnation, member.num_stages, joined=vw in joined) for vw, member in members.items()
     )
 
 
 def retained(members: Iterable[Member], gate: Gate, *, published: Clock, global_clock: Clock) -> tuple[Clock, ...]:
-    """The published clocks that shards must keep, in their order: those that some member may still ask for.
+    """The published clocks that shards must keep, in order: those that a member may still request.
 
     Args:
         members: all of them.
-        gate: of the segment that is under way, or that begins with `published`.
+        gate: of the current segment, or of the one that starts at `published`.
         published: the newest clock.
         global_clock: the waves that all members have committed.
     """
@@ -886,10 +891,10 @@ def retained(members: Iterable[Member], gate: Gate, *, published: Clock, global_
         return tuple(Clock(clock) for clock in range(first, published + 1))
     wanted = {published}
     for member in members:
-        # Once the wave of its switch point is committed, all stages of a member have pulled what it holds.
+        # Once the wave of its switch point is committed, all stages of a member have pulled the held clock.
         if member.committed <= _switch_wave(gate, member.last_switch):
             wanted.add(member.held)
-        # Under `double_buffer` the next answer lacks a wave that may be published already.
+        # Under `double_buffer` the next choice lacks a wave that may already be published.
         switch = gate.next_switch(member.last_switch)
         if member.committed <= _switch_wave(gate, switch):
             wanted.add(min(published, gate.newest_usable(gate.switch_minibatch(switch))))
@@ -897,7 +902,7 @@ def retained(members: Iterable[Member], gate: Gate, *, published: Clock, global_
 
 
 def _oldest_required(gate: Gate, global_clock: Clock) -> Clock:
-    """The oldest clock that a wave which is not committed by all may still require."""
+    """The oldest clock that a wave not committed by all members may still require."""
     first: int = global_clock
     while _switch_wave(gate, first) < global_clock:
         first += 1
@@ -905,5 +910,5 @@ def _oldest_required(gate: Gate, global_clock: Clock) -> Clock:
 
 
 def _switch_wave(gate: Gate, switch: int) -> Wave:
-    """The wave that a switch point lies in."""
+    """The wave that contains a switch point."""
     return gate.wave_of(gate.switch_minibatch(switch))

@@ -1,4 +1,4 @@
-"""Who reads which samples? The data division of a segment (`wsp.md` §5).
+"""The data division of a segment: assignment of samples to virtual workers (`wsp.md` §5).
 
 At each barrier the samples of the epoch that no committed wave has used are permuted by (seed, epoch, barrier) and
 dealt in blocks of `batch_size`, round-robin, to the members in index order. The last block of an epoch may be short.
@@ -16,7 +16,7 @@ Block = tuple[int, ...]
 
 
 def shuffled(samples: Sequence[int], *, seed: int, epoch: int, barrier: Clock) -> list[int]:
-    """`samples` in the order of this division; the same on every machine and Python version.
+    """Shuffle `samples` for this division; the same on every machine and Python version.
 
     >>> shuffled(range(5), seed=0, epoch=0, barrier=Clock(0)) == shuffled(range(5), seed=0, epoch=0, barrier=Clock(0))
     True
@@ -29,7 +29,7 @@ def shuffled(samples: Sequence[int], *, seed: int, epoch: int, barrier: Clock) -
 def deal(
     order: Sequence[int], *, batch_size: int, members: Sequence[VirtualWorkerIndex], limit: int | None
 ) -> dict[VirtualWorkerIndex, tuple[Block, ...]]:
-    """The blocks of every member, at most `limit` of them in all (None: no limit).
+    """Deal blocks to every member, at most `limit` in total (None: no limit).
 
     >>> deal([4, 1, 3, 0, 2], batch_size=2, members=[0, 1], limit=None)
     {0: ((4, 1), (2,)), 1: ((3, 0),)}
@@ -55,7 +55,7 @@ def empty_bitmap(num_samples: int) -> bytes:
 
 
 def with_used(bitmap: bytes, samples: Sequence[int]) -> bytes:
-    """`bitmap` with `samples` marked as used."""
+    """A copy of `bitmap` with `samples` marked as used."""
     marked = bytearray(bitmap)
     for i in samples:
         marked[i >> 3] |= 1 << (i & 7)

@@ -1,7 +1,7 @@
-"""When may a minibatch start, and on which clock? The gate of Wave Synchronous Parallel (`wsp.md` §2, §3; HetPipe §5).
+"""The gate of Wave Synchronous Parallel: when a minibatch may start, and on which clock (`wsp.md` §2, §3; HetPipe §5).
 
-Numbers: p is a minibatch (1-based), N minibatches make a wave, D is the staleness bound (None: ∞), a *segment* is what
-lies between two barriers and starts at clock `start`: its minibatches are p > start·N.
+Numbers: p is a minibatch (1-based), N minibatches make a wave, D is the staleness bound (None: ∞), a *segment* lies
+between two barriers and starts at clock `start`: its minibatches are p > start·N.
 
 >>> strict = Gate(SyncSpec(minibatches_per_wave=4, staleness=0))
 >>> [strict.required(p) for p in (7, 8, 11, 12, 15, 16)]
@@ -20,9 +20,9 @@ from hetpipe.values.sync import SyncSpec
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The gate of a job in one segment: every decision that first stages, clock shard, simulator and planner share.
+    """The gate of a job in one segment: the decisions shared by first stages, clock shard, simulator and planner.
 
-    With `pull: required` the clock in use stays as long as the staleness bound allows it.
+    With `pull: required` the clock in use is kept as long as the staleness bound allows.
 
     >>> every, rare = (Gate(SyncSpec(4, staleness=1, pull=pull)) for pull in ("every_wave", "required"))
     >>> [every.chosen(p, in_use=0, published=2) for p in (8, 12, 16)]
@@ -33,12 +33,12 @@ class Gate:
 
     sync: SyncSpec
     start: Clock = Clock(0)
-    """Of the segment."""
+    """Start of the segment."""
 
     # -- minibatches and switch points -------------------------------------------------------------------------------
 
     def wave_of(self, p: int) -> Wave:
-        """The wave that minibatch `p` belongs to.
+        """The wave of minibatch `p`.
 
         >>> [Gate(SyncSpec(4, staleness=0)).wave_of(p) for p in (1, 4, 5)]
         [0, 0, 1]
@@ -57,7 +57,7 @@ class Gate:
     def is_switch_point(self, p: int) -> bool:
         """Whether the published clock in use may change at `p`: at N, 2N, … and at the first minibatch of a segment.
 
-        Policies that update once per wave change it where a wave starts.
+        Policies with one update per wave change it at the start of a wave.
 
         >>> [p for p in range(1, 13) if Gate(SyncSpec(4, staleness=0)).is_switch_point(p)]
         [1, 4, 8, 12]
@@ -70,7 +70,7 @@ class Gate:
         return p % n == 0 or p == self.start * n + 1
 
     def switch_minibatch(self, switch: int) -> Minibatch:
-        """The minibatch of switch point number `switch`: that many waves are, or are about to be, begun and ended.
+        """The minibatch of switch point number `switch`.
 
         >>> [Gate(SyncSpec(4, staleness=0, weights=weights)).switch_minibatch(2) for weights in ("wave", "flush")]
         [8, 9]
@@ -88,7 +88,7 @@ class Gate:
         return (p - self.sync.policy.one_update_per_wave) // self.sync.minibatches_per_wave
 
     def next_switch(self, switch: int) -> int:
-        """The number of the next switch point at which a clock is asked for: a member has that of the barrier."""
+        """The number of the next switch point with a choice of clock; that of the barrier for a new member."""
         following = switch + 1
         while self.newest_usable(self.switch_minibatch(following)) <= self.start:
             following += 1
@@ -111,7 +111,7 @@ class Gate:
     def required(self, p: int) -> Clock:
         """The published clock that minibatch `p` needs (`wsp.md` §2).
 
-        D waves before the newest that it may use; for `wave` that is ⌈(p + 1)/N⌉ − (D + 2).
+        D waves before the newest usable one; for `wave` that is ⌈(p + 1)/N⌉ − (D + 2).
 
         >>> Gate(SyncSpec(5, staleness=4)).required(30)
         1
@@ -124,7 +124,7 @@ class Gate:
         return Clock(max(self.start, self.newest_usable(p) - staleness))
 
     def newest_usable(self, p: int) -> Clock:
-        """The newest published clock W that `p` may use: W·N ≤ v(p), so that no update of its own counts twice.
+        """The newest published clock W that `p` may use: W·N ≤ v(p), so that none of its own updates counts twice.
 
         Under `flush` all waves before its own, under `double_buffer` all but the last of these.
 
@@ -141,8 +141,8 @@ class Gate:
     def awaited(self, p: int, *, in_use: int) -> Clock:
         """The clock that must be published before minibatch `p`, a switch point, may start.
 
-        A deterministic run that pulls when required waits for the newest usable clock: were it the required one, it
-        would be too old again at the next switch point.
+        A deterministic run that pulls when required waits for the newest usable clock: the required one would be too
+        old again at the next switch point.
         """
         required = self.required(p)
         if self.sync.pull == "every_wave":
@@ -161,9 +161,10 @@ class Gate:
         return Clock(min(published, self.newest_usable(p)))
 
     def fetched_ahead(self, p: int, *, in_use: int, published: int) -> Clock | None:
-        """The clock to fetch before switch point `p` is met; None: nothing.
+        """The clock to prefetch before switch point `p` is reached; None: none.
 
-        With `pull: required` that is only the newest one that `p` may ever use: any other might be fetched in vain.
+        With `pull: required` that is only the newest one that `p` may ever use: any other might be fetched
+        unnecessarily.
         """
         newest = self.newest_usable(p)
         if self.sync.pull == "required":
@@ -175,7 +176,7 @@ class Gate:
     # -- drained pipelines -------------------------------------------------------------------------------------------
 
     def starts_drained(self, p: int) -> bool:
-        """Whether every minibatch before `p` must be through the whole pipeline first: under `flush`, at each wave.
+        """Whether all minibatches before `p` must have left the pipeline first: under `flush`, at each wave.
 
         >>> [p for p in range(1, 7) if Gate(SyncSpec(3, staleness=0, weights="flush")).starts_drained(p)]
         [1, 4]
@@ -183,7 +184,7 @@ class Gate:
         return self.sync.policy.drains and self._starts_wave(p)
 
     def drains_after(self, p: int, last: int) -> int:
-        """The minibatch from `p` on after whose forward the pipeline drains.
+        """The first minibatch from `p` on after whose forward the pipeline drains.
 
         Args:
             p: the next to start.
@@ -209,16 +210,16 @@ class Gate:
         return self.sync.staleness is None or published >= wave - self.sync.staleness
 
     def unplanned_barrier(self, *, committed: int, published: int, last_switch: int, planned: int) -> Clock:
-        """The clock of a barrier that nobody planned (`wsp.md` §5): no member can have started a minibatch beyond it.
+        """The clock of an unplanned barrier (`wsp.md` §5): no member can have started a minibatch beyond it.
 
-        Where a wave sees all waves before it (`flush`), members are a wave less ahead than elsewhere.
+        Where a wave sees all waves before it (`flush`), members are one wave less ahead.
 
         Args:
             committed: the largest number of waves any member has committed.
             published: the published clock.
-            last_switch: the largest number of a switch point at which a member has asked for its clock: without a
-                staleness bound members ask at every switch point, and that bounds them.
-            planned: the barrier already set; it stays if it is lower.
+            last_switch: the largest number of a switch point for which a member has requested a clock: the only bound
+                where there is no staleness bound.
+            planned: the barrier already set; kept if it is lower.
 
         >>> Gate(SyncSpec(4, staleness=1)).unplanned_barrier(committed=3, published=2, last_switch=0, planned=100)
         5

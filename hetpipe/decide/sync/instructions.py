@@ -1,4 +1,4 @@
-"""What a decision asks of whoever holds a shard's tensors: `sync.shard_state` says it, `shard.shard` does it."""
+"""Instructions to the owner of a shard's tensors: issued by `sync.shard_state`, executed by `shard.shard`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from hetpipe.values.ids import Clock, Incarnation, VirtualWorkerIndex, Wave
 from hetpipe.values.requests import PushHeader
 
-#: What a shard stages a wave under; the first weights have no wave.
+#: Key of a staged wave; initial weights have no wave.
 StageKey = tuple[VirtualWorkerIndex, Incarnation, Wave | None]
 
 
 def stage_key(header: PushHeader) -> StageKey:
-    """What a push is staged under."""
+    """The key under which a push is staged."""
     return header.requester.vw, header.requester.incarnation, header.wave
 
 
 @dataclass(frozen=True, slots=True)
 class Initialize:
-    """Make w^(clock) from the first weights staged under `key`."""
+    """Build w^(clock) from the initial weights staged under `key`."""
 
     clock: Clock
     key: StageKey
@@ -37,21 +37,21 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The weights of `clock` are complete: every wave they need is added."""
+    """The weights of `clock` are complete: all required waves have been added."""
 
     clock: Clock
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Forget what is staged under `key`; it will never count."""
+    """Discard what is staged under `key`; it will never count."""
 
     key: StageKey
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Forget w^(clock)."""
+    """Free w^(clock)."""
 
     clock: Clock
 

@@ -1,4 +1,4 @@
-"""What a stage knows of the decision log: clocks, the next barrier, the members, and who is behind."""
+"""A stage's view of the decision log: clocks, the next barrier, the members, and which of them are behind."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from hetpipe.values.ids import Clock, Incarnation, VirtualWorkerIndex
 
 
 class LogView:
-    """A reader's state after some stretch of the log. Not thread-safe; feed it the records in order, each once.
+    """State derived from a prefix of the log. Not thread-safe; process the records in order, each once.
 
-    It may begin anywhere before the first segment record that concerns it, or at one.
+    It may start anywhere before the first relevant segment record, or at one.
     """
 
     def __init__(self, start: Clock) -> None:
         #: Newest published clock; start − 1 before the first one.
         self.published = Clock(start - 1)
-        #: The next barrier; None while nothing is under way.
+        #: The next barrier; None without a current segment.
         self.barrier: BarrierRecord | None = None
-        #: The segment under way: the latest barrier that is passed, and who shares what comes after it.
+        #: The current segment: the latest barrier passed, and the members that share what follows.
         self.segment: SegmentRecord | None = None
-        #: The members, by index, but those that are evicted.
+        #: The members, by index, except evicted ones.
         self.members: dict[VirtualWorkerIndex, Incarnation] = {}
         #: Waves committed by each of them.
         self.committed: dict[VirtualWorkerIndex, Clock] = {}
-        #: Who was drained, and the barrier at which it left: nobody waits for it to see that, so it may see it late.
+        #: Drained virtual workers and the barrier at which they left: it is not waited for that they read it, so they
+        #: may read it late.
         self.left: dict[tuple[VirtualWorkerIndex, Incarnation], SegmentRecord] = {}
 
     def follow(self, records: Sequence[Record]) -> None:
-        """Take the next records."""
+        """Process the next records."""
         for record in records:
             match record:
                 case CommitRecord(_, vw, _, wave, _):
@@ -60,5 +61,5 @@ class LogView:
         return self.segment is not None and ends_run(self.segment.reasons)
 
     def behind(self, clock: Clock) -> list[VirtualWorkerIndex]:
-        """The members that have committed fewer than `clock` waves: whoever waits for `clock` waits for them."""
+        """The members that have committed fewer than `clock` waves, for which a wait for `clock` waits."""
         return sorted(vw for vw, committed in self.committed.items() if committed < clock)

@@ -1,6 +1,6 @@
-"""The decision log's records: everything whose order matters, and nothing else (`wsp.md` §4).
+"""Records of the decision log: all events whose order matters (`wsp.md` §4).
 
-The clock shard appends them; every shard and every stage follows them in order of `index`.
+The clock shard appends them; every shard and every stage processes them in order of `index`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hetpipe.values.ids import Clock, Incarnation, Term, VirtualWorkerIndex, Wav
 
 @dataclass(frozen=True, slots=True)
 class TermRecord:
-    """From here on requests carry `term`."""
+    """Subsequent requests carry `term`."""
 
     index: int
     term: Term
@@ -22,7 +22,7 @@ class TermRecord:
 
 @dataclass(frozen=True, slots=True)
 class InitializeRecord:
-    """The first weights, staged on all shards by this life of a virtual worker, become w^(clock)."""
+    """The initial weights, staged on all shards by this incarnation of a virtual worker, become w^(clock)."""
 
     index: int
     clock: Clock
@@ -33,7 +33,7 @@ class InitializeRecord:
 
 @dataclass(frozen=True, slots=True)
 class CommitRecord:
-    """A whole wave of a virtual worker counts. `samples` is 0 for an empty wave."""
+    """A complete wave of a virtual worker counts. `samples` is 0 for an empty wave."""
 
     index: int
     vw: VirtualWorkerIndex
@@ -56,7 +56,7 @@ class EvictRecord:
 
 @dataclass(frozen=True, slots=True)
 class BarrierRecord:
-    """The next barrier is at `clock`; replaces an earlier record that is not reached yet."""
+    """The next barrier is at `clock`; replaces an earlier record whose barrier is not reached yet."""
 
     index: int
     clock: Clock
@@ -68,7 +68,7 @@ class BarrierRecord:
 
 @dataclass(frozen=True, slots=True)
 class PublishRecord:
-    """w^(clock) is complete on all shards. Published clocks outside of `retained` may be freed."""
+    """w^(clock) is complete on all shards. Published clocks that are not in `retained` may be freed."""
 
     index: int
     clock: Clock
@@ -84,32 +84,32 @@ class SegmentMember:
     incarnation: Incarnation
     num_stages: int
     joined: bool
-    """It is new in this segment: it starts from w^(start), with whatever its process brought along."""
+    """It is new in this segment: it starts from w^(start), with the state restored by its process."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentRecord:
-    """A barrier is passed, and these virtual workers share what comes next, all of them with `start` waves committed.
+    """A barrier is passed; these virtual workers share the next segment, all with `start` waves committed.
 
-    The first one says that w_0 is published. Nobody joins anywhere else. Whoever knows this record needs no earlier
-    one: newcomers begin to follow the log here.
+    The first one states that w_0 is published. Virtual workers join only here. It makes all earlier records
+    unnecessary: newcomers start to follow the log here.
     """
 
     index: int
     start: Clock
     reasons: tuple[str, ...]
-    """Of the barrier that is passed; none at the start of the job."""
+    """Reasons of the barrier passed; none at the start of the job."""
     epoch: int
     """The epoch of the segment that the barrier ended."""
     members: tuple[SegmentMember, ...]
-    """In order of their indices."""
+    """In index order."""
     left: tuple[SegmentMember, ...] = ()
-    """Who was drained: members of the segment before, which do their part of the barrier's work and end."""
+    """Drained members of the previous segment, which do their part of the barrier's work and end."""
     kind: Literal["segment"] = "segment"
 
     @property
     def present(self) -> tuple[SegmentMember, ...]:
-        """Who is at the barrier: those who go on from it, and those who leave."""
+        """All at the barrier: members that continue, and those that leave."""
         return (*self.members, *self.left)
 
 

@@ -1,7 +1,7 @@
-"""What lies between two barriers: where a segment ends, why, and who computes what in it (`wsp.md` §5).
+"""Segments between two barriers: end, reasons, and data division (`wsp.md` §5).
 
-A planned barrier is known before its waves start: it is the first of the next checkpoint, the end of the epoch and the
-end of the run. Everything here is a function of a `Progress`, which is the state of a run at a barrier.
+A planned barrier is known before its waves start: it is the earliest of the next checkpoint, the end of the epoch and
+the end of the run. Everything here is a function of a `Progress`, which is the state of a run at a barrier.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ EVICT = "evict"
 JOIN = "join"
 DRAIN = "drain"
 
-#: Reasons at whose barrier a checkpoint is written, and those that end the run. Who is drained has a part in the
-#: checkpoint of the barrier at which it leaves, so that it can come back with its optimizer's state.
+#: Reasons whose barrier has a checkpoint, and those that end the run. A drained virtual worker has a part in the
+#: checkpoint of the barrier at which it leaves, so that it can rejoin with its optimizer state.
 CHECKPOINTS = frozenset({CHECKPOINT, EPOCH, END, STOP, DRAIN})
 ENDS = frozenset({END, STOP})
 
 
 def ends_run(reasons: Collection[str]) -> bool:
-    """Whether the run is over at a barrier with these reasons."""
+    """Whether a barrier with these reasons ends the run."""
     return not ENDS.isdisjoint(reasons)
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The clocks [start, end) between two barriers, and why the second one is there."""
+    """The clocks [start, end) between two barriers, and the reasons of the second one."""
 
     start: Clock
     end: Clock
@@ -44,12 +44,12 @@ class Segment:
 
     @property
     def reason(self) -> str:
-        """The reasons as one word, for records and people: `checkpoint+epoch+end`."""
+        """The reasons as one word, for records and messages: `checkpoint+epoch+end`."""
         return str(BarrierReasons(self.reasons))
 
 
 def first_progress(data: DataSpec) -> Progress:
-    """The progress of a run that has not begun."""
+    """The progress at the start of a run."""
     return Progress(clock=Clock(0), epoch=0, used=empty_bitmap(data.num_samples), minibatches=0, samples=0)
 
 
@@ -76,7 +76,7 @@ def plan_segment(
     minibatches_per_wave: int,
     checkpoint_every_waves: int | None,
 ) -> Segment:
-    """The segment that starts at `progress`, when `members` virtual workers share it.
+    """The segment that starts at `progress` with `members` virtual workers.
 
     >>> data = DataSpec(num_samples=20, batch_size=2, seed=0, epochs=1, total_minibatches=None)
     >>> plan_segment(first_progress(data), data, members=2, minibatches_per_wave=2, checkpoint_every_waves=None)
@@ -126,10 +126,10 @@ def advance(progress: Progress, data: DataSpec, *, clock: Clock, samples: Sequen
 
 @dataclass(frozen=True, slots=True)
 class SegmentLength:
-    """How much is computed between two barriers."""
+    """Amount of work between two barriers."""
 
     minibatches: int
-    """Of the virtual worker that has the most; nobody has more than one less."""
+    """Of the virtual worker with the most; the others have at most one less."""
     samples: int
     """Over all virtual workers."""
 
@@ -155,7 +155,7 @@ def planned_lengths(
         unread, remaining = _num_unused(progress, data), _remaining(progress, data)
         blocks = -(-unread // data.batch_size)
         dealt = blocks if remaining is None else min(blocks, remaining)
-        # Blocks are dealt round-robin, so those of the segment's waves are the first ones.
+        # Blocks are dealt round-robin, so those of the segment's waves come first.
         computed = min(dealt, (segment.end - segment.start) * minibatches_per_wave * members)
         samples = min(computed * data.batch_size, unread)
         yield SegmentLength(-(-computed // members), samples)
@@ -164,7 +164,7 @@ def planned_lengths(
         progress = Progress(
             segment.end,
             progress.epoch + is_over,
-            ((1 << num_used) - 1).to_bytes(len(progress.used), "little"),  # which ones does not matter
+            ((1 << num_used) - 1).to_bytes(len(progress.used), "little"),  # their identity is irrelevant here
             progress.minibatches + computed,
             progress.samples + samples,
         )
@@ -178,7 +178,7 @@ def planned_segments(
     minibatches_per_wave: int,
     checkpoint_every_waves: int | None,
 ) -> Iterator[tuple[Segment, dict[VirtualWorkerIndex, tuple[Block, ...]]]]:
-    """Every segment of an undisturbed run from `progress` on, with its division."""
+    """Every segment of an undisturbed run from `progress` on, with its data division."""
     while not is_finished(progress, data):
         segment = plan_segment(
             progress,

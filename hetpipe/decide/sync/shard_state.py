@@ -1,7 +1,7 @@
-"""What one shard admits, applies and frees (`wsp.md` §4): a pure state machine that follows the decision log.
+"""The state machine of one shard (`wsp.md` §4): admits, applies and frees by the decision log. Pure.
 
-`admit` judges a push before anything is allocated; `follow` turns a record into instructions for whoever holds the
-tensors (`server.shard.shard`). A committed wave is added in virtual-worker order, wave after wave, so every shard sums
+`admit` validates a push before anything is allocated; `follow` turns a record into instructions for the owner of the
+tensors (`server.shard.shard`). A committed wave is added in virtual-worker order, wave after wave, so every shard adds
 in the same order: w^(W+1) = ((w^(W) + ũ_0) + ũ_1) + … (`wsp.md` §3).
 """
 
@@ -35,12 +35,12 @@ from hetpipe.values.ids import Clock, Incarnation, StageIndex, Term, VirtualWork
 from hetpipe.values.plan import SlicePlan
 from hetpipe.values.requests import PushHeader, Requester, SliceHeader
 
-#: How far a push may be ahead of the commits when D = ∞: all that bounds what is staged on a shard that falls behind.
+#: How far a push may be ahead of the commits when D = ∞: the only bound on what is staged on a slow shard.
 MAX_WAVES_AHEAD = 16
 
 
 class Admission(Enum):
-    """The verdict on a push that is in order."""
+    """The verdict on a valid push."""
 
     ACCEPT = "accept"
     DUPLICATE = "duplicate"
@@ -48,17 +48,17 @@ class Admission(Enum):
 
 @dataclass(slots=True)
 class Worker:
-    """A member, as a shard knows it."""
+    """A member from a shard's point of view."""
 
     incarnation: Incarnation
     start: Clock
-    """The clock at which it became one."""
+    """The clock at which it joined."""
     committed: Clock
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedWave:
-    """A wave that counts and is not added yet."""
+    """A wave that counts and has not been added yet."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -68,9 +68,9 @@ class CommittedWave:
 
 @dataclass(frozen=True, slots=True)
 class ClosedState:
-    """A shard's state at the moment at which the weights of `built` were complete, and nothing of the next clock added.
+    """A shard's state when the weights of `built` were complete and nothing of the next clock had been added.
 
-    With w^(built), the pushes that were staged, and the decision log from record `followed` on, a shard continues.
+    Together with w^(built), the staged pushes, and the decision log from record `followed` on, it restores a shard.
     """
 
     built: Clock
@@ -99,10 +99,10 @@ class SliceIndex:
         return frozenset(s.parameter.name for s in self.slices)
 
     def of(self, headers: tuple[SliceHeader, ...]) -> tuple[int, ...]:
-        """The positions of the named slices in this shard.
+        """Look up the positions of slices in this shard.
 
         Raises:
-            SliceMismatch: unknown name, other bounds or dtype, or a slice named twice.
+            SliceMismatch: unknown name, wrong bounds or dtype, or a duplicate slice.
         """
         found: list[int] = []
         for header in headers:
@@ -117,22 +117,22 @@ class SliceIndex:
                 raise SliceMismatch(f"slice {header.parameter} is {wanted}, not {header.dtype!r:.40}")
             found.append(index)
         if len(set(found)) != len(found):
-            raise SliceMismatch("a slice is named twice in one request")
+            raise SliceMismatch("a request names a slice twice")
         return tuple(found)
 
 
 @dataclass(slots=True)
 class _Staged:
-    """What is staged of one wave, by stage, as indices into the shard's slices."""
+    """Staged parts of one wave, by stage, as indices into the shard's slices."""
 
     by_stage: dict[StageIndex, frozenset[int]] = field(default_factory=dict)
 
 
 class ShardState:
-    """One shard's view of one job.
+    """One shard's state of one job.
 
-    Invariants: a slice is staged at most once per key; `built` counts the clocks complete here and never falls; only
-    published clocks in `retained` are served.
+    Invariants: a slice is staged at most once per key; `built` counts the clocks complete here and never decreases;
+    only published clocks in `retained` are served.
     """
 
     def __init__(
@@ -150,15 +150,15 @@ class ShardState:
         self.slices = slices
         self.slice_index = SliceIndex(slices)
         self._staleness = staleness
-        #: Who may make the first weights.
+        #: Virtual workers that may create the initial weights.
         self._founders = founders
         #: The members; none before the first segment.
         self._workers: dict[VirtualWorkerIndex, Worker] = {}
-        #: The newest life of every virtual worker that was ever a member.
+        #: The newest incarnation of every virtual worker that was ever a member.
         self._lives: dict[VirtualWorkerIndex, Incarnation] = {}
-        #: What is staged and not applied yet.
+        #: Staged and not applied yet.
         self.staged: dict[StageKey, _Staged] = {}
-        #: Members whose waves the clock being built still lacks, in order.
+        #: Members whose waves are still missing for the clock being built, in order.
         self._order: list[VirtualWorkerIndex] = []
         self._num_members = 0
         self._barrier = start
@@ -169,17 +169,17 @@ class ShardState:
         self.alive: set[Clock] = set()
         #: Waves committed but not yet added.
         self._committed: dict[StageKey, bool] = {}
-        #: clock → the state when it was complete; of the clocks that are alive.
+        #: clock → the state when it was complete; for clocks that are not freed.
         self._closed: dict[Clock, ClosedState] = {}
-        #: Records followed.
+        #: Records processed.
         self.followed = 0
 
     def check_request(self, requester: Requester) -> None:
-        """Refuse a request of another job's, term's or life's.
+        """Check job, term and incarnation of a request.
 
         Raises:
             StaleTerm, StaleIncarnation: as named.
-            ClockNotPublished: it may be a member of which this shard has yet to read; ask again.
+            ClockNotPublished: it may be a member whose record this shard has not read yet; retry.
         """
         self._check_term(requester)
         self._check_life(requester)
@@ -187,26 +187,28 @@ class ShardState:
     def _check_term(self, requester: Requester) -> None:
         if requester.job_id != self.job_id or requester.term != self.term:
             raise StaleTerm(
-                f"request for job {requester.job_id} term {requester.term}; this shard serves job {self.job_id} "
-                f"term {self.term}"
+                f"request for job {requester.job_id} term {requester.term}, but this shard serves job "
+                f"{self.job_id} term {self.term}"
             )
 
     def _check_life(self, requester: Requester) -> None:
         worker = self._workers.get(requester.vw)
         newest = self._lives.get(requester.vw, Incarnation(-1))
         if requester.incarnation > newest:
-            raise ClockNotPublished(f"{requester} is no member here yet: this shard has yet to read that it joined")
+            raise ClockNotPublished(
+                f"{requester} is not a member here yet: this shard has not yet read the record of its join"
+            )
         if worker is None or worker.incarnation != requester.incarnation:
-            present = "no member any more" if worker is None else f"in incarnation {worker.incarnation}"
-            raise StaleIncarnation(f"request of {requester}, whose virtual worker is {present}")
+            present = "no longer a member" if worker is None else f"in incarnation {worker.incarnation}"
+            raise StaleIncarnation(f"request of {requester}, but its virtual worker is {present}")
 
     def admit(self, header: PushHeader) -> tuple[Admission, tuple[int, ...]]:
-        """Judge a push before anything is allocated; returns the verdict and the slices' positions.
+        """Validate a push before anything is allocated; returns the verdict and the slices' positions.
 
         Raises:
             StaleTerm, StaleIncarnation, SliceMismatch: as named.
             WaveOutOfOrder: negative, or beyond D + 2 waves ahead.
-            ClockNotPublished: D = ∞, and this shard has yet to apply earlier waves; ask again.
+            ClockNotPublished: D = ∞, and this shard has not applied earlier waves yet; retry.
         """
         requester = header.requester
         self._check_term(requester)
@@ -227,15 +229,15 @@ class ShardState:
             taken = set().union(*staged.by_stage.values()) & set(indices)
             if taken:
                 name = self.slices[min(taken)].parameter.name
-                raise SliceMismatch(f"slice {name} of wave {header.wave} is staged already, by another push")
+                raise SliceMismatch(f"slice {name} of wave {header.wave} is already staged by another push")
         return Admission.ACCEPT, indices
 
     def staged_by(self, header: PushHeader, indices: tuple[int, ...]) -> None:
-        """The bytes of an admitted push are all there, and finite."""
+        """Record that the data of an admitted push is complete and finite."""
         self.staged.setdefault(stage_key(header), _Staged()).by_stage[header.requester.stage] = frozenset(indices)
 
     def check_pull(self, clock: Clock) -> None:
-        """Whether w^(clock) can be served.
+        """Check that w^(clock) can be served.
 
         Raises:
             ClockNotPublished, ClockFreed: as named.
@@ -246,10 +248,10 @@ class ShardState:
             raise ClockFreed(f"clock {clock} was freed; this shard holds {sorted(self.alive)}")
 
     def follow(self, record: Record) -> list[Instruction]:
-        """Take the next record of the decision log; returns what to do with the tensors, in order.
+        """Process the next record of the decision log; returns the instructions for the tensors, in order.
 
         Raises:
-            StateLost: it commits what this shard had acknowledged and has no more.
+            StateLost: it commits a wave that this shard had acknowledged but has lost.
         """
         assert record.index == self.followed, f"record {record.index} after {self.followed - 1}"
         self.followed += 1
@@ -265,7 +267,7 @@ class ShardState:
                 instructions = self._publish(record)
             case BarrierRecord():
                 self._barrier = record.clock
-                # Only empty waves lie beyond it, and those are not pushed.
+                # Beyond it there are only empty waves, which are not pushed.
                 instructions = self._add_what_is_due()
             case SegmentRecord():
                 self._enter(record)
@@ -277,16 +279,16 @@ class ShardState:
 
     @property
     def committed_clock(self) -> Clock:
-        """Every member's waves below it count."""
+        """The minimum over the members of their committed waves."""
         return min((worker.committed for worker in self._workers.values()), default=self.built)
 
     @property
     def staged_clock(self) -> Clock:
-        """Every member's waves below it are here whole, or count. Empty waves are here once they count."""
+        """The minimum over the members of their waves staged or committed here. Empty waves count once committed."""
         return min((self._staged_through(vw, worker) for vw, worker in self._workers.items()), default=self.built)
 
     def clocks_of(self, vw: VirtualWorkerIndex) -> tuple[Clock, Clock]:
-        """The staged clock of one virtual worker, and its committed clock; of no member, the clock that is built."""
+        """Staged and committed clock of one virtual worker; if it is not a member, the clock being built."""
         worker = self._workers.get(vw)
         return (self.built, self.built) if worker is None else (self._staged_through(vw, worker), worker.committed)
 
@@ -301,11 +303,11 @@ class ShardState:
     # -- after a restart ---------------------------------------------------------------------------------------------
 
     def closed(self, clock: Clock) -> ClosedState:
-        """The state when the weights of `clock`, which is alive, were complete."""
+        """The state when the weights of `clock`, which is not freed, were complete."""
         return self._closed[clock]
 
     def restore(self, closed: ClosedState) -> None:
-        """Go back to `closed`, in a state that is fresh. Then `restage` what was staged, and `resume`."""
+        """Restore `closed` in a new instance. Then call `restage` for staged pushes, and `resume`."""
         self._workers = {vw: replace(worker) for vw, worker in closed.workers.items()}
         self._lives = dict(closed.lives)
         self._order = list(closed.order)
@@ -319,7 +321,7 @@ class ShardState:
         self.followed = closed.followed
 
     def restage(self, header: PushHeader, indices: tuple[int, ...]) -> bool:
-        """A push that was staged before the restart; whether its bytes are still needed."""
+        """Restore a push staged before the restart; returns whether its data is still needed."""
         key = stage_key(header)
         vw, incarnation, wave = key
         if key in self._committed:
@@ -336,10 +338,11 @@ class ShardState:
         return wanted
 
     def resume(self) -> list[Instruction]:
-        """What is due at once after `restore` and `restage`."""
+        """Instructions due after `restore` and `restage`."""
         return self._add_what_is_due()
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- internals
+    # ------------------------------------------------------------------------------------------------------
 
     def _already_counted(self, header: PushHeader) -> bool:
         if header.wave is None:
@@ -352,10 +355,12 @@ class ShardState:
         furthest = committed + (MAX_WAVES_AHEAD if self._staleness is None else self._staleness + 2)
         if self._staleness is None and wave > furthest:
             raise ClockNotPublished(
-                f"wave {wave} of virtual worker {vw} is far ahead of the {committed} committed here; push it later"
+                f"wave {wave} of virtual worker {vw} is too far ahead of the {committed} committed here; push it later"
             )
         if not committed <= wave <= furthest:
-            raise WaveOutOfOrder(f"wave {wave} of virtual worker {vw}, which has committed {committed} waves here")
+            raise WaveOutOfOrder(
+                f"wave {wave} of virtual worker {vw}, which has already committed {committed} waves here"
+            )
 
     def _publish(self, record: PublishRecord) -> list[Instruction]:
         self.published = record.clock
@@ -366,16 +371,18 @@ class ShardState:
         return [Free(c) for c in gone]
 
     def _check_maker(self, requester: Requester) -> None:
-        """First weights come from founders, and from one life of each at a time."""
+        """Check that initial weights come from an initial member, and from one incarnation at a time."""
         if requester.vw not in self._founders:
-            raise StaleIncarnation(f"first weights of {requester}, whose virtual worker is none of this run")
+            raise StaleIncarnation(f"initial weights from {requester}, whose virtual worker is not part of this run")
         lives = [key[1] for key in self.staged if key[0] == requester.vw]
         newest = max(lives, default=self._lives.get(requester.vw, Incarnation(0)))
         if requester.incarnation < newest:
-            raise StaleIncarnation(f"first weights of {requester}, whose virtual worker is in incarnation {newest}")
+            raise StaleIncarnation(
+                f"initial weights from {requester}, but its virtual worker is in incarnation {newest}"
+            )
 
     def _enter(self, record: SegmentRecord) -> None:
-        """A segment begins: its members are those that count."""
+        """Start a segment: its members are those that count."""
         began = {vw: worker.start for vw, worker in self._workers.items()}
         self._workers = {
             m.vw: Worker(m.incarnation, record.start if m.joined else began[m.vw], record.start) for m in record.members
@@ -386,7 +393,7 @@ class ShardState:
 
     def _initialize(self, clock: Clock, key: StageKey) -> list[Instruction]:
         staged = self.staged.pop(key, _Staged())
-        self._check_complete(staged, f"the first weights for clock {clock}")
+        self._check_complete(staged, f"the initial weights for clock {clock}")
         self._complete(clock)
         return [Initialize(clock, key), *self._drop([k for k in self.staged if k[2] is None])]
 
@@ -419,13 +426,13 @@ class ShardState:
         return self._add_what_is_due()
 
     def _check_complete(self, staged: _Staged, what: str) -> None:
-        """Nothing is committed that was not acknowledged, so what is missing was here, and died with a machine."""
+        """Check that all slices are staged: only acknowledged pushes are committed, so missing ones have been lost."""
         missing = sorted(set(range(len(self.slices))).difference(*staged.by_stage.values()))
         if missing:
             names = ", ".join(self.slices[index].parameter.name for index in missing[:3])
             raise StateLost(
-                f"{what} counts, but {len(missing)} slices of it that this shard had acknowledged are gone ({names}): "
-                "its machine or its disk has failed; the job must go back to a checkpoint"
+                f"{what} counts, but {len(missing)} slices of it that this shard had acknowledged are lost "
+                f"({names}): its machine or its disk has failed; the job must be rewound to a checkpoint"
             )
 
     def _add_what_is_due(self) -> list[Instruction]:
@@ -440,9 +447,9 @@ class ShardState:
             instructions.append(self._close())
 
     def _goes_on(self) -> bool:
-        """Whether the clock being built is complete once nobody's wave is missing.
+        """Whether the clock being built is complete once no wave is missing.
 
-        With no members, clocks are completed up to the barrier at which somebody may join.
+        Without members, clocks are completed up to the barrier at which virtual workers may join.
         """
         return bool(self.alive) and (bool(self._workers) or self.built < self._barrier)
 
@@ -462,7 +469,7 @@ class ShardState:
         if record.vw in self._order and self._committed_key(record.vw) is None:
             self._order.remove(record.vw)
         if not self._workers:
-            self._barrier = self.built  # the next record says how far to go
+            self._barrier = self.built  # the next record determines how far
         return instructions + self._add_what_is_due()
 
     def _drop(self, keys: list[StageKey]) -> list[Instruction]:

@@ -389,7 +389,7 @@ class Work(_message.Message):
     def __init__(self, flops: _Optional[int] = ..., operations: _Optional[int] = ..., recomputed_flops: _Optional[int] = ...) -> None: ...
 
 class LayerMeasurement(_message.Message):
-    __slots__ = ("name", "parameters", "activation_bytes", "output_bytes", "forward_ms", "backward_ms", "forward", "backward")
+    __slots__ = ("name", "parameters", "activation_bytes", "output_bytes", "forward_ms", "backward_ms", "forward", "backward", "alive", "forbidden")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     ACTIVATION_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -398,6 +398,8 @@ class LayerMeasurement(_message.Message):
     BACKWARD_MS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
+    FORBIDDEN_FIELD_NUMBER: _ClassVar[int]
     name: str
     parameters: _containers.RepeatedCompositeFieldContainer[_values_pb2.TensorSpec]
     activation_bytes: int
@@ -406,7 +408,19 @@ class LayerMeasurement(_message.Message):
     backward_ms: float
     forward: Work
     backward: Work
-    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[_Iterable[_Union[_values_pb2.TensorSpec, _Mapping]]] = ..., activation_bytes: _Optional[int] = ..., output_bytes: _Optional[int] = ..., forward_ms: _Optional[float] = ..., backward_ms: _Optional[float] = ..., forward: _Optional[_Union[Work, _Mapping]] = ..., backward: _Optional[_Union[Work, _Mapping]] = ...) -> None: ...
+    alive: _containers.RepeatedCompositeFieldContainer[AliveTensor]
+    forbidden: _containers.RepeatedCompositeFieldContainer[_values_pb2.ForbiddenPlaces]
+    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[_Iterable[_Union[_values_pb2.TensorSpec, _Mapping]]] = ..., activation_bytes: _Optional[int] = ..., output_bytes: _Optional[int] = ..., forward_ms: _Optional[float] = ..., backward_ms: _Optional[float] = ..., forward: _Optional[_Union[Work, _Mapping]] = ..., backward: _Optional[_Union[Work, _Mapping]] = ..., alive: _Optional[_Iterable[_Union[AliveTensor, _Mapping]]] = ..., forbidden: _Optional[_Iterable[_Union[_values_pb2.ForbiddenPlaces, _Mapping]]] = ...) -> None: ...
+
+class AliveTensor(_message.Message):
+    __slots__ = ("name", "num_bytes", "has_gradient")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HAS_GRADIENT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    num_bytes: int
+    has_gradient: bool
+    def __init__(self, name: _Optional[str] = ..., num_bytes: _Optional[int] = ..., has_gradient: bool = ...) -> None: ...
 
 class Measurement(_message.Message):
     __slots__ = ("device_type", "layers", "input_bytes", "repeats", "measured_at", "reserve_bytes", "tokens_per_sample")

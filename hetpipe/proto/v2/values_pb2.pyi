@@ -292,18 +292,32 @@ class TensorSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class LayerReport(_message.Message):
-    __slots__ = ("index", "name", "parameters", "buffers", "activation_elements")
+    __slots__ = ("index", "name", "parameters", "buffers", "activation_elements", "forbidden")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     BUFFERS_FIELD_NUMBER: _ClassVar[int]
     ACTIVATION_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    FORBIDDEN_FIELD_NUMBER: _ClassVar[int]
     index: int
     name: str
     parameters: _containers.RepeatedCompositeFieldContainer[TensorSpec]
     buffers: _containers.RepeatedCompositeFieldContainer[TensorSpec]
     activation_elements: int
-    def __init__(self, index: _Optional[int] = ..., name: _Optional[str] = ..., parameters: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., buffers: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., activation_elements: _Optional[int] = ...) -> None: ...
+    forbidden: _containers.RepeatedCompositeFieldContainer[ForbiddenPlaces]
+    def __init__(self, index: _Optional[int] = ..., name: _Optional[str] = ..., parameters: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., buffers: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., activation_elements: _Optional[int] = ..., forbidden: _Optional[_Iterable[_Union[ForbiddenPlaces, _Mapping]]] = ...) -> None: ...
+
+class ForbiddenPlaces(_message.Message):
+    __slots__ = ("before", "upto", "places", "reason")
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    UPTO_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    before: str
+    upto: str
+    places: int
+    reason: str
+    def __init__(self, before: _Optional[str] = ..., upto: _Optional[str] = ..., places: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ModelWork(_message.Message):
     __slots__ = ("tokens_per_sample", "flops_per_sample", "compute_dtype")
@@ -334,16 +348,18 @@ class ProofReport(_message.Message):
     def __init__(self, scope: _Optional[str] = ..., equality: _Optional[str] = ..., samples: _Optional[int] = ..., seconds: _Optional[float] = ..., checked: _Optional[_Iterable[str]] = ..., notices: _Optional[_Iterable[str]] = ..., work: _Optional[_Union[ModelWork, _Mapping]] = ...) -> None: ...
 
 class ModelReport(_message.Message):
-    __slots__ = ("layers", "train_samples", "eval_samples", "proof")
+    __slots__ = ("layers", "train_samples", "eval_samples", "proof", "digest")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     TRAIN_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     EVAL_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     layers: _containers.RepeatedCompositeFieldContainer[LayerReport]
     train_samples: int
     eval_samples: int
     proof: ProofReport
-    def __init__(self, layers: _Optional[_Iterable[_Union[LayerReport, _Mapping]]] = ..., train_samples: _Optional[int] = ..., eval_samples: _Optional[int] = ..., proof: _Optional[_Union[ProofReport, _Mapping]] = ...) -> None: ...
+    digest: str
+    def __init__(self, layers: _Optional[_Iterable[_Union[LayerReport, _Mapping]]] = ..., train_samples: _Optional[int] = ..., eval_samples: _Optional[int] = ..., proof: _Optional[_Union[ProofReport, _Mapping]] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class SlicePlan(_message.Message):
     __slots__ = ("parameter", "layer", "shard", "start", "stop")
@@ -380,18 +396,20 @@ class VirtualWorkerPlan(_message.Message):
     def __init__(self, index: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StagePlan, _Mapping]]] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("job_id", "term", "virtual_workers", "slices", "num_shards")
+    __slots__ = ("job_id", "term", "virtual_workers", "slices", "num_shards", "model_digest")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     VIRTUAL_WORKERS_FIELD_NUMBER: _ClassVar[int]
     SLICES_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     term: int
     virtual_workers: _containers.RepeatedCompositeFieldContainer[VirtualWorkerPlan]
     slices: _containers.RepeatedCompositeFieldContainer[SlicePlan]
     num_shards: int
-    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., virtual_workers: _Optional[_Iterable[_Union[VirtualWorkerPlan, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[SlicePlan, _Mapping]]] = ..., num_shards: _Optional[int] = ...) -> None: ...
+    model_digest: str
+    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., virtual_workers: _Optional[_Iterable[_Union[VirtualWorkerPlan, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[SlicePlan, _Mapping]]] = ..., num_shards: _Optional[int] = ..., model_digest: _Optional[str] = ...) -> None: ...
 
 class Submission(_message.Message):
     __slots__ = ("request_id", "job_json", "run_dir", "import_path", "restore", "rewinds", "has_begun", "model")

@@ -1,7 +1,7 @@
-"""The agent: registers its node's devices, carries out the coordinator's commands, tells what became of them.
+"""The agent: registers its node's devices, executes the coordinator's commands, and reports their results.
 
 Four threads: `run` itself, which starts the children and so must be the process's main thread (`Child`); the heartbeat;
-one that reads commands; one that sends news. They share nothing but queues.
+one that reads commands; one that sends reports. They share nothing but queues.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hetpipe.profiler.link_cache import NodeLinks
 from hetpipe.roots import Roots
 from hetpipe.server.agent.children import GRACE_SECONDS, ChildCounts, Children, Programs
 from hetpipe.server.agent.departure import Departure
-from hetpipe.server.agent.outbox import Batch, Outbox
+from hetpipe.server.agent.outbox import Outbox, ReportBatch
 from hetpipe.server.member_session import Hooks, MemberSession
 from hetpipe.values.commands import (
     AgentNews,
@@ -87,11 +87,11 @@ class AgentConfig:
     environment: Mapping[str, str]
     """The children's, before the agent's additions."""
     drain_seconds: float = 0.0
-    """How long its stages may take to leave the run when it is told to end; 0: they are ended at once."""
+    """The grace period in which its stages leave the run on termination; 0: they are ended at once."""
     exit_with_coordinator: bool = False
     """End with an error when the coordinator is lost, instead of waiting for it to come back."""
     start_seconds: float = 30.0
-    """How long to wait for a coordinator that is not there yet."""
+    """Timeout for the first contact with the coordinator."""
     programs: Programs = field(default_factory=Programs)
     fork_server: ForkServer = field(default_factory=lambda: ForkServer(None))
     """Starts the children."""
@@ -102,11 +102,11 @@ class AgentConfig:
     first_link_port: int | None = None
     """Where the stage on device 0 awaits the next stage, likewise; None: on any free port."""
     machine: str = ""
-    """What the machine calls itself: under that name measurements of links are found and kept. Empty: none are."""
+    """The machine's host name, the key of cached link measurements. Empty: none are cached."""
 
 
 def _links_of(config: AgentConfig) -> NodeLinks | None:
-    """What is known of the node's links; None: nothing is remembered."""
+    """The cached measurements of the node's links; None: there is no cache."""
     if not config.machine:
         return None
     types = [device.type for device in config.devices]
@@ -115,7 +115,7 @@ def _links_of(config: AgentConfig) -> NodeLinks | None:
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """A command and the registration it was given under; None: from the heartbeat."""
+    """A command and the registration under which it was received; None: from the heartbeat."""
 
     registration: Registration | None
     numbered: NumberedCommand
@@ -162,13 +162,13 @@ class Agent:
         )
         #: Orders for the main loop; None wakes it.
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
-        #: It is told to end; its threads end.
+        #: Set on termination; its threads end.
         self._asked_to_end = threading.Event()
         self._stopping = threading.Event()
         #: Number of the last command carried out, and the registration it was given under.
         self._done = (Registration(""), 0)
         self._coordinator_lost = False
-        #: Why nobody wants this agent any more; None while somebody does.
+        #: The reason why this agent was replaced or rejected; None otherwise.
         self._replaced: MemberReplaced | None = None
 
     @property
@@ -178,7 +178,7 @@ class Agent:
 
     @property
     def devices(self) -> tuple[AgentDevice, ...]:
-        """What is offered."""
+        """The devices on offer."""
         return self._config.devices
 
     @property
@@ -231,7 +231,7 @@ class Agent:
                 grace_seconds = 0.0
         finally:
             self._stopping.set()
-            # First the outbox, so that nobody takes the end of the children for their failure.
+            # First the outbox, so that the end of the children is not reported as their failure.
             self._outbox.close()
             self._children.stop_all(grace_seconds=grace_seconds)
             if self._coordinator_lost:
@@ -241,7 +241,7 @@ class Agent:
             self._release()
 
     def _release(self) -> None:
-        """Give back what was there before anything was started."""
+        """Release the resources acquired before any child was started."""
         if self._certificates is not None:
             self._certificates.close()
         self._config.fork_server.close()
@@ -294,7 +294,7 @@ class Agent:
             case InspectCommand() as inspect:
                 self._children.inspect(inspect)
             case StartStageCommand() as start if self._asked_to_end.is_set():
-                refusal = Unavailable(f"agent {self._id} was told to end; it starts no more stages")
+                refusal = Unavailable(f"agent {self._id} is terminating; it starts no more stages")
                 self._children.refuse_stage(start, refusal)
             case StartStageCommand() as start:
                 self._children.start_stage(start)
@@ -308,7 +308,7 @@ class Agent:
                 self._keep_links(measured)
 
     def _prepare_certificates(self, tls: Tls) -> StageCertificates:
-        # Only who uses TLS pays for its import.
+        # Imported only with TLS, as it is slow.
         from hetpipe.server.agent.stage_certificates import StageCertificates
 
         return StageCertificates(tls, self._certify, clock=self._clock)
@@ -338,7 +338,7 @@ class Agent:
         _log.warning("coordinator_lost", sentence=f"{who} {silent:.1f} s; its stage processes go on without it")
 
     def _known_links(self) -> MeasuredLinks:
-        """What was measured of this node's links, by now."""
+        """The measurements of this node's links so far."""
         return MeasuredLinks() if self._links is None else self._links.find(now=self._clock.wall())
 
     def _keep_links(self, measured: MeasuredLinks) -> None:
@@ -346,7 +346,7 @@ class Agent:
             self._links.keep(measured, now=self._clock.wall())
 
     def _tell(self, news: AgentNews) -> None:
-        """Children tell something."""
+        """Report on behalf of the children."""
         if isinstance(news, LinkResult) and news.measured:
             self._keep_links(news.measured)
         self._outbox.put(news)
@@ -386,7 +386,7 @@ class Agent:
             if batch is not None:
                 self._send(batch)
 
-    def _send(self, batch: Batch) -> None:
+    def _send(self, batch: ReportBatch) -> None:
         try:
             self._client.invoke(REPORT, ReportRequest(self._id, batch.registration, batch.number, tuple(batch.news)))
         except (Unavailable, Busy, UnknownMember) as error:

@@ -1,4 +1,4 @@
-"""One child process of the agent: fed through its standard input, heard through a pipe, ended with its whole group.
+"""One child process of the agent: configured through its standard input, reporting through a pipe, killed by group.
 
 The child leads a session of its own, so Ctrl-C at the agent's terminal does not reach it and its own children can be
 ended with it. Its standard input stays open as long as the agent lives: its end tells the child that the agent is gone.
@@ -34,14 +34,14 @@ _TAIL_BYTES = 4_096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
-    """What to start."""
+    """A child process to start."""
 
     name: str
     """For logs and threads."""
     command: Sequence[str]
     """Program and arguments; `--report-fd N` is added."""
     first_line: str
-    """What the child reads first from its standard input, without the newline."""
+    """The first line on the child's standard input, without the newline."""
     environment: Mapping[str, str]
     """The whole environment."""
     log_path: Path
@@ -50,7 +50,7 @@ class ChildSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
-    """Who hears of a child. Called from the child's threads, `on_exit` last and once."""
+    """Callbacks for a child's reports. Called from the child's threads, `on_exit` last and once."""
 
     on_line: Callable[[bytes], None]
     """One line of the report pipe."""
@@ -69,8 +69,8 @@ class Child:
         """Start the process.
 
         Args:
-            spec: what to start.
-            listener: hears of it.
+            spec: the process.
+            listener: gets its reports.
             starter: starts it.
 
         Raises:
@@ -155,7 +155,7 @@ class Child:
 
 
 def end_children(children: Sequence[Child], *, grace_seconds: float, clock: Clock) -> None:
-    """SIGTERM to all, SIGKILL to those that are left after the grace; returns when all are gone."""
+    """SIGTERM to all, SIGKILL to the rest after the grace period; returns when all are gone."""
     for child in children:
         child.send_signal(signal.SIGTERM)
     deadline = clock.monotonic() + grace_seconds

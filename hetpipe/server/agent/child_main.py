@@ -1,4 +1,4 @@
-"""What every child of an agent does first and last: die with the agent, read one line, report on a descriptor."""
+"""Startup and exit of every child of an agent: parent-death signal, configuration line, reports on a descriptor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hetpipe.server.parent_death import follow_parent
 
 
 def read_first_line() -> bytes:
-    """The configuration on standard input, byte by byte so that nothing after it is taken."""
+    """The configuration on standard input, read byte by byte so that nothing after it is consumed."""
     line = bytearray()
     while (byte := os.read(sys.stdin.fileno(), 1)) and byte != b"\n":
         line += byte
@@ -33,14 +33,14 @@ class ReportPipe:
         self._descriptor = descriptor
 
     def write(self, line: str) -> None:
-        """Send one line; an agent that is gone is no error, the process ends anyway."""
+        """Send one line. A closed pipe is ignored: without its agent the process ends anyway."""
         write_line(self._descriptor, line)
 
 
 def answer_once(pipe: ReportPipe, work: Callable[[], object]) -> int:
     """Report what `work` returns (plain JSON values) as `{"ok": ...}`; the exit status.
 
-    What it raises is reported as `{"error": NAME, "problems": [sentence, ...]}`. What the user's code raised leaves a
+    An exception is reported as `{"error": NAME, "problems": [sentence, ...]}`. One of the user's code leaves a
     traceback on standard error, and the sentence names the file that this goes to.
     """
     try:
@@ -59,7 +59,7 @@ def answer_once(pipe: ReportPipe, work: Callable[[], object]) -> int:
 
 
 def _public_name(error: HetpipeError) -> str:
-    """Its class in `hetpipe.errors`, as nobody else knows a class that is derived elsewhere."""
+    """Its class in `hetpipe.errors`, as classes derived elsewhere are unknown to the receiver."""
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == HetpipeError.__module__)
 
 
@@ -75,7 +75,7 @@ def _where_the_traceback_is() -> str:
 def run_child(main: Callable[[ReportPipe, bytes], int]) -> NoReturn:
     """Run a child's `main` with its report pipe and its first line; never returns.
 
-    SIGTERM ends it at once: what counts is on the shards and on disk.
+    SIGTERM ends it at once: all durable state is on the shards and on disk.
     """
     signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(description="Started by an agent; not for people.")

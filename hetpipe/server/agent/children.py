@@ -59,7 +59,7 @@ from hetpipe.values.run import StageConditions, StageConfig, StageDone, StageFai
 from hetpipe.values.wire import from_json, revive, to_json
 from hetpipe.wire.tls import TLS_VARIABLE
 
-if TYPE_CHECKING:  # only who uses TLS pays for its import
+if TYPE_CHECKING:  # imported only with TLS, as it is slow
     from hetpipe.server.agent.stage_certificates import StageCertificates
 
 _log = get_logger(__name__)
@@ -70,7 +70,7 @@ GRACE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """What children run, without the arguments the agent adds, and how they are started."""
+    """The programs of children, without the arguments that the agent adds, and their launcher."""
 
     stage: Sequence[str] = (*LAUNCH, "hetpipe.server.agent.stage_process")
     inspection: Sequence[str] = (*LAUNCH, "hetpipe.server.agent.inspect_process")
@@ -81,7 +81,7 @@ class Programs:
     """Starts their processes."""
 
     def allowing(self, patterns: Sequence[str]) -> Programs:
-        """The same programs, which import for a job no module but those that match.
+        """The same programs, limited to importing matching modules for a job.
 
         Raises:
             UserError: a pattern is empty, or there is none.
@@ -96,7 +96,7 @@ METRICS_PORT = "HETPIPE_METRICS_PORT"
 #: The same of the port on which a stage process awaits the next stage; empty: any free one.
 LINK_PORT = "HETPIPE_LINK_PORT"
 
-#: Longest time for the other end of a link that is measured to come, and again for all messages.
+#: Timeout for the connection of the other end of a measured link, and again for all messages.
 LINK_SECONDS = 25.0
 
 ChildKind = Literal["stage", "inspection", "link"]
@@ -111,11 +111,11 @@ class ChildCounts:
     started: Counter[ChildKind] = field(default_factory=Counter)
     exited: Counter[tuple[ChildKind, Outcome]] = field(default_factory=Counter)
     later_lives: int = 0
-    """Stages that were started for a later life of their virtual worker."""
+    """Stages that were started for a later incarnation of their virtual worker."""
 
 
 class Children:
-    """All children of one agent. What they tell goes to `tell`, from their threads.
+    """All children of one agent. Their reports go to `tell`, from their threads.
 
     Thread-safe, but `inspect` and `start_stage` belong to one thread that lives as long as the agent (`Child`).
     """
@@ -135,10 +135,10 @@ class Children:
         """Prepare; nothing is started.
 
         Args:
-            tell: hears what children tell.
-            environment: the children's, before what is added here.
+            tell: gets the reports of children.
+            environment: the children's, before additions.
             clock: paces their end.
-            programs: what they run.
+            programs: their programs.
             first_metrics_port: where the stage on device 0 serves its metrics, those on the next devices on the next
                 ports; None: nowhere.
             first_link_port: where the stage on device 0 awaits the next stage, those on the next devices on the next
@@ -148,7 +148,7 @@ class Children:
         """
         self._roots = roots or Roots()
         self._tell = tell
-        # A child is nobody, or who its own certificate says; never the agent.
+        # A child has no identity or that of its own certificate, never the agent's.
         inherited = {name: value for name, value in environment.items() if name != TLS_VARIABLE}
         self._environment = inherited
         self._certificates = certificates
@@ -158,15 +158,15 @@ class Children:
         #: Live children.
         self._stages: dict[StageKey, Child] = {}
         self._inspections: dict[JobId, Child] = {}
-        #: Ends of links that are measured.
+        #: Ends of measured links.
         self._ends: dict[StageKey, Child] = {}
-        #: When these were asked for, in monotonic seconds.
+        #: Times of their requests, in monotonic seconds.
         self._asked: dict[StageKey, float] = {}
-        #: What those told when they got ready, as long as they are at work.
+        #: The ready reports of live stages.
         self._ready: dict[StageKey, StageNews] = {}
-        #: The newest conditions of live stages, as far as they have told any.
+        #: The newest conditions of live stages that have reported any.
         self._conditions: dict[StageKey, StageNews] = {}
-        #: Live stages that were killed because their virtual worker counts no more.
+        #: Live stages that were killed because their incarnation was evicted.
         self._ordered: set[StageKey] = set()
         self._first_ports = {METRICS_PORT: first_metrics_port, LINK_PORT: first_link_port}
         self._started: Counter[ChildKind] = Counter()
@@ -217,6 +217,7 @@ class Children:
             with_model=command.with_model,
             measure=command.measure,
             cache_folder=str(cache_folder(self._environment)),
+            run_folder=command.run_dir,
         )
         spec = ChildSpec(
             name=f"inspection-{job_id}",
@@ -240,11 +241,11 @@ class Children:
             inspection.ended(error.errno or 1, str(error))
 
     def measure_link(self, command: MeasureLinkCommand, node: AgentId, *, host: str) -> None:
-        """Start one end of a link that is measured, unless it is running.
+        """Start one end of a link measurement, unless it is running.
 
         Args:
             command: which end of which link.
-            node: what this agent is called.
+            node: this agent's node.
             host: address under which other nodes reach this one.
         """
         task = command.task
@@ -285,7 +286,7 @@ class Children:
     def _link_order(
         self, command: MeasureLinkCommand, key: StageKey, *, node: AgentId, host: str
     ) -> tuple[LinkOrder, Mapping[str, str]]:
-        """What the process is told, and its environment, with a certificate of its own for a link that encrypts.
+        """The configuration of the process and its environment, with a certificate of its own for an encrypted link.
 
         Raises:
             HetpipeError: the coordinator does not certify it.
@@ -347,7 +348,7 @@ class Children:
                 self._exited["stage", _outcome(exit_code)] += 1
                 ordered = key in self._ordered
                 self._ordered.discard(key)
-                # Under the lock, so that whoever sees no stages any more finds this told.
+                # Under the lock, so that the report precedes the absence of stages.
                 self._tell(ChildExit(key, 0 if child is None else child.pid, exit_code, last_words, ordered=ordered))
 
         try:
@@ -357,18 +358,18 @@ class Children:
             self._not_started(key, error, error.errno or 1)
 
     def refuse_stage(self, command: StartStageCommand, error: HetpipeError) -> None:
-        """Say that a stage is not started."""
+        """Report that a stage is not started."""
         self._not_started(command.key, error, 1)
 
     def tell_again(self) -> None:
-        """Tell which stages are ready, and in which conditions: somebody new may want to know."""
+        """Repeat the ready reports and conditions of stages, for a new coordinator."""
         with self._lock:
             for news in (*self._ready.values(), *self._conditions.values()):
                 self._tell(news)
 
     def _heard(self, news: StageNews) -> None:
-        """A stage reports."""
-        # Under the lock, so that nobody hears of a stage that is ready after it has come to its end.
+        """Handle a stage's report."""
+        # Under the lock, so that a ready report never follows the report of the exit.
         with self._lock:
             if isinstance(news.report, StageReady):
                 self._ready[news.key] = news
@@ -385,10 +386,10 @@ class Children:
             self._certificates.forget(key)
 
     def _environment_of(self, job: Mapping[str, Any], child: str) -> Mapping[str, str]:
-        """What a process that runs a job's code has of this agent's environment, and what the job gives it.
+        """The environment of a process that runs a job's code: the agent's variables that pass, and the job's own.
 
         Raises:
-            UserError: the job names a variable that it may not have here.
+            UserError: the job names a variable that this agent does not allow.
         """
         wish = EnvironmentSection.model_validate_json(json.dumps(job.get("environment") or {}))
         if absent := missing(self._environment, wish):
@@ -396,7 +397,7 @@ class Children:
         return {**child_environment(self._environment, wish, self._programs.allowed_environment), **SINGLE_THREADED}
 
     def _stage_environment(self, key: StageKey, config: StageConfig) -> Mapping[str, str]:
-        """What a new stage's environment is, with a certificate of its own where there is TLS.
+        """The environment of a new stage, with a certificate of its own under TLS.
 
         Raises:
             HetpipeError: the coordinator does not certify it.
@@ -409,10 +410,10 @@ class Children:
         return {**environment, TLS_VARIABLE: str(self._certificates.make(key))}
 
     def _not_started(self, key: StageKey, error: Exception, exit_code: int) -> None:
-        # Of what the job itself asks for wrongly no traceback: what it shows may be the environment.
+        # No traceback for a mistake of the job: it might show the environment.
         told = {"reason": str(error)} if isinstance(error, UserError) else {"exc_info": error}
         _log.error("stage_not_started", stage=str(key), **told)
-        # Whom a new coordinator does not know yet, it certifies in the next life.
+        # A stage unknown to a new coordinator is certified in its next incarnation.
         is_passing = isinstance(error, Unavailable | UnknownMember | PermissionDenied)
         sentence = f"its process could not be started: {error}"
         failed = StageFailed(type(error).__name__, sentence, secondary=is_passing)
@@ -432,8 +433,8 @@ class Children:
             ).start()
 
     def kill_worker(self, command: StopVirtualWorkerCommand) -> None:
-        """End the stages of a virtual worker that counts no more. Also a stopped process cannot put that off."""
-        # Under the lock, so that nobody hears of an end before it is known whose doing it was.
+        """Kill the stages of an evicted virtual worker, with SIGKILL, so that stopped processes die as well."""
+        # Under the lock, so that no exit is reported before it is marked as intended.
         with self._lock:
             wanted = [key for key in self._stages if command.means(key)]
             self._ordered.update(key for key in wanted if self._stages[key].send_signal(signal.SIGKILL))
@@ -441,7 +442,7 @@ class Children:
             _log.info("virtual_worker_killed", job=command.job_id, vw=command.vw, count=len(wanted))
 
     def stop_all(self, *, grace_seconds: float = GRACE_SECONDS) -> None:
-        """End all children, with SIGKILL those that stay beyond the grace; returns when they are gone."""
+        """Terminate all children, with SIGKILL after the grace period; returns when they are gone."""
         end_children(self._children(lambda _: True), grace_seconds=grace_seconds, clock=self._clock)
 
     def _children(self, wanted: Callable[[JobId], bool]) -> list[Child]:
@@ -453,7 +454,7 @@ class Children:
     def _add(
         self, table: dict[Any, Child], key: StageKey | JobId, spec: ChildSpec, listener: Listener, kind: ChildKind
     ) -> None:
-        # Not under the lock, which heartbeats need: what it is forked from may still import torch.
+        # Not under the lock, which heartbeats need: the fork server may still import torch.
         is_entered = threading.Event()
 
         def on_exit(exit_code: int, last_words: str) -> None:
@@ -474,7 +475,7 @@ class Children:
 
 
 def _port_of(device: DeviceId, first: int | None) -> str:
-    """The port that belongs to a device, as text; empty where there is no first one."""
+    """The port of a device, as text; empty if no port range is configured."""
     return "" if first is None else str(first + int(device.rpartition("/")[2]))
 
 
@@ -493,7 +494,7 @@ class Inspection:
         self._told = False
 
     def heard(self, line: bytes) -> None:
-        """Take a line that the inspection wrote.
+        """Handle a line of the inspection.
 
         Raises:
             ProtocolViolation: it is no line of an inspection.
@@ -503,9 +504,9 @@ class Inspection:
         try:
             answer = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ProtocolViolation(f"an inspection reported what is no JSON: {error}") from error
+            raise ProtocolViolation(f"an inspection reported invalid JSON: {error}") from error
         if not isinstance(answer, dict):
-            raise ProtocolViolation("an inspection reported what is no JSON object")
+            raise ProtocolViolation("an inspection reported something else than a JSON object")
         if answer.get("kind") == PHASE:
             phase: StagePhase = revive(StagePhase, answer)
             self._tell(InspectionPhase(self._job_id, phase.phase, phase.seconds))
@@ -538,7 +539,7 @@ class Inspection:
 
 
 class LinkEnd:
-    """One end of a link that is measured: where it awaits the other one, and then what came of it."""
+    """One end of a link measurement: the address on which it listens, then its result."""
 
     def __init__(self, job_id: JobId, number: int, tell: Callable[[AgentNews], None]) -> None:
         self._job_id = job_id
@@ -547,10 +548,10 @@ class LinkEnd:
         self._told = False
 
     def heard(self, line: bytes) -> None:
-        """Take a line that the process wrote.
+        """Handle a line of the process.
 
         Raises:
-            ProtocolViolation: it is no line of a process that measures.
+            ProtocolViolation: it is no line of a measuring process.
         """
         said: dict[str, Any] = from_json(dict[str, Any], line)
         if self._told or said.get("kind") == PHASE:
@@ -563,7 +564,7 @@ class LinkEnd:
             self._end(LinkResult(self._job_id, self._number, MeasuredLinks(links=links, copies=found.copies)))
         else:
             problems: tuple[str, ...] = revive(tuple[str, ...], said.get("problems", ()))
-            self.failed("; ".join(problems) or "the process that measures gave no reason")
+            self.failed("; ".join(problems) or "the measuring process gave no reason")
 
     def failed(self, problem: str) -> None:
         """Nothing comes of it."""
@@ -573,7 +574,7 @@ class LinkEnd:
         """Its process is gone; without an answer before, that is the outcome."""
         words = f"; its last words: {last_words}" if last_words else ""
         if not self._told:
-            self.failed(f"the process that measures links {exit_sentence(exit_code)} before it reported{words}")
+            self.failed(f"the measuring process {exit_sentence(exit_code)} before it reported{words}")
 
     def _end(self, result: LinkResult) -> None:
         self._told = True

@@ -1,8 +1,8 @@
-"""The last seconds of an agent that is told to end: its virtual workers finish what they have begun, and leave.
+"""The graceful termination of an agent: its virtual workers drain and leave.
 
-The coordinator is told, drains every virtual worker with a stage here, and they leave at the next barrier: what they
-have computed counts, and nobody has to find out that they are gone. Who takes longer than there is time is killed, and
-then evicted like anybody who dies.
+At the agent's request the coordinator drains every virtual worker with a stage here, and they leave at the next
+barrier: their work counts, and no timeout has to detect their absence. A worker that exceeds the grace period is
+killed, and then evicted as after any death.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _log = get_logger(__name__)
 
 
 class Departure:
-    """What is waited for, and until when. Belongs to one thread."""
+    """The progress of a departure, and its deadline. Belongs to one thread."""
 
     def __init__(
         self, *, ask: Callable[[], None], stages: Callable[[], Sequence[StageKey]], clock: Clock, seconds: float
@@ -26,10 +26,10 @@ class Departure:
         """Begin now.
 
         Args:
-            ask: asks the coordinator to let the agent's stages leave; repeatable. Raises `UnknownMember` where it has
-                forgotten the agent, which then registers again; another `HetpipeError` where there is nobody to ask.
+            ask: requests the departure from the coordinator; idempotent. Raises `UnknownMember` if it has
+                forgotten the agent, which then registers again; another `HetpipeError` if it is unreachable.
             stages: the live ones.
-            clock: says when the time is over.
+            clock: for the deadline.
             seconds: how long to wait at most.
         """
         self._ask = ask
@@ -37,7 +37,7 @@ class Departure:
         self._clock = clock
         self._seconds = seconds
         self._until = clock.monotonic() + seconds
-        #: Whether the coordinator has heard that the agent is to end.
+        #: Whether the coordinator has accepted the departure.
         self.is_told = False
         self._num_left = -1
 
@@ -60,7 +60,7 @@ class Departure:
         return False
 
     def _asks(self) -> bool:
-        """Ask, or find that the coordinator must hear of the agent first; returns whether somebody is there."""
+        """Request the departure, or find that the agent must register first; True if the coordinator answers."""
         try:
             self._ask()
         except UnknownMember as error:

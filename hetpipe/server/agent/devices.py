@@ -1,4 +1,4 @@
-"""The devices of this node: its CUDA devices, or as many CPU devices as asked for."""
+"""The devices of this node: its CUDA devices, or the given number of CPU devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which environment variables a process that runs user code has: pure, and without a look at their values.
+"""The environment variables of a process that runs user code. Pure; values are never inspected.
 
 A variable reaches a job because the job names it (`environment.inherit`), its value being that of the agent, or because
 the job gives it (`environment.set`). Where jobs come from other machines, the operator's list must name it, too. What
@@ -16,7 +16,7 @@ from hetpipe.job.sections import EnvironmentSection
 #: The option of agents.
 OPTION = "--allow-environment"
 
-#: What every process has of its agent's environment, whatever a job says.
+#: Variables of the agent's environment that every process has, whatever a job states.
 ALWAYS = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "HOSTNAME", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR"),
     *("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_*", "XDG_*", "SSL_CERT_*", "COVERAGE_*"),
@@ -28,7 +28,7 @@ ALWAYS = (
 def child_environment(
     own: Mapping[str, str], wish: EnvironmentSection, allowed: Sequence[str] | None
 ) -> dict[str, str]:
-    """The environment of a process that runs a job's code, before what its agent adds.
+    """The environment of a process that runs a job's code, before its agent's additions.
 
     Args:
         own: the agent's.
@@ -36,7 +36,7 @@ def child_environment(
         allowed: patterns of names that jobs may inherit and set here; None: any, and without a wish they inherit all.
 
     Raises:
-        UserError: the job names a variable that it may not have here; the message has no values.
+        UserError: the job names a variable that is not allowed here; the message has no values.
     """
     check_wish(wish, allowed)
     unless_said: tuple[str, ...] = ("*",) if allowed is None else ()
@@ -50,7 +50,7 @@ def child_environment(
 
 
 def missing(own: Mapping[str, str], wish: EnvironmentSection) -> tuple[str, ...]:
-    """Names that a job inherits and that are not set here; patterns match what there is."""
+    """Names that a job inherits and that are not set here; patterns match the set ones."""
     return tuple(name for name in wish.inherit or () if not is_pattern(name) and name not in own)
 
 
@@ -75,7 +75,7 @@ def is_pattern(name: str) -> bool:
 
 
 def passed_on(allowed: Sequence[str]) -> tuple[str, ...]:
-    """The variables that a container of an agent is given for a list: no patterns, and none that every program has.
+    """The variables to pass to an agent's container for a list: no patterns, and none that every program has.
 
     >>> passed_on(["HF_HOME", "WANDB_*", "PATH"])
     ('HF_HOME',)
@@ -84,7 +84,7 @@ def passed_on(allowed: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_wish(wish: EnvironmentSection, allowed: Sequence[str] | None) -> None:
-    """Refuse a job that names a variable that it may not have where `allowed` holds; None: it may have any.
+    """Reject a job that names a variable outside `allowed`; None: all are allowed.
 
     Raises:
         UserError: naming the variable and the option; without values.

@@ -26,10 +26,11 @@ from hetpipe.pipeline.callables import (
     load_loss,
     load_metrics,
 )
-from hetpipe.pipeline.chain import Layer, Values, run_layers, tensor_spec
+from hetpipe.pipeline.chain import Layer, Values, forbidden_in, run_layers, tensor_spec
 from hetpipe.pipeline.cut_proof import prove_cut_model
 from hetpipe.pipeline.data import Batch, read_evaluation_minibatch, read_minibatch
 from hetpipe.pipeline.layering import why_one_layer
+from hetpipe.pipeline.model_file import MODEL_FILE, prove_construction, write_model_file
 from hetpipe.pipeline.model_work import model_work
 from hetpipe.pipeline.proof import PROVEN_SAMPLES, Proof, UncutFailure, prove_data, prove_model
 from hetpipe.profiler.order import ProfileOrder
@@ -42,7 +43,7 @@ from hetpipe.values.plan import LayerReport, ModelReport, ModelWork, ProofReport
 from hetpipe.values.policies import POLICIES, policies_where
 from hetpipe.values.suggest import join_names
 
-#: What a proof compares, in order, as reports name it.
+#: The comparisons of a proof, in order, as reports name them.
 CHECKED = (
     "data read twice and made twice",
     "model made twice",
@@ -57,12 +58,12 @@ CHECKED = (
 
 
 def carry_out(order: InspectionOrder, clock: Clock, on_step: Callable[[ProfileStep], None]) -> InspectionAnswer:
-    """Import everything the job names, and report and measure what is asked for.
+    """Import everything the job names, report the model, and measure it if requested.
 
     Args:
-        order: what to look at.
+        order: the request.
         clock: takes the times.
-        on_step: hears of each layer before it is measured.
+        on_step: called before each layer is measured.
 
     Raises:
         CallableError, JobError: what cannot be used, by its path in the job.
@@ -82,17 +83,54 @@ def carry_out(order: InspectionOrder, clock: Clock, on_step: Callable[[ProfileSt
     model = None
     if order.with_model:
         load_metrics(subject.job, import_path)
-        report_phase("proving that the layers compute what the model computes")
+        report_phase("proving that the layers compute the same as the model")
         proof = prove_subject(subject, import_path, clock)
+        digest = ""
+        if order.run_folder:
+            report_phase("writing the model from which stages build theirs")
+            digest, notices = hand_over(subject, import_path, Path(order.run_folder), samples=proof.samples)
+            proof = replace(proof, notices=(*proof.notices, *notices))
         report_phase("running one minibatch through the layers")
         report = inspect_subject(subject, import_path)
-        model = replace(report, proof=replace(proof, work=work_of(subject)))
+        model = replace(report, proof=replace(proof, work=work_of(subject)), digest=digest)
     report_phase("measuring the layers")
     return InspectionAnswer(model, measured(subject, targets, profile, clock, on_step).measurements)
 
 
+def hand_over(subject: Subject, import_path: Path, folder: Path, *, samples: int) -> tuple[str, tuple[str, ...]]:
+    """Write the model into the folder of the run, so that no stage needs the whole of it, nor records it again.
+
+    Args:
+        subject: whose model has been proven, and is as it was made.
+        import_path: that it was imported from.
+        folder: of the run.
+        samples: of a minibatch that the model takes.
+
+    Returns:
+        The file's digest, empty where there is none; and what the user should know of it.
+    """
+    job = subject.job
+    build = partial(build_model, job, import_path)
+    inputs = read_minibatch(subject.train, range(samples), seed=job.seed, vw=VIRTUAL_WORKER, p=MINIBATCH).inputs
+    construction, why = prove_construction(build, subject.chain, inputs, seed=job.seed)
+    notices: tuple[str, ...] = ()
+    if construction != "meta":
+        why = (
+            f"The model cannot be built without its weights ({why}), so each stage builds it whole, one after the "
+            "other on a node, and then keeps its own part"
+        )
+        notices = (why,)
+    if construction is None:
+        return "", notices
+    try:
+        return write_model_file(folder / MODEL_FILE, subject.chain, construction), notices
+    except OSError as error:
+        why = f"{folder / MODEL_FILE} cannot be written ({error}), so each stage builds the whole model for itself"
+        return "", (*notices, why)
+
+
 def inspect_subject(subject: Subject, import_path: Path) -> ModelReport:
-    """Import what else the job names, run the minibatch through the model, and report sizes.
+    """Import the job's other callables, run the minibatch through the model, and report sizes.
 
     Raises:
         CallableError, JobError: what cannot be used, by its path in the job.
@@ -108,7 +146,7 @@ def inspect_subject(subject: Subject, import_path: Path) -> ModelReport:
 
 
 def work_of(subject: Subject) -> ModelWork:
-    """What one sample takes, in tokens and operations."""
+    """The work of one sample, in tokens and operations."""
 
     def compute_loss() -> torch.Tensor:
         outputs = _run(subject.chain, subject.batch, [])
@@ -124,8 +162,8 @@ def prove_subject(subject: Subject, import_path: Path, clock: Clock) -> ProofRep
 
     Args:
         subject: whose model has not run yet.
-        import_path: that it was imported from.
-        clock: says how long it took.
+        import_path: the folder it was imported from.
+        clock: for durations.
 
     Raises:
         CallableError, JobError: the job would train to something else; with the first place and the fix.
@@ -159,7 +197,7 @@ def check_stages(subject: Subject) -> None:
         return
     tied = ""
     if POLICIES[job.weights].predicts is not None and any(
-        each.name.startswith("parameter:") for place in cut.cuts for each in place.crossing
+        each.name.startswith("parameter:") for place in cut.survey.cuts for each in place.crossing
     ):
         others = join_names(policies_where(lambda policy: policy.predicts is None))
         tied = f"under `weights: {job.weights}` tied weights stay on one stage: use {others}, or "
@@ -170,7 +208,7 @@ def check_stages(subject: Subject) -> None:
         )
     raise CallableError(
         f"workers.stages: gives a virtual worker {asked} stages, but the model has {len(chain)} layers between its "
-        f"cuts{''.join(f' ({why})' for why in cut.whole[:1])}; {tied}give it at most {len(chain)}"
+        f"cuts{''.join(f' ({why})' for why in cut.survey.whole[:1])}; {tied}give it at most {len(chain)}"
     )
 
 
@@ -266,4 +304,5 @@ def _report(layer: Layer, activation_elements: int) -> LayerReport:
         tuple(tensor_spec(name, layer.module.get_parameter(local)) for local, name in layer.parameters.items()),
         tuple(tensor_spec(name, layer.module.get_buffer(local)) for local, name in layer.buffers.items()),
         activation_elements,
+        forbidden_in(layer),
     )

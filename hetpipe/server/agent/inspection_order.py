@@ -1,4 +1,4 @@
-"""What an inspection is asked and what it answers: the values on its pipe. Without torch."""
+"""Request and answer of an inspection: the values on its pipe. Without torch."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ class InspectionOrder:
     measure: tuple[str, ...]
     """Device types of this machine that the model is measured on."""
     cache_folder: str
-    """Of measurements that were made before."""
+    """Of earlier measurements."""
+    run_folder: str = ""
+    """The folder to which the model is written for its stages; empty: it is not written."""
 
 
 @dataclass(frozen=True, slots=True)
 class InspectionAnswer:
-    """What was found."""
+    """The result of an inspection."""
 
     model: ModelReport | None
-    """None unless it was asked for."""
+    """None unless requested."""
     measurements: tuple[Measurement, ...] = ()
-    """One per device type that was asked for and is here."""
+    """One per requested device type of this machine."""

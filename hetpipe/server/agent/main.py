@@ -44,7 +44,7 @@ _LARGEST_STATUS = 255
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until told to end; the exit status."""
+    """Run until terminated; the exit status."""
     parser = new_parser("agent", "The agent of one node: offers its devices and starts the stages on them.")
     parser.add_argument("--coordinator", required=True, metavar="HOST:PORT", help="address of the coordinator")
     parser.add_argument("--node", metavar="NAME", help="name of this node, unique in the cluster (its host name)")
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=_seconds,
         default=DRAIN_SECONDS,
         metavar="S",
-        help="when told to end (SIGTERM), let the virtual workers with a stage here finish their wave and leave the "
+        help="on SIGTERM, let the virtual workers with a stage here finish their wave and leave the "
         "run for so long, then end them (default: %(default)g); 0: end them at once, as a second SIGTERM does",
     )
     parser.add_argument(
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=_status,
         default=0,
         metavar="N",
-        help="exit status after having been told to end (default: 0); for who takes 0 for done, and would not start "
+        help="exit status after SIGTERM (default: 0); for supervisors that treat 0 as done and would not start "
         "the agent again",
     )
     options = parser.parse_args(arguments)
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
     tls = open_tls(options, options.host)
-    # What it forks is nobody, or who its own certificate says; never the agent.
+    # Forked processes have no identity or that of their own certificate, never the agent's.
     inherited = {name: value for name, value in os.environ.items() if name != TLS_VARIABLE}
     fork_server = own_fork_server({**inherited, **SINGLE_THREADED})
     fork_server.begin()
@@ -138,7 +138,7 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
     shutdown.on_ask(agent.stop)
     with (
         metrics_endpoint(options.host, options.metrics_port, "agent", partial(readings, agent)),
-        # It waits for its coordinator as long as it takes, and whoever ended it meanwhile would gain nothing.
+        # It waits for its coordinator without limit, so a liveness probe that ended it meanwhile would gain nothing.
         alive(options.host, options.health_port) as now_serves,
     ):
         if not started(agent.start, shutdown):
@@ -167,7 +167,7 @@ def _status(text: str) -> int:
 
 
 def _allowed_environment(host: str, patterns: Sequence[str] | None) -> tuple[str, ...] | None:
-    """What jobs may inherit and set; None: anything.
+    """The variables that jobs may inherit and set; None: any.
 
     Raises:
         UserError: a pattern is empty.
@@ -178,10 +178,10 @@ def _allowed_environment(host: str, patterns: Sequence[str] | None) -> tuple[str
 
 
 def _programs(host: str, patterns: Sequence[str] | None) -> Programs:
-    """What children run. Whoever can hand in a job chooses what they import, so beyond this machine somebody limits it.
+    """The programs of children. A submitter chooses their imports, so an agent that others reach must limit these.
 
     Raises:
-        UserError: nobody has said what may be imported.
+        UserError: the limit is missing.
     """
     if patterns is not None:
         return Programs().allowing(patterns)
@@ -189,5 +189,5 @@ def _programs(host: str, patterns: Sequence[str] | None) -> Programs:
         return Programs()
     raise UserError(
         f"--host {host} is reached by other machines, so say which modules jobs may have imported here: "
-        f"{OPTION} 'my_project.*', or {OPTION} '*' if you trust whoever hands in jobs with everything that is installed"
+        f"{OPTION} 'my_project.*', or {OPTION} '*' if you trust everyone who can submit jobs with all installed modules"
     )

@@ -1,8 +1,8 @@
-"""How a stage comes together with its neighbours and its replicas, before it computes.
+"""Connection setup: a stage, its neighbours and its replicas find and connect to each other before computing.
 
-Every stage first opens its own doors and tells the clock shard where they are. When its neighbours have done so, too,
-it calls the previous stage, lets the next one in, and meets the same stage of the other virtual workers. In this order
-nobody waits in a circle.
+Every stage first listens and registers its addresses with the clock shard; it connects once its neighbours have done
+so, it calls the previous stage, lets the next one in, and meets the same stage of the other virtual workers. In this
+order too. So no cycle of waits can arise.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:  # torch.distributed has the name, but only its C++ module has
 
 _log = get_logger(__name__)
 
-#: How long stages that are there may take to connect.
+#: Timeout for connecting stages that are present.
 MEETING_SECONDS = 120.0
 _POLL_SECONDS = 0.05
 
-#: How long a neighbour may take to be there at all. One that is silent meanwhile is given up by the coordinator, much
-#: sooner and with its whole virtual worker; one that says what it is doing is waited for.
+#: Timeout for the presence of a neighbour. The coordinator gives up a silent one much
+#: sooner, with its whole virtual worker; one that reports its phase is waited for.
 JOIN_SECONDS = 24 * 3600.0
 
 _LOOPBACK = "127.0.0.1"
@@ -57,7 +57,7 @@ class Neighbours:
     downstream: Link | None
     replicas: DistributedReplicas | None
     link: LinkChoice | None
-    """What the link downstream is, and why; None on the last stage."""
+    """The kind of the link downstream, and the reason; None on the last stage."""
 
     def close(self) -> None:
         """Leave them."""
@@ -78,16 +78,16 @@ def meet(
     """Join, and connect with everyone.
 
     Args:
-        job: which links and replicas it wants.
+        job: states links and replicas.
         config: the stage's.
-        clock_shard: tells stages of each other.
-        tls: who the stage is; None: plaintext.
+        clock_shard: the directory of stages' addresses.
+        tls: the stage's identity; None: plaintext.
         port: on which it awaits the next stage; 0 lets the system choose.
         clock: measures the waits.
 
     Raises:
-        UserError: the job's `link` does not allow what it would take.
-        HetpipeError: somebody did not come, or refused.
+        UserError: the job's `link` excludes every possible link.
+        HetpipeError: a peer did not appear, or refused.
     """
     return _StageMeeting(job, config, clock_shard, tls, port, clock).meet()
 
@@ -192,9 +192,10 @@ class _StageMeeting:
     # -- the clock shard ---------------------------------------------------------------------------------------------
 
     def _join(self, link_address: str, replicas_address: str) -> Meeting:
-        """Say where others are awaited; asks until it is known where others await this stage, and that they are there.
+        """Register this stage's addresses; poll until those of its peers are known, and the peers are present.
 
-        Only who is there is awaited at the door: until then the clock shard can say that this life is over.
+        Only present peers are waited for in `accept`: until then the clock shard can answer that this incarnation is
+        over.
         """
         started = self._clock.monotonic()
         request = JoinRequest(self._own, link_address, replicas_address, only_meets=True)

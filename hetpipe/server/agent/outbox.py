@@ -15,19 +15,19 @@ from hetpipe.values.commands import AgentNews, InspectionPhase, InspectionStep, 
 from hetpipe.values.members import Registration
 from hetpipe.values.run import StageConditions, StagePhase, StageProgress, StageWaiting
 
-#: Longest time that news wait for company, in seconds.
+#: Longest delay of a report for batching, in seconds.
 BATCH_SECONDS = 0.5
 
 #: Most news in one batch.
 MAX_BATCH = 200
 
-#: Most news that wait; beyond it the oldest are dropped. A stage has few that cannot be replaced by newer ones.
+#: Limit of pending reports; beyond it the oldest are dropped. Few reports of a stage cannot be replaced by newer ones.
 MAX_WAITING = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """What goes out together."""
+class ReportBatch:
+    """Reports that are sent together."""
 
     registration: Registration
     number: int
@@ -48,22 +48,22 @@ class Outbox:
         self._closed = False
         self._registration = Registration("")
         self._last_number = 0
-        self._unconfirmed: Batch | None = None
+        self._unconfirmed: ReportBatch | None = None
 
     def put(self, news: AgentNews) -> None:
-        """Add news; progress, waits, conditions and steps replace the earlier ones that still wait."""
+        """Add a report; progress, waits, conditions and steps replace pending earlier ones."""
         with self._changed:
             if not self._waiting:
                 self._oldest = self._clock.monotonic()
             if _replaceable(news):
-                # The newer one takes the place of the older, and its turn: else what comes often would never go out.
+                # The newer one takes the older one's position: else frequent reports would never be sent.
                 self._waiting = [old for old in self._waiting if not _replaces(news, old)]
             else:
                 self._urgent = True
             self._waiting = [*self._waiting[-(MAX_WAITING - 1) :], news]
             self._changed.notify_all()
 
-    def take(self, *, timeout_seconds: float) -> Batch | None:
+    def take(self, *, timeout_seconds: float) -> ReportBatch | None:
         """The batch to send: the unconfirmed one again, or a new one once it is due; None when nothing is.
 
         Urgent news (anything but progress, waits, conditions and steps) are due at once, others after `BATCH_SECONDS`.
@@ -82,7 +82,7 @@ class Outbox:
                 self._changed.wait(min(due, deadline) - now)
         return None
 
-    def confirm(self, batch: Batch) -> None:
+    def confirm(self, batch: ReportBatch) -> None:
         """The coordinator has `batch`."""
         with self._changed:
             if self._unconfirmed is batch:
@@ -90,14 +90,15 @@ class Outbox:
                 self._changed.notify_all()
 
     def wait_empty(self, *, timeout_seconds: float) -> bool:
-        """Whether everything is confirmed, now or within that time."""
+        """Wait until everything is confirmed; False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and self._unconfirmed is None, timeout_seconds)
 
     def restart(self, registration: Registration) -> None:
-        """A new registration: numbers begin again. What is not confirmed goes out under it, for the children live on.
+        """Start a new registration: numbers begin again.
 
-        What had arrived without being confirmed arrives twice, which changes nothing (`JobMachine`).
+        Unconfirmed reports are sent under it, as the children live on; those that had arrived arrive twice, which is
+        harmless (`JobMachine`).
         """
         with self._changed:
             self._registration = registration
@@ -113,11 +114,11 @@ class Outbox:
             self._closed = True
             self._changed.notify_all()
 
-    def _new_batch(self) -> Batch:
+    def _new_batch(self) -> ReportBatch:
         self._last_number += 1
         taken, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
         self._urgent = self._urgent and bool(self._waiting)
-        self._unconfirmed = Batch(self._registration, self._last_number, tuple(taken))
+        self._unconfirmed = ReportBatch(self._registration, self._last_number, tuple(taken))
         return self._unconfirmed
 
 

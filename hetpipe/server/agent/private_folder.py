@@ -1,6 +1,7 @@
-"""A folder for what must not outlive its process, such as keys. Of one that was killed, the next one removes it.
+"""A folder for files that must not outlive their process, such as keys.
 
-Whoever has such a folder holds a lock in it, which the kernel lets go of when the process ends, however it ends.
+Its process holds a lock in it, which the kernel releases however the process ends; the next process removes unlocked
+ones.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ class PrivateFolder:
     """One such folder, readable by its owner only. `close` it once."""
 
     def __init__(self, prefix: str) -> None:
-        """Make it among the system's temporary files, and remove those that killed processes have left there.
+        """Create it among the system's temporary files, and remove those of killed processes.
 
         Args:
-            prefix: begins its name, and those of the folders that are looked at.
+            prefix: of its name, and of the folders to remove.
         """
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
         self._descriptor = _lock(self.path)
@@ -34,18 +35,18 @@ class PrivateFolder:
                 _log.info("abandoned_folder_removed", folder=str(folder))
 
     def close(self) -> None:
-        """Remove it and all that is in it."""
+        """Remove it with its contents."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._descriptor)
 
 
 def _lock(folder: Path) -> int:
-    """Lock a new folder; what holds the lock. The lock gets its name last, so that nobody finds it without a holder."""
+    """Lock a new folder; returns the lock. It gets its name last, so that it is never visible without a holder."""
     unnamed = folder / f"{_LOCK}.new"
     descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # a file system without locks: nobody can tell that this one is abandoned
+    except OSError as error:  # a file system without locks: an abandoned folder cannot be recognised
         _log.warning("folder_not_locked", folder=str(folder), reason=error.strerror or str(error))
     else:
         unnamed.rename(folder / _LOCK)

@@ -1,4 +1,4 @@
-"""What an agent tells Prometheus: its devices, its children, and whether the coordinator answers."""
+"""The metrics of an agent: its devices, its children, and whether the coordinator answers."""
 
 from __future__ import annotations
 

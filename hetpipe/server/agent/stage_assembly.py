@@ -1,6 +1,6 @@
 """Builds one stage from its `StageConfig`: the user's code, the layers of its stage, weights, data, and its runner.
 
-What differs between a stage in its own process and one in a test's thread comes in as `Wiring`.
+`Wiring` has the differences between a stage in its own process and one in a test's thread.
 """
 
 from __future__ import annotations
@@ -24,20 +24,38 @@ from hetpipe.decide.schedule.versions import VersionTable
 from hetpipe.job.file import Job
 from hetpipe.link.policy import Link
 from hetpipe.observe.history import HistoryWriter
+from hetpipe.observe.log import get_logger
 from hetpipe.observe.metrics import MetricsWriter, NullMetrics
 from hetpipe.observe.timeline import NullTimeline, TimelineWriter
-from hetpipe.pipeline.callables import build_datasets, build_model, load_callable, load_loss, load_metrics
-from hetpipe.pipeline.chain import Layer, chain_of, keep_layers, state_names
+from hetpipe.phases import report_phase
+from hetpipe.pipeline.callables import (
+    build_datasets,
+    build_model,
+    build_train_data,
+    load_callable,
+    load_loss,
+    load_metrics,
+)
+from hetpipe.pipeline.chain import Layer, chain_of, forget_weights, state_names
 from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.data import example_of
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled, layout_of
 from hetpipe.pipeline.layering import layers_of, on_output, says_its_layers
+from hetpipe.pipeline.model_file import (
+    MODEL_FILE,
+    ModelFile,
+    ModelFileUnusable,
+    construct,
+    one_at_a_time,
+    open_model_file,
+)
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import Clipping, Replicas, StageData, StageIdentity, StageParts
 from hetpipe.server.shard.client import ShardClient
 from hetpipe.values.policies import POLICIES
 from hetpipe.values.requests import Requester
+from hetpipe.values.rewinds import first_folder
 from hetpipe.values.run import StageConfig, StageReport
 from hetpipe.weights.anchored import AnchoredWeights
 from hetpipe.weights.direct import DirectWeights
@@ -46,13 +64,15 @@ from hetpipe.weights.optimizer import StageOptimizer
 from hetpipe.weights.policy import StageWeights
 from hetpipe.wire.call import Calls
 
+_log = get_logger(__name__)
+
 #: Longest wait of a stage for anything.
 STALL_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """What surrounds a stage."""
+    """The dependencies of a stage."""
 
     shards: Sequence[Calls]
     clock_shard: Calls
@@ -73,7 +93,7 @@ class Wiring:
 
 @dataclass(frozen=True, slots=True)
 class UserCode:
-    """What the user's callables made for this stage, before anything is connected."""
+    """The objects made by the user's callables for this stage, before anything is connected."""
 
     layers: tuple[Layer, ...]
     data: StageData
@@ -100,30 +120,21 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
         CallableError: something of it cannot be used.
     """
     import_path = Path(config.import_path)
-    model = build_model(job, import_path)
-    state_names_of_model = state_names(model)
     identity = identity_of(config)
-    stage = config.plan.stage(config.vw, config.stage)
-    train = evaluation = None
     reads = identity.is_first or identity.is_last
-    if reads or not says_its_layers(model):
+    found = _known_chain(job, config) or _own_chain(job, config)
+    chain = found.layers
+    train = evaluation = None
+    if reads:
         train, evaluation = build_datasets(job, import_path)
+    given = load_loss(job, import_path) if identity.is_last else None
     num_samples = len(train) if train is not None else 0
-    if says_its_layers(model):
-        given = load_loss(job, import_path) if identity.is_last else None
-        chain = chain_of(model)
-    else:
-        assert train is not None, "what is cut by its own forward is cut on an example"
-        given = load_loss(job, import_path)
-        chain = layers_of(model, example_of(job, train), given, splits_ties=POLICIES[job.weights].predicts is None)
+    stage = config.plan.stage(config.vw, config.stage)
     layers = chain[stage.first_layer : stage.last_layer]
-    keep_layers(layers)
     loss = on_output(chain, given) if identity.is_last else None
     metrics = {} if loss is None else {"loss": loss}
     if identity.is_last:
         metrics |= {name: on_output(chain, metric) for name, metric in load_metrics(job, import_path).items()}
-    if not reads:
-        train = evaluation = None
     return UserCode(
         layers,
         StageData(
@@ -135,8 +146,80 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
             max_evaluation_batches=job.evaluate.max_batches,
         ),
         loss,
-        state_names_of_model,
+        found.state_names,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """The layers of the whole model, with the tensors of one stage."""
+
+    layers: tuple[Layer, ...]
+    state_names: Mapping[str, Sequence[str]]
+    """As `UserCode.state_names`."""
+
+
+def _known_chain(job: Job, config: StageConfig) -> _Chain | None:
+    """The layers as the inspection has found them, with the tensors of this stage alone.
+
+    None where this stage has to find them for itself: the inspection has left no file, or it is not to be read here.
+
+    Raises:
+        CallableError: the model cannot be made.
+    """
+    if not config.plan.model_digest:
+        return None
+    build = partial(build_model, job, Path(config.import_path))
+    stage = config.plan.stage(config.vw, config.stage)
+    try:
+        file = _model_file(config)
+        with _turn(config) if file.construction == "whole" else nullcontext():
+            model = construct(build, file.construction)
+            names = state_names(model)
+            chain = file.chain(model)
+            file.take(chain[stage.first_layer : stage.last_layer], torch.device(config.device.torch_device))
+    except ModelFileUnusable as error:
+        _log.warning("model_file_unusable", reason=str(error), consequence="the stage builds and records the model")
+        return None
+    return _Chain(chain, names)
+
+
+def _model_file(config: StageConfig) -> ModelFile:
+    """That of the inspection; a job that has gone back to a checkpoint may have none in its new folder.
+
+    Raises:
+        ModelFileUnusable: it is not there.
+    """
+    own, first = Path(config.run_dir) / MODEL_FILE, Path(first_folder(config.run_dir)) / MODEL_FILE
+    return open_model_file(own if own.exists() else first, config.plan.model_digest)
+
+
+def _own_chain(job: Job, config: StageConfig) -> _Chain:
+    """The layers of the whole model, built and recorded here; of the other stages, frozen weights and buffers stay.
+
+    Raises:
+        CallableError: something of the user's code cannot be used.
+    """
+    import_path = Path(config.import_path)
+    stage = config.plan.stage(config.vw, config.stage)
+    with _turn(config):
+        model = build_model(job, import_path)
+        names = state_names(model)
+        if says_its_layers(model):
+            chain = chain_of(model)
+        else:
+            example = example_of(job, build_train_data(job, import_path))
+            splits_ties = POLICIES[job.weights].predicts is None
+            chain = layers_of(model, example, load_loss(job, import_path), splits_ties=splits_ties)
+        forget_weights([*chain[: stage.first_layer], *chain[stage.last_layer :]])
+    return _Chain(chain, names)
+
+
+def _turn(config: StageConfig) -> AbstractContextManager[None]:
+    """While a stage of this node has a whole model in its memory, no other one has."""
+    report_phase("waiting for other stages of this node, which build the model one after the other")
+    path = Path(config.run_dir) / f"building-{config.host}.lock"
+    return one_at_a_time(path, SYSTEM_CLOCK, deadline_seconds=STALL_SECONDS)
 
 
 def restore_targets(layers: Sequence[Layer], optimizer: StageOptimizer) -> RestoreTargets:

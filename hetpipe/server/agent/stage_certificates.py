@@ -1,7 +1,7 @@
-"""The certificates of an agent's stages: asked for when a stage starts, renewed while it lives, forgotten with it.
+"""The certificates of an agent's stages: requested when a stage starts, renewed while it lives, deleted with it.
 
 A stage's key never leaves its node: the agent makes it, and the coordinator signs it if the plan puts the stage here.
-The stage is told a folder of its own, like any other process.
+Each stage gets a folder of its own, like any other process.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class _Held:
 
 
 class StageCertificates:
-    """The folders of the stages that live. Thread-safe."""
+    """The folders of live stages. Thread-safe."""
 
     def __init__(self, tls: Tls, certify: Certify, *, clock: Clock = SYSTEM_CLOCK) -> None:
         """Prepare a private folder for all of them.
 
         Args:
-            tls: the agent's own certificates; its stages trust whom it trusts.
-            certify: asks the coordinator.
-            clock: says when renewals are due.
+            tls: the agent's own certificates; its stages have the same trust anchors.
+            certify: the request to the coordinator.
+            clock: for renewals.
         """
         self._tls = tls
         self._certify = certify
@@ -89,9 +89,9 @@ class StageCertificates:
             shutil.rmtree(held.folder, ignore_errors=True)
 
     def renew(self) -> None:
-        """Renew what is due, and everything when the agent's own certificates have changed.
+        """Renew the due certificates, and all of them when the agent's own have changed.
 
-        A coordinator that is away is asked again later.
+        Retried later if the coordinator is unreachable.
         """
         now, material = self._clock.monotonic(), self._tls.material
         with self._lock:

@@ -57,7 +57,7 @@ def main(pipe: ReportPipe, first_line: bytes, *, metrics_port: int | None = None
     """Run the stage of the first line; the exit status.
 
     Args:
-        pipe: hears what becomes of it.
+        pipe: gets its reports.
         first_line: its configuration.
         metrics_port: where it serves its metrics; None: nowhere.
         link_port: where it awaits the next stage; 0: on any free port.
@@ -105,7 +105,7 @@ def main(pipe: ReportPipe, first_line: bytes, *, metrics_port: int | None = None
 
 @contextmanager
 def _metrics(host: str, port: int | None, told: StageReadings) -> Iterator[None]:
-    """Serve the metrics of this stage, if it can be done: no run ends because nobody can watch it."""
+    """Serve the metrics of this stage, if possible: a failure here ends no run."""
     with ExitStack() as stack:
         try:
             stack.enter_context(metrics_endpoint(host, port, "stage", told.readings))
@@ -131,7 +131,7 @@ def _run(
     link_port: int,
 ) -> StageDone:
     report_phase("importing the user's code and building model and data")
-    # The only place where a stage reads the job: what it needs of it is typed from here on.
+    # The only place where a stage parses the job: everything is typed from here on.
     job = Job.model_validate(config.job)
     code = load_user_code(job, config)
     tls = tls_from_environment(os.environ)
@@ -167,7 +167,7 @@ def _run(
     runner, client = assemble(job, config, code, wiring)
     end_phases()
     report(StageReady(os.getpid(), link=str(neighbours.link or "")))
-    gc.freeze()  # what was imported stays: the collector need not look at it again and again
+    gc.freeze()  # imported modules stay: the collector need not traverse them again and again
     try:
         return runner.run()
     finally:
@@ -194,7 +194,7 @@ def _parameter_servers(config: StageConfig, waits: Waits, tls: Tls | None) -> tu
 def _records(
     job: Job, config: StageConfig, identity: StageIdentity, name: str
 ) -> tuple[Timeline, History | NullHistory, Metrics | NullMetrics]:
-    """What the stage writes down in the folder of the run."""
+    """The files that the stage writes in the folder of the run."""
     run_dir = Path(config.run_dir)
     timeline = Timeline(
         run_dir / "trace" / f"{name}.jsonl",

@@ -1,4 +1,4 @@
-"""What a stage process tells Prometheus: its newest report, which it makes about once a second anyway."""
+"""The metrics of a stage process: its newest report, which it makes about once a second anyway."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StageReadings:
         self._newest: StageProgress | None = None
 
     def heard(self, report: StageReport) -> None:
-        """The stage reports."""
+        """Update by the stage's report."""
         if isinstance(report, StageProgress):
             self._newest = report
 

@@ -1,4 +1,4 @@
-"""Jobs that are under way when a coordinator begins: taken up again, adopted, sent back, or given up.
+"""Jobs in progress at a coordinator's start: restarted, adopted, rewound, or given up.
 
 A job that had not begun to train is begun again from what was handed in. Of one that trains, the clock shard is asked
 as soon as it tells of it, on a thread; `JobMachine.adopted` then goes on as if it had led the job from its beginning.
@@ -38,9 +38,9 @@ _log = get_logger(__name__)
 #: States in which nothing is lost when a job is begun again.
 _BEFORE_TRAINING = frozenset({JobState.SUBMITTED, JobState.PENDING, JobState.INSPECTING, JobState.PLANNING})
 
-#: What to do about a job that nobody knows any more.
+#: The fix for a job without any remaining state.
 _FORGOTTEN = (
-    "the store has nothing of it, either, so nobody knows what was handed in: go on from its newest checkpoint with "
+    "the store has nothing of it, either, so its submission is lost: resume from its newest checkpoint with "
     "`hetpipe submit --resume RUN_DIR --coordinator HOST:PORT`"
 )
 
@@ -50,7 +50,7 @@ _BEGUN_AGAIN = "a new coordinator begins the job again, which had not begun to t
 
 
 class Adoption:
-    """Jobs that a coordinator may come to lead. Every method is called under the lock, unless it says otherwise."""
+    """Jobs that a coordinator may adopt. Every method is called under the lock, unless it says otherwise."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Adoption:
         self._jobs = jobs
         self._claims = claims
         self._registry = registry
-        #: Jobs under way that nobody leads. One of them may have a host as well, which waits to be told more.
+        #: Orphans. One of them may have a host as well, which waits for more reports.
         self._orphans = orphans
         self._terms = terms
         #: Jobs that wait to be prepared, and whose clock shard does not let this coordinator lead them.
@@ -81,7 +81,7 @@ class Adoption:
 
     @property
     def executors(self) -> tuple[Executor, ...]:
-        """Threads of jobs that nobody leads yet."""
+        """Threads of orphans."""
         return tuple(self._askers.values())
 
     def _remember_jobs(self) -> None:
@@ -98,7 +98,7 @@ class Adoption:
             events = all_events(self._context.store, record.job_id)
             newest = events[-1].event if events else None
             if isinstance(newest, JobEnded):
-                # Its coordinator has told the end, and was gone before it could keep it.
+                # Its coordinator announced the end, and died before it could store it.
                 ended = record.at(newest.state, failure=newest.sentence)
                 save(self._context.store, Unsaved(ended, is_record=True, events=()))
                 self._jobs.note_end(record.job_id)
@@ -115,7 +115,7 @@ class Adoption:
         teller: MemberId | None = None,
         from_clock_shard: bool = False,
     ) -> Orphan | None:
-        """Somebody tells of a job: the store its `record`, or a member. An orphan if it is one now.
+        """Register a job from the store (`record`) or from a member's report. The orphan, if it is one now.
 
         Of one that goes back only its clock shard, which comes late, may know more.
         """
@@ -130,19 +130,19 @@ class Adoption:
         return orphan
 
     def clock_told(self, shard: MemberInfo, job_id: JobId, clocks: ClockSnapshot) -> None:
-        """A shard tells the clocks of a job that it does not serve as the clock shard of one that is led here."""
+        """Handle a shard's clocks of a job that is not led here."""
         if job_id not in self._refused and self.hear_of(job_id, teller=shard.id, from_clock_shard=True) is not None:
             self._orphans.clock_told(job_id, shard, clocks.term, now=self._context.clock.monotonic())
 
     def shard_told(self, shard: MemberInfo, clocks: Mapping[JobId, ClockSnapshot], lost: Mapping[JobId, str]) -> None:
-        """A heartbeat of a parameter server says which jobs it decides for, and what it has lost."""
+        """Handle the heartbeat of a parameter server: the jobs whose clock shard it is, and those it has lost."""
         for orphan in self._orphans:
             if self._clock_shard_of(orphan) == shard.id:
                 job_id = orphan.job_id
                 self._orphans.shard_told(job_id, shard, serves=job_id in clocks, reason=lost.get(job_id, ""))
 
     def _clock_shard_of(self, orphan: Orphan) -> MemberId | None:
-        """The parameter server that decides for a job, if that is certain.
+        """The parameter server with a job's clock shard, if that is certain.
 
         The store has its name. Where only what was handed in is left, it is the first of as many as the job wants, if
         there are no others from whom a coordinator could have chosen.
@@ -157,9 +157,9 @@ class Adoption:
         return shards[0].id if wanted and [shard.shard_index for shard in shards] == list(range(wanted)) else None
 
     def keep_news(self, agent: AgentId, news: AgentNews) -> bool:
-        """Keep what an agent tells of a job that nobody leads yet; False if somebody leads it, who is to be told.
+        """Store an agent's reports of an orphan; False if the job is led, and its leader gets the report.
 
-        Whether it is for that agent to tell is decided when the job is adopted.
+        The agent's right to report it is checked at adoption.
         """
         orphan = self.hear_of(news.job_id) if news.job_id in self._orphans else None
         if orphan is None:
@@ -168,17 +168,17 @@ class Adoption:
         return True
 
     def want_stop(self, job_id: JobId, mode: StopMode) -> None:
-        """A user wants a job to stop as soon as somebody leads it, or to end with that if nobody can."""
+        """Request the stop of a job: as soon as it is led, or its end if it cannot be."""
         orphan = self._orphans.get(job_id)
         if orphan is not None:
             orphan.stop = mode
 
     def tick(self) -> None:
-        """Ask whoever is to be asked, give up whoever is."""
+        """Query the clock shards of orphans, and give up those whose deadline is over."""
         now = self._context.clock.monotonic()
         for orphan in self._orphans.given_up(now=now):
             if orphan.job_id in self._jobs:
-                # It was handed in again or goes back, and nobody knows more of it.
+                # It was resubmitted or is rewound, and no member has more of it.
                 self._orphans.pop(orphan.job_id)
                 if orphan.refusal:
                     self._refused[orphan.job_id] = None
@@ -200,7 +200,7 @@ class Adoption:
             _log.info("task_not_started", job=orphan.job_id)
 
     def _begin_again(self, record: JobRecord, events: tuple[NumberedEvent, ...]) -> None:
-        """Begin a job again that had not begun to train. Should it have, its clock shard will tell."""
+        """Restart a job that had not begun to train. If it has, its clock shard will report it."""
         assert record.submission is not None
         try:
             job = job_from_json(record.submission.job_json)
@@ -216,7 +216,7 @@ class Adoption:
         _log.info("job_begun_again", job=record.job_id)
 
     def _ask(self, orphan: Orphan, executor: Executor) -> None:
-        """Ask the clock shard what has become of the job, and lead it. Not under the lock."""
+        """Query the clock shard for the run, and lead the job. Not under the lock."""
         clock_shard = orphan.clock_shard
         assert clock_shard is not None
         try:
@@ -237,10 +237,10 @@ class Adoption:
                 self._orphans.not_adopted(orphan, str(error), is_passing=is_passing, now=now)
 
     def _described(self, job_id: JobId, clock_shard: MemberInfo) -> RunDescription:
-        """What the clock shard tells of a job.
+        """The clock shard's description of a job.
 
         Raises:
-            PermissionDenied: it is not for that parameter server to tell.
+            PermissionDenied: that parameter server may not report it.
         """
         port = self._context.tools.open_shard(clock_shard)
         try:
@@ -261,7 +261,7 @@ class Adoption:
         """Lead a job.
 
         Raises:
-            JobError: what its clock shard has kept cannot be read.
+            JobError: the state of its clock shard cannot be read.
         """
         if record.state.is_terminal:
             self._lead_no_more(orphan)
@@ -279,7 +279,7 @@ class Adoption:
         self._led(orphan, host)
 
     def _led(self, orphan: Orphan, host: JobHost) -> None:
-        """Somebody leads a job now: it hears who is there and what was told of it meanwhile."""
+        """Feed a newly led job with the present members and the reports that arrived meanwhile."""
         self._orphans.pop(orphan.job_id)
         self._askers.pop(orphan.job_id, None)
         for member in self._registry.members(now=self._context.clock.monotonic()):
@@ -293,7 +293,7 @@ class Adoption:
         self._context.condition.notify_all()
 
     def _give_up(self, orphan: Orphan, executor: Executor) -> None:
-        """Nobody knows how far the job is: send it back to its newest checkpoint, or end it. Not under the lock."""
+        """The job's clocks are lost: rewind it to its newest checkpoint, or end it. Not under the lock."""
         try:
             # By its id, whatever else the store has lost of it; and as it is now.
             record = self._context.store.job(orphan.job_id) or orphan.record
@@ -320,7 +320,7 @@ class Adoption:
         """Lead a job from its newest checkpoint on. Not under the lock.
 
         Raises:
-            StoreUnavailable: what was handed in cannot be read, and that could not be written down.
+            StoreUnavailable: the submission cannot be read, and that could not be recorded.
         """
         submission = record.submission
         assert submission is not None
@@ -345,7 +345,7 @@ class Adoption:
             self._led(orphan, host)
 
     def _lead_no_more(self, orphan: Orphan, sentence: str = "") -> None:
-        """It has ended, and why, if the store does not know it."""
+        """Record its end, with the reason if the store has none."""
         self._orphans.pop(orphan.job_id)
         self._jobs.note_end(orphan.job_id, sentence)
         asker = self._askers.pop(orphan.job_id, None)
@@ -354,7 +354,7 @@ class Adoption:
         self._context.condition.notify_all()
 
     def _end(self, record: JobRecord, events: tuple[NumberedEvent, ...], ended: JobEnded) -> None:
-        """Write down that a job has ended.
+        """Record the end of a job.
 
         Raises:
             StoreUnavailable: try again later.
@@ -365,7 +365,7 @@ class Adoption:
 
 
 def _end_of(orphan: Orphan, record: JobRecord) -> JobEnded | None:
-    """How a job ends of which nobody knows how far it is; None if it goes back to its newest checkpoint."""
+    """The end of a job with lost clocks; None if it is rewound to its newest checkpoint."""
     stop = orphan.stop or record.stop
     if stop is StopMode.NOW:
         return JobEnded(JobState.STOPPED)
@@ -378,7 +378,7 @@ def _end_of(orphan: Orphan, record: JobRecord) -> JobEnded | None:
 
 
 def _num_shards(record: JobRecord) -> int:
-    """How many parameter servers the job wants; 0 if nobody knows."""
+    """The number of parameter servers of the job; 0 if unknown."""
     if record.submission is None:
         return 0
     try:
@@ -388,7 +388,7 @@ def _num_shards(record: JobRecord) -> int:
 
 
 def _tell(repairs: Repairs) -> None:
-    """Write down what the store had lost, so that somebody looks for the cause."""
+    """Log the losses of the store, so that an operator looks for the cause."""
     if repairs.jobs or repairs.members:
         _log.error(
             "store_reindexed",
@@ -396,40 +396,40 @@ def _tell(repairs: Repairs) -> None:
             members=repairs.members,
             cause="the store has lost the index of these records: Redis was started with an ACL that lets the default "
             "user run nothing, or its append-only file was damaged",
-            fix="write its ACL anew with `hetpipe render redis-acl`",
+            fix="rewrite its ACL with `hetpipe render redis-acl`",
         )
     if repairs.dropped_jobs:
         _log.warning("jobs_dropped", jobs=repairs.dropped_jobs, cause="their time was over, or the store has lost them")
     for job_id in repairs.renumbered:
-        _log.error("events_renumbered", job=job_id, cause="they had numbers that nobody counts to")
+        _log.error("events_renumbered", job=job_id, cause="their numbers were impossible")
     for job_id in repairs.lost_jobs:
-        _log.error("job_record_lost", job=job_id, fix="unless a parameter server still tells of it, hand it in again")
+        _log.error("job_record_lost", job=job_id, fix="submit it again, unless a parameter server still reports it")
     for key in repairs.unreadable:
         _log.error("record_unreadable", key=key, fix="look at it in Redis; it is no job or member of this version")
 
 
 def job_id_of(name: str, request_id: str) -> JobId:
-    """The id of a job: its name, for people, and a digest of its request, so that a resend means the same job."""
+    """The id of a job: its name, for people, and a digest of its request, so that a resend is the same job."""
     return JobId(f"{name}-{hashlib.sha256(request_id.encode()).hexdigest()[:_ID_CHARACTERS]}")
 
 
 def _check_teller(job_id: JobId, shard: MemberInfo, description: RunDescription) -> None:
-    """Let nobody but its clock shard tell of a job that nobody leads.
+    """Reject reports of an orphan that are not from its clock shard.
 
-    The id of a job is made from its request, which the coordinator tells its clock shard alone.
+    The id of a job is derived from its request, which only its clock shard gets from the coordinator.
 
     Raises:
-        PermissionDenied: what it tells is of another job, or on other parameter servers.
+        PermissionDenied: the report is of another job, or on other parameter servers.
     """
     run = description.run
     if run.plan.job_id != job_id or job_id_of(str(run.job.get("name", "")), run.submission.request_id) != job_id:
-        raise PermissionDenied(f"{shard} tells of job {job_id} what is not of that job")
+        raise PermissionDenied(f"{shard} reports for job {job_id} the run of another job")
     if not run.shards or run.shards[0].id != shard.id:
-        raise PermissionDenied(f"{shard} tells of job {job_id}, of which it is not the clock shard")
+        raise PermissionDenied(f"{shard} reports job {job_id}, of which it is not the clock shard")
 
 
 def _record_of(description: RunDescription, *, now_wall: float) -> JobRecord:
-    """A job of which the store knows nothing; none was handed in later than now, and so is the newest for ever."""
+    """A record for a job that the store does not have; submitted now, so that it does not stay the newest for ever."""
     run = description.run
     return JobRecord(
         job_id=run.plan.job_id,

@@ -1,4 +1,4 @@
-"""A coordinator that wants to lead, leads, or has led: asks the store, and says when to stop. Decides by `leadership`.
+"""A coordinator in the election: acquires and renews the lead in the store. Decisions are in `leadership`.
 
 While it leads, one thread renews the lease and another watches its end, because a question to the store may outlast it.
 """
@@ -30,7 +30,7 @@ _log = get_logger(__name__)
 
 
 class Candidate:
-    """One coordinator's part in the election. `run_for` once, then `end` once; what is between is thread-safe."""
+    """One candidate of the election. `run_for` once, then `end` once; methods in between are thread-safe."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Candidate:
         """Stand by.
 
         Args:
-            store: of its own: it is asked for nothing but the lead, and closed by `end`.
+            store: of its own: used only for the lead, and closed by `end`.
             name: for people.
             clock: measures the lease.
             on_lost: called once, from a thread, with a sentence, when the lead was lost; nothing may act after that.
@@ -62,11 +62,11 @@ class Candidate:
         self._told: tuple[Standing, str] | None = None
         #: Why it holds; empty unless it does.
         self._outage = ""
-        #: Held by the thread that asks the store.
+        #: Held by the thread that calls the store.
         self._asking = threading.Lock()
-        #: What the store gave.
+        #: The lead granted by the store.
         self._lead: Lead | None = None
-        #: Highest fence that was seen, and that of the newest own lead.
+        #: Highest fence seen, and that of the newest own lead.
         self._highest = Fence(0)
         self._own = Fence(0)
         self._closing = threading.Event()
@@ -119,7 +119,7 @@ class Candidate:
         _log.warning("fence_raised", seen=fence, fence=self._highest)
 
     def ask(self) -> Decision:
-        """Ask the store once, for the lead or for its renewal. Never raises."""
+        """Request the lead or its renewal from the store, once. Never raises."""
         try:
             return self._ask()
         except HetpipeError as error:

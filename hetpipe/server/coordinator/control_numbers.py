@@ -1,7 +1,7 @@
 """The two numbers that order control: the number of a coordinator's lead, and the highest term of any job.
 
-Both must be above whatever members know of earlier coordinators. A store that was wiped counts leads from one again,
-and members go on refusing what carries a lower number than they have seen. So they say what they have seen when they
+Both must exceed all values that members have from earlier coordinators. A wiped store counts leads from one again,
+and members keep rejecting requests with a lower number than they have seen. So they report the highest one when they
 register, and the coordinator takes the lead anew above that (`Fences`), and terms above what they report (`Terms`), as
 far as `ControlCounter.check_report` accepts it. The range of leads is counted from the number with which it began to
 lead: all reports together move it no further than one may.
@@ -24,7 +24,7 @@ from hetpipe.values.run_document import RunDescription
 
 _log = get_logger(__name__)
 
-#: Members that are remembered. Whoever is forgotten may cost a number when it comes back, and nothing else.
+#: Limit of remembered members. A forgotten one may cost a number when it registers again, and nothing else.
 _MAX_MET = 10_000
 
 
@@ -51,28 +51,28 @@ class Election(Protocol):
 
 
 class NoElection:
-    """For a coordinator that has no rivals."""
+    """The election of a single coordinator."""
 
     fence = NO_FENCE
     outage = ""
 
     def outbid(self, fence: int) -> None:
-        """Nobody asks for the number."""
+        """Without effect."""
 
 
 class Fences:
-    """Keeps the own number above that of every earlier coordinator. Thread-safe, as `Election` is."""
+    """Keeps this coordinator's fence above that of every earlier one. Thread-safe, as `Election` is."""
 
     def __init__(self, election: Election) -> None:
         self._election = election
         #: The number with which this coordinator began to lead.
         self._first = election.fence
-        #: Members that may have their number from this coordinator.
+        #: Members whose number may be from this coordinator.
         self._met: set[MemberId] = set()
 
     @property
     def own(self) -> int:
-        """What members are told."""
+        """The fence sent to members."""
         return self._election.fence
 
     def first_event_number(self) -> int:
@@ -81,7 +81,7 @@ class Fences:
 
     @property
     def outage(self) -> str:
-        """See `Election.outage`."""
+        """Implement `Election.outage`."""
         return self._election.outage
 
     def meet(self, info: MemberInfo) -> None:
@@ -110,10 +110,10 @@ class Fences:
 
 
 class Terms:
-    """What is known of the highest term. Thread-safe."""
+    """The highest known term. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
-        """Begin with what the store knows.
+        """Begin with the term of the store.
 
         Raises:
             StoreUnavailable: it cannot be reached.
@@ -124,7 +124,7 @@ class Terms:
         self._known = store.term()
 
     def meet(self, info: MemberInfo) -> None:
-        """Hold the term that a process reports to what there can be; before it is made a member.
+        """Check the term that a process reports against the possible range; before it becomes a member.
 
         Raises:
             ProtocolViolation: it is too far ahead.
@@ -135,7 +135,7 @@ class Terms:
             TERMS.check_report(info.highest_term, known=self._known, source=info)
 
     def check_clocks(self, clocks: Mapping[JobId, ClockSnapshot], source: MemberId) -> None:
-        """Hold the terms of a heartbeat to what there can be. The store is not asked: it may be away.
+        """Check the terms of a heartbeat against the possible range. Without the store, which may be away.
 
         Raises:
             ProtocolViolation: one is too far ahead.
@@ -144,7 +144,7 @@ class Terms:
             TERMS.check_report(snapshot.term, known=self._known, source=source)
 
     def check_description(self, description: RunDescription, source: MemberInfo) -> None:
-        """Hold what a clock shard tells of a job to what there can be, before the job is adopted.
+        """Check a clock shard's description of a job against the possible ranges, before the job is adopted.
 
         The next term goes beyond the job's, and the next incarnation of a virtual worker beyond its newest.
 
@@ -159,7 +159,7 @@ class Terms:
         for life in description.lives:
             if life.incarnation > _MAX_INCARNATION:
                 raise ProtocolViolation(
-                    f"{source} tells of incarnation {life.incarnation} of virtual worker {life.vw}; no job gets beyond "
+                    f"{source} reports incarnation {life.incarnation} of virtual worker {life.vw}; the limit is "
                     f"{_MAX_INCARNATION}"
                 )
 

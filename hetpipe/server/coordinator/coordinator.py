@@ -1,4 +1,4 @@
-"""The coordinator: members, jobs, and what each of them hears of the others.
+"""The coordinator: members, jobs, and the exchange between them.
 
 One lock guards everything, and `condition` is notified after every change. Nothing slow happens under the lock: what
 takes time runs on the job's own thread and comes back as a fact. `tick` must be called several times a second; it ends
@@ -71,11 +71,11 @@ _REQUEST_ID = re.compile(r"[0-9A-Za-z-]{8,64}")
 _NO_JOB = "no job was submitted yet; hand one in with `hetpipe submit`"
 
 
-#: Whose the condition of the store is, and who tells of it.
+#: Subject and reporter of the condition of the store.
 _STORE = "Redis"
 _COORDINATOR = "coordinator"
 
-_STORE_IS_BACK = "Redis answers the coordinator again; what happened meanwhile is kept from now on"
+_STORE_IS_BACK = "Redis answers the coordinator again; events of the outage are stored now"
 
 
 def _check_request_id(text: str) -> None:
@@ -84,21 +84,21 @@ def _check_request_id(text: str) -> None:
 
 
 def _named(news: AgentNews) -> str:
-    """What news are of, for a sentence."""
+    """The subject of reports, for a sentence."""
     match news:
         case StageNews(key=key) | ChildExit(key=key):
             return str(key)
         case LinkAwaited() | LinkResult():
-            return "a link that was measured"
+            return "a measured link"
         case _:
             return "an inspection"
 
 
 def _away(outage: str) -> str:
-    """What it means that the store is away, and what to do."""
+    """The consequence of an outage of the store, and the fix."""
     return (
-        f"Redis is away ({outage}): what trains goes on, but nothing new begins, and what happens now is forgotten if "
-        "the coordinator ends; start Redis again, or mend the network to it"
+        f"Redis is away ({outage}): training goes on, but nothing new begins, and new events are lost if "
+        "the coordinator ends; restart Redis, or repair the network to it"
     )
 
 
@@ -116,7 +116,7 @@ class Coordinator:
         executor_of: Callable[[JobId], Executor] = thread_per_job,
         election: Election | None = None,
     ) -> None:
-        """Begin with what `store` remembers: a job that has not ended is led on as soon as its clock shard tells of it.
+        """Begin with the contents of `store`: a job that has not ended is led again once its clock shard reports it.
 
         Raises:
             StoreUnavailable: the store cannot be reached.
@@ -128,11 +128,11 @@ class Coordinator:
         #: Guards everything below; notified after every change.
         self.condition = threading.Condition()
         self._registry = Registry(lease_seconds)
-        #: These two lock themselves; the store may be asked under it.
+        #: These two have locks of their own; the store may be called under theirs.
         self._fences = Fences(election or NoElection())
         self._terms = Terms(store)
         self._mailboxes = Mailboxes()
-        #: What operators have measured.
+        #: The measurements of links for operators.
         self._cluster_links = ClusterLinks()
         context = Context(store=store, tools=tools, clock=clock, patience=self._patience, condition=self.condition)
         self._jobs = JobHosts(
@@ -152,7 +152,7 @@ class Coordinator:
         """Make a member. Another process under the same id is out from now on.
 
         Args:
-            info: what it tells of itself.
+            info: its self-description.
             owner: whose certificate it has; empty without TLS.
 
         Raises:
@@ -198,7 +198,7 @@ class Coordinator:
         conditions: Mapping[JobId, tuple[Condition, ...]] | None = None,
         owner: str = "",
     ) -> Renewal:
-        """Renew a lease, and hear what is new.
+        """Renew a lease, and process the reports of the heartbeat.
 
         Args:
             member_id: who.
@@ -206,12 +206,12 @@ class Coordinator:
             clocks: by job, of a clock shard.
             jobs: those it does something for.
             last_command: number of the last one it carried out.
-            lost: of jobs that a shard served, why it does so no more.
-            conditions: by job, what endangers it there; they count where the job has this shard.
+            lost: by job, why a shard no longer serves it.
+            conditions: by job, its conditions there; ignored unless the job has this shard.
 
         Raises:
             UnknownMember: register again.
-            PermissionDenied: it is another owner's, or tells what a member of its role does not know.
+            PermissionDenied: it is another owner's, or contains reports that its role cannot make.
             ProtocolViolation: a clock is of a term out of range.
         """
         self._terms.check_clocks(clocks, member_id)
@@ -264,7 +264,7 @@ class Coordinator:
             _log.warning("leave_not_kept", member=member_id, reason=str(error))
 
     def depart(self, agent: AgentId, registration: Registration) -> None:
-        """Take an agent's stages from it, so that it can leave; it gets no others until it registers again.
+        """Drain an agent, so that it can leave; it gets no stages until it registers again.
 
         Raises:
             UnknownMember: it is no member any more.
@@ -282,7 +282,7 @@ class Coordinator:
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """What endangers the cluster, or has, whatever its jobs."""
+        """The conditions of the cluster itself."""
         with self.condition:
             return (self._store_condition,) if self._store_condition.times else ()
 
@@ -326,20 +326,20 @@ class Coordinator:
         if foreign:
             what = _named(foreign[0])
             raise PermissionDenied(
-                f"agent {agent} tells of {what} of job {foreign[0].job_id}, which is not on its node; "
-                f"{len(foreign)} of {len(news)} news are refused"
+                f"agent {agent} reports {what} of job {foreign[0].job_id}, which is not on its node; "
+                f"{len(foreign)} of {len(news)} reports are rejected"
             )
 
     def measure_links(self, request_id: str, *, fresh: bool) -> LinksProgress:
-        """Have agents measure the links between their nodes that nobody knows, or tell how far that is.
+        """Have agents measure the unknown links between their nodes; returns the progress of a running measurement.
 
         Args:
             request_id: the same one means the same survey.
-            fresh: measure also what is known.
+            fresh: measure known links again.
 
         Raises:
             ProtocolViolation: the request id cannot name a survey.
-            ResourceExhausted: links are measured for somebody else.
+            ResourceExhausted: another measurement is running.
         """
         _check_request_id(request_id)
         with self.condition:
@@ -356,7 +356,7 @@ class Coordinator:
         Raises:
             UnknownMember: register again.
             PermissionDenied: no stage of that name is to run on that agent's node.
-            ProtocolViolation: this coordinator certifies nobody, as it works without TLS.
+            ProtocolViolation: this coordinator works without TLS and cannot certify.
             UserError: the request cannot be used.
         """
         if self._tools.certify is None:
@@ -374,25 +374,25 @@ class Coordinator:
     # -- jobs ------------------------------------------------------------------------------------------------------
 
     def host(self, job_id: JobId | None) -> JobHost | None:
-        """A job that this coordinator leads, or the newest one; look at it under the `condition` only."""
+        """A job that this coordinator leads, or the newest one; access it under the `condition` only."""
         with self.condition:
             return self._jobs.get(job_id) if job_id else self._jobs.newest
 
     def hosts(self) -> tuple[JobHost, ...]:
-        """The jobs that this coordinator leads, oldest first; look at them under the `condition` only."""
+        """The jobs that this coordinator leads, oldest first; access them under the `condition` only."""
         with self.condition:
             return tuple(self._jobs)
 
     def tell(self, host: JobHost, fact: Input) -> None:
-        """Let a job take a fact in, and carry out what it says."""
+        """Feed a fact to a job, and execute the resulting instructions."""
         with self.condition:
             self._jobs.feed(host, fact)
 
     def free_devices(self) -> tuple[AgentInfo, ...]:
-        """The agents in order of registration, with the devices that no job uses.
+        """The agents in order of registration, with their free devices.
 
         Raises:
-            Unavailable: that is not known yet.
+            Unavailable: unknown yet, as orphans may use some.
         """
         with self.condition:
             cluster = self._claims.view()
@@ -401,7 +401,7 @@ class Coordinator:
         return cluster.agents
 
     def is_orphan(self, job_id: JobId) -> bool:
-        """Whether a job is under way that nobody leads, and somebody may tell more of it."""
+        """Whether a job has no leader, and members may still report more of it."""
         with self.condition:
             return job_id in self._orphans and job_id not in self._jobs
 
@@ -436,7 +436,7 @@ class Coordinator:
         kept = self._store.create_job(record)
         with self.condition:
             if submission.has_begun and not kept.state.is_terminal:
-                # Its clock shard may know more of it; else it goes back to its newest checkpoint.
+                # Its clock shard may have more of it; else it is rewound to its newest checkpoint.
                 self._jobs.forget_end(job_id)
                 self._adoption.hear_of(job_id, kept)
                 return job_id
@@ -466,7 +466,7 @@ class Coordinator:
             return host.machine.state
 
     def _stop_orphan(self, record: JobRecord, mode: StopMode) -> JobState:
-        """Have a job stop as soon as somebody leads it, or end with it if nobody can; the store knows it, too."""
+        """Request the stop of an orphan, also in the store: it stops once it is led, or ends if it cannot be."""
         if record.state.is_terminal:
             return record.state
         try:
@@ -479,12 +479,12 @@ class Coordinator:
         return record.state
 
     def awaited(self, job_id: JobId) -> str:
-        """What is waited for before somebody leads a job, as a sentence; empty if somebody does, or it has ended."""
+        """The missing condition for leading a job, as a sentence; empty if it is led or has ended."""
         with self.condition:
             return "" if job_id in self._jobs else self._orphans.awaited(job_id, now=self._clock.monotonic())
 
     def record(self, job_id: JobId | None) -> JobRecord:
-        """What is kept of a job, or of the newest one.
+        """The record of a job, or of the newest one.
 
         Raises:
             UnknownJob: there is no such job.
@@ -498,7 +498,7 @@ class Coordinator:
             return self._forgotten(job_id)
         if not kept.state.is_terminal:
             with self.condition:
-                # Whoever nobody leads is led on, sent back or ended, however it was overlooked.
+                # Every orphan is led, rewound or ended, even if an earlier step missed it.
                 self._adoption.hear_of(kept.job_id, kept)
         return kept
 
@@ -544,7 +544,7 @@ class Coordinator:
         with self.condition:
             now = self._clock.monotonic()
             if now - self._ticked > self._patience.longest_tick_seconds:
-                # It was this process that did not listen.
+                # This process was suspended itself.
                 self._registry.renew_all(now=now)
             self._ticked = now
             for gone in self._registry.expire(now=now):
@@ -557,7 +557,7 @@ class Coordinator:
             self._look_at_store()
             self._jobs.post(self._cluster_links.tick(now=now))
             for host in self._jobs:
-                # A job of which somebody may know more has not begun to wait.
+                # A job about which reports may still arrive is not waiting yet.
                 if host.job_id not in self._orphans:
                     self._jobs.feed(host, Tick())
             self._jobs.forget_old()
@@ -576,7 +576,7 @@ class Coordinator:
         self._jobs.feed_all(MemberGone(info.id, sentence))
 
     def _may_have_processes(self, job_id: JobId, teller: MemberId) -> bool:
-        """Whether a member may still do something for a job that it tells of; under the lock."""
+        """Whether a member may still have processes of a job that it reports; under the lock."""
         if is_cluster_survey(job_id):
             return self._cluster_links.is_under_way(job_id)
         host = self._jobs.get(job_id)
@@ -586,7 +586,7 @@ class Coordinator:
         return not self._jobs.has_ended(job_id)
 
     def _news_told(self, agent: AgentId, news: AgentNews) -> bool:
-        """An agent tells of a job; whether that is for it to tell. Under the lock."""
+        """Process an agent's report of a job; False if it may not report it. Under the lock."""
         if is_cluster_survey(news.job_id):
             return isinstance(news, LinkAwaited | LinkResult) and self._survey_told(agent, news)
         host = self._jobs.get(news.job_id)
@@ -599,7 +599,7 @@ class Coordinator:
         return True
 
     def _survey_told(self, agent: AgentId, news: LinkAwaited | LinkResult) -> bool:
-        """An agent tells of a link of the cluster; whether it was asked for it. Under the lock."""
+        """Process an agent's report of a link; False if none was requested. Under the lock."""
         sent = self._cluster_links.handle(agent, news, now=self._clock.monotonic())
         if sent is None:
             return False
@@ -609,7 +609,7 @@ class Coordinator:
         return True
 
     def _look_at_store(self) -> None:
-        """Tell every job whether the store is there, if somebody has told that it is not; under the lock."""
+        """Notify every job of the store's availability, after an outage was reported; under the lock."""
         before, outage = self._store_condition, self._fences.outage
         if outage and not before.holds:
             raised = replace(before, sentence=_away(outage), since=self._clock.wall(), cleared=None, clearance="")
@@ -624,7 +624,7 @@ class Coordinator:
                 self._jobs.feed(host, ConditionsTold(_COORDINATOR, (self._store_condition,)))
 
     def _renew_in_store(self, record: MemberRecord) -> None:
-        """Let the store know; a store that is away or has lost its memory evicts nobody."""
+        """Renew it in the store; an outage or data loss of the store evicts no member."""
         lease = self._registry.lease_seconds
         try:
             try:
@@ -636,14 +636,14 @@ class Coordinator:
 
 
 def _check_told(role: MemberRole, *, of_shard: bool, of_jobs: bool) -> None:
-    """Let a heartbeat tell what a member of its role may know.
+    """Reject a heartbeat with reports that the member's role cannot make.
 
     Raises:
-        PermissionDenied: it tells more.
+        PermissionDenied: it has some.
     """
     if of_shard and role is not MemberRole.PARAMETER_SERVER:
         raise PermissionDenied(
-            f"the heartbeat of an {role} tells clocks, conditions or lost jobs, which parameter servers have"
+            f"the heartbeat of an {role} reports clocks, conditions or lost jobs, which only parameter servers have"
         )
     if of_jobs and role is MemberRole.WORKER:
-        raise PermissionDenied("the heartbeat of a user's own worker tells of jobs, for which it does nothing")
+        raise PermissionDenied("the heartbeat of a user's own worker reports jobs, which it cannot serve")

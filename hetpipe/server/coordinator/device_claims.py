@@ -1,4 +1,4 @@
-"""The claims of devices and parameter servers: which are free, and to whom they are offered (`job_queue.py`)."""
+"""The claims of devices and parameter servers: free ones, and offers to queued jobs (`job_queue.py`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DeviceClaims:
         self._began = context.clock.monotonic()
 
     def offer(self) -> None:
-        """Let jobs that wait for members look at what is free, oldest first.
+        """Offer free members to queued jobs, oldest first.
 
         Not those of which somebody may know more.
         """
@@ -40,14 +40,14 @@ class DeviceClaims:
             for host, turn in zip(waiting, places, strict=True):
                 self._jobs.feed(host, ClusterSeen(cluster, turn))
                 if not host.machine.state.is_queued:
-                    # It has what it needs, and the others look at what is left.
+                    # It has claimed its members; the rest is offered to the others.
                     break
             else:
                 return
             waiting = [host for host in waiting if host.machine.state.is_queued]
 
     def view(self) -> ClusterView:
-        """What is free now.
+        """The free members.
 
         A parameter server may serve a job that is under way: it is looked at once it has told of its jobs. What a job
         uses that nobody leads yet is not known.
@@ -61,7 +61,7 @@ class DeviceClaims:
             for device in agent.devices
         }
         orphans = self._orphans
-        #: What these have may be in use by a job of which only they tell.
+        #: Their devices may be in use by a job that only they can report.
         tellers = {
             member for orphan in orphans if not orphans.is_credible(orphan, now=now) for member in orphan.tellers
         }
@@ -82,7 +82,7 @@ class DeviceClaims:
         )
 
     def known_agent(self, member: MemberInfo) -> AgentInfo:
-        """An agent, with what is still valid of what is known of its links."""
+        """An agent, with the valid measurements of its links."""
         return replace(member.agent_info, links=still_valid(member.links, now=self._context.clock.wall()))
 
 

@@ -1,11 +1,11 @@
-"""The jobs that a coordinator leads, and the shell around the machine of each: facts in, instructions carried out.
+"""The jobs that a coordinator leads, and the shell around the machine of each: facts in, instructions executed.
 
-`JobHost` is one of them: its machine, its events, its thread for tasks, and what the store has not got yet.
+`JobHost` is one of them: its machine, its events, its thread for tasks, and its unsaved state.
 `JobHosts` has all of them, and is where an instruction of a machine becomes a command, an event, or a task on the
 job's thread.
 
 One lock guards everything, and `Context.condition` is notified after every change. Nothing slow happens under the
-lock: what takes time runs on the job's own thread and comes back as a fact.
+lock: long operations run on the job's own thread, and their results return as facts.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ MAX_ENDED_JOBS = 20
 #: Jobs that have not ended: each has a thread, and a history of events.
 MAX_OPEN_JOBS = 100
 
-#: Of them, those that one operator has handed in to this coordinator.
+#: Of them, those that one operator has submitted to this coordinator.
 MAX_OPEN_JOBS_OF_OWNER = 80
 
-#: Jobs of which it is remembered that they have ended, so that who still does something for them hears of it.
+#: Limit of remembered ended jobs, for members that still have processes of them.
 _MAX_ENDED_IDS = 10_000
 
 #: Every evaluation of a run, in its first folder: one JSON object per line, appended. After a rewind it goes on in the
@@ -62,7 +62,7 @@ EVALUATIONS = "evaluations.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What all parts of a coordinator share."""
+    """The shared dependencies of a coordinator's parts."""
 
     store: Store
     tools: Tools
@@ -105,12 +105,12 @@ class JobHost:
         self.executor = executor
         #: As it is kept, or will be.
         self.record = record
-        #: Whose certificate handed it in, if that was with this coordinator; empty without TLS.
+        #: The identity that submitted it, if to this coordinator; empty without TLS.
         self.owner = ""
         #: Events as watchers see them.
         self.events: deque[NumberedEvent] = deque(events, maxlen=MAX_EVENTS)
         self._next_number = max(first, self.events[-1].sequence + 1 if self.events else 1)
-        #: All that there have been, by kind.
+        #: Total counts, by kind.
         self.event_counts: Counter[str] = Counter()
         #: The newest progress table and how many there have been.
         self.picture: ProgressTable | None = None
@@ -138,7 +138,7 @@ class JobHost:
         self._note(event)
 
     def _note(self, event: JobEvent) -> None:
-        """Write down what became of virtual workers and of the run's safety, for whoever was not there to see it."""
+        """Log the event at its severity."""
         told = {field.name: getattr(event, field.name) for field in fields(event) if field.name != "kind"}
         match event.severity:
             case "warning":
@@ -161,12 +161,12 @@ class JobHost:
             self._record_unsaved = True
 
     def want_stop(self, mode: StopMode) -> None:
-        """A user wants the job to stop; the next coordinator shall know."""
+        """Record a user's request to stop, for the next coordinator as well."""
         self.record = replace(self.record, stop=mode)
         self._record_unsaved = True
 
     def wants_save(self) -> bool:
-        """True when a save should be started; the caller then runs `save` and tells `saved`."""
+        """True when a save should be started; the caller then runs `save` and calls `saved`."""
         if self._saving or not (self._unsaved or self._record_unsaved):
             return False
         self._saving = True
@@ -178,7 +178,7 @@ class JobHost:
         return not (self._saving or self._unsaved or self._record_unsaved)
 
     def unsaved(self) -> Unsaved:
-        """What the store has not got."""
+        """The unsaved state."""
         return Unsaved(self.record, is_record=self._record_unsaved, events=tuple(self._unsaved))
 
     def saved(self, record: JobRecord | None, num_events: int) -> None:
@@ -193,7 +193,7 @@ class JobHost:
 
 @dataclass(frozen=True, slots=True)
 class Unsaved:
-    """What a store has not got of a job."""
+    """The unsaved state of a job."""
 
     record: JobRecord
     is_record: bool
@@ -226,7 +226,7 @@ class JobHosts:
         self.first_number = first_number
         #: By id, in order of submission.
         self._hosts: dict[JobId, JobHost] = {}
-        #: Jobs that have ended and have no host, oldest first; with the end of those of which the store knows nothing.
+        #: Ended jobs without a host, oldest first; with the end of those that the store does not have.
         self._ended: dict[JobId, str] = {}
 
     def __contains__(self, job_id: JobId) -> bool:
@@ -243,7 +243,7 @@ class JobHosts:
 
     @property
     def newest(self) -> JobHost | None:
-        """The one that was handed in last."""
+        """The one submitted last."""
         return next(reversed(self._hosts.values()), None)
 
     def lead(
@@ -268,7 +268,7 @@ class JobHosts:
         return host
 
     def sort(self) -> None:
-        """Put them in order of submission, after one was found that is older than others."""
+        """Restore the order of submission after an older one was added."""
         self._hosts = dict(sorted(self._hosts.items(), key=lambda item: item[1].record.submitted_wall))
 
     def remove(self, job_id: JobId) -> None:
@@ -289,7 +289,7 @@ class JobHosts:
             raise ResourceExhausted(f"{num_open} jobs wait or run, which is the limit; stop one or let one end")
 
     def feed(self, host: JobHost, fact: Input) -> None:
-        """Give a machine a fact and carry out what it says."""
+        """Feed a fact to a machine and execute its instructions."""
         try:
             instructions = host.machine.handle(fact, now=self._context.clock.monotonic())
         except Exception:  # noqa: BLE001 - one job's bug must not stop the others
@@ -307,7 +307,7 @@ class JobHosts:
             self.feed(host, fact)
 
     def post(self, commands: Sequence[SendCommand]) -> None:
-        """Queue commands that are of no job."""
+        """Queue commands without a job."""
         for sent in commands:
             self._mailboxes.post(sent.agent, sent.command)
         if commands:
@@ -323,7 +323,7 @@ class JobHosts:
             self.note_end(host.job_id)
 
     def note_end(self, job_id: JobId, sentence: str = "") -> None:
-        """It has ended, and has no host; `sentence` says why, if the store does not."""
+        """Record the end of a job without a host; `sentence` is the reason, if the store has none."""
         self._ended[job_id] = sentence
         while len(self._ended) > _MAX_ENDED_IDS:
             del self._ended[next(iter(self._ended))]
@@ -337,13 +337,13 @@ class JobHosts:
         return self._ended.get(job_id, "")
 
     def forget_end(self, job_id: JobId) -> None:
-        """It was handed in once more as one that has begun."""
+        """Forget its end, as it was resubmitted as one that has begun."""
         self._ended.pop(job_id, None)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _keep(self, host: JobHost) -> None:
-        """Let the store have what is new."""
+        """Save new state to the store."""
         host.note_state()
         if host.wants_save():
             _submit(host, self._save)
@@ -355,7 +355,7 @@ class JobHosts:
             case Announce(event=event):
                 host.announce(event)
                 if isinstance(event, JobEnded):
-                    # First of all, so that no successor takes the job for one that goes on.
+                    # First of all, so that no successor takes the job for a running one.
                     self._keep(host)
                     _log.info("job_ended", job=host.job_id, state=event.state, sentence=event.sentence)
             case task:
@@ -389,14 +389,14 @@ class JobHosts:
             with self._context.condition:
                 host.saved(None, 0)
             return
-        # After the store, which may have to be asked again: so each line is written once.
+        # After the store, whose write may be retried: so each line is written once.
         append_evaluations(run_dir, (numbered.event for numbered in unsaved.events), self._context.clock)
         with self._context.condition:
             host.saved(kept, len(unsaved.events))
 
 
 def save(store: Store, unsaved: Unsaved) -> JobRecord | None:
-    """Write what is unsaved; the record's new version, if it has one. All parts may safely be written again.
+    """Write the unsaved state; the record's new version, if it has one. Idempotent.
 
     A store that has lost its memory learns of the job again. One that has another version has it of this coordinator,
     before it led the job: whoever else writes is refused by its fence.
@@ -436,7 +436,7 @@ def evaluation_line(evaluated: Evaluated, *, wall: float) -> str:
 def append_evaluations(run_dir: Path, events: Iterable[JobEvent], clock: Clock) -> None:
     """Append a line for every evaluation among `events`, with one write.
 
-    A disk that does not take it is told in the log: the run goes on, and its newest evaluation is in its result anyway.
+    A failure of the disk is logged: the run goes on, and its newest evaluation is in its result anyway.
     """
     lines = [evaluation_line(event, wall=clock.wall()) for event in events if isinstance(event, Evaluated)]
     if not lines:

@@ -62,7 +62,7 @@ def open_shard(shard: MemberInfo, *, tls: Tls | None, fence: FenceSource) -> Cal
 
 
 def stage_signer(tls: Tls | None) -> Certify | None:
-    """What certifies stages; None without TLS.
+    """The signer of stage certificates; None without TLS.
 
     Raises:
         UserError: the folder is not a coordinator's, or holds no signer.
@@ -70,7 +70,7 @@ def stage_signer(tls: Tls | None) -> Certify | None:
     if tls is None:
         return None
     certified_name(tls, Role.COORDINATOR)
-    # Only who uses TLS pays for its import.
+    # Imported only with TLS, as it is slow.
     from hetpipe.certs.folders import StageSigner
 
     return StageSigner(tls.folder).sign
@@ -100,7 +100,7 @@ def listed_checkpoint(run_dir: str) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until told to end; the exit status."""
+    """Run until terminated; the exit status."""
     parser = new_parser("coordinator", "The coordinator: membership, jobs, plans.")
     add_listening_options(parser)
     parser.add_argument(
@@ -117,14 +117,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--store-ca",
         type=Path,
         metavar="FILE",
-        help="authority (PEM) that signed the certificate of Redis (default: those this machine trusts)",
+        help="authority (PEM) that signed the certificate of Redis (default: the system's trust store)",
     )
     parser.add_argument(
         "--leader-lease",
         type=_lease,
         default=LEADER_LEASE_SECONDS,
         metavar="S",
-        help="seconds without the store after which this coordinator ends and one that stands by leads (%(default)s)",
+        help="seconds without the store after which this coordinator exits and a standby leads (%(default)s)",
     )
     parser.add_argument(
         "--lease",
@@ -184,7 +184,7 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
 
 
 def _act(options: argparse.Namespace, shutdown: Shutdown, server: Server, coordinator: Coordinator) -> None:
-    """Be the coordinator until told to end. Jobs go on without one, and the next one leads them."""
+    """Serve as the coordinator until terminated. Jobs go on without one, and the next one leads them."""
     host = advertised_host(options.host, options.advertise)
     CoordinatorServicer(coordinator, host=host).add_to(server)
     try:
@@ -200,7 +200,7 @@ def _act(options: argparse.Namespace, shutdown: Shutdown, server: Server, coordi
 
 
 def _end_at_once(sentence: str) -> NoReturn:
-    """End without another step: somebody else acts now, and whoever watches this process starts it again."""
+    """Exit at once: another coordinator leads, and this process's supervisor restarts it."""
     _log.error("lead_lost", sentence=sentence)
     sys.stderr.write(f"{sentence}\n")
     sys.stderr.flush()

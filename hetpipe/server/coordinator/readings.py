@@ -1,4 +1,4 @@
-"""What a coordinator tells Prometheus: members, jobs, and the clocks of jobs that have not ended."""
+"""The metrics of a coordinator: members, jobs, and the clocks of jobs that have not ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hetpipe.values.ids import JobId
 from hetpipe.values.members import MemberRole
 from hetpipe.values.run import ClockSnapshot
 
-#: Of the events that are counted. Each is told from the start, at 0: the first one of a kind would show no increase.
+#: Counted kinds of events. Each is exposed from the start, at 0: else the first one would show no increase.
 _KINDS = tuple(
     str(field.default)
     for event in get_args(JobEvent)
@@ -53,7 +53,7 @@ def _of_members(coordinator: Coordinator) -> Iterator[Reading]:
 
 
 def _of_job(host: JobHost) -> Iterator[Reading]:
-    """One job; of an ended one only its events, so that nobody takes its clocks for stalled ones."""
+    """One job; of an ended one only its events, as its clocks would look stalled."""
     job_id = host.job_id
     for kind in _KINDS:
         yield Reading("hetpipe_job_events_total", host.event_counts[kind], (job_id, kind))

@@ -1,4 +1,4 @@
-"""The parts of a move of layers that take time: planning, files, the clock shard. They run on the job's own thread.
+"""The long operations of a move of layers: planning, files, the clock shard. They run on the job's own thread.
 
 `RUN_DIR/plans` holds the plan of every move that came into force, `vw-V-life-I.json`, I being the first life by it; one
 that is on its way, or was when the coordinator died, is `proposed.json`. A virtual worker that joins a run under way
@@ -26,13 +26,13 @@ _log = get_logger(__name__)
 
 
 class ReplanTasks:
-    """Of one job."""
+    """The tasks of one job."""
 
     def __init__(self, job_id: JobId) -> None:
         self._job_id = job_id
 
     def replan(self, task: Replan, run_dir: str) -> Replanned:
-        """Plan anew; never raises: with any trouble the plan that is stays."""
+        """Plan again; never raises: after any error the current plan stays."""
         try:
             found = replanned(task)
             if found.plan is None and found.gain is not None:
@@ -48,7 +48,7 @@ class ReplanTasks:
         return found
 
     def settle(self, task: SettleReplan, run_dir: str) -> None:
-        """File the proposed plan, or forget it. Never raises: a file that is missing keeps nobody from training."""
+        """File the proposed plan, or delete it. Never raises: a missing file is no reason to stop training."""
         proposed = _folder(run_dir) / "proposed.json"
         try:
             if task.is_in_force:
@@ -60,10 +60,10 @@ class ReplanTasks:
             _log.exception("replan_not_settled", job=self._job_id, vw=task.vw)
 
     def make_way(self, task: Admit, new: NewPlan, port: Calls) -> None:
-        """Have the clock shard keep a new plan, before it is asked to admit the first life by it.
+        """Store a new plan on the clock shard, before it admits the first incarnation on it.
 
         Raises:
-            HetpipeError: the clock shard could not be asked.
+            HetpipeError: the clock shard is unreachable.
         """
         failpoints.reach("repartition.some_agents_drained")
         run = port.invoke(DESCRIBE_RUN, DescribeRunRequest(self._job_id)).run
@@ -75,7 +75,7 @@ class ReplanTasks:
         failpoints.reach("repartition.layers_half_moved")
 
     def _file(self, name: str, plan: Plan, run_dir: str) -> None:
-        """Write the plan down of a virtual worker that joins. Never raises: see `settle`."""
+        """File the plan of a joining virtual worker. Never raises: see `settle`."""
         try:
             _write(run_dir, name, plan)
         except OSError:
@@ -83,15 +83,15 @@ class ReplanTasks:
 
 
 def await_checkpoint(new: NewPlan, newest: Clock | None, *, now: float) -> None:
-    """Hold a life up that follows one which left with a checkpoint, until that is complete, but not for ever.
+    """Delay an incarnation after one that left with a checkpoint until that is complete, within a limit.
 
     Args:
-        new: by what the life is to compute.
+        new: the plan of the incarnation.
         newest: clock of the newest complete checkpoint of the run; None before the first.
         now: monotonic seconds.
 
     Raises:
-        CheckpointError: it is not complete yet; ask again.
+        CheckpointError: it is not complete yet; retry.
     """
     if new.left_at is not None and (newest or 0) < new.left_at and now < new.awaited_until:
         raise CheckpointError(f"the checkpoint of clock {new.left_at} is not complete yet; it is waited for")

@@ -209,7 +209,7 @@ class CoordinatorServicer:
                 yield from self._coordinator.kept_events(record.job_id, after=after)
                 return
             if after > (host.events[-1].sequence if host.events else 0):
-                # Another coordinator has told that, and its store has forgotten it. All that is here is new.
+                # The position is another coordinator's, whose store is lost. Everything here is new.
                 after = 0
             seen_pictures = 0
             while fresh := watch.wait(partial(_fresh, host, after, seen_pictures)):
@@ -221,7 +221,7 @@ class CoordinatorServicer:
                     after = max(after, event.sequence)
 
     def _is_settled(self, job_id: JobId) -> bool | None:
-        """True once somebody leads a job, or it has ended; None before."""
+        """True once a job is led or has ended; None before."""
         return None if self._coordinator.is_orphan(job_id) else True
 
     def _clocks(self, request: GetClocksRequest, _: Context) -> KnownClocks:
@@ -260,7 +260,7 @@ def _owner(context: Context) -> str:
 
 
 def _viewer(context: Context) -> Viewer:
-    """Who wants to look; without TLS an address, behind which a whole cluster may be."""
+    """The identity of a viewer; without TLS an address, possibly shared by a whole cluster."""
     peer = caller_of(context)
     return Viewer(address_of(context.peer())) if peer is None else Viewer(str(peer), peer.role)
 

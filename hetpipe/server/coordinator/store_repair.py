@@ -1,6 +1,6 @@
-"""`hetpipe repair store`: gives a store back the numbers that a coordinator can lead under, and its indexes.
+"""`hetpipe repair store`: restores the numbers of a store that a coordinator can lead with, and its indexes.
 
-It acts as a coordinator does, under a lead of its own, so nobody else writes meanwhile, and it needs no other rights.
+It acts as a coordinator, under a lead of its own, which excludes other writers, and needs no other permissions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CounterRepair:
 
 @dataclass(frozen=True, slots=True)
 class StoreRepair:
-    """What was found and done."""
+    """The findings and the repairs."""
 
     fence: CounterRepair
     term: CounterRepair
@@ -49,13 +49,13 @@ class StoreRepair:
 def repair_store(url: str, access: RedisAccess, *, fence: int | None = None, term: int | None = None) -> StoreRepair:
     """Repair the store at `url` while no coordinator leads.
 
-    A counter in the reserve that no report reaches, or that is no number, begins again: members tell what they have
+    A counter in the reserve that no report reaches, or that is no number, begins again: members report what they have
     seen, as they do after Redis was wiped.
 
     Args:
         url: as a coordinator takes it.
         access: the same.
-        fence: the highest number of a lead that anybody has seen; None: what the store knows.
+        fence: the highest fence seen by any process; None: that of the store.
         term: the highest term; None: the same.
 
     Raises:
@@ -106,7 +106,7 @@ def _lead(store: RedisStore) -> Lead:
     lead = store.acquire_lead(own, name, above=Fence(0), lease_seconds=LEADER_LEASE_SECONDS)
     if lead.candidate != own:
         raise UserError(
-            f"{lead.name} leads with this store; stop it, and every coordinator that stands by, and repeat the command "
+            f"{lead.name} leads with this store; stop it, and every standby coordinator, and repeat the command "
             "(the lead of one that was killed lasts a few seconds)"
         )
     return lead

@@ -1,4 +1,4 @@
-"""The parts of a job that take time: planning with a term from the store, files, calls to shards.
+"""The long operations of a job: planning with a term from the store, files, calls to shards.
 
 They run on the job's own thread, one after the other, and answer with a fact for its machine.
 """
@@ -92,20 +92,20 @@ _TERM_PAUSE_SECONDS = 1.0
 _LINKS_NOT_STATED = """\
 # The devices that the agents offered.
 # {links}
-# Correct what is not so and name this file as cluster.file, and runs are planned by it.
+# Correct it and name this file as cluster.file, and runs are planned by it.
 """
 
 
-#: A stage's certificate: the request as PEM and who the stage is, the certificate as PEM.
+#: A stage's certificate: from the request as PEM and the stage's identity, the certificate as PEM.
 Certify = Callable[[bytes, StagePeer], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """What tasks need of the outside world."""
+    """The external dependencies of tasks."""
 
     open_shard: Callable[[MemberInfo], Calls]
-    """A shard, which with TLS must prove that it is that very one."""
+    """A shard, which with TLS must prove its index."""
     read_progress: Callable[[str], Progress]
     """How far a checkpoint folder is. Raises `CheckpointError`."""
     newest_checkpoint: Callable[[str], str | None]
@@ -113,7 +113,7 @@ class Tools:
     listed_checkpoint: Callable[[str], str | None]
     """The same by the manifest alone, which is quick: for lives that check what they read of it."""
     planner: Planner = PLANNER
-    """Plans jobs that leave it to us."""
+    """The planner of jobs without a plan of their own."""
     certify: Certify | None = None
     """Makes a stage's certificate of its request; None without TLS. Raises `UserError`."""
     roots: Roots = field(default_factory=Roots)
@@ -144,7 +144,7 @@ class JobTasks:
         self._replans = ReplanTasks(job_id)
 
     def run(self, task: Task) -> Input | None:  # noqa: C901, PLR0911 - one case per kind of task
-        """Carry a task out; what to tell the machine. Never raises."""
+        """Execute a task; returns its fact for the machine. Never raises."""
         match task:
             case Prepare() | Rewind():
                 return self._answered("prepare", lambda: self._prepared(task))
@@ -210,7 +210,7 @@ class JobTasks:
         return prepared
 
     def _gone_back(self, number: int) -> Submission:
-        """How the job goes on from its newest checkpoint, or from where it began, in the folder of that rewind."""
+        """The rewound job: from its newest checkpoint or from its beginning, in the folder of that rewind."""
         first = self._submission.first_run_dir
         restore = self._tools.newest_checkpoint(first) or self._submission.restore
         return replace(self._submission, restore=restore, run_dir=rewind_folder(first, number), rewinds=number)
@@ -245,7 +245,7 @@ class JobTasks:
         shards: tuple[MemberInfo, ...],
         eval_samples: int | None,
     ) -> None:
-        """Write the plan down, and tell every shard of it."""
+        """Write the plan, and configure every shard with it."""
         run, submission = prepared.run, prepared.submission or self._submission
         self._tools.roots.check_run(submission.run_dir, submission.restore)
         write_run_files(submission, prepared, eval_samples)
@@ -293,7 +293,7 @@ class JobTasks:
             request = EvictRequest(self._job_id, task.term, task.vw, task.incarnation)
             self._with_shard(task.clock_shard, lambda port: port.invoke(calls.EVICT, request))
         except StaleIncarnation as error:
-            # What the clock shard never heard of counts nowhere.
+            # Without the clock shard a configuration has no effect.
             _log.info("nothing_to_evict", job=self._job_id, reason=str(error))
         return EvictAcknowledged(task.vw, task.incarnation)
 
@@ -333,7 +333,7 @@ class JobTasks:
         return self._tried(task.shards[0], lambda port: port.invoke(calls.GET_SHARD_CLOCKS, request))
 
     def _tried(self, shard: MemberInfo, use: Callable[[Calls], T]) -> T | None:
-        """What `use` gives, or None: a shard that is gone must not keep a job from ending."""
+        """The result of `use`, or None: an absent shard must not keep a job from ending."""
         try:
             return self._with_shard(shard, use)
         except HetpipeError as error:
@@ -351,7 +351,7 @@ class JobTasks:
 
 
 def _written_terms(run_dir: Path) -> Iterator[Term]:
-    """The terms of the plans in the folders of a run: a store that was lost knows none of them."""
+    """The terms of the plans in the folders of a run, which a new store does not have."""
     for folder in run_folders(run_dir):
         try:
             term = json.loads((folder / "plan.json").read_bytes())["term"]
@@ -367,14 +367,14 @@ def _configure(config: ShardConfig, port: Calls) -> None:
 
 
 def write_run_files(submission: Submission, prepared: Prepared, eval_samples: int | None) -> None:
-    """Write `plan.json` and `facts.json` into the folder where the run goes on, and what was planned by what.
+    """Write `plan.json` and `facts.json` into the current folder of the run, with the inputs of the plan.
 
     A job that was planned here replaces `job.json`; what was foreseen is in `forecast.json`. What it was planned by, or
     what is played, is in `profile.json` and `cluster.yaml`. The folder of a rewind has a `job.json` of its own.
 
     Raises:
         UserError: the folder cannot be written to.
-        PlanError: what was planned cannot be simulated.
+        PlanError: the plan cannot be simulated.
     """
     run, start, num_samples = prepared.run, prepared.start, prepared.data.num_samples
     foreseen = with_forecast(run, prepared.data, start)

@@ -1,7 +1,7 @@
-"""What people want of the virtual workers of a job: that one leaves, comes back or joins. Checked, then told to it.
+"""Requests of operators to drain, restart or add virtual workers of a job: validated, then passed to its machine.
 
-What cannot be is refused with a sentence that names the way that there is; what is so already is answered as if it had
-just been done, so that asking twice changes nothing; but whoever asks twice for a new virtual worker gets two.
+Impossible requests are rejected with a message that names the alternative; fulfilled ones succeed as if they had
+just been done, so requests are idempotent, except that two requests for a new virtual worker add two.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from hetpipe.values.run import AgentInfo
 
 _log = get_logger(__name__)
 
-#: The way that there is where the number of virtual workers cannot change while the job runs.
+#: The alternative where the number of virtual workers is fixed while the job runs.
 _INSTEAD = "stop the job at a checkpoint and resume it with another `workers.count`"
 
 
 class WorkerWishes:
-    """What a coordinator is asked to do with virtual workers. Thread-safe."""
+    """The handler of requests for virtual workers. Thread-safe."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -50,12 +50,12 @@ class WorkerWishes:
             return worker.status
 
     def add(self, job_id: JobId | None, vw: VirtualWorkerIndex | None) -> tuple[WorkerStatus, ...]:
-        """Have a virtual worker come back, or all that are out, or else another one join; where they stand now.
+        """Restart a virtual worker, or all that are out, or else add another one; returns their states.
 
         Raises:
             UnknownJob: there is no such job.
             UserError: it does not run, has no such virtual worker, or none is out and there is no room for another.
-            Unavailable: this coordinator does not know enough yet.
+            Unavailable: this coordinator has not enough reports yet.
         """
         with self._coordinator.condition:
             host = self._host(job_id)
@@ -68,11 +68,11 @@ class WorkerWishes:
             return tuple(worker.status for worker in workers)
 
     def _enlarge(self, host: JobHost) -> WorkerStatus:
-        """Have a virtual worker join that the run has not had yet.
+        """Add a new virtual worker.
 
         Raises:
             UserError: there is no room for another.
-            Unavailable: what is free is not known yet.
+            Unavailable: the free devices are unknown yet.
         """
         new = another(host.machine, self._coordinator.free_devices())
         devices = [stage.device for stage in new.plan.stages]
@@ -81,12 +81,12 @@ class WorkerWishes:
         return replace(named(host.machine, new.plan.index).status, devices=tuple(devices))
 
     def _host(self, job_id: JobId | None) -> JobHost:
-        """A job whose virtual workers can be asked for something.
+        """A job whose virtual workers can change.
 
         Raises:
             UnknownJob: there is no such job.
             UserError: it has ended.
-            Unavailable: this coordinator has yet to hear from its parameter servers.
+            Unavailable: its parameter servers have not registered with this coordinator yet.
         """
         record = self._coordinator.record(job_id)
         if record.state.is_terminal:
@@ -94,7 +94,7 @@ class WorkerWishes:
         host = self._coordinator.host(record.job_id)
         if host is None:
             raise Unavailable(
-                f"job {record.job_id} goes on, but its new coordinator has yet to hear from its parameter servers; ask "
+                f"job {record.job_id} goes on, but its parameter servers have not reached the new coordinator yet; try "
                 "again in a few seconds"
             )
         return host
@@ -104,7 +104,7 @@ def named(machine: JobMachine, vw: VirtualWorkerIndex) -> VirtualWorker:
     """The virtual worker of that index.
 
     Raises:
-        UserError: there is none, or the job is not at a point where it could be asked for something.
+        UserError: there is none, or the job's virtual workers cannot change now.
     """
     workers = _workers(machine)
     if vw not in workers:
@@ -126,33 +126,33 @@ def check_drain(machine: JobMachine, worker: VirtualWorker) -> None:
     others = [other for other in _workers(machine).values() if other is not worker and other.will_train]
     if worker.will_train and not others:
         raise UserError(
-            f"{worker} is the last one of job {machine.job_id}, and nobody would train; add another one first "
+            f"{worker} is the last one of job {machine.job_id}, which would stop training; add another one first "
             "(`hetpipe workers add`), or stop the job"
         )
 
 
 def missing(machine: JobMachine) -> list[VirtualWorker]:
-    """The virtual workers that would not come back by themselves.
+    """The virtual workers that are not restarted automatically.
 
     Raises:
-        UserError: the job is not at a point where it could be asked for something.
+        UserError: the job's virtual workers cannot change now.
     """
     return [worker for worker in _workers(machine).values() if worker.state is LifeState.OUT or worker.stays_out]
 
 
 def another(machine: JobMachine, free: Sequence[AgentInfo]) -> NewWorker:
-    """The virtual worker that is to join a job of which none is out.
+    """The new virtual worker of a job of which none is out.
 
     Args:
         machine: of the job.
-        free: agents with the devices that nobody uses.
+        free: agents with their free devices.
 
     Raises:
         UserError: there cannot be one.
     """
     job, lives, run = machine.job, machine.lives, machine.run
     if machine.state is not JobState.RUNNING or lives is None or run is None:
-        raise UserError(f"job {machine.job_id} is {machine.state}; ask again when it runs")
+        raise UserError(f"job {machine.job_id} is {machine.state}; try again when it runs")
     if not job.has_shards:
         raise UserError(
             f"job {machine.job_id} gets no more virtual workers: under `{job.sync.kind}` only the stages hold the "
@@ -164,16 +164,18 @@ def another(machine: JobMachine, free: Sequence[AgentInfo]) -> NewWorker:
             f"file; {_INSTEAD}"
         )
     if lives.is_ending:
-        raise UserError(f"the run of job {machine.job_id} is over, or about to be; nobody can join it any more")
+        raise UserError(
+            f"the run of job {machine.job_id} is over, or about to be; no virtual worker can join it any more"
+        )
     return new_worker(run, lives.assignment.plan, free)
 
 
 def _workers(machine: JobMachine) -> dict[VirtualWorkerIndex, VirtualWorker]:
-    """By index, of a job that goes on."""
+    """By index, of a live job."""
     if machine.state is JobState.STOPPING:
         raise UserError(f"job {machine.job_id} is about to stop, and all its virtual workers with it")
     if machine.lives is None:
         raise UserError(
-            f"job {machine.job_id} is {machine.state}: it has no virtual workers yet; ask again when it runs"
+            f"job {machine.job_id} is {machine.state}: it has no virtual workers yet; try again when it runs"
         )
     return {worker.vw: worker for worker in machine.lives}

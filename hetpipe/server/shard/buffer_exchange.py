@@ -1,6 +1,6 @@
 """Model buffers at a barrier: floating ones become their mean over the virtual workers, integer ones the maximum.
 
-Added in virtual-worker order, then multiplied by 1/V, so that everyone computes the same bits (`wsp.md` §5, Buffers).
+Added in virtual-worker order, then multiplied by 1/V, so that the bits do not depend on timing (`wsp.md` §5, Buffers).
 
 Whose buffers count: those of the members that passed the barrier, those that leave there included. Who joins there
 reads what they became. What somebody sent before it was evicted counts, and nobody waits for what an evicted one did
@@ -37,7 +37,7 @@ from hetpipe.weights.flat import FlatBuffer, FlatLayout
 
 @dataclass(frozen=True, slots=True)
 class Attendance:
-    """Who is at the newest barrier that is passed."""
+    """The virtual workers at the newest passed barrier."""
 
     segment: SegmentRecord
     members: Mapping[VirtualWorkerIndex, Incarnation]
@@ -51,7 +51,7 @@ class Attendance:
         return self.segment.start
 
     def check(self, requester: Requester, clock: Clock) -> None:
-        """Refuse who is not at this barrier.
+        """Reject a requester that is not at this barrier.
 
         Raises:
             ProtocolViolation: it is at another one.
@@ -68,11 +68,11 @@ class Attendance:
         return is_there and self.leavers.get(requester.vw) == requester.incarnation
 
     def among(self, *, joined: bool) -> tuple[VirtualWorkerIndex, ...]:
-        """Who joined at the barrier, or else who passed it, in order; those evicted since included."""
+        """The workers that joined at the barrier, or else passed it, in order; those evicted since included."""
         return tuple(sorted(member.vw for member in self.segment.present if member.joined == joined))
 
     def is_gone(self, vw: VirtualWorkerIndex) -> bool:
-        """Whether somebody who was at the barrier was evicted since."""
+        """Whether a worker at the barrier was evicted since."""
         return vw not in self.members and vw not in self.leavers
 
 
@@ -96,22 +96,22 @@ class BufferExchange:
     MAX_BUFFERS = 10_000
 
     def __init__(self, attendance: Callable[[], Attendance], kept: BufferFiles | None = None) -> None:
-        """Begin with nothing, or with what an earlier process had.
+        """Begin empty, or with the state of an earlier process.
 
         Args:
-            attendance: asked at every call; what it says must never be behind what it said before.
-            kept: keeps on disk what was sent; None: it is lost with this process.
+            attendance: called every time; its answers must be monotonic.
+            kept: persists sent buffers; None: they are lost with this process.
         """
         self._attendance = attendance
         self._lock = threading.Lock()
         self._clock = Clock(-1)
-        #: buffer name → what each virtual worker sent, at `_clock`.
+        #: buffer name → the contribution of each virtual worker, at `_clock`.
         self._sent: dict[str, dict[VirtualWorkerIndex, torch.Tensor]] = {}
-        #: Those who sent something and passed the barrier at `_clock`, as its members before it.
+        #: The contributors that passed the barrier at `_clock`, as its members before it.
         self._stayed: set[VirtualWorkerIndex] = set()
         #: Bytes of it per virtual worker.
         self._held: Counter[VirtualWorkerIndex] = Counter()
-        #: buffer name → what it became at `_clock`, and at the barriers before.
+        #: buffer name → its average at `_clock`, and at the barriers before.
         self._results: dict[str, torch.Tensor] = {}
         self._earlier: dict[str, torch.Tensor] = {}
         #: The barrier before.
@@ -159,7 +159,7 @@ class BufferExchange:
             self._add(sender, new)
 
     def combined(self, header: BuffersHeader) -> FlatBuffer:
-        """What the named buffers became.
+        """The averages of the named buffers.
 
         Raises:
             ClockNotPublished: a virtual worker's are still missing; the message names it.
@@ -186,18 +186,18 @@ class BufferExchange:
         return chunks(buffer, run_map(header, buffer.layout))
 
     def _read_late(self, header: BuffersHeader) -> dict[str, torch.Tensor] | None:
-        """What a virtual worker asks for that left, and for which the others did not wait; None: it is no such one."""
+        """The averages for a virtual worker that left and was not waited for; None: it is no such one."""
         attendance, clock = self._attendance(), header.clock
         if not clock < attendance.start or not attendance.has_left(header.requester, clock):
             return None
         known = self._known() if clock == self._clock else self._earlier if clock == self._before else {}
         for piece in header.buffers:
             if piece.parameter not in known or not _fits(piece, known[piece.parameter]):
-                raise ProtocolViolation(f"{header.requester} asks for buffers of the barrier at {clock} too late")
+                raise ProtocolViolation(f"{header.requester} requests buffers of the barrier at {clock} too late")
         return {piece.parameter: known[piece.parameter] for piece in header.buffers}
 
     def _attend(self, header: BuffersHeader) -> Attendance:
-        """Begin the barrier of the header, if it is the first heard of it."""
+        """Begin the barrier of the header, if it is new."""
         attendance = self._attendance()
         attendance.check(header.requester, header.clock)
         if attendance.start > self._clock:
@@ -221,7 +221,7 @@ class BufferExchange:
             self._stayed.add(vw)
 
     def _known(self) -> dict[str, torch.Tensor]:
-        """What the buffers became up to now, also those that nobody asked for."""
+        """The averages of the buffers so far, unrequested ones included."""
         counted = {name: self._counted(name, sorted(self._stayed)) for name in self._sent}
         newest = {name: _combined(parts) for name, parts in counted.items() if parts} | self._results
         found = self._earlier | newest
@@ -232,7 +232,7 @@ class BufferExchange:
         return [sent[vw] for vw in of if vw in sent]
 
     def _result(self, piece: SliceHeader, attendance: Attendance) -> torch.Tensor:
-        """What a buffer became: decided once, so that everyone gets the same."""
+        """The average of a buffer: computed once, so that all readers get the same."""
         name = piece.parameter
         result = self._results.get(name)
         if result is None:
@@ -265,7 +265,7 @@ class BufferExchange:
             raise ClockNotPublished(f"buffer {name:.200} of virtual workers {missing} at clock {attendance.start}")
 
     def check(self, header: BuffersHeader) -> None:
-        """Judge what is announced or asked for, before anything is allocated.
+        """Validate an announcement or a request, before anything is allocated.
 
         Raises:
             SliceMismatch: see `receive`.

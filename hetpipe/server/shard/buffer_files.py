@@ -41,7 +41,7 @@ class BufferFiles:
         self._folder = folder
 
     def write(self, sender: Sender, buffer: FlatBuffer) -> None:
-        """Keep what a stage sent. If the disk does not take it, all goes on, and says so."""
+        """Persist the buffers of a stage. If the disk fails, that is logged, and training goes on."""
         requester = sender.header.requester
         name = f"{_prefix(sender.header.clock)}vw-{requester.vw}-stage-{requester.stage}"
         temporary = self._folder / f"{name}.tmp"
@@ -58,7 +58,7 @@ class BufferFiles:
             log.warning("buffers_not_kept", path=str(temporary), reason=error.strerror or str(error))
 
     def read(self, room: Callable[[BuffersHeader], FlatBuffer]) -> Iterator[tuple[Sender, FlatBuffer]]:
-        """What is there, in the order of the barriers; `room` makes what it is read into."""
+        """The stored buffers, in the order of the barriers; `room` allocates their tensors."""
         for path in sorted(self._folder.glob("clock-*")):
             try:
                 record = read_snapshot(path)
@@ -71,7 +71,7 @@ class BufferFiles:
                 yield sender, buffer
 
     def forget(self, before: Clock) -> None:
-        """Delete what was sent at barriers below a clock."""
+        """Delete the buffers of barriers below a clock."""
         for path in self._folder.glob("clock-*"):
             if path.name < _prefix(before):
                 path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Tensors on the wire: a stream of slices, cut into chunks of raw little-endian bytes.
 
 The slices of a request form one *stream* in which each starts at a multiple of 64 bytes. Sender and receiver keep the
-same slices in buffers of their own layout; a `RunMap` says which run of the stream lies where in the buffer. Chunks
+same slices in buffers of their own layout; a `RunMap` maps the runs of the stream to places in the buffer. Chunks
 come in order and without gaps. A chunk is a head of 24 bytes and the bytes; the head is `hpC3`, four zeros, the offset
 in the stream (8 bytes, little-endian) and the checksum (`hetpipe.checksum`) of offset and bytes. `hpC3` names this
 form of chunks; those of other versions of hetpipe are refused by name.
@@ -53,7 +53,7 @@ class RunMap:
         """Map `slices`, in stream order, to the given byte offsets in the buffer.
 
         Args:
-            slices: what the stream holds.
+            slices: the contents of the stream.
             buffer_offsets: where each slice lies.
             ends_slot: whether nothing but a gap follows each slice up to the next multiple of 64 bytes; neighbours are
                 one run across a gap only. None: always so.
@@ -123,7 +123,7 @@ def fill(buffer: FlatBuffer, runs: RunMap, blocks: Iterable[tuple[int, memoryvie
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """What `chunks` yields, from its beginning each time it is iterated: for a transfer that may be repeated."""
+    """A repeatable iterable of `chunks`, for a transfer that may be retried."""
 
     buffer: FlatBuffer
     runs: RunMap
@@ -141,7 +141,7 @@ class ChunkReceiver:
         Args:
             buffer: is filled.
             runs: where the stream's bytes lie in it.
-            restarts: the stream may begin anew in the middle, as one does whose connection broke.
+            restarts: the stream may start over in the middle, as after a broken connection.
         """
         self._buffer = buffer
         self._address = buffer.data.data_ptr()
@@ -214,7 +214,7 @@ def _checked(chunk: bytes) -> tuple[int, int, bytes]:
 
 
 def _is_zero_between(chunk: bytes, offset: int, pieces: Sequence[Run]) -> bool:
-    """Whether there are only zeros outside the pieces, which nobody keeps."""
+    """Whether there are only zeros outside the pieces, which are not stored."""
     position = _HEAD.size
     for piece in pieces:
         start = _HEAD.size + piece.stream - offset

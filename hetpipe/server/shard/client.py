@@ -1,4 +1,4 @@
-"""A stage's side of the shards: pushes and pulls in the background, so that they overlap with compute.
+"""A stage's client of the shards: pushes and pulls in the background, so that they overlap with compute.
 
 One thread pushes waves in order and reports them staged; one fetches published weights ahead; one follows the decision
 log. What they find out reaches the stage through the `SyncListener`, on their threads.
@@ -54,11 +54,11 @@ from hetpipe.wire.calls import (
     ReportStagedRequest,
 )
 
-#: Pause before asking again for what is not there yet.
+#: Pause before polling again.
 _FIRST_PAUSE_SECONDS = 0.002
 _LONGEST_PAUSE_SECONDS = 0.1
 
-#: How long what the clock shard has told may take to show on every other shard. They read of it from the clock shard,
+#: Timeout for the other shards to reach a state that the clock shard has announced. They read it from the clock shard,
 #: too, so it is no shorter than the patience with a parameter server that is away.
 _SHOWN_SECONDS = 600.0
 
@@ -124,11 +124,11 @@ class ShardClient:
         self._follower.start()
 
     def join(self) -> bool:
-        """See `Synchroniser.join`."""
+        """Implement `Synchroniser.join`."""
         return self.clock_shard.invoke(calls.JOIN, JoinRequest(self.requester)).makes_weights
 
     def push_first_weights(self, weights: FlatBuffer) -> None:
-        """See `Synchroniser.push_first_weights`."""
+        """Implement `Synchroniser.push_first_weights`."""
         self._push(None, weights)
         self.clock_shard.invoke(calls.REPORT_INITIALIZED, ReportInitializedRequest(self.requester))
 
@@ -150,7 +150,7 @@ class ShardClient:
             try:
                 published: FlatBuffer | None = self._pull(clock)
             except (ClockFreed, StaleIncarnation):
-                # Who leaves at a barrier may have guessed that it would need weights beyond it.
+                # A leaving stage may have prefetched weights beyond the barrier.
                 if not ahead:
                     raise
                 published = None
@@ -159,16 +159,16 @@ class ShardClient:
         self._submit(self._fetcher, pull)
 
     def hold(self, switch: int) -> tuple[Clock, Clock]:
-        """See `Synchroniser.hold`."""
+        """Implement `Synchroniser.hold`."""
         held = self.clock_shard.invoke(calls.HOLD_CLOCK, HoldClockRequest(self.requester, switch))
         return held.clock, held.barrier
 
     def progress(self) -> Progress:
-        """See `Synchroniser.progress`."""
+        """Implement `Synchroniser.progress`."""
         return self.clock_shard.invoke(calls.GET_PROGRESS, GetProgressRequest(self.requester))
 
     def report_checkpoint(self, clock: Clock, path: Path | None, *, failure: str = "") -> bool:
-        """See `Synchroniser.report_checkpoint`."""
+        """Implement `Synchroniser.report_checkpoint`."""
         if path is not None and path != self._part[0]:
             self._part = (path, [file_digest(path)])
         files = () if path is None else tuple(self._part[1])
@@ -176,11 +176,11 @@ class ShardClient:
         return self.clock_shard.invoke(calls.REPORT_CHECKPOINT, request).complete
 
     def is_complete(self, checkpoint: Path) -> bool:
-        """See `Synchroniser.is_complete`."""
+        """Implement `Synchroniser.is_complete`."""
         return (checkpoint / MANIFEST).exists()
 
     def exchange_buffers(self, clock: Clock, mine: FlatBuffer, *, deadline_seconds: float) -> FlatBuffer:
-        """Send this stage's model buffers at a barrier; returns what they became over all virtual workers. Blocks.
+        """Send this stage's model buffers at a barrier; returns their averages over all virtual workers. Blocks.
 
         Raises:
             DeadlineExceeded: another virtual worker did not send its own in time; the message names it.
@@ -210,7 +210,7 @@ class ShardClient:
         return result
 
     def close(self) -> None:
-        """End the background work and the connections; what is under way fails silently."""
+        """End the background work and the connections; operations in progress fail silently."""
         self._stopped.set()
         for shard in self._shards:
             shard.close()
@@ -252,7 +252,7 @@ class ShardClient:
             self.clock_shard.invoke(calls.REPORT_STAGED, request)
         except WaveOutOfOrder:
             if update is not None:
-                raise  # only an empty wave may lie behind a barrier that was set after it was sent
+                raise  # only an empty wave can be beyond a barrier that was set after it was sent
 
     def _push(self, wave: Wave | None, buffer: FlatBuffer) -> None:
         def attempt(share: _Share) -> None:
@@ -300,7 +300,7 @@ class ShardClient:
             raise failures[0]
 
     def _until_published(self, work: Callable[[], None], deadline_seconds: float) -> None:
-        """Repeat `work` while the answer is "not yet" or damaged. What it waits for an absent shard does not count."""
+        """Repeat `work` while the answer is "not yet" or damaged. Waits for an absent shard do not count."""
         waited = 0.0
         pause = _FIRST_PAUSE_SECONDS
         while True:

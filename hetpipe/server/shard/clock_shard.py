@@ -56,12 +56,12 @@ class ClockShard:
         Args:
             config: the job.
             history: of this process.
-            journal: keeps what happens on disk; None: it is lost with this process.
-            old: what an earlier process kept.
+            journal: persists events; None: they are lost with this process.
+            old: the state of an earlier process.
             newest_checkpoint: the clock of the newest complete one, or the start of the run; None: that.
 
         Raises:
-            StateLost: what it kept does not fit together.
+            StateLost: that state is inconsistent.
         """
         self._journal = journal
         self._job_id = config.job_id
@@ -80,7 +80,7 @@ class ClockShard:
         self._known: dict[tuple[type[DecisionEvent], VirtualWorkerIndex, StageIndex], DecisionEvent] = {}
         #: Where stages await others.
         self._addresses: dict[tuple[VirtualWorkerIndex, StageIndex], Address] = {}
-        #: What a coordinator that has never heard of the job is told of it.
+        #: The run document for a coordinator without any state of the job.
         self._run = config.run
         if old is None or old.state is None:
             self._log = DecisionLog(log_config(config))
@@ -103,7 +103,7 @@ class ClockShard:
             self._log.check_stage(requester.vw, requester.incarnation, requester.stage)
 
     def check_follower(self, requester: Requester) -> None:
-        """Refuse whoever has nothing to learn from the log any more.
+        """Reject a follower whose incarnation is over.
 
         Raises:
             StaleTerm, StaleIncarnation, ProtocolViolation: as named.
@@ -169,7 +169,7 @@ class ClockShard:
             return self._log.segment.end
 
     def evict(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> bool:
-        """A life of a virtual worker is over; returns whether it had left, so that no record says so."""
+        """End an incarnation of a virtual worker; returns whether it had left, so that there is no record."""
         with self.bell:
             had_left = self._log.has_left(vw, incarnation)
             self._decide(Evicted(vw, incarnation))
@@ -186,7 +186,7 @@ class ClockShard:
             self._decide(Admitted(vw, incarnation, num_stages))
 
     def keep_run(self, run: RunDocument) -> None:
-        """From now on a coordinator that has never heard of the job is told this of it."""
+        """Store the run document for a coordinator without any state of the job."""
         with self.bell:
             if run != self._run:
                 self._decide(RunKept(run))
@@ -202,7 +202,7 @@ class ClockShard:
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def records_from(self, start: int, *, jumps: bool = False) -> Sequence[Record]:
-        """Those of `DecisionLog.records_from` that are there now; with the bell held, none is missed between two calls.
+        """The present records of `DecisionLog.records_from`; with the bell held, none is missed between two calls.
 
         Raises:
             ProtocolViolation: they are forgotten, or not written yet.
@@ -217,7 +217,7 @@ class ClockShard:
             return self._log.num_records
 
     def snapshot(self) -> ClockSnapshot:
-        """The clocks. While the disk of a shard fails, only what a checkpoint has is durable."""
+        """The clocks. While the disk of a shard fails, only waves in a checkpoint are durable."""
         with self.bell:
             told, applied = self._log.snapshot(), tuple(sorted(self._applied))
         durable = told.staged
@@ -227,14 +227,14 @@ class ClockShard:
         return replace(told, durable=durable, applied=applied)
 
     def describe(self) -> RunDescription:
-        """The run, and what has become of it.
+        """The run document and the current incarnations.
 
         Raises:
-            ProtocolViolation: no coordinator has told of the run.
+            ProtocolViolation: no coordinator has stored a run document.
         """
         with self.bell:
             if self._run is None:
-                raise ProtocolViolation(f"no coordinator has said how job {self._job_id} is to be led")
+                raise ProtocolViolation(f"no coordinator has stored a run document for job {self._job_id}")
             log = self._log
             return RunDescription(
                 self._term, self._run, log.newest_lives(), self.snapshot(), log.asked, is_over=log.finished
@@ -242,12 +242,12 @@ class ClockShard:
 
     @property
     def shards(self) -> tuple[MemberInfo, ...]:
-        """The parameter servers of the job, by index; none if no coordinator has told of the run."""
+        """The parameter servers of the job, by index; none without a run document."""
         with self.bell:
             return () if self._run is None else self._run.shards
 
     def attendance(self) -> Attendance:
-        """Who is at the newest barrier that is passed, or was there.
+        """The virtual workers at the newest passed barrier.
 
         Raises:
             ProtocolViolation: the run has not begun.
@@ -263,7 +263,7 @@ class ClockShard:
             return Attendance(segment, members, leavers)
 
     def gone_leavers(self) -> tuple[VirtualWorkerIndex, ...]:
-        """Who left at the newest barrier that is passed, and is evicted since."""
+        """The workers that left at the newest passed barrier and were evicted since."""
         with self.bell:
             segment = self._log.newest_segment
             left = () if segment is None else segment.left
@@ -275,7 +275,7 @@ class ClockShard:
             return self._log.progress
 
     def passed(self) -> tuple[SegmentRecord | None, Progress]:
-        """The barrier that was passed last, if one was, and the progress at it."""
+        """The newest passed barrier, if any, and the progress at it."""
         with self.bell:
             newest = next(iter(self._log.records_from(FROM_NEWEST_SEGMENT)), None)
             return newest if isinstance(newest, SegmentRecord) else None, self._log.progress
@@ -315,7 +315,7 @@ class ClockShard:
         self._consider_snapshot(at_barrier=any(isinstance(record, SegmentRecord) for record in records))
 
     def _play(self, event: DecisionEvent) -> None:
-        """Take an event that an earlier process kept."""
+        """Replay an event of an earlier process."""
         try:
             records = event.tell(self._log)
         except HetpipeError as error:
@@ -339,7 +339,7 @@ class ClockShard:
             self._journal.snapshot(state, num_records=self._log.num_records, history=self._history.position())
 
     def _note(self, event: DecisionEvent) -> None:
-        """Remember what of an event the log does not."""
+        """Update the state that the log does not have by an event."""
         if isinstance(event, RunKept):
             self._run = event.run
         if isinstance(event, Joined) and (event.link_address or event.replicas_address):
@@ -376,7 +376,7 @@ class ClockShard:
 
 
 def log_config(config: ShardConfig) -> LogConfig:
-    """What the decision log of a job is told."""
+    """The configuration of a job's decision log."""
     return LogConfig(
         term=config.term,
         num_shards=config.num_shards,

@@ -1,4 +1,4 @@
-"""Can a shard do what it is told? Judged before anything is made from it: a wrong plan is an answer, no crash.
+"""Validation of a shard's configuration, before anything is made from it: a wrong plan is an error answer, no crash.
 
 Pure. The coordinator sends configurations that always pass; this is for one of another version, and for whoever else
 reaches the port.
@@ -28,15 +28,15 @@ from hetpipe.values.sync import DataSpec, Progress, SyncSpec
 
 _COMBINES = ("sum", "mean")
 
-#: Nobody waits longer for a disk: a day, as in a job file.
+#: Limit of waiting for a disk: a day, as in a job file.
 _MOST_SECONDS = 86_400.0
 
 
 def check_config(config: ShardConfig, *, memory_bytes: int) -> None:
-    """Refuse what no shard could serve.
+    """Reject a configuration that no shard could serve.
 
     Args:
-        config: what the coordinator asks for.
+        config: from the coordinator.
         memory_bytes: of the machine; one copy of the weights must fit.
 
     Raises:
@@ -96,7 +96,7 @@ def _mistakes_of_slices(slices: tuple[SlicePlan, ...]) -> Iterator[str]:
         elif not 0 <= piece.start <= piece.stop <= math.prod(spec.shape) < MAX_COUNT:
             yield f"slice {spec.name!r:.80} [{piece.start}, {piece.stop}) of {math.prod(spec.shape)} elements"
     if len({(piece.parameter.name, piece.start, piece.stop) for piece in slices}) < len(slices):
-        yield "a slice that is named twice"
+        yield "a duplicate slice"
 
 
 def _mistakes_of_sync(sync: SyncSpec) -> Iterator[str]:
@@ -121,7 +121,7 @@ def _mistakes_of_progress(progress: Progress, data: DataSpec) -> Iterator[str]:
     elif len(progress.used) != -(-data.num_samples // 8):
         yield f"a bitmap of {len(progress.used)} bytes for {data.num_samples} samples"
     elif data.num_samples % 8 and progress.used[-1] >> data.num_samples % 8:
-        yield "a bitmap with samples used that there are not"
+        yield "a bitmap with used samples beyond the data"
 
 
 def _mistakes_of_run(config: ShardConfig, run: RunDocument) -> Iterator[str]:
@@ -142,7 +142,7 @@ def _mistakes_of_run(config: ShardConfig, run: RunDocument) -> Iterator[str]:
 
 
 def check_run(config: ShardConfig, run: RunDocument) -> None:
-    """Refuse the document of a run that is not the one the clock shard serves.
+    """Reject a run document of another run than the clock shard serves.
 
     Raises:
         ProtocolViolation: as named.
@@ -153,7 +153,7 @@ def check_run(config: ShardConfig, run: RunDocument) -> None:
 
 
 def check_life(vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int = 1) -> None:
-    """Refuse what no virtual worker can be called, or have.
+    """Reject an impossible virtual worker or incarnation.
 
     Raises:
         ProtocolViolation: a number is out of bounds.

@@ -1,7 +1,7 @@
-"""What happened to the decision log, as data: the clock shard writes it down, and a restarted one plays it again.
+"""The inputs of the decision log, as data: the clock shard journals them, and a restarted one replays them.
 
-The log is a deterministic machine, so the events that it accepted, in their order, make it again. `tell` returns the
-records that the log appended; what it refuses has not happened.
+The log is a deterministic state machine, so replaying its accepted events in order restores it. `tell` returns the
+records that the log appended; a rejected event is not an event.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Joined:
     kind: Literal["joined"] = "joined"
 
     def tell(self, log: DecisionLog) -> Sequence[Record]:
-        """Let the log decide; see `DecisionLog.join`."""
+        """Apply by `DecisionLog.join`."""
         return log.join(self.vw, self.incarnation, self.stage, ready=self.ready)
 
 
@@ -44,7 +44,7 @@ class Initialized:
     kind: Literal["initialized"] = "initialized"
 
     def tell(self, log: DecisionLog) -> Sequence[Record]:
-        """Let the log decide; see `DecisionLog.initialized`."""
+        """Apply by `DecisionLog.initialized`."""
         return log.initialized(self.vw, self.incarnation, self.stage)
 
 
@@ -61,7 +61,7 @@ class Staged:
     kind: Literal["staged"] = "staged"
 
     def tell(self, log: DecisionLog) -> Sequence[Record]:
-        """Let the log decide; see `DecisionLog.staged`."""
+        """Apply by `DecisionLog.staged`."""
         return log.staged(self.vw, self.incarnation, self.wave, self.stage, self.blocks, segment=self.segment)
 
 
@@ -75,20 +75,20 @@ class Held:
     kind: Literal["held"] = "held"
 
     def tell(self, log: DecisionLog) -> Sequence[Record]:
-        """Let the log decide; see `DecisionLog.hold`."""
+        """Apply by `DecisionLog.hold`."""
         log.hold(self.vw, self.incarnation, self.switch)
         return ()
 
 
 @dataclass(frozen=True, slots=True)
 class BarrierRequested:
-    """Somebody wants a barrier."""
+    """A barrier was requested."""
 
     reason: str
     kind: Literal["barrier"] = "barrier"
 
     def tell(self, log: DecisionLog) -> Sequence[Record]:
-        """Let the log decide; see `DecisionLog.request_barrier`."""
+        """Apply by `DecisionLog.request_barrier`."""
         return log.request_barrier(self.reason)
 
 
@@ -101,7 +101,7 @@ class Evicted:
     kind: Literal["evicted"] = "evicted"
 
     def tell(self, log: DecisionLog) -> Sequence[Record]:
-        """Let the log decide; see `DecisionLog.evict`."""
+        """Apply by `DecisionLog.evict`."""
         return log.evict(self.vw, self.incarnation)
 
 
@@ -114,7 +114,7 @@ class Drained:
     kind: Literal["drained"] = "drained"
 
     def tell(self, log: DecisionLog) -> Sequence[Record]:
-        """Let the log decide; see `DecisionLog.drain`."""
+        """Apply by `DecisionLog.drain`."""
         return log.drain(self.vw, self.incarnation)
 
 
@@ -128,7 +128,7 @@ class Admitted:
     kind: Literal["admitted"] = "admitted"
 
     def tell(self, log: DecisionLog) -> Sequence[Record]:
-        """Let the log decide; see `DecisionLog.admit`."""
+        """Apply by `DecisionLog.admit`."""
         return log.admit(self.vw, self.incarnation, self.num_stages)
 
 
@@ -142,19 +142,19 @@ class Acknowledged:
     kind: Literal["acknowledged"] = "acknowledged"
 
     def tell(self, log: DecisionLog) -> Sequence[Record]:
-        """Let the log decide; see `DecisionLog.acknowledge`."""
+        """Apply by `DecisionLog.acknowledge`."""
         return log.acknowledge(self.shard, self.num_records, self.durable)
 
 
 @dataclass(frozen=True, slots=True)
 class RunKept:
-    """A coordinator has changed what the next one is to be told of the run. It decides nothing."""
+    """A coordinator has replaced the run document. Without effect on the log."""
 
     run: RunDocument
     kind: Literal["run_kept"] = "run_kept"
 
     def tell(self, _log: DecisionLog) -> Sequence[Record]:
-        """The log does not need to know."""
+        """Without effect on the log."""
         return ()
 
 

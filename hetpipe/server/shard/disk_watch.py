@@ -1,4 +1,4 @@
-"""Is there room on the disks of a parameter server? Asked every second, so that it is told before they are full.
+"""Free space on the disks of a parameter server, checked every second, so that a warning precedes a full disk.
 
 A disk is nearly full when it has less room than the next two checkpoints and snapshots take, and a reserve for what
 grows beside them: histories, traces, logs, and what is pushed between two snapshots. The reserve is 5 % of the disk,
@@ -28,7 +28,7 @@ LOOK_SECONDS = 1.0
 _RESERVE_SHARE = 0.05
 _MAX_RESERVE_BYTES = 1 << 30
 
-#: A disk has room again when it has so many times what it needs: what is written next must not tip it over at once.
+#: Hysteresis: a disk has room again at this multiple of its need, so that the next write does not raise it again.
 _ROOM_AGAIN = 1.25
 
 
@@ -37,12 +37,12 @@ class Disk:
     """One disk at one moment."""
 
     mount: Path
-    """Where it is mounted, which tells disks of one machine apart."""
+    """Its mount point, unique on one machine."""
     free_bytes: int
     total_bytes: int
 
     def wanted_bytes(self, needed_bytes: int) -> int:
-        """What has to be free where `needed_bytes` are written next."""
+        """The free space required before `needed_bytes` are written."""
         return needed_bytes + min(int(_RESERVE_SHARE * self.total_bytes), _MAX_RESERVE_BYTES)
 
 
@@ -61,7 +61,7 @@ def is_short(disk: Disk, needed_bytes: int, *, was_short: bool) -> bool:
 
 @dataclass(slots=True)
 class DiskUse:
-    """What is kept on one disk."""
+    """The use of one disk."""
 
     disk: Disk
     folders: list[Path] = field(default_factory=list)
@@ -69,7 +69,7 @@ class DiskUse:
 
 
 def by_disk(needs: Mapping[Path, int], look: Callable[[Path], Disk]) -> list[DiskUse]:
-    """Folders by the disk they are on, in order; a folder that is not there yet is on that of the one above it.
+    """Folders by disk, in order; a folder that does not exist yet is on the disk of its parent.
 
     Raises:
         OSError: a disk does not answer.
@@ -100,11 +100,11 @@ class KeepsOnDisk(Protocol):
 
     @property
     def conditions(self) -> Conditions:
-        """Where it says that a disk is nearly full."""
+        """The conditions to raise when a disk is nearly full."""
         ...
 
     def disk_needs(self) -> Mapping[Path, int]:
-        """Folders, and what will be written there next."""
+        """Folders, and the bytes to be written there next."""
         ...
 
 
@@ -117,7 +117,7 @@ class ServesJobs(Protocol):
 
 
 class DiskWatch:
-    """Looks after the disks of one process, in a thread of its own: one that does not answer must hold up nobody."""
+    """Monitors the disks of one process, in a thread of its own, as a hanging disk must block nothing else."""
 
     def __init__(
         self, shards: ServesJobs, *, look: Callable[[Path], Disk] = disk_of, clock: Clock = SYSTEM_CLOCK
@@ -127,7 +127,7 @@ class DiskWatch:
         self._look = look
         self._clock = clock
         self._host = socket.gethostname()
-        #: What is nearly full, by conditions and name.
+        #: The nearly full disks, by conditions and name.
         self._short: set[tuple[int, str]] = set()
 
     def start(self) -> None:

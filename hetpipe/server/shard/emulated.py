@@ -1,4 +1,4 @@
-"""Links that are only played: a transfer takes the time that an emulated link would need for its bytes, at least."""
+"""Emulated links: a transfer takes at least the time that the emulated link would need for its bytes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class DelayedCalls:
         self._clock = clock
 
     def invoke(self, call: Unary[RequestT, ReplyT], request: RequestT) -> ReplyT:
-        """See `Calls.invoke`."""
+        """Implement `Calls.invoke`."""
         return self._inner.invoke(call, request)
 
     def stream(self, call: Streaming[RequestT, ReplyT], request: RequestT) -> Iterator[ReplyT]:
-        """See `Calls.stream`."""
+        """Implement `Calls.stream`."""
         return self._inner.stream(call, request)
 
     def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[bytes]) -> ReplyT:
@@ -43,5 +43,5 @@ class DelayedCalls:
         self._clock.sleep(max(0.0, left))
 
     def close(self) -> None:
-        """See `Calls.close`."""
+        """Implement `Calls.close`."""
         self._inner.close()

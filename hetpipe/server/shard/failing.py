@@ -10,23 +10,23 @@ from hetpipe.wire.calls import PULL, PUSH, REPORT_STAGED
 
 
 class FailpointCalls:
-    """`Calls` with the failpoints of a stage; each attempt of a call that is repeated passes them anew."""
+    """`Calls` with the failpoints of a stage, which each attempt of a retried call passes."""
 
     def __init__(self, inner: Calls) -> None:
         self._inner = inner
 
     def invoke(self, call: Unary[RequestT, ReplyT], request: RequestT) -> ReplyT:
-        """See `Calls.invoke`."""
+        """Implement `Calls.invoke`."""
         if call.path == REPORT_STAGED.path:
             failpoints.reach("commit.before_propose")
         return self._inner.invoke(call, request)
 
     def stream(self, call: Streaming[RequestT, ReplyT], request: RequestT) -> Iterator[ReplyT]:
-        """See `Calls.stream`."""
+        """Implement `Calls.stream`."""
         return self._inner.stream(call, request)
 
     def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[bytes]) -> ReplyT:
-        """See `Calls.upload`."""
+        """Implement `Calls.upload`."""
         if call.path != PUSH.path:
             return self._inner.upload(call, header, chunks)
         failpoints.reach("push.before_send")
@@ -35,10 +35,10 @@ class FailpointCalls:
         return reply
 
     def download(self, call: Download[RequestT], header: RequestT) -> Iterator[bytes]:
-        """See `Calls.download`."""
+        """Implement `Calls.download`."""
         chunks = self._inner.download(call, header)
         return iter(failpoints.passing("pull", chunks)) if call.path == PULL.path else chunks
 
     def close(self) -> None:
-        """See `Calls.close`."""
+        """Implement `Calls.close`."""
         self._inner.close()

@@ -1,4 +1,4 @@
-"""Who follows a job's decision log over the network: as many as a job can have, and nobody whose life is over."""
+"""The followers of a job's decision log over the network, bounded in number, and without evicted incarnations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GATHER_SECONDS = 1.0
 
 
 class Followers:
-    """The followers of one clock shard: those who want every record at once, and those who gather commits."""
+    """The followers of one clock shard: those that get every record at once, and those with batched commits."""
 
     def __init__(self, own: ClockShard, clock: TimeSource) -> None:
         self._own = own
@@ -39,10 +39,10 @@ class Followers:
             start: see `DecisionLog.records_from`.
             context: of the call.
             gathered: commits may wait, for fewer messages.
-            who: the stage that follows; None for a shard.
+            who: the following stage; None for a shard.
 
         Raises:
-            StaleIncarnation: that stage's life is over, or has come to its end meanwhile.
+            StaleIncarnation: that stage's incarnation is over, or ended meanwhile.
             StaleTerm, ProtocolViolation: it is of another run, or there are no such records.
         """
         position = start
@@ -52,8 +52,8 @@ class Followers:
                 self._own.check_follower(who)
             return self._own.records_from(position, jumps=gathered) or None
 
-        after()  # whoever asks for what there is not is refused before anybody waits
-        # A stage has none of the places that are the shards', whatever it asks for.
+        after()  # an invalid position is rejected before any wait
+        # The places of shards are reserved, whatever a stage requests.
         with self._watchers[gathered or who is not None].watch(context) as watch:
             while (records := watch.wait(after, look_seconds=GATHER_SECONDS)) is not None:
                 position = records[-1].index + 1

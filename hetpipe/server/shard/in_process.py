@@ -57,7 +57,7 @@ def tensor_calls(job_shard: JobShard) -> Handlers:
 
 
 def clock_calls(job_shard: JobShard) -> Handlers:
-    """The calls that only the clock shard answers."""
+    """The calls of the clock shard only."""
     own = _ClockCalls(job_shard)
     handlers = Handlers(on_close=own.close)
     handlers.on(calls.JOIN, own.join)
@@ -111,7 +111,7 @@ class _ClockCalls:
 
     def report_checkpoint(self, request: ReportCheckpointRequest, _: Context) -> CheckpointParts:
         self._clock.check_requester(request.requester)
-        self._job.keeper.follow(*self._clock.passed())  # the thread that follows the log may be behind
+        self._job.keeper.follow(*self._clock.passed())  # the log follower may lag
         requester, clock, files = request.requester, request.clock, request.files
         return CheckpointParts(self._job.keeper.report(requester, clock, files, failure=request.failure))
 

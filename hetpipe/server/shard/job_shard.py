@@ -1,4 +1,4 @@
-"""Everything one shard process holds for one job: tensors, and on shard 0 the clock shard with what goes with it.
+"""The state of one job in one shard process: tensors, and on shard 0 the clock shard with its parts.
 
 A follower thread reads the decision log (its own or, over a `Calls`, the clock shard's), carries each record
 out, and acknowledges.
@@ -66,7 +66,7 @@ class JobShard:
         state: JobStorage | None = None,
         conditions: Conditions | None = None,
     ) -> None:
-        """Hold nothing yet, or what an earlier process held.
+        """Begin empty, or with the state of an earlier process.
 
         Args:
             config: the job.
@@ -75,11 +75,11 @@ class JobShard:
             conditions: those of the job in this process, which `state` raises, too; None: of its own.
 
         Raises:
-            StateLost: what an earlier process kept cannot be used.
+            StateLost: that state cannot be used.
         """
         self.config = config
         self._state = state
-        #: What endangers the job here, or has.
+        #: The conditions of the job in this process.
         self.conditions = conditions or Conditions()
         history.on_alarm(self._history_ends)
         history = history if state is None else state.history
@@ -108,11 +108,11 @@ class JobShard:
             self._keeper = keeper
         if state is not None and state.recovered_pushes is not None:
             self.shard.restore(state.recovered_pushes)
-        #: Whether this process has yet to do again what an earlier one did.
+        #: Whether this process still replays records of an earlier one.
         self._is_behind = state is not None and state.recovered_pushes is not None
-        #: Whether this process has yet to see what the barrier before its time asked for.
+        #: Whether the work of the last barrier before the restart is still to be done.
         self._is_checkpoint_open = False
-        #: The record that this process has carried out last; None before the first.
+        #: The last record executed; None before the first.
         self._last: Record | None = None
         #: Whether the run's last barrier is passed.
         self._is_over = False
@@ -139,7 +139,7 @@ class JobShard:
     def evict(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
         """A life of a virtual worker is over; on the clock shard."""
         own, keeper = self.clock_shard, self.keeper
-        keeper.follow(*own.passed())  # the thread that follows the log may be behind
+        keeper.follow(*own.passed())  # the log follower may lag
         if own.evict(vw, incarnation):
             keeper.evict(vw)
 
@@ -161,7 +161,7 @@ class JobShard:
         Args:
             clock_transport: how another shard reaches the clock shard, closed by `stop`; None on shard 0.
             clock: paces retries.
-            on_lost: hears that what an earlier process kept cannot be read any more, and that this is over.
+            on_lost: called when the state of an earlier process cannot be read any more, and the job is lost here.
         """
         self._on_lost = on_lost
         if self._clock_shard is not None:
@@ -193,7 +193,7 @@ class JobShard:
             self._state.close()
 
     def forget(self) -> None:
-        """Stop, and delete what is kept on disk."""
+        """Stop, and delete the state on disk."""
         self._is_over = True
         self.stop()
 

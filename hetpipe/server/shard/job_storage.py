@@ -81,11 +81,11 @@ class ReplayFilter(HistoryWriter):
         self._told = Counter(_key(event, fields) for event, fields in history.since(since) if event != "pull")
 
     def position(self) -> int:
-        """See `HistoryWriter.position`."""
+        """Implement `HistoryWriter.position`."""
         return self._history.position()
 
     def on_alarm(self, listener: Callable[[HistoryIncomplete], None]) -> None:
-        """See `HistoryWriter.on_alarm`."""
+        """Implement `HistoryWriter.on_alarm`."""
         self._history.on_alarm(listener)
 
     def write(self, event: str, **fields: Value) -> None:

@@ -1,6 +1,6 @@
 """The journal of the clock shard: the events that its decision log accepted, compacted by snapshots of its state.
 
-An event is appended to a write-ahead log (`hetpipe.storage.wal`) before anybody is told what came of it.
+An event is appended to a write-ahead log (`hetpipe.storage.wal`) before its result is visible to any process.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class ClockState:
     log: LogState
     addresses: tuple[Address, ...]
     run: RunDocument | None = None
-    """What the next coordinator is to be told of the run; None: what the shard's configuration says."""
+    """The run document; None: that of the shard's configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveredDecisions:
-    """The state and the events that recovery found."""
+    """The recovered state and events."""
 
     state: ClockState | None
     """In which to begin; None: a fresh one."""
@@ -57,7 +57,7 @@ class RecoveredDecisions:
 
 
 def recovered_decisions(found: RecoveredLog) -> RecoveredDecisions:
-    """Decode what recovery found.
+    """Decode a recovered log.
 
     Raises:
         ProtocolViolation: another version wrote it.
@@ -76,7 +76,7 @@ def _events(found: RecoveredLog) -> Iterator[DecisionEvent]:
 
 
 class Journal:
-    """The events of one clock shard. For callers that hold the bell."""
+    """The persisted events of one clock shard. For callers that hold the bell."""
 
     def __init__(self, storage: SnapshottedLog) -> None:
         self._storage = storage
@@ -86,13 +86,13 @@ class Journal:
 
     def append(self, event: DecisionEvent) -> None:
         """Append an event, and wait until it is as durable as the fsync policy promises."""
-        if isinstance(event, RunKept):  # what a job file says may be infinite
+        if isinstance(event, RunKept):  # values of a job file may be infinite
             self._storage.append(wire.to_json(DecisionEvent, event).encode())
         else:
             self._storage.append(wire.to_bytes(DecisionEvent, event))
 
     def wants_snapshot(self, *, at_barrier: bool) -> bool:
-        """Whether it is time for one. After the disk failed nothing else makes the log whole again."""
+        """Whether one is due. After a failure of the disk only a snapshot makes the log whole again."""
         if self._storage.is_busy:
             return False
         grown = self._storage.log.num_bytes - self._first_bytes

@@ -54,10 +54,10 @@ from hetpipe.wire.tls import Tls
 #: on one machine, which without TLS may have seven eighths of all threads, still finds 52 beside its followers.
 CALL_THREADS = 96
 
-#: Share of the machine's memory that uploads under way may announce together.
+#: Share of the machine's memory for all concurrent uploads.
 _UPLOAD_SHARE = 0.5
 
-#: How long to wait for a coordinator that is not there yet.
+#: Timeout for the first contact with the coordinator.
 _START_SECONDS = 30.0
 
 
@@ -79,18 +79,18 @@ class DelayedShardServer(ShardServer):
         self._random = random.Random(seed)  # noqa: S311 - emulation, no secret
 
     def push(self, header: PushHeader, chunks: Iterable[bytes], context: Context) -> PushReply:
-        """See `ShardServer.push`."""
+        """Implement `ShardServer.push`."""
         SYSTEM_CLOCK.sleep(self._random.random() * self._longest_seconds)
         return super().push(header, chunks, context)
 
     def pull(self, header: PullHeader, context: Context) -> Iterator[bytes]:
-        """See `ShardServer.pull`."""
+        """Implement `ShardServer.pull`."""
         SYSTEM_CLOCK.sleep(self._random.random() * self._longest_seconds)
         yield from super().pull(header, context)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until told to end; the exit status."""
+    """Run until terminated; the exit status."""
     parser = new_parser("parameter-server", "One parameter-server shard.")
     add_listening_options(parser)
     parser.add_argument("--coordinator", metavar="HOST:PORT", required=True, help="the coordinator to register with")
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--fsync",
         action="store_true",
-        help="acknowledge nothing before it is on the disk, so that it outlives the machine and not this process only",
+        help="fsync before every acknowledgement, so that acknowledged state survives a power cut as well",
     )
     add_root_options(parser, with_code=False)
     options = parser.parse_args(arguments)
@@ -146,7 +146,7 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
     limits = Limits(bytes_in_total=int(_UPLOAD_SHARE * machine_memory_bytes()))
     config = server_config(options, tls, num_threads=num_threads, max_concurrent_calls=2 * num_threads)
     server = Server(replace(config, limits=limits))
-    # Reading back what was acknowledged may take minutes: not ready, and alive.
+    # Recovery may take minutes: not ready, and alive.
     server.stand_by()
     try:
         shards.recover()

@@ -1,12 +1,12 @@
 """Retry with exponential backoff, for as long as a parameter server may be away.
 
-`RetryingCalls` wraps the calls of a stage. A call that fails because its server is away, or busy, is repeated after
-rests that grow, until patience ends; whatever else the server answers is not repeated, and neither is a call whose row
-says that it must not be. A break in the middle of a pull begins the pull anew: the next chunk is the first one again. A
+`RetryingCalls` wraps the calls of a stage. A call that fails because its server is unavailable or busy is retried with
+exponential backoff, until a deadline; other errors are not retried, nor is a call whose row
+is not idempotent. A break in the middle of a pull restarts the pull: the next chunk is the first one again. A
 log is followed on from where it broke.
 
-Who waits for whom is told once at the beginning and at the end of each outage in the log, and every five seconds to
-whoever watches the run.
+The beginning and the end of each outage are logged once, and every wait is reported every five seconds to
+followers of the run.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Waits:
     clock: TimeSource = SYSTEM_CLOCK
     # Never the module's own functions: user code draws from these, under seeds.
     chance: Callable[[], float] = random.SystemRandom().random
-    """Shortens rests by chance, so that not everybody comes back at once; from [0, 1)."""
+    """Jitter of the backoff, so that clients do not retry at once; from [0, 1)."""
 
 
 class Endurance:
@@ -67,13 +67,13 @@ class Endurance:
         self._waits = waits
         self._lock = threading.Lock()
         self._closed = False
-        #: Since when it is known to be away, in monotonic seconds; None while it is not.
+        #: Start of the outage, in monotonic seconds; None without one.
         self._away_since: float | None = None
-        #: When somebody's wait was last told.
+        #: Time of the last report of a wait.
         self._told_at = float("-inf")
 
     def close(self) -> None:
-        """Let every wait end at once, with the error that it waits out."""
+        """End every wait at once, with the error that it retries."""
         self._closed = True
 
     def call(self, attempt: Callable[[], T]) -> T:
@@ -81,7 +81,7 @@ class Endurance:
 
         Raises:
             PeerUnreachable: patience ended.
-            HetpipeError: what the server answers.
+            HetpipeError: the server's answer.
         """
         wait = _Wait(self)
         while True:
@@ -97,7 +97,7 @@ class Endurance:
                 return answer
 
     def stream(self, begin: Callable[[], Iterator[T]]) -> Iterator[T]:
-        """What the streams of `begin` give, the next one after each that breaks, until one ends.
+        """The items of the streams of `begin`, the next one after each that breaks, until one ends.
 
         Raises:
             PeerUnreachable, HetpipeError: as `call`.
@@ -137,7 +137,7 @@ class Endurance:
             raise PeerUnreachable(f"{self._waits.who} waited {waited:.0f} s for {self._peer}: {error}") from error
 
     def tell(self, error: HetpipeError, waited: float) -> None:
-        """Say that a call waits, once in a while."""
+        """Report that a call waits, at most once per interval."""
         now = self._waits.clock.monotonic()
         is_busy = isinstance(error, Busy)
         with self._lock:
@@ -162,7 +162,7 @@ class Endurance:
             seconds -= step
 
     def _heard(self) -> None:
-        """The server has answered."""
+        """Record an answer of the server."""
         if self._away_since is None:
             return
         with self._lock:
@@ -204,20 +204,20 @@ class _Wait:
 
 
 class RetryingCalls:
-    """`Calls` that wait for their server, and repeat what may be repeated."""
+    """`Calls` that wait for their server and retry idempotent calls."""
 
     def __init__(self, inner: Calls, endurance: Endurance) -> None:
         self._inner = inner
         self._endurance = endurance
 
     def invoke(self, call: Unary[RequestT, ReplyT], request: RequestT) -> ReplyT:
-        """See `Calls.invoke`."""
+        """Implement `Calls.invoke`."""
         if not call.is_repeatable:
             return self._inner.invoke(call, request)
         return self._endurance.call(lambda: self._inner.invoke(call, request))
 
     def stream(self, call: Streaming[RequestT, ReplyT], request: RequestT) -> Iterator[ReplyT]:
-        """See `Calls.stream`; a break is mended from the position that was reached."""
+        """Implement `Calls.stream`; after a break it resumes at the position reached."""
         resume = call.resume
         newest = request
 
@@ -230,13 +230,13 @@ class RetryingCalls:
             yield reply
 
     def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[bytes]) -> ReplyT:
-        """See `Calls.upload`."""
+        """Implement `Calls.upload`."""
         if not call.is_repeatable:
             return self._inner.upload(call, header, chunks)
         return self._endurance.call(lambda: self._inner.upload(call, header, chunks))
 
     def download(self, call: Download[RequestT], header: RequestT) -> Iterator[bytes]:
-        """See `Calls.download`; after a break the chunks begin anew."""
+        """Implement `Calls.download`; after a break the chunks start over."""
         return self._endurance.stream(lambda: self._inner.download(call, header))
 
     def close(self) -> None:

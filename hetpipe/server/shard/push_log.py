@@ -46,14 +46,14 @@ class LoggedPush:
     stage: StageIndex
     wave: Wave | None
     followed: int
-    """Records of the decision log that the shard had followed."""
+    """The number of decision-log records that the shard had executed."""
     slices: tuple[int, ...]
     """Positions of its slices in the shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveredPush:
-    """A push that an earlier process had logged."""
+    """A logged push of an earlier process."""
 
     push: LoggedPush
     payload: Extent
@@ -61,7 +61,7 @@ class RecoveredPush:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredPushes:
-    """The pushes and the state that recovery found."""
+    """The recovered pushes and state."""
 
     closed: ClosedState | None
     """The state in which to begin; None: a fresh one."""
@@ -83,7 +83,7 @@ class PushLimits:
     barrier_bytes: int
     """The same at a barrier."""
     max_bytes: int
-    """With more, nothing is taken that is ahead of the clock being built."""
+    """With more, pushes ahead of the clock under construction are rejected."""
 
 
 def push_limits(shard_bytes: int, *, num_members: int, staleness: int | None, floor: int = _FLOOR_BYTES) -> PushLimits:
@@ -96,7 +96,7 @@ def push_limits(shard_bytes: int, *, num_members: int, staleness: int | None, fl
         shard_bytes: of one copy of its weights.
         num_members: V.
         staleness: D.
-        floor: what is not worth a snapshot, however small the shard is; in bytes.
+        floor: the least bytes of log worth a snapshot, however small the shard is.
     """
     copies = max(2, num_members + 1) * shard_bytes
     worth = copies + floor
@@ -108,7 +108,7 @@ def push_limits(shard_bytes: int, *, num_members: int, staleness: int | None, fl
 
 
 def recovered_pushes(found: RecoveredLog) -> RecoveredPushes:
-    """Decode what recovery found.
+    """Decode a recovered log.
 
     Raises:
         ProtocolViolation: another version wrote it.
@@ -123,7 +123,7 @@ def recovered_pushes(found: RecoveredLog) -> RecoveredPushes:
 
 @dataclass(slots=True)
 class _LoggedWave:
-    """The pushes of one wave, of all virtual workers, that are in the log."""
+    """The logged pushes of one wave, of all virtual workers."""
 
     lsn: int
     """Of the first one."""
@@ -154,10 +154,10 @@ class PushLog:
         Args:
             storage: where.
             limits: how much, by the number of virtual workers.
-            num_members: virtual workers that found the run.
+            num_members: the initial number of virtual workers.
             start: the run's first clock.
             history_position: where the history of this process stands.
-            is_complete: whether a restart would find all that is stored of the job.
+            is_complete: whether the stored state of the job is complete for a restart.
         """
         self._storage = storage
         self._limits_for = limits
@@ -179,7 +179,7 @@ class PushLog:
         self.durable_records = 0
 
     def restore(self, old: RecoveredPushes, found: RecoveredLog) -> None:
-        """Continue with what recovery found."""
+        """Continue with the recovered state."""
         with self._lock:
             for record, push in zip(found.records, old.pushes, strict=True):
                 self._note(record.lsn, self._wave(push.push.wave), push.payload.num_bytes, old.history)
@@ -198,7 +198,7 @@ class PushLog:
         """Append a push, and wait until it is as durable as the fsync policy promises.
 
         Args:
-            push: what it is.
+            push: its description.
             stream: its bytes, in pieces.
             sums: their checksums where they are known; None: to be computed.
         """
@@ -217,7 +217,7 @@ class PushLog:
             self._completed_at[clock] = self._history_position()
 
     def check_room(self, wave: Wave | None, *, built: Clock) -> None:
-        """Refuse a push for which there is no room; never one that the clock being built needs, or nobody went on.
+        """Reject a push without room; never one for the clock under construction, which would be a deadlock.
 
         Raises:
             Busy: the log is full; come again.
@@ -305,7 +305,7 @@ class PushLog:
         logged.num_bytes += num_bytes
 
     def _go_past(self, oldest: Clock) -> None:
-        """What is older than the oldest weights that are alive is of interest no more, however long the disk fails."""
+        """Drop entries older than the oldest live weights, however long the disk fails."""
         with self._lock:
             for wave in [wave for wave in self._waves if wave < oldest]:
                 self._num_behind += 1
@@ -322,9 +322,9 @@ class PushLog:
         return self._bytes_behind > self._limits.cheap_bytes and self._storage.is_cheap
 
     def _first_needed(self, clock: Clock) -> int:
-        """The first record that whoever begins with the weights of `clock`, the oldest ones, needs."""
+        """The first record needed to start from the weights of `clock`, the oldest ones."""
         with self._lock:
-            # The newest record that is there; one that was noted may never come.
+            # The newest present record; a noted one may never arrive.
             newest = self._storage.log.next_lsn - 1
             return min([newest, *(logged.lsn for wave, logged in self._waves.items() if wave >= clock)])
 

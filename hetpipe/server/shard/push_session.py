@@ -27,7 +27,7 @@ class PushSession:
         """Begin without a byte.
 
         Args:
-            header: what the push announces.
+            header: the announcement of the push.
             indices: the positions of its slices in the shard.
             buffer: is filled.
             complete: called when all bytes are there; says how far its virtual worker is, or raises if they came too
@@ -41,7 +41,7 @@ class PushSession:
         self._runs = RunMap(header.slices, [slots[i].offset for i in indices])
         self._receiver = ChunkReceiver(buffer, self._runs)
         self._lock = threading.Lock()
-        #: Why nothing more may come of this session, once that is so.
+        #: The error that ended this session, once it has ended.
         self._ended: ProtocolViolation | None = None
 
     def write(self, chunk: bytes) -> None:
@@ -66,7 +66,7 @@ class PushSession:
 
         Raises:
             MalformedChunk: bytes are missing.
-            ProtocolViolation: what ended the session before.
+            ProtocolViolation: the error that ended the session before.
         """
         with self._lock:
             if self._ended is not None:
@@ -81,7 +81,7 @@ class PushSession:
 
     @property
     def sums(self) -> tuple[bytes, ...] | None:
-        """See `ChunkReceiver.sums`."""
+        """Implement `ChunkReceiver.sums`."""
         return self._receiver.sums
 
     def abandon(self) -> None:

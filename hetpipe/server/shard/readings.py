@@ -1,4 +1,4 @@
-"""What a parameter-server process tells Prometheus: of every job it serves, what its shard holds and has done."""
+"""The metrics of a parameter-server process: per job, the contents and counters of its shard."""
 
 from __future__ import annotations
 

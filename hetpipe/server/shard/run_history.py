@@ -1,4 +1,4 @@
-"""Where a parameter server writes down what happens to a job: in the folder of the run."""
+"""The history files of a parameter server, in the folder of the run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def file_history(host: str, pid: int, clock: TimeSource = SYSTEM_CLOCK) -> Histo
         if not config.keeps_history:
             return NullHistory()
         path = Path(config.run_dir) / "history" / f"shard-{config.shard}.jsonl"
-        # The clock shard's tells of all virtual workers; the others' of sums.
+        # The clock shard's history covers all virtual workers; the others' cover sums.
         reduction = ClockReduction() if path.name == CLOCK_SHARD_FILE else None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

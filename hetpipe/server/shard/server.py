@@ -1,4 +1,4 @@
-"""A parameter-server process's heart: the jobs it serves, and its handlers of calls."""
+"""The core of a parameter-server process: the jobs it serves, and its handlers of calls."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ from hetpipe.wire.tls import Tls
 
 log = structlog.get_logger(__name__)
 
-#: Barriers that nobody planned are for these.
+#: The reasons of unplanned barriers.
 _BARRIER_REASONS = (STOP, CHECKPOINT)
 
 
@@ -90,12 +90,12 @@ class _Job:
         self.followers = None if self.clock is None else Followers(job_shard.clock_shard, clock)
 
     def end_streams(self) -> None:
-        """Nobody follows the log any more."""
+        """End the streams of followers of the log."""
         if self.followers is not None:
             self.followers.close()
 
     def end(self) -> None:
-        """Serve nobody any more; what is kept on disk stays."""
+        """Stop serving; the state on disk stays."""
         self.end_streams()
         self.shard.stop()
 
@@ -119,8 +119,8 @@ class ShardServer:
             history: opens the history of a job.
             clock: for waits.
             tls: how to prove oneself to the clock shard of a job.
-            memory_bytes: what one job's weights may take; None: the machine's memory.
-            state: where jobs are kept on disk, so that the next process goes on with them; None: nowhere.
+            memory_bytes: the limit of one job's weights; None: the machine's memory.
+            state: the folder in which jobs are persisted for the next process; None: none.
             roots: below which folder jobs may have their runs; None: anywhere.
         """
         self._memory_bytes = machine_memory_bytes() if memory_bytes is None else memory_bytes
@@ -142,14 +142,14 @@ class ShardServer:
         self._claim: int | None = None
         #: Jobs of earlier processes, or of this one, whose state on disk is gone or damaged, and why.
         self.lost: dict[JobId, str] = {}
-        #: The job that goes from one term to the next right now: it is served again in a moment.
+        #: The job in transition from one term to the next: it is served again in a moment.
         self._changing_term: JobId | None = None
         self._on_condition: Callable[[], None] = lambda: None
-        #: What answers the calls of this shard, for callers in the same process, too.
+        #: The handlers of this shard's calls, also for callers in the same process.
         self.calls = self._handlers()
 
     def recover(self) -> None:
-        """Go on with the jobs that an earlier process kept in the folder of this one. Before anybody is served.
+        """Recover the jobs that an earlier process persisted in this one's folder. Before serving starts.
 
         Raises:
             UserError: another process has that folder, or it cannot be written.
@@ -194,7 +194,8 @@ class ShardServer:
                 self._changing_term = config.job_id
         try:
             if present is not None:
-                # First of all, as its tensors and files make room for those of the new term: nobody goes back to it.
+                # First of all, as its tensors and files make room for those of the new term: there is no way back to
+                # it.
                 present.end_streams()
                 present.shard.forget()
             job = self._enter(config)
@@ -235,23 +236,23 @@ class ShardServer:
         return self._job(job_id).shard.clock_shard.snapshot()
 
     def snapshots(self) -> dict[JobId, ClockSnapshot]:
-        """The clocks of every job of which this is the clock shard; for heartbeats."""
+        """The clocks of every job whose clock shard this is; for heartbeats."""
         with self._lock:
             jobs = dict(self._jobs)
         return {job_id: job.shard.clock_shard.snapshot() for job_id, job in jobs.items() if job.clock is not None}
 
     def jobs(self) -> tuple[JobId, ...]:
-        """The jobs that are served."""
+        """The served jobs."""
         with self._lock:
             return tuple(self._jobs)
 
     def lost_jobs(self) -> dict[JobId, str]:
-        """The jobs that would be served if what was kept of them were whole, and why it is not."""
+        """The jobs whose persisted state is lost or damaged, and why."""
         with self._lock:
             return dict(self.lost)
 
     def conditions(self) -> dict[JobId, tuple[Condition, ...]]:
-        """What endangers each job in this process, or has; for heartbeats."""
+        """The conditions of each job in this process; for heartbeats."""
         return {job.config.job_id: job.conditions.told() for job in self.job_shards()}
 
     def on_condition(self, listener: Callable[[], None]) -> None:
@@ -264,7 +265,7 @@ class ShardServer:
             return tuple(job.shard for job in self._jobs.values())
 
     def stop(self) -> None:
-        """End every stream and every job; who asks for one from now on is to wait for the next process."""
+        """End every stream and every job; later callers are told to wait for the next process."""
         with self._lock:
             self._is_ending = True
             jobs, self._jobs = self._jobs, {}
@@ -281,7 +282,7 @@ class ShardServer:
         self.calls.add_to(server, SHARD_SERVICE, TENSOR_SERVICE)
 
     def _handlers(self) -> Handlers:
-        """What answers every call of a shard; most of them by the handlers of a job."""
+        """The handlers of every call of a shard; most of them delegate to those of a job."""
         handlers = Handlers(fence=lambda: self.fence)
         handlers.on(calls.CONFIGURE, lambda config, _: self.configure(config))
         handlers.on(calls.RELEASE, lambda request, _: self.release(request.job_id))
@@ -317,11 +318,13 @@ class ShardServer:
         """Set an unplanned barrier.
 
         Raises:
-            ProtocolViolation: for a reason that no barrier is set for.
+            ProtocolViolation: the reason is unknown.
         """
         reason = request.reason
         if reason not in _BARRIER_REASONS:
-            raise ProtocolViolation(f"no barrier is set for {reason!r:.40}; ask for {' or '.join(_BARRIER_REASONS)}")
+            raise ProtocolViolation(
+                f"unknown reason for a barrier: {reason!r:.40}; use {' or '.join(_BARRIER_REASONS)}"
+            )
         return Barrier(self._job(request.job_id, request.term).shard.clock_shard.request_barrier(reason))
 
     def _evict(self, request: EvictRequest, _: Context) -> None:
@@ -338,10 +341,10 @@ class ShardServer:
         self._job(request.job_id, request.term).shard.clock_shard.admit(vw, incarnation, num_stages)
 
     def _keep_run(self, request: KeepRunRequest, _: Context) -> None:
-        """Keep what the next coordinator is to be told.
+        """Store the run document for the next coordinator.
 
         Raises:
-            ProtocolViolation: it is of another job, or does not fit what this shard serves.
+            ProtocolViolation: it is of another job, or contradicts this shard's configuration.
         """
         shard = self._job(request.job_id, request.term).shard
         check_run(shard.config, request.run)
@@ -373,7 +376,7 @@ class ShardServer:
         return self._job(header.requester.job_id).tensors.download(calls.PULL, header)
 
     def _follow_log(self, request: FollowLogRequest, context: Context) -> Iterator[LogRecords]:
-        """See `Followers.follow`."""
+        """Implement `Followers.follow`."""
         self._check_shard(context, request.job_id)
         job = self._job(request.job_id, request.term)
         followers = job.shard.of_clock_shard(job.followers)
@@ -381,13 +384,13 @@ class ShardServer:
             yield LogRecords(tuple(records))
 
     def _check_shard(self, context: Context, job_id: JobId, shard: ShardIndex | None = None) -> None:
-        """Let nobody but a job's own parameter servers act as one of them, or as `shard`.
+        """Reject callers other than the job's own parameter servers, and one that acts as another than `shard`.
 
         Raises:
             PermissionDenied: it is none of them, or another one.
         """
         peer = caller_of(context)
-        if not isinstance(peer, NamedPeer):  # a stage follows under its own name; without TLS nobody is known
+        if not isinstance(peer, NamedPeer):  # a stage follows under its own name; without TLS there are no identities
             return
         ids = [member.id for member in self._job(job_id).shard.clock_shard.shards]
         own = [index for index, member_id in enumerate(ids) if member_id == peer.member_id]
@@ -402,7 +405,7 @@ class ShardServer:
         """A job as it begins, or as an earlier process left it.
 
         Raises:
-            StateLost: an earlier process left something that cannot be used.
+            StateLost: the state of an earlier process cannot be used.
         """
         history = self._history(config)
         conditions = Conditions(self._clock)
@@ -414,7 +417,7 @@ class ShardServer:
         self._on_condition()
 
     def _on_lost(self, config: ShardConfig, error: StateLost) -> None:
-        """A job's state is damaged, or of a term that is over: who asks for the job hears that it is gone."""
+        """Mark a job as lost, as its state is damaged or of an old term: calls for it fail with the reason."""
         if isinstance(error.__cause__, StaleTerm):
             log.info("the clock shard serves a later term", sentence=str(error))
         else:

@@ -32,13 +32,13 @@ from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
 
 @dataclass(slots=True)
 class ShardCounts:
-    """What a shard has done so far."""
+    """Counters of a shard."""
 
     pushes: int = 0
     """Staged."""
     pushed_bytes: int = 0
     duplicate_pushes: int = 0
-    """Of what was staged already."""
+    """Of pushes that were staged already."""
     pulls: int = 0
     """Begun."""
     pulled_bytes: int = 0
@@ -84,7 +84,7 @@ class Shard:
         Args:
             config: the job.
             history: of this process.
-            pushes: keeps what is staged on disk; None: it is lost with this process.
+            pushes: persists staged pushes; None: they are lost with this process.
         """
         self.config = config
         self._history = history
@@ -106,7 +106,7 @@ class Shard:
         self._versions: dict[Clock, FlatBuffer] = {}
         self._building: FlatBuffer | None = None
         self._counts = ShardCounts()
-        #: What an earlier process staged and this one has not come to yet, in order.
+        #: Staged pushes of an earlier process that this one has not reached yet, in order.
         self._old: deque[RecoveredPush] = deque()
         #: Whether there may be records that an earlier process followed and this one has not: until then what is asked
         #: for may be out of order here only.
@@ -134,11 +134,11 @@ class Shard:
             self._carry_out(instruction)
 
     def caught_up(self) -> None:
-        """Everything that an earlier process followed is followed."""
+        """All records that an earlier process executed are executed again."""
         self._is_behind = False
 
     def _restage(self) -> None:
-        """Stage what an earlier process had staged when it was here."""
+        """Stage again the pushes that an earlier process had staged at this record."""
         while self._old and self._old[0].push.followed <= self._state.followed:
             old = self._old.popleft()
             header = self._header_of(old.push)
@@ -164,11 +164,11 @@ class Shard:
     # -- pushes and pulls --------------------------------------------------------------------------------------------
 
     def begin_push(self, header: PushHeader) -> PushSession | Watermarks:
-        """Admit a push before anything is allocated; of one that is staged already, how far its virtual worker is.
+        """Admit a push before anything is allocated; of an already staged one the watermark of its worker.
 
         Raises:
             ProtocolViolation: a kind of it, by `ShardState.admit`.
-            Busy: the log of pushes is full, or this shard is still reading what it was told before a restart.
+            Busy: the log of pushes is full, or this shard still replays the decision log after a restart.
         """
         self._check_stage(header.requester)
         self._check_caught_up()
@@ -209,7 +209,7 @@ class Shard:
             self._state.staged_by(header, indices)
             self._counts.pushes += 1
             self._counts.pushed_bytes += self._num_bytes(indices)
-            # Under the lock, so that no life is told to have staged anything behind what followed its eviction.
+            # Under the lock, so that no incarnation is acknowledged as staged after its eviction was executed.
             self._tell_staged(header, indices)
             return self._watermarks(who.vw)
 
@@ -235,11 +235,11 @@ class Shard:
 
     @contextmanager
     def pull(self, header: PullHeader) -> Iterator[Iterator[bytes]]:
-        """The chunks of the asked-for slices of w^(clock), inside a `with` that keeps the version alive.
+        """The chunks of the requested slices of w^(clock), inside a `with` that keeps the version alive.
 
         Raises:
             ClockNotPublished, ClockFreed, SliceMismatch, StaleTerm, StaleIncarnation: as named.
-            Busy: this shard is still reading what it was told before a restart.
+            Busy: this shard still replays the decision log after a restart.
         """
         self._check_stage(header.requester)
         self._check_caught_up()
@@ -299,7 +299,7 @@ class Shard:
         """Carry out the next record of the decision log. Called by one thread, in order.
 
         Raises:
-            StateLost: what an earlier process had kept of a push is gone, or cannot be read any more.
+            StateLost: the logged push of an earlier process is missing or unreadable.
         """
         with self._lock:
             instructions = self._state.follow(record)
@@ -314,7 +314,7 @@ class Shard:
         if isinstance(record, CommitRecord):
             failpoints.reach("commit.after_some_shards")
         if isinstance(record, EvictRecord):
-            # What an evicted virtual worker began to push and did not finish: nothing else will drop it.
+            # The unfinished pushes of an evicted virtual worker: nothing else drops them.
             self._end_pushes(lambda key: key[:2] == (record.vw, record.incarnation))
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -337,9 +337,9 @@ class Shard:
         return sum(self.layout.slots[index].num_bytes for index in indices)
 
     def _check_stage(self, requester: Requester) -> None:
-        """Refuse a stage that its virtual worker does not have; whether it has that one is for `ShardState` to say.
+        """Reject a stage index that its virtual worker does not have; `ShardState` checks the virtual worker itself.
 
-        How many stages a later life has is known to the clock shard alone, which lets no others join.
+        Only the clock shard has the number of stages of later incarnations, and lets no others join.
         """
         founded = self.config.membership.num_stages.get(requester.vw, MAX_STAGES)
         count = founded if requester.incarnation == 0 else MAX_STAGES
@@ -351,7 +351,8 @@ class Shard:
             case Initialize(clock, key):
                 with self._lock:
                     self._versions[clock] = self._staging.pop(key) if key in self._staging else self._pool.take()
-                # Whoever else had begun to push them may have died; no record says so of who is no member yet.
+                # Another incarnation that began to push them may have died; there is no record for one that is no
+                # member yet.
                 self._end_pushes(lambda key: key[2] is None)
                 self._completed(clock)
             case Apply():
@@ -392,7 +393,7 @@ class Shard:
             self._pushes.note_complete(clock)
 
     def _end_pushes(self, concerns: Callable[[StageKey], bool]) -> None:
-        """Drop what was begun to be pushed and is not finished."""
+        """Drop unfinished pushes."""
         with self._lock:
             keys = {key for key, _ in self._sessions if concerns(key)}
         for key in keys:

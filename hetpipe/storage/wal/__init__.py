@@ -1,8 +1,8 @@
-"""A write-ahead log with snapshots: what was appended is there again after the process was killed.
+"""A write-ahead log with snapshots: appended records are recovered after the process is killed.
 
-A storage engine for one replicated state machine, or any other: records are opaque bytes, appended, made durable by the
-fsync policy, recovered in order. What a record means is known to its owner alone. Import from here only; the format on
-disk, its guarantees and recovery are in `docs/semantics/storage.md`.
+A general storage engine, used here for a replicated state machine: records are opaque bytes, appended, made durable by
+the fsync policy, and recovered in order. Only the owner interprets them. Import from here only; the format on disk, its
+guarantees and recovery are described in `docs/semantics/storage.md`.
 """
 
 from hetpipe.storage.wal.log import WalOptions, WriteAheadLog

@@ -1,11 +1,11 @@
-"""An append-only log in a folder: what was appended is there again after the process was killed.
+"""An append-only log in a folder, which survives the death of the process.
 
-A record is handed to the kernel whole before `append` returns, so it outlives the process; with `fsync` and after
-`sync` it outlives the machine. The log is cut into segments. Whoever writes a snapshot `rotate`s before, and calls
-`truncate_before` when the snapshot is durable.
+`append` passes a record to the kernel as a whole before it returns, so it outlives the process; with `fsync` and after
+`sync` it outlives the machine. The log is divided into segments. To take a snapshot, call `rotate` first, and
+`truncate_before` once the snapshot is durable.
 
-A log whose disk fails is never taken for complete: `alarm` is set and nothing is appended until `reopen`, which skips
-an LSN, so that recovery sees the gap.
+After a disk error the log is never considered complete: `alarm` is set and nothing is appended until `reopen`, which
+skips an LSN, so that recovery detects the gap.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hetpipe.storage.wal.segments import first_lsn, segment_path, segment_paths
 
 log = structlog.get_logger(__name__)
 
-#: A segment is closed when it is larger, so that it can be deleted once all of its records lie behind a snapshot.
+#: A segment is closed above this size, so that it can be deleted once a snapshot covers all of its records.
 _SEGMENT_BYTES = 64 << 20
 
 
@@ -36,25 +36,25 @@ class WalOptions:
     """Size and fsync policy of a log."""
 
     max_bytes: int = 1 << 62
-    """Of all segments; beyond it `is_full` is true, and records are appended all the same."""
+    """Of all segments; above it `is_full` is true, but records are still appended."""
     segment_bytes: int = _SEGMENT_BYTES
-    """A segment that is larger is followed by another one."""
+    """A larger segment is succeeded by another one."""
     fsync: bool = False
     """Whether `sync` waits for the disk."""
 
 
 def _ignore_alarm(_: DurabilityLost | None) -> None:
-    """No listener."""
+    """Default listener, which does nothing."""
 
 
 @dataclass(slots=True)
 class _Segment:
-    """The segment that is being written."""
+    """The segment being written."""
 
     first: int
     descriptor: int
     num_bytes: int = 0
-    #: Its name is not yet durable.
+    #: Its directory entry is not yet durable.
     is_new: bool = True
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class _Segment:
 
 
 class WriteAheadLog:
-    """The end of a log, to which records are appended. Thread-safe."""
+    """The tail of a log, to which records are appended. Thread-safe."""
 
     def __init__(
         self,
@@ -74,35 +74,35 @@ class WriteAheadLog:
         disk: DiskIO = SYSTEM_DISK,
         on_alarm: Callable[[DurabilityLost | None], None] = _ignore_alarm,
     ) -> None:
-        """Begin a new segment; those that are there stay.
+        """Start a new segment; existing ones are kept.
 
         Args:
-            folder: the log's, made if missing.
-            identity: whose log it is: no other may read it.
+            folder: of the log, created if missing.
+            identity: the owner of the log, verified on reading.
             options: its size and fsync policy.
             next_lsn: of `read_log`.
-            disk: what writes.
-            on_alarm: called with the reason when records begin to be missing, and with None when all are there again.
+            disk: performs the writes.
+            on_alarm: called with the reason when records are lost, and with None when the log is complete again.
         """
         self._folder = folder
         self._on_alarm = on_alarm
         self._identity = identity
         self._options = options
-        #: See `WalOptions`; may be changed.
+        #: See `WalOptions`; mutable.
         self.max_bytes = options.max_bytes
         self._disk = disk
-        #: Guards what follows; held while a record is written.
+        #: Guards the following attributes; held while a record is written.
         self._lock = threading.Lock()
         self._next = next_lsn
         self._is_closed = False
         self._segment: _Segment | None = None
-        #: Records with lower LSNs may be missing: a disk failed since.
+        #: Records with lower LSNs may be missing after a disk error.
         self._complete_from = 0
         self._sizes = {first_lsn(path): path.stat().st_size for path in segment_paths(folder)}
         self._num_bytes = sum(self._sizes.values())
         self._alarm: DurabilityLost | None = None
-        #: Held while the disk is waited for: callers that come meanwhile share the next wait (group commit). Taken
-        #: before `_lock`, and with it where a segment is followed by another one.
+        #: Held while waiting for the disk: callers that arrive meanwhile share the next wait (group commit). Acquired
+        #: before `_lock`, and with it at a segment change.
         self._sync_lock = threading.Lock()
         self._synced = next_lsn
         with self._sync_lock, self._lock:
@@ -113,12 +113,12 @@ class WriteAheadLog:
     def append(
         self, header: bytes, payload: Sequence[Bytes] = (), *, sums: Sequence[bytes] | None = None
     ) -> int | None:
-        """Hand a record to the kernel; returns its LSN, or None if the disk did not take it (`alarm`).
+        """Pass a record to the kernel; returns its LSN, or None after a disk error (`alarm`).
 
         Args:
             header: its small part.
             payload: its large part, in pieces.
-            sums: checksums of the payload where they are known; None: to be computed.
+            sums: checksums of the payload, if known; None: to be computed.
 
         Raises:
             Unavailable: the log is closed; nothing was appended.
@@ -144,7 +144,7 @@ class WriteAheadLog:
         return lsn
 
     def sync(self, lsn: int | None) -> None:
-        """With `fsync`: return when that record is on the disk. Waiting threads share one wait; None is no record."""
+        """With `fsync`: return once the record `lsn` is on disk; None is no record. Waiting threads share one wait."""
         if lsn is None or not self._options.fsync:
             return
         with self._sync_lock:
@@ -165,21 +165,21 @@ class WriteAheadLog:
 
     @property
     def next_lsn(self) -> int:
-        """The LSN of the next record, or of one that is being written."""
+        """The LSN of the next record, or of the one being written."""
         return self._next
 
     def rotate(self) -> int:
-        """Begin another segment; returns its first LSN, from which on a snapshot taken now needs the log."""
+        """Start another segment; returns its first LSN, at which replay after a snapshot taken now begins."""
         with self._sync_lock, self._lock:
             if self._segment is not None:
                 self._try(self._open)
             return self._next - 1
 
     def truncate_before(self, lsn: int) -> None:
-        """Delete the segments all of whose records are below `lsn`; one that the disk does not let go comes next time.
+        """Delete segments that contain only records below `lsn`; one that cannot be deleted is retried next time.
 
         Raises:
-            OSError: the disk does not.
+            OSError: a segment could not be deleted.
         """
         with self._lock:
             firsts = sorted(self._sizes)
@@ -190,15 +190,15 @@ class WriteAheadLog:
             with self._lock:
                 self._num_bytes -= self._sizes.pop(first)
 
-    # -- when the disk fails -----------------------------------------------------------------------------------------
+    # -- disk errors --------------------------------------------------------------------------------------------------
 
     @property
     def alarm(self) -> DurabilityLost | None:
-        """Why records are missing; None while all are there."""
+        """Why records are missing; None while the log is complete."""
         return self._alarm
 
     def reopen(self) -> bool:
-        """Try the disk again after an alarm, which stays until `clear_alarm`; whether records are appended again."""
+        """Try the disk again after an alarm, which stays until `clear_alarm`; returns whether appending works again."""
         with self._sync_lock, self._lock:
             if self._segment is None:
                 self._next += 1
@@ -212,7 +212,7 @@ class WriteAheadLog:
             return self._segment is not None and lsn >= self._complete_from
 
     def clear_alarm(self) -> None:
-        """What is missing lies behind a snapshot: the log is complete again, unless the disk failed once more."""
+        """Clear the alarm once a snapshot covers the missing records, unless the disk has failed once more."""
         with self._lock:
             if self._segment is not None and self._alarm is not None:
                 self._alarm = None
@@ -228,35 +228,35 @@ class WriteAheadLog:
 
     @property
     def is_full(self) -> bool:
-        """Whether it has `max_bytes` or more. A log whose disk fails does not grow, and is not full."""
+        """Whether it has `max_bytes` or more. A log with a disk error does not grow, and is never full."""
         return self._num_bytes >= self.max_bytes and self._alarm is None
 
     def close(self) -> None:
-        """Close the segment; nothing more is appended."""
+        """Close the segment; nothing can be appended afterwards."""
         with self._sync_lock, self._lock:
             self._is_closed = True
             if self._segment is not None:
                 self._segment.close()
                 self._segment = None
 
-    # -- inside, with the lock held ----------------------------------------------------------------------------------
+    # -- internals, with the lock held --------------------------------------------------------------------------------
 
     @property
     def _durable_below(self) -> int:
-        """Records with lower LSNs are as durable as was promised."""
+        """Records with lower LSNs are as durable as the fsync policy promises."""
         return self._synced if self._options.fsync else self._next
 
     def _rotate_after(self, long: _Segment) -> None:
-        """Begin another segment after one that is too long, unless another thread has."""
+        """Succeed an oversized segment by another one, unless another thread has."""
         with self._sync_lock, self._lock:
             if self._segment is long:
                 self._try(self._open)
 
     def _open(self) -> None:
-        """Begin a segment in place of the present one. With both locks held.
+        """Replace the current segment by a new one. Both locks must be held.
 
-        With `fsync` what is in that one is on the disk first: or a power cut could leave the new one, and of the old
-        one not all. Then the new one is, too, before a snapshot relies on it or anything is appended.
+        With `fsync` the old segment is synced first: otherwise a power failure could leave the new segment but only
+        part of the old one. The new one is then synced, too, before a snapshot relies on it or anything is appended.
         """
         if self._segment is not None and self._options.fsync:
             self._sync_segment(self._segment)
@@ -305,8 +305,8 @@ class WriteAheadLog:
     def _fail(self, error: OSError) -> None:
         first = self._alarm is None
         self._alarm = DurabilityLost(
-            f"the write-ahead log in {self._folder} cannot be written ({error.strerror or error}); what comes now "
-            "would be lost with this process: make room, or replace the disk"
+            f"the write-ahead log in {self._folder} cannot be written ({error.strerror or error}); updates from "
+            "now on would be lost with this process: free disk space, or replace the disk"
         )
         if self._segment is not None:
             self._segment.close()

@@ -1,9 +1,9 @@
-"""The record: the unit of a write-ahead log and of a snapshot on disk, which proves itself whole.
+"""The self-verifying record: the unit of a write-ahead log and of a snapshot on disk.
 
-A record is a head, checksums, a header (small, the writer's own) and a payload (large, raw bytes). The checksums are
-those of the payload (`hetpipe.checksum`), the same as on the wire. The head holds the lengths, two log sequence numbers
-and the CRC-32 of all that lies before the payload. A record that was cut off, or has a zeroed sector or a flipped bit,
-is none. `docs/semantics/storage.md` has the byte layout.
+A record is a head, checksums, a header (small, opaque) and a payload (large, raw bytes). The checksums are those of the
+payload (`hetpipe.checksum`), the same as on the wire. The head holds the lengths, two log sequence numbers and the
+CRC-32 of everything before the payload. A record that is truncated, or has a zeroed sector or a flipped bit, is
+invalid. `docs/semantics/storage.md` has the byte layout.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from pathlib import Path
 from hetpipe.checksum import BLOCK_BYTES, SUM_BYTES, Bytes, checksum, checksums, num_checksums
 from hetpipe.errors import StateLost
 
-#: The last character is the version of the format; what another version wrote is refused.
+#: The last character is the version of the format; other versions are rejected.
 MAGIC = b"hpF3"
-#: Magic, bytes of the header, bytes of the payload, LSN, durable below.
+#: Magic, bytes of the header, bytes of the payload, LSN, lower bound of durable LSNs.
 _HEAD = struct.Struct("<4sIQQQ")
 #: CRC of head, checksums and header.
 _CRC = struct.Struct("<I")
 _FIXED_BYTES = _HEAD.size + _CRC.size
 
-#: How much is searched at a time.
+#: Bytes searched at a time.
 _STEP_BYTES = 1 << 20
 
-#: Most buffers of one system call (`IOV_MAX`).
+#: Maximum number of buffers of one system call (`IOV_MAX`).
 _MAX_BUFFERS = 1_024
 
 
 class DiskIO:
-    """The two system calls by which a disk says that it cannot; tests inject others."""
+    """The two system calls that report disk errors; tests inject others."""
 
     def write(self, descriptor: int, buffers: Sequence[Bytes]) -> int:
-        """Append the buffers, in one call; the number of bytes that were taken."""
+        """Append the buffers in one call; returns the number of bytes written."""
         return os.writev(descriptor, buffers)
 
     def sync(self, descriptor: int) -> None:
@@ -51,19 +51,19 @@ SYSTEM_DISK = DiskIO()
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Where the payload of a record lies."""
+    """Location of a record's payload."""
 
     path: Path
     offset: int
     num_bytes: int
     sums: tuple[bytes, ...]
-    """As `checksums` gives them."""
+    """As returned by `checksums`."""
 
     def blocks(self) -> Iterator[tuple[int, memoryview]]:
-        """The payload, checked, as offsets and bytes, which are there until the next ones are asked for.
+        """Yield the verified payload as offsets and bytes; each buffer is valid until the next one is requested.
 
         Raises:
-            StateLost: the file cannot be read, or no longer holds what was written.
+            StateLost: the file cannot be read, or is corrupted.
         """
         try:
             descriptor = os.open(self.path, os.O_RDONLY)
@@ -75,10 +75,10 @@ class Extent:
             raise StateLost(f"{self.path} cannot be read: {error.strerror}") from error
 
     def read_blocks(self, descriptor: int) -> Iterator[tuple[int, memoryview]]:
-        """The same from the open file.
+        """Like `blocks`, from an open file.
 
         Raises:
-            StateLost: it is not as written.
+            StateLost: the payload is corrupted.
             OSError: the file cannot be read.
         """
         step = memoryview(bytearray(min(BLOCK_BYTES, self.num_bytes)))
@@ -87,14 +87,16 @@ class Extent:
             _read_fully(descriptor, block, self.offset + place)
             if checksum(block, place=place) != expected:
                 at = self.offset + place
-                raise StateLost(f"{self.path} is damaged: {block.nbytes} bytes from {at} on are not as written")
+                raise StateLost(
+                    f"{self.path} is corrupted: the checksum of {block.nbytes} bytes at offset {at} does not match"
+                )
             yield place, block
 
     def read_into(self, target: memoryview) -> None:
-        """Fill `target`, which has as many bytes, with the payload.
+        """Read the payload into `target`, which has the same size.
 
         Raises:
-            StateLost: the file cannot be read, or no longer holds what was written.
+            StateLost: the file cannot be read, or is corrupted.
         """
         assert target.nbytes == self.num_bytes, "the target holds the whole payload"
         for place, block in self.blocks():
@@ -103,43 +105,43 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """A whole record of a file."""
+    """A complete record of a file."""
 
     lsn: int
-    """Log sequence number; of a snapshot, its number."""
+    """Log sequence number; for a snapshot, its number."""
     durable_below: int
-    """Records with lower LSNs were durable, as far as was promised, when this one was written."""
+    """Records with lower LSNs were durable, as far as promised, when this one was written."""
     header: bytes
     payload: Extent
 
     @property
     def end(self) -> int:
-        """Offset of the byte behind it."""
+        """Offset of the byte after it."""
         return self.payload.offset + self.payload.num_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class NewLogRecord:
-    """A record that is to be written; the fields are those of `LogRecord`."""
+    """A record to be written; the fields are those of `LogRecord`."""
 
     lsn: int
     durable_below: int
     header: bytes
     payload: Sequence[Bytes] = ()
     sums: Sequence[bytes] | None = None
-    """Checksums of the payload where they are known; None: to be computed."""
+    """Checksums of the payload, if known; None: to be computed."""
 
 
 def write_record(descriptor: int, record: NewLogRecord, *, disk: DiskIO = SYSTEM_DISK) -> int:
-    """Append a record; its size.
+    """Append a record; returns its size.
 
     Args:
-        descriptor: a file to which nothing else is written meanwhile.
+        descriptor: a file that has no other writer.
         record: the record.
-        disk: what writes.
+        disk: performs the writes.
 
     Raises:
-        OSError: it could not be written whole; part of it may have been.
+        OSError: it could not be written completely; part of it may have been.
     """
     pieces = [memoryview(piece).cast("B") for piece in record.payload if memoryview(piece).nbytes]
     num_bytes = sum(piece.nbytes for piece in pieces)
@@ -152,7 +154,7 @@ def write_record(descriptor: int, record: NewLogRecord, *, disk: DiskIO = SYSTEM
     while left:
         written = disk.write(descriptor, tuple(islice(left, _MAX_BUFFERS)))
         if written <= 0:
-            raise OSError(f"a write of {total} bytes took none")
+            raise OSError(f"a write of {total} bytes wrote nothing")
         while left and written >= left[0].nbytes:
             written -= left.pop(0).nbytes
         if written:
@@ -161,7 +163,7 @@ def write_record(descriptor: int, record: NewLogRecord, *, disk: DiskIO = SYSTEM
 
 
 def read_record(descriptor: int, path: Path, offset: int) -> LogRecord | None:
-    """The record at `offset` of a file, if there is a whole one.
+    """Read the record at `offset` of a file; None if there is no complete one.
 
     Raises:
         StateLost: the file begins with a record of another version of the format.
@@ -181,7 +183,7 @@ def read_record(descriptor: int, path: Path, offset: int) -> LogRecord | None:
 
 
 def is_known_durable(descriptor: int, path: Path, offset: int, lsn: int) -> bool:
-    """Whether a record at `offset` or later says that record `lsn`, which is not whole, was durable.
+    """Whether a record at `offset` or later shows that the incomplete record `lsn` was durable.
 
     Raises:
         OSError: the file cannot be read.
@@ -199,7 +201,7 @@ def is_known_durable(descriptor: int, path: Path, offset: int, lsn: int) -> bool
 
 
 def _read_head(descriptor: int, path: Path, offset: int, size: int) -> LogRecord | None:
-    """The record at `offset`, without a look at its payload."""
+    """Parse the record at `offset`, without reading its payload."""
     fixed = os.pread(descriptor, _FIXED_BYTES, offset)
     if len(fixed) < _FIXED_BYTES:
         return None
@@ -220,8 +222,8 @@ def _read_head(descriptor: int, path: Path, offset: int, size: int) -> LogRecord
 def _check_version(magic: bytes, path: Path) -> None:
     if magic != MAGIC and magic[:-1] == MAGIC[:-1]:
         raise StateLost(
-            f"{path} begins with {magic!r}, not with {MAGIC!r}: another version of hetpipe wrote it; "
-            "end the job with that version, or start it anew from a checkpoint"
+            f"{path} begins with {magic!r} instead of {MAGIC!r}: it was written by another version of hetpipe; "
+            "end the job with that version, or restart it from a checkpoint"
         )
 
 
@@ -230,5 +232,5 @@ def _read_fully(descriptor: int, part: memoryview, offset: int) -> None:
     while done < part.nbytes:
         count = os.preadv(descriptor, [part[done:]], offset + done)
         if not count:
-            raise OSError(0, "it is shorter than it was")
+            raise OSError(0, "the file was truncated")
         done += count

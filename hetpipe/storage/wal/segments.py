@@ -1,7 +1,7 @@
-"""The segments of a write-ahead log, and recovery from them: all that was appended but for a torn tail, or an error.
+"""The segments of a write-ahead log, and recovery: everything appended except for a torn tail, or an error.
 
-A segment is a file named by its first LSN. That record's header is the identity of the log; records follow without a
-gap in their LSNs.
+A segment is a file named by its first LSN. That record's header is the identity of the log; records follow without gaps
+in their LSNs.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _SUFFIX = ".log"
 
 @dataclass(frozen=True, slots=True)
 class TornTail:
-    """Bytes at the end of a segment that are no whole record: a write that the end of process or machine cut short."""
+    """Bytes at the end of a segment that are not a complete record: a write interrupted by a crash."""
 
     path: Path
     offset: int
     num_bytes: int
 
     def __str__(self) -> str:
-        """As one sentence."""
-        return f"the last {self.num_bytes} bytes of {self.path} are no whole record and are cut off"
+        """Describe as one sentence."""
+        return f"the last {self.num_bytes} bytes of {self.path} are not a complete record and are truncated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +40,15 @@ class LogContents:
 
 
 def read_log(folder: Path, *, identity: bytes, since: int) -> LogContents:
-    """The records from LSN `since` on; nothing is changed.
+    """Read the records from LSN `since` on, without modifying the log.
 
     Args:
-        folder: the log's.
-        identity: whose log it must be.
-        since: what `WriteAheadLog.rotate` returned for the snapshot in use; 0 without one.
+        folder: of the log.
+        identity: the expected owner of the log.
+        since: the LSN returned by `WriteAheadLog.rotate` for the snapshot in use; 0 without one.
 
     Raises:
-        StateLost: a record is missing or damaged though there are later ones, the log is another's, or cannot be read.
+        StateLost: a record with later ones is missing or corrupted, or the log has another owner or cannot be read.
     """
     records: list[LogRecord] = []
     torn: list[TornTail] = []
@@ -58,15 +58,15 @@ def read_log(folder: Path, *, identity: bytes, since: int) -> LogContents:
     for first in needed:
         path = segment_path(folder, first)
         if first != expected:
-            raise StateLost(f"{folder} lacks the records {expected} to {first - 1}, which {path.name} follows")
+            raise StateLost(f"{folder} lacks the records {expected} to {first - 1}, before {path.name}")
         found, tail = _read_segment(path, first)
         torn += [] if tail is None else [tail]
         if found and found[0].header != identity:
-            raise StateLost(f"{path} is the log of {found[0].header!r:.200}, not of {identity!r:.200}")
+            raise StateLost(f"{path} belongs to the log of {found[0].header!r:.200}, not of {identity!r:.200}")
         records += [record for record in found[1:] if record.lsn >= since]
         expected = first + len(found)
     if expected <= since:
-        raise StateLost(f"{folder} has no record {since}, with which its log must begin or go on")
+        raise StateLost(f"{folder} lacks record {since}, at which its log must begin or continue")
     return LogContents(tuple(records), tuple(torn), expected)
 
 
@@ -86,7 +86,7 @@ def _read_segment(path: Path, first: int) -> tuple[list[LogRecord], TornTail | N
     except OSError as error:
         raise StateLost(f"{path} cannot be read: {error.strerror}") from error
     if is_damaged:
-        raise StateLost(f"{path} is damaged at byte {offset}, before records that are whole")
+        raise StateLost(f"{path} is corrupted at byte {offset}, before valid records")
     return records, None if offset == size else TornTail(path, offset, size - offset)
 
 
@@ -96,10 +96,10 @@ def segment_paths(folder: Path) -> Iterator[Path]:
 
 
 def segment_path(folder: Path, first: int) -> Path:
-    """The segment that begins with LSN `first`."""
+    """The path of the segment that begins with LSN `first`."""
     return folder / f"{first:016d}{_SUFFIX}"
 
 
 def first_lsn(path: Path) -> int:
-    """The LSN with which a segment begins."""
+    """The first LSN of a segment."""
     return int(path.stem)

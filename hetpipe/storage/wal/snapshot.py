@@ -1,4 +1,4 @@
-"""A snapshot file: one record, there whole or not at all, also across a power cut."""
+"""A snapshot file: one record, written atomically and durably."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hetpipe.storage.wal.record import SYSTEM_DISK, DiskIO, LogRecord, NewLogRec
 
 
 class _HalfwayDisk(DiskIO):
-    """Takes the first half of what it is given, and reaches a failpoint in between."""
+    """Writes the first half of its input, and reaches a failpoint in between."""
 
     def __init__(self, disk: DiskIO, points: str) -> None:
         self._disk = disk
@@ -40,18 +40,18 @@ def write_snapshot(
     disk: DiskIO = SYSTEM_DISK,
     points: str = "snapshot",
 ) -> None:
-    """Replace `path` by a snapshot, durably whatever the fsync policy. The file before it stands until this one is.
+    """Replace `path` by a snapshot, atomically, and durably regardless of the fsync policy.
 
     Args:
         path: the file.
         number: of the snapshot, for the reader.
         header: its small part.
         payload: its large part, in pieces.
-        disk: what writes.
-        points: first part of the names of failpoints to reach; empty: none.
+        disk: performs the writes.
+        points: prefix of the names of failpoints to reach; empty: none.
 
     Raises:
-        OSError: it could not be written, or not be made durable.
+        OSError: it could not be written or synced.
     """
     with replacing(path, points=points) as temporary:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -64,10 +64,10 @@ def write_snapshot(
 
 
 def read_snapshot(path: Path) -> LogRecord:
-    """The snapshot in `path`, whose payload has been checked, too.
+    """Read the snapshot in `path` and verify its payload.
 
     Raises:
-        StateLost: there is none, it cannot be read, or it is not as it was written.
+        StateLost: there is none, or it is unreadable or corrupted.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -79,5 +79,5 @@ def read_snapshot(path: Path) -> LogRecord:
     except OSError as error:
         raise StateLost(f"{path} cannot be read: {error.strerror}") from error
     if record is None or record.end != size:
-        raise StateLost(f"{path} is no whole snapshot: it was torn or damaged ({size} bytes)")
+        raise StateLost(f"{path} is not a complete snapshot: it was torn or corrupted ({size} bytes)")
     return record

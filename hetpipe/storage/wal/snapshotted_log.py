@@ -1,12 +1,12 @@
-"""A write-ahead log and the snapshots that compact it, in one folder.
+"""A write-ahead log with the snapshots that compact it, in one folder.
 
-A snapshot says from which LSN on the log continues it. It is durable before anything it replaces is deleted; one that
-is torn or damaged is passed over for the one before, if that is still there.
+A snapshot records the LSN at which replay continues. It is durable before anything it replaces is deleted; a torn or
+corrupted snapshot is skipped in favour of the previous one, if that still exists.
 
-When to take one is up to the owner of the state, by two thresholds on the bytes behind the last snapshot. Above the
-larger one the log is compacted whatever that costs; above the smaller one, which grows with the state, as soon as
-snapshots are cheap (`SnapshottedLog.is_cheap`): they take at most a quarter of the time. So a small state has a small
-log, and a slow disk a longer one instead of a slower process.
+The owner of the state decides when to take one, by two thresholds on the bytes since the last snapshot. Above the
+larger one the log is compacted at any cost; above the smaller one, which grows with the state, as soon as snapshots are
+cheap (`SnapshottedLog.is_cheap`), that is, take at most a quarter of the time. A small state thus has a small log, and
+a slow disk leads to a longer log rather than a slower process.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ log = structlog.get_logger(__name__)
 
 _PREFIX = "snapshot-"
 
-#: After a snapshot that took t seconds the next one is cheap again when this many times t have passed.
+#: After a snapshot that took t seconds, the next one is cheap again after this many times t.
 _PAUSES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotHeader:
-    """The small part of a snapshot, as JSON on disk."""
+    """Header of a snapshot, as JSON on disk."""
 
     identity: str
-    """Whose it is."""
+    """Owner of the state."""
     since: int
-    """The LSN with which the log continues it."""
+    """The LSN at which the log continues the snapshot."""
     history: int
-    """A position in a file of the owner's, given back as it was: from there on replay may repeat its lines."""
+    """A position in a file of the owner, returned unchanged: replay may repeat the lines from there on."""
     content: str
     """The small part of the owner's state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A whole snapshot."""
+    """A complete snapshot."""
 
     number: int
     header: SnapshotHeader
@@ -61,34 +61,34 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredLog:
-    """What recovery found."""
+    """Result of recovery."""
 
     snapshot: Snapshot | None
     records: tuple[LogRecord, ...]
-    """Those behind the snapshot; without one, all."""
+    """Records after the snapshot; without one, all."""
     next_lsn: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageOptions:
-    """How state is stored."""
+    """Storage configuration."""
 
     identity: str
-    """Whose it is; state of another identity is refused."""
+    """Owner of the state; state of another owner is rejected."""
     fsync: bool = False
-    """Whether what was acknowledged survives a power cut, too."""
+    """Whether acknowledged records survive a power failure, too."""
     disk: DiskIO = SYSTEM_DISK
     on_alarm: Callable[[Path, DurabilityLost | None], None] = lambda _folder, _alarm: None
-    """Called with a folder whose log lacks records, and why; with None when that is over."""
+    """Called with a folder whose log lacks records, and the reason; with None when the log is complete again."""
     clock: Clock = SYSTEM_CLOCK
-    """Measures how long snapshots take."""
+    """Measures the duration of snapshots."""
 
 
 class SnapshottedLog:
-    """The log and the snapshots of one state machine. Thread-safe; `snapshot` is for one thread at a time."""
+    """The log and the snapshots of one state machine. Thread-safe; only one thread at a time may call `snapshot`."""
 
     def __init__(self, folder: Path, options: StorageOptions, *, recovered: RecoveredLog | None = None) -> None:
-        """Continue what `recover` found, or begin; then the folder holds nothing yet. The log is never full."""
+        """Continue from the result of `recover`, or start in an empty folder. The log is never full."""
         self._folder = folder
         self._options = options
         self.log = WriteAheadLog(
@@ -100,13 +100,13 @@ class SnapshottedLog:
             on_alarm=lambda alarm: options.on_alarm(folder, alarm),
         )
         self._thread: threading.Thread | None = None
-        #: Until then another snapshot would take more than its share of the time.
+        #: Until then another snapshot would exceed its share of the time.
         self._cheap_at = options.clock.monotonic()
         #: Number of the newest snapshot; None before the first.
         self.newest = None if recovered is None or recovered.snapshot is None else recovered.snapshot.number
 
     def append(self, header: bytes) -> int | None:
-        """Append a record and wait until it is durable; its LSN, or None (`WriteAheadLog.alarm`).
+        """Append a record and wait until it is durable; returns its LSN, or None (`WriteAheadLog.alarm`).
 
         Raises:
             Unavailable: the log is closed.
@@ -122,11 +122,11 @@ class SnapshottedLog:
 
     @property
     def is_cheap(self) -> bool:
-        """Whether a snapshot now would leave the time that snapshots take below a quarter, going by the last one."""
+        """Whether a snapshot taken now would take at most its share of the time, judging by the last one."""
         return self._options.clock.monotonic() >= self._cheap_at
 
     def in_background(self, work: Callable[[], None], name: str) -> None:
-        """Take a snapshot, which is `work`, in a thread of its own."""
+        """Take a snapshot by running `work` in a thread of its own."""
         clock = self._options.clock
 
         def measured() -> None:
@@ -146,18 +146,18 @@ class SnapshottedLog:
             self._thread.join()
 
     def close(self) -> None:
-        """Close the log, once no snapshot is being written."""
+        """Close the log after the snapshot being written, if any."""
         self.wait_idle()
         self.log.close()
 
     def snapshot(self, number: int, content: str, payload: Sequence[Bytes], *, since: int, history: int) -> bool:
-        """Write a snapshot, then delete what it replaces; whether that went well.
+        """Write a snapshot, then delete what it replaces; returns whether it succeeded.
 
         Args:
             number: of the snapshot; larger than that of the newest.
             content: the small part of the state.
             payload: the large part.
-            since: the first LSN that it lacks.
+            since: the first LSN it does not cover.
             history: see `SnapshotHeader`.
         """
         header = SnapshotHeader(self._options.identity, since, history, content)
@@ -179,15 +179,15 @@ class SnapshottedLog:
 
 
 def recover(folder: Path, *, identity: str) -> RecoveredLog:
-    """The newest whole snapshot in a folder and the records behind it; nothing is changed.
+    """Read the newest complete snapshot in a folder and the records after it, without modifying anything.
 
     Raises:
-        StateLost: it is damaged, incomplete, or of another identity.
+        StateLost: the state is corrupted or incomplete, or has another owner.
     """
     refused: list[str] = []
     for path in sorted(folder.glob(f"{_PREFIX}*"), reverse=True):
         if path.suffix:
-            continue  # one that was never finished
+            continue  # one that was never completed
         try:
             snapshot = _read_snapshot(path, identity)
             return _with_log(folder, identity, snapshot)

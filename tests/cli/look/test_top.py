@@ -219,7 +219,7 @@ def test_a_coordinator_that_is_away_is_one_sentence() -> None:
     folder = folder_of_a_run()
     result = invoke(Changing([], PeerUnreachable("the coordinator cannot be reached")), str(folder.path))
     assert (result.exit_code, result.stderr) == (
-        1, "error: the coordinator cannot be reached; what has become of the run says: hetpipe status run\n",
+        1, "error: the coordinator cannot be reached; for the state of the run: hetpipe status run\n",
     )  # fmt: skip
 
 
@@ -249,7 +249,7 @@ def test_a_job_that_nobody_leads_is_not_watched_for_ever() -> None:
     assert result.exit_code == 1
     assert "nobody leads it since its coordinator ended" in result.stdout
     assert result.stderr == (
-        f"error: for 180 s nobody has led job {JOB_ID}: nobody leads it since its coordinator ended\n"
+        f"error: job {JOB_ID} has had no leader for 180 s: nobody leads it since its coordinator ended\n"
     )
 
 

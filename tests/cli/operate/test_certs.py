@@ -81,7 +81,7 @@ def test_what_cannot_be_done_is_one_sentence() -> None:
     assert errors("issue", "ca", "stage", "0").endswith("stages get theirs from the coordinator when they start")
     assert errors("issue", "ca", "agent").endswith("hetpipe certs issue DIR agent node-a")
     assert errors("issue", "ca", "parameter-server").endswith("hetpipe certs issue DIR parameter-server 0 1")
-    assert "cannot name a process in a certificate" in errors("issue", "ca", "agent", "good", "n/a")
+    assert "is not a valid name in a certificate" in errors("issue", "ca", "agent", "good", "n/a")
     assert not Path("ca/agent-good").exists(), "nothing is made before all names are good"
 
 

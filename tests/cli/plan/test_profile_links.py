@@ -251,5 +251,5 @@ def test_ends_that_do_not_find_each_other_are_an_error() -> None:
 @pytest.mark.processes
 def test_a_silent_process_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_profiling, "_PATIENCE_SECONDS", 0.1)
-    with pytest.raises(DeadlineExceeded, match="process that measures links has said nothing"):
+    with pytest.raises(DeadlineExceeded, match="process that measures links has reported no progress"):
         profile_links(wish("sys.stdin.read()\n"), shell(), lambda _: None)

@@ -106,8 +106,8 @@ def test_it_is_not_waited_for_for_ever() -> None:
     result = invoke(Scripted([RUNNING, STOPPING]), *CLUSTER, "--timeout", "5")
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == (
-        f"error: small (job {JOB_ID}) is stopping, and has not stopped within 5 s; `hetpipe clocks` shows who does "
-        "not move, and `hetpipe stop --now` stops it without a checkpoint"
+        f"error: small (job {JOB_ID}) is stopping, and has not stopped within 5 s; `hetpipe clocks` shows which "
+        "workers do not advance, and `hetpipe stop --now` stops it without a checkpoint"
     )
 
 
@@ -146,7 +146,7 @@ def test_a_job_that_nobody_leads_is_not_waited_for_for_ever() -> None:
 
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == (
-        f"error: for 180 s nobody has led job {JOB_ID}: nobody leads it since its coordinator ended"
+        f"error: job {JOB_ID} has had no leader for 180 s: nobody leads it since its coordinator ended"
     )
 
 

@@ -215,7 +215,7 @@ class TestWhichRun:
         result = invoke(Scripted([PeerUnreachable("the coordinator cannot be reached")]), "list")
         assert (result.exit_code, result.stderr) == (
             1,
-            "error: the coordinator cannot be reached; what has become of the run says: hetpipe status runs/a\n",
+            "error: the coordinator cannot be reached; for the state of the run: hetpipe status runs/a\n",
         )
 
     def test_a_job_is_one_of_a_coordinator(self) -> None:

@@ -106,7 +106,7 @@ class TestDevices:
         run = planned(300, "workers.count=1", "workers.stages=2")
         (only,) = run.plan.virtual_workers
         plan = replace(run.plan, virtual_workers=(replace(only, stages=only.stages * 100),))
-        with pytest.raises(UserError, match="has 200 stages, and no more than 200 can be"):
+        with pytest.raises(UserError, match="has 200 stages, and at most 200 are allowed"):
             new_worker(run, plan, [NEW_AGENT])
 
 
@@ -348,13 +348,13 @@ class TestWishes:
 
     def test_the_job_must_run(self) -> None:
         machine = Driver().to(JobState.STARTING).machine
-        with pytest.raises(UserError, match="is starting; ask again when it runs"):
+        with pytest.raises(UserError, match="is starting; try again when it runs"):
             another(machine, [NEW_AGENT])
 
     def test_the_run_must_go_on(self) -> None:
         driver = Driver().to(JobState.RUNNING)
         driver.report(0, 0, StageDone(Clock(6), "end"))
-        with pytest.raises(UserError, match="is over, or about to be; nobody can join it any more"):
+        with pytest.raises(UserError, match="is over, or about to be; no virtual worker can join it any more"):
             another(driver.machine, [NEW_AGENT])
 
     def test_devices_that_play_others_are_dealt(self) -> None:

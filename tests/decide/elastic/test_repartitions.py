@@ -163,7 +163,7 @@ def test_the_way_of_a_move(run: Run) -> None:
     run.go_on({**EVEN, (1, 0): 0.15, (1, 1): 0.5}, windows=6)
     [judged] = run.events(ReplanJudged)
     assert judged.gained == pytest.approx(1.0)
-    assert "takes 500.0 ms for a minibatch by its new plan, 1000.0 ms before" in judged.sentence
+    assert "takes 500.0 ms per minibatch under its new plan, 1000.0 ms before" in judged.sentence
     assert [(row.stages[0].last_layer) for row in run.table.rows] == [2, 3]
     assert run.slow == []
 
@@ -246,7 +246,7 @@ def test_a_new_plan_whose_first_life_does_not_get_ready_is_given_up(run: Run) ->
 
     [judged] = run.events(ReplanJudged)
     assert judged.gained is None
-    assert judged.sentence == "virtual worker 1 did not get ready by its new plan; the plan before goes on"
+    assert judged.sentence == "virtual worker 1 did not become ready under its new plan; the previous plan is restored"
     assert run.settle() == []
     admit = run.tasks(Admit)[-1]
     assert admit.replan is not None

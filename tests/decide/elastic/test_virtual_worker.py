@@ -46,7 +46,7 @@ def test_an_illegal_step_raises_and_changes_nothing(state: LifeState, step: Life
         worker.take(step, now=3.0)
         assert (worker.state, worker.since) == (TABLE[state][step], 3.0)
     else:
-        with pytest.raises(InvalidTransition, match=f"virtual worker 1 cannot take {step} when it is {state} "):
+        with pytest.raises(InvalidTransition, match=f"virtual worker 1 cannot take {step} in state {state} "):
             worker.take(step, now=3.0)
         assert (worker.state, worker.since) == (state, 0.0)
 

@@ -267,7 +267,7 @@ class TestAgents:
         driver.wait(2.0)
 
         assert driver.ended().sentence == (
-            "no virtual worker is left, and agent n0 did not come back within 10 s; agent n0 stopped answering"
+            "no virtual worker is left, and agent n0 did not return within 10 s; agent n0 stopped answering"
         )
 
     def test_a_new_life_is_lost_with_its_agent_too(self, driver: Driver) -> None:

@@ -291,7 +291,7 @@ class TestWhoIsNotThere:
         driver.wait(0.5)
 
         assert driver.ended().sentence == (
-            f"{LOST}; for 20 s the job could not go back to a checkpoint: ps1 stopped answering"
+            f"{LOST}; for 20 s the job could not be rewound to a checkpoint: ps1 stopped answering"
         )
 
     def test_one_that_goes_while_it_is_told_is_told_again(self, driver: Rewinding) -> None:

@@ -102,9 +102,9 @@ def moved_bytes(case: Case, workers: Sequence[Worker]) -> tuple[dict[str, float]
                     move(share * layers[layer].parameter_bytes / n, node, shard[layer])
                     move(share * layers[layer].parameter_bytes / n, shard[layer], node)
             if index + 1 < len(worker.nodes):
-                crossing = layers[worker.cuts[index + 1] - 1].output_bytes
-                move(share * crossing, node, worker.nodes[index + 1])
-                move(share * crossing, worker.nodes[index + 1], node)
+                last = layers[worker.cuts[index + 1] - 1]
+                move(share * last.output_bytes, node, worker.nodes[index + 1])
+                move(share * last.backward_bytes, worker.nodes[index + 1], node)
     return leaving, reaching
 
 

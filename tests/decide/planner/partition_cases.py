@@ -77,8 +77,14 @@ def random_case(seed: int, shape: Shape) -> Case:
                 "backward_ms": {t: float(amount(20) if own else backward) * slow[t] for t in types},
             }
         )
+    # A source of its own: the cases are the same as without it, but for what comes back and what is forbidden.
+    cuts = random.Random(f"cuts {seed}")
+    for layer in layers[:-1] if seed % 2 else ():
+        layer["gradient_bytes"] = cuts.choice([0, 1, 2, 3]) * layer["output_bytes"] // 2
+        if cuts.random() < 0.3:
+            layer["no_cut"] = "so it is"
     profile = {
-        "version": 1,
+        "version": 2,
         "model": "random",
         "batch_size": 4,
         "input_bytes": amount(12) * MIB,
@@ -204,7 +210,12 @@ def stage_bytes(case: Case, stage: Stage, *, recompute: bool) -> int:
 
 
 def stage_ps(case: Case, stage: Stage) -> int | None:
-    """The issue's stage time in picoseconds, recomputing as the case says; None where memory does not suffice."""
+    """The stage time of its definition in picoseconds, recomputing as the case says.
+
+    None where memory does not suffice, or where the stage begins or ends at a forbidden cut.
+    """
+    if any(case.profile.layers[cut - 1].no_cut for cut in (stage.first, stage.last) if cut):
+        return None
     capacity = case.cluster.device_types[stage.kind].memory_bytes
     allowed = {"on": [True], "off": [False], "auto": [False, True]}[case.recompute]
     fitting = [again for again in allowed if stage_bytes(case, stage, recompute=again) <= capacity]
@@ -220,7 +231,7 @@ def stage_ps(case: Case, stage: Stage) -> int | None:
         total += transfer_ps(link, layers[stage.first - 1].output_bytes)
     if stage.behind is not None:
         link = link_between(case.cluster, stage.node, stage.behind)
-        total += transfer_ps(link, layers[stage.last - 1].output_bytes)
+        total += transfer_ps(link, layers[stage.last - 1].backward_bytes)
     return total
 
 

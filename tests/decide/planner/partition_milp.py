@@ -100,8 +100,9 @@ def _couple(
         if ends[index, giver, cut] and begins[index + 1, taker, cut] and (giver != taker or counts[giver] > 1):
             flow = programme.variable(integer=False)
             link = link_between(case.cluster, giver[1], taker[1])
-            time_ms = transfer_ps(link, case.profile.layers[cut - 1].output_bytes) / PS_PER_MS
-            stage_terms[index][flow] = stage_terms[index + 1][flow] = time_ms
+            layer = case.profile.layers[cut - 1]
+            stage_terms[index + 1][flow] = transfer_ps(link, layer.output_bytes) / PS_PER_MS
+            stage_terms[index][flow] = transfer_ps(link, layer.backward_bytes) / PS_PER_MS
             sent[giver].append(flow)
             received[taker].append(flow)
     for found in counts:

@@ -39,7 +39,10 @@ def search(given_workers: list[list[Made]]) -> tuple[Combinations, Mapping[int, 
         pipelines,
         minibatches_per_wave=2,
         network_cards=CARDS,
-        bytes_leaving=lambda pipeline: {"n0": origin[id(pipeline)][1] * 1000, "n1": origin[id(pipeline)][2] * 1000},
+        bytes_moved=lambda pipeline: {
+            ("n0", "out"): origin[id(pipeline)][1] * 1000,
+            ("n1", "in"): origin[id(pipeline)][2] * 1000,
+        },
     )
     return found, origin
 

@@ -43,7 +43,7 @@ def test_every_byte_counts_once(seed: int, divisor: float, data: st.DataObject) 
     leaving, reaching = moved_bytes(case, workers)
 
     assert plan.rate.cross_node_bytes_per_minibatch == pytest.approx(sum(leaving.values()))
-    assert leaving == pytest.approx(reaching)
+    assert sum(leaving.values()) == pytest.approx(sum(reaching.values()))
     # The oracle knows no pipelines that `flush` drains: tests/decide/simulator/test_round_trip.py does.
     expected = min(job_rate(case, workers), plan.rate.round_trip_samples_per_second)
     assert plan.rate.samples_per_second == pytest.approx(expected)

@@ -29,6 +29,7 @@ BLOCKS = Blocks(
     backward_ms=80.0,
     parameter_bytes=800_000_000,
     activation_bytes=64_000_000,
+    returning_bytes=2_000_000.0,
     boundary_bytes=2_000_000.0,
 )
 SERVERS = Servers(
@@ -126,7 +127,7 @@ def test_a_large_model_is_a_deep_pipeline() -> None:
 def test_the_first_that_fits_is_the_best_of_those_that_fit() -> None:
     cluster = cluster_of(["VV", "VV"], gib={"V": 3}, network=2e8)
     jobs = jobs_for(chain([30.0] * 4, {"V": 1.0}, parameters=128 * MIB, output=8 * MIB, batch_size=8), cluster, OPTIONS)
-    blocks = Blocks(8, 40.0, 80.0, 512 * MIB, 64 * MIB, 8.0 * MIB)
+    blocks = Blocks(8, 40.0, 80.0, 512 * MIB, 64 * MIB, 8.0 * MIB, 8.0 * MIB)
     servers = Servers(2, cluster.links.intra_node, cluster.links.inter_node)
 
     plan = parallel(jobs)

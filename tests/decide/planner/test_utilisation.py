@@ -77,7 +77,7 @@ def test_a_type_without_a_peak_leaves_the_other_stages_theirs_and_is_named() -> 
     plan = planned(counted(tokens=None), cluster({kind: PEAKS[kind] for kind in "VRG"}))
     assert plan.predicted.tokens_per_second is plan.predicted.model_flops_utilisation is None
     assert plan.predicted.model_flops_utilisation_reason == (
-        "no peak is known of Q, which the catalogue of device types lacks; give device_types.Q.peak_flops in the "
+        "no peak is known for Q, not listed in the catalogue of device types; give device_types.Q.peak_flops in the "
         "cluster file"
     )
     for worker in plan.virtual_workers:

@@ -49,7 +49,7 @@ class TestDecisionLog:
             log.join(VW[0], LIFE, StageIndex(2))
         with pytest.raises(StaleIncarnation, match="no such virtual worker"):
             log.join(VW[2], LIFE, StageIndex(0))
-        with pytest.raises(StaleIncarnation, match="its newest one is 0"):
+        with pytest.raises(StaleIncarnation, match="the newest is 0"):
             log.join(VW[0], Incarnation(1), StageIndex(0))
 
     def test_nothing_is_published_before_all_have_joined(self) -> None:
@@ -101,7 +101,7 @@ class TestDecisionLog:
         with pytest.raises(WaveOutOfOrder):
             log.hold(VW[0], LIFE, -1)
         assert log.hold(VW[0], LIFE, 2) == 0
-        with pytest.raises(ClockNotPublished, match="minibatch 8 needs clock 2, published is 0"):
+        with pytest.raises(ClockNotPublished, match="minibatch 8 needs clock 2, but the newest published is 0"):
             log.hold(VW[0], LIFE, 4)
         with pytest.raises(WaveOutOfOrder):
             log.hold(VW[0], LIFE, 1)
@@ -119,7 +119,7 @@ class TestDecisionLog:
         log.join(VW[1], LIFE, StageIndex(0))
         for stage in (0, 1):
             log.join(VW[0], LIFE, StageIndex(stage))
-        assert log.pending_publish_reason() == "the first weights"
+        assert log.pending_publish_reason() == "the initial weights"
         log = started()
         commit(log, 0, 0)
         assert log.pending_publish_reason() == "virtual worker 1 to commit wave 0"
@@ -206,7 +206,7 @@ class TestDecisionLog:
         acknowledge(log)
         assert log.global_clock == log.published == 0
         assert not log.finished
-        assert log.pending_publish_reason() == "any virtual worker to come back"
+        assert log.pending_publish_reason() == "any virtual worker to rejoin"
         log.validate_state()
 
     def test_a_barrier_that_was_asked_for_is_not_forgotten_when_it_is_set_anew(self) -> None:
@@ -252,7 +252,7 @@ class TestDraining:
         assert not log.staged(VW[1], LIFE, Wave(2), StageIndex(0), (), segment=Clock(0)), (
             "said before, and not answered"
         )
-        with pytest.raises(WaveOutOfOrder, match="virtual worker 1 left at clock 3, and reports wave 3"):
+        with pytest.raises(WaveOutOfOrder, match="virtual worker 1 left at clock 3, but reports wave 3"):
             log.staged(VW[1], LIFE, Wave(3), StageIndex(0), (), segment=Clock(0))
         assert not log.evict(VW[1], LIFE), "its process has ended"
         with pytest.raises(StaleIncarnation):
@@ -331,7 +331,7 @@ class TestForgetting:
         assert (first.start, log.first) == (2, first.index)
         with pytest.raises(ProtocolViolation, match=f"holds records {first.index} to"):
             log.records_from(0)
-        with pytest.raises(ProtocolViolation, match="none to follow from"):
+        with pytest.raises(ProtocolViolation, match="is not available"):
             log.records_from(log.num_records + 1, jumps=True)
         assert log.records_from(0, jumps=True) == log.records_from(-1)
         log.validate_state()
@@ -381,7 +381,7 @@ class TestPolicies:
     @pytest.mark.parametrize(("weights", "number", "p"), [("flush", 2, 5), ("double_buffer", 3, 7)])
     def test_a_question_that_comes_too_early(self, weights: WeightPolicy, number: int, p: int) -> None:
         log = started(replace(SCENARIO, weights=weights))
-        with pytest.raises(ClockNotPublished, match=f"minibatch {p} needs clock 1, published is 0"):
+        with pytest.raises(ClockNotPublished, match=f"minibatch {p} needs clock 1, but the newest published is 0"):
             log.hold(VW[0], LIFE, number)
         with pytest.raises(WaveOutOfOrder):
             log.hold(VW[0], LIFE, -1)
@@ -409,7 +409,7 @@ class TestPolicies:
             commit(log, 0, wave)
             acknowledge(log)
         number += log.segment.start - 2
-        with pytest.raises(ClockNotPublished, match=f"begins with the clock of the barrier at {log.segment.start}"):
+        with pytest.raises(ClockNotPublished, match=f"starts with the clock of the barrier at {log.segment.start}"):
             log.hold(VW[0], LIFE, number)
         assert log.members[VW[0]].last_switch == log.segment.start, "nothing was noted down"
 

@@ -62,7 +62,7 @@ class TestNewcomers:
         log = started()
         log.admit(VW[1], Incarnation(2), 1)
         assert VW[1] not in log.members, "a newer life means that the older one is over"
-        with pytest.raises(StaleIncarnation, match="its newest one is 2"):
+        with pytest.raises(StaleIncarnation, match="the newest is 2"):
             log.admit(VW[1], Incarnation(1), 1)
         with pytest.raises(StaleIncarnation, match="had no incarnation 3"):
             log.evict(VW[1], Incarnation(3))

@@ -362,7 +362,7 @@ class TestLinks:
         bench = self.measured(tmp_path, "tell({'error': 'PeerUnreachable', 'problems': ['nobody came']})\n")
         assert bench.next() == LinkResult(JOB_ID, 2, problem="nobody came")
         bench = self.measured(tmp_path, "os.kill(os.getpid(), 9)\n")
-        sentence = "the process that measures links was killed by SIGKILL before it reported"
+        sentence = "the measuring process was killed by SIGKILL before it reported"
         assert bench.next() == LinkResult(JOB_ID, 2, problem=sentence)
 
     def test_the_end_of_the_job_is_its_end(self, tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ class TestDepartingAgents:
             driver.feed(EvictAcknowledged(Vw(vw), Incarnation(1)))
         driver.wait(30.0)
 
-        assert driver.ended().sentence.startswith("no virtual worker is left, and agent n0 did not come back within 1")
+        assert driver.ended().sentence.startswith("no virtual worker is left, and agent n0 did not return within 1")
 
     def test_a_job_that_is_inspected_there_goes_back_to_the_queue(self) -> None:
         driver = Driver().to(JobState.INSPECTING)

@@ -70,7 +70,7 @@ class TestMeeting:
     @pytest.mark.parametrize("fence", [MAX_REPORTED_AHEAD + 3, FENCES.largest_reported + 1, MAX_COUNT - 1])
     def test_a_report_out_of_range_is_refused(self, fence: int) -> None:
         lead = Lead(2)
-        with pytest.raises(ProtocolViolation, match=f"reports a fence of {fence}; this coordinator knows 2"):
+        with pytest.raises(ProtocolViolation, match=f"reports a fence of {fence}; this coordinator's is 2"):
             Fences(lead).meet(replace(shard_member(0), highest_fence=fence))
         assert lead.fence == 2
 

@@ -45,7 +45,7 @@ class TestStages:
             StageNews(theirs, StageDone(Clock(1), "end")),
         ):
             with pytest.raises(
-                PermissionDenied, match=r"agent n0 tells of stage . of virtual worker 1 .* not on its node"
+                PermissionDenied, match=r"agent n0 reports stage . of virtual worker 1 .* not on its node"
             ):
                 running.tell("n0", news)
         running.wait(10.0)
@@ -55,7 +55,7 @@ class TestStages:
 
     def test_its_own_news_in_the_same_batch_count(self, running: Cluster) -> None:
         own, theirs = running.stages("n0", JOB_ID)[0], running.stages("n1", JOB_ID)[0]
-        with pytest.raises(PermissionDenied, match="1 of 2 news are refused"):
+        with pytest.raises(PermissionDenied, match="1 of 2 reports are rejected"):
             running.tell("n0", ChildExit(theirs, 1, -9), ChildExit(own, 1, -9))
         host = running.coordinator.host(JOB_ID)
         assert host is not None
@@ -70,7 +70,7 @@ class TestStages:
 
     def test_agents_tell_no_clocks_and_lose_no_jobs(self, running: Cluster) -> None:
         for told in ({"clocks": {JOB_ID: clocks(9, 9)}}, {"lost": {JobId(JOB_ID): "gone"}}):
-            with pytest.raises(PermissionDenied, match="which parameter servers have"):
+            with pytest.raises(PermissionDenied, match="which only parameter servers have"):
                 running.beat("n0", **told)
 
 
@@ -79,7 +79,7 @@ def test_no_agent_answers_for_the_one_that_inspects(cluster: Cluster) -> None:
     cluster.executor.run_all()
     [inspect] = cluster.take("n0")
     assert isinstance(inspect, InspectCommand)
-    with pytest.raises(PermissionDenied, match="agent n1 tells of an inspection"):
+    with pytest.raises(PermissionDenied, match="agent n1 reports an inspection"):
         cluster.tell("n1", InspectionResult(JOB_ID, None, "JobError", ("made up",)))
     assert state(cluster) is JobState.INSPECTING
     cluster.tell("n0", InspectionResult(JOB_ID, model()))

@@ -344,7 +344,7 @@ class TestWhatTheStoreKnows:
 
         assert loss.record.state is JobState.FAILED
         assert loss.record.failure.endswith(
-            "the store has nothing of it, either, so nobody knows what was handed in: go on from its newest "
+            "the store has nothing of it, either, so its submission is lost: resume from its newest "
             "checkpoint with `hetpipe submit --resume RUN_DIR --coordinator HOST:PORT`"
         )
         (told,) = loss.coordinator.kept_events(JOB_ID, after=7)

@@ -77,7 +77,7 @@ class TestWhoTells:
 
     def test_nobody_who_does_not_serve_the_job(self, cluster: Cluster) -> None:
         tell(cluster, GIVEN_UP, job_id=JobId("another-job"))
-        with pytest.raises(PermissionDenied, match="which parameter servers have"):
+        with pytest.raises(PermissionDenied, match="which only parameter servers have"):
             cluster.beat("n0", conditions={JOB_ID: (GIVEN_UP,)})
         assert events(cluster, ConditionRaised) == []
 
@@ -202,7 +202,7 @@ class TestRedisAway:
         (raised,) = events(cluster, ConditionRaised)
         assert raised.condition is ConditionKind.STORE_UNREACHABLE
         assert "Redis at h:6379 does not answer" in raised.sentence
-        assert "start Redis again" in raised.sentence
+        assert "restart Redis" in raised.sentence
         assert read(cluster)["store_unreachable",] == 1
         servicer = CoordinatorServicer(cluster.coordinator, host="h")
         assert [one.holds for one in servicer.status(JOB_ID).conditions] == [True]

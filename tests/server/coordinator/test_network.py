@@ -111,7 +111,7 @@ class TestCalls:
         assert [member.info for member in client.invoke(LIST_MEMBERS, ListMembersRequest()).members][-1] == worker
         network.cluster.coordinator._jobs.note_end(JobId("gone"))
         assert client.invoke(HEARTBEAT, HeartbeatRequest(worker.id, lease.registration)).ended_jobs == ()
-        with pytest.raises(PermissionDenied, match="the heartbeat of a user's own worker tells of jobs"):
+        with pytest.raises(PermissionDenied, match="the heartbeat of a user's own worker reports jobs"):
             client.invoke(HEARTBEAT, HeartbeatRequest(worker.id, lease.registration, jobs=(JobId("gone"),)))
         client.invoke(LEAVE, LeaveRequest(worker.id, lease.registration))
         client.invoke(LEAVE, LeaveRequest(worker.id, lease.registration))

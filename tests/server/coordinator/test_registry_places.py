@@ -29,7 +29,7 @@ def test_workers_of_operators_leave_the_places_of_agents_and_parameter_servers()
     registry = Registry(5.0)
     for number in range(MAX_MEMBERS[MemberRole.WORKER]):
         take(registry, worker(f"w{number}"), owner=f"operator {number % 10}")
-    with pytest.raises(ResourceExhausted, match="100 members of the role worker, which is the limit"):
+    with pytest.raises(ResourceExhausted, match="the limit of 100 members of the role worker is reached"):
         take(registry, worker("one more"), owner="operator new")
     for number in range(MAX_MEMBERS[MemberRole.AGENT]):
         take(registry, agent_member(f"n{number}"))
@@ -42,7 +42,7 @@ def test_one_operator_leaves_places_to_the_others() -> None:
     registry = Registry(5.0)
     for number in range(MAX_WORKERS_OF_OWNER):
         take(registry, worker(f"w{number}"), owner="operator a")
-    with pytest.raises(ResourceExhausted, match="operator a lists 25 workers, which is the limit"):
+    with pytest.raises(ResourceExhausted, match="operator a has registered 25 workers, which is the limit"):
         take(registry, worker("one more"), owner="operator a")
     take(registry, worker("another"), owner="operator b")
 

@@ -287,7 +287,7 @@ class TestCounters:
         result = run("store", "--store", server.url, "--json")
 
         assert result.exit_code == 2
-        assert "coordinator a leads with this store; stop it" in json.loads(result.stdout)["errors"][0]
+        assert "this store; stop it" in json.loads(result.stdout)["errors"][0]
         assert server.redis.get(redis_keys.FENCE) == str(fence)
 
     def test_memory_is_repaired_by_a_restart(self) -> None:
@@ -298,7 +298,7 @@ class TestCounters:
     def test_a_server_that_is_away(self, tmp_path: Path) -> None:
         result = run("store", "--store", f"unix://{tmp_path / 'none'}", "--json")
         assert result.exit_code == 1
-        assert "did not take a command" in json.loads(result.stdout)["errors"][0]
+        assert "rejected a command" in json.loads(result.stdout)["errors"][0]
 
 
 class TestAsACoordinatorDoes:
@@ -335,7 +335,7 @@ class TestAsACoordinatorDoes:
         server.redis.execute_command("ACL", "SETUSER", "hetpipe", "-scan")  # type: ignore[no-untyped-call]
         (tmp_path / "password").write_text(PASSWORD)
         access = RedisAccess(password_file=tmp_path / "password")
-        with pytest.raises(StoreUnavailable, match=r"does not let user hetpipe do .* `hetpipe render redis-acl`"):
+        with pytest.raises(StoreUnavailable, match=r"denies user hetpipe a permission .* `hetpipe render redis-acl`"):
             repair_store(f"unix://hetpipe@{server.socket}", access)
         store = RedisStore(f"unix://hetpipe@{server.socket}", access=access)
         with pytest.raises(StoreUnavailable, match="`hetpipe render redis-acl`"):
@@ -377,7 +377,7 @@ class TestPoisonedRegistrations:
             coordinator.register(info)
 
         assert f"{info} reports a " in str(caught.value)
-        assert f"this coordinator knows {known} and accepts no report above" in str(caught.value)
+        assert f"this coordinator's is {known}, and it accepts no report above" in str(caught.value)
         assert "`hetpipe repair state DIR`" in str(caught.value)
         is_plausible = MAX_REPORTED_AHEAD < max(info.highest_fence, info.highest_term) < 2 * MAX_REPORTED_AHEAD
         assert ("`hetpipe repair store --" in str(caught.value)) is is_plausible

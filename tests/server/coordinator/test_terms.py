@@ -25,7 +25,7 @@ FAR = (MAX_REPORTED_AHEAD + 1, TERMS.largest_reported + 1, MAX_COUNT - 1)
 @pytest.mark.parametrize("term", FAR)
 def test_a_registration_is_refused_and_no_job_gets_near_it(tmp_path: Path, term: int) -> None:
     cluster = Cluster(tmp_path)
-    with pytest.raises(ProtocolViolation, match=f"reports a term of {term}; this coordinator knows 0"):
+    with pytest.raises(ProtocolViolation, match=f"reports a term of {term}; this coordinator's is 0"):
         cluster.join(shard_member(9, term=term))
     cluster.usual()
     assert len(cluster.coordinator.members()) == 4

@@ -113,7 +113,7 @@ class TestRefusals:
         for ask in (drain, add):
             with pytest.raises(UserError, match="has no virtual worker 7; name one of these: 0, 1"):
                 ask(cluster, 7)
-        with pytest.raises(UserError, match=r"no virtual worker of job .* is out, and no device is free for another"):
+        with pytest.raises(UserError, match=r"all virtual workers of job .* are active, and no device is free"):
             add(cluster)
 
     def test_the_job_must_be_there_and_run(self, cluster: Cluster) -> None:
@@ -129,13 +129,15 @@ class TestRefusals:
 
     def test_a_new_coordinator_must_have_heard_of_it(self, cluster: Cluster) -> None:
         cluster.coordinator = cluster.new_coordinator()
-        with pytest.raises(Unavailable, match="has yet to hear from its parameter servers; ask again"):
+        with pytest.raises(
+            Unavailable, match="its parameter servers have not reached the new coordinator yet; try again"
+        ):
             drain(cluster, 1)
 
     def test_it_must_have_begun(self, tmp_path: Path) -> None:
         cluster = Cluster(tmp_path / "run")
         cluster.coordinator.submit_job(submission(job(), str(cluster.run_dir)))
-        with pytest.raises(UserError, match="is pending: it has no virtual workers yet; ask again when it runs"):
+        with pytest.raises(UserError, match="is pending: it has no virtual workers yet; try again when it runs"):
             add(cluster)
 
     def test_stages_that_alone_hold_the_weights_stay(self, tmp_path: Path) -> None:

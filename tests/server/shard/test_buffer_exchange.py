@@ -148,7 +148,7 @@ def test_who_left_may_ask_when_the_others_are_at_the_next_barrier(*, is_begun: b
     send(buffers, 0, buffers_of(6), clock=9)
     send(buffers, 0, buffers_of(6), clock=9)
     if is_begun:
-        with pytest.raises(ProtocolViolation, match="asks for buffers of the barrier at 3 too late"):
+        with pytest.raises(ProtocolViolation, match="requests buffers of the barrier at 3 too late"):
             read(buffers, 1)
 
 

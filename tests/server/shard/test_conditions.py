@@ -84,7 +84,7 @@ class TestCheckpoints:
         assert raised.holds
         assert raised.times == 2
         assert raised.sentence.startswith(
-            "the checkpoint at clock 42 was given up, the newest complete one is at clock 40"
+            "the checkpoint at clock 42 was abandoned, the newest complete one is at clock 40"
         )
         assert "No space left on device" in raised.sentence
 
@@ -110,7 +110,7 @@ class TestState:
         raised = only(conditions, KIND)
         assert raised.holds
         assert raised.sentence.startswith("parameter server 0 cannot keep what is staged (level applied): ")
-        for part in (str(tmp_path / "state"), "No space left on device", "make room, or replace the disk"):
+        for part in (str(tmp_path / "state"), "No space left on device", "free disk space, or replace the disk"):
             assert part in raised.sentence
 
         disk.room = None

@@ -69,14 +69,14 @@ def test_who_was_drained_follows_while_it_is_at_work_at_its_last_barrier(shard: 
 
 def test_an_evicted_one_gets_no_record(shard: OneShard) -> None:
     shard.clock.evict(EVICTED, Incarnation(0))
-    with pytest.raises(StaleIncarnation, match="its newest one is 0 and is evicted"):
+    with pytest.raises(StaleIncarnation, match="the newest is 0 and is evicted"):
         next(follow(shard, requester(1)))
     assert any(isinstance(record, EvictRecord) for record in follow(shard, requester(0)))
 
 
 def test_an_older_life_gets_no_record(shard: OneShard) -> None:
     shard.clock.admit(EVICTED, Incarnation(1), 1)
-    with pytest.raises(StaleIncarnation, match="its newest one is 1"):
+    with pytest.raises(StaleIncarnation, match="the newest is 1"):
         next(follow(shard, requester(1)))
     assert next(follow(shard, requester(1, incarnation=1)))
 

@@ -63,7 +63,7 @@ class TestWhatIsKept:
         cluster.processes[1].state.wait_idle()
         (snapshot,) = (tmp_path / "shard-1" / "job@1" / "pushes").glob("snapshot-*")
         snapshot.write_bytes(snapshot.read_bytes()[:-1])
-        with pytest.raises(StateLost, match=r"is no whole snapshot.*lacks the records 0 to"):
+        with pytest.raises(StateLost, match=r"is not a complete snapshot.*lacks the records 0 to"):
             cluster.boot(1)
 
     def test_a_torn_snapshot_is_passed_over_while_the_log_is_whole(self, tmp_path: Path) -> None:

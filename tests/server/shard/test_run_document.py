@@ -74,7 +74,7 @@ class TestDescription:
         assert shard.clock.describe().is_over
 
     def test_a_shard_that_was_told_nothing_says_so(self) -> None:
-        with pytest.raises(ProtocolViolation, match="no coordinator has said how job job is to be led"):
+        with pytest.raises(ProtocolViolation, match="no coordinator has stored a run document for job job"):
             OneShard(BARE).clock.describe()
 
 

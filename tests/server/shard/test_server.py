@@ -294,7 +294,7 @@ class TestCalls:
             REPORT_CHECKPOINT, ReportCheckpointRequest(requester(0), Clock(2), (parts[0],))
         ).complete
         request = ReportShardCheckpointRequest(JOB, Term(1), ShardIndex(1), Clock(7), failure="none")
-        with pytest.raises(ProtocolViolation, match="at clock 7, where no barrier asks for one"):
+        with pytest.raises(ProtocolViolation, match="at clock 7, but no barrier requires one there"):
             begun.clock.invoke(REPORT_SHARD_CHECKPOINT, request)
 
         def reported() -> bool:
@@ -479,7 +479,7 @@ class TestRefusals:
     def test_a_config_that_is_none(self, begun: Job) -> None:
         with closing(open_channel(begun.addresses[0])) as channel:
             call = channel.unary_unary(CONFIGURE.path, as_is, as_is)
-            with pytest.raises(ProtocolViolation, match="a ShardConfig without its membership"):
+            with pytest.raises(ProtocolViolation, match="a ShardConfig without its required field membership"):
                 _translating(lambda: call(b"\x0a\x02{}", timeout=SECONDS))
 
         self.assert_alive(begun)

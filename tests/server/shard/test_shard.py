@@ -184,7 +184,7 @@ class TestResends:
         one = small(stages=(2, 1))
         one.push(requester(0, 0), 0, ones()[:1], [0])
         buffers = one.buffers
-        with pytest.raises(SliceMismatch, match="staged already, by another push"):
+        with pytest.raises(SliceMismatch, match="already staged by another push"):
             one.push(requester(0, 1), 0, ones())
 
         assert one.buffers == buffers

@@ -83,10 +83,10 @@ class TestLog:
         head = struct.pack("<4sIQQQI", b"hpF2", len(WHOSE), 0, 0, 0, 0)
         old = head + zlib.crc32(WHOSE, zlib.crc32(head)).to_bytes(4, "little") + WHOSE
         segment_path(tmp_path, 0).write_bytes(old)
-        with pytest.raises(StateLost, match="another version of hetpipe wrote it"):
+        with pytest.raises(StateLost, match="written by another version of hetpipe"):
             read(tmp_path)
         (tmp_path / "snapshot").write_bytes(old)
-        with pytest.raises(StateLost, match="another version of hetpipe wrote it"):
+        with pytest.raises(StateLost, match="written by another version of hetpipe"):
             read_snapshot(tmp_path / "snapshot")
 
     def test_a_payload_in_very_many_pieces(self, tmp_path: Path) -> None:
@@ -148,16 +148,16 @@ class TestLog:
         with pytest.raises(StateLost, match="lacks the records 2 to 3"):
             read(tmp_path)
         files[2].unlink()
-        with pytest.raises(StateLost, match=f"has no record {since}"):
+        with pytest.raises(StateLost, match=f"lacks record {since}"):
             read(tmp_path, since)
 
     def test_a_folder_without_any_segment_is_lost_state(self, tmp_path: Path) -> None:
-        with pytest.raises(StateLost, match="has no record 0, with which its log must begin"):
+        with pytest.raises(StateLost, match="lacks record 0, at which its log must begin"):
             read(tmp_path)
 
     def test_the_log_of_another_job_is_refused(self, tmp_path: Path) -> None:
         new_log(tmp_path)
-        with pytest.raises(StateLost, match="is the log of b'job 7', not of b'job 8'"):
+        with pytest.raises(StateLost, match="belongs to the log of b'job 7', not of b'job 8'"):
             read_log(tmp_path, identity=b"job 8", since=0)
 
     def test_a_record_that_changed_since_it_was_found(self, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ class TestLog:
         (record,) = read(tmp_path).records
         path = record.payload.path
         path.write_bytes(path.read_bytes().replace(b"payload", b"paylord"))
-        with pytest.raises(StateLost, match="are not as written"):
+        with pytest.raises(StateLost, match="does not match"):
             record.payload.read_into(memoryview(bytearray(7)))
         path.unlink()
         with pytest.raises(StateLost, match="No such file"):
@@ -234,7 +234,7 @@ class TestDamage:
         log_file.write_bytes(log_file.read_bytes()[:-1])
         found = read(log_file.parent)
         assert len(found.records) == len(self.RECORDS) - 1
-        assert "are no whole record and are cut off" in str(found.torn[0])
+        assert "are not a complete record and are truncated" in str(found.torn[0])
         new_log(log_file.parent, following=found.next_lsn).append(b"next")
 
         assert read(log_file.parent).records[-1].header == b"next"
@@ -243,7 +243,7 @@ class TestDamage:
         whole = log_file.read_bytes()
         records = read(log_file.parent).records
         log_file.write_bytes(whole[: records[1].end] + whole[records[2].end :])
-        with pytest.raises(StateLost, match="is damaged at byte"):
+        with pytest.raises(StateLost, match="is corrupted at byte"):
             read(log_file.parent)
 
 
@@ -349,7 +349,7 @@ class TestLimits:
 
         assert [record.header for record in read(tmp_path).records] == [b"told"]
         path.write_bytes(path.read_bytes().replace(b"told", bytes(4)))
-        with pytest.raises(StateLost, match="is damaged"):
+        with pytest.raises(StateLost, match="is corrupted"):
             read(tmp_path)
 
     def test_nothing_is_believed_to_be_kept_by_a_log_that_is_closed(self, tmp_path: Path) -> None:

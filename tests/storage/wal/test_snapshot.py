@@ -35,7 +35,7 @@ class TestSnapshot:
         damaged += [whole + b"\0"]
         for bad in damaged:
             path.write_bytes(bad)
-            with pytest.raises(StateLost, match="is no whole snapshot"):
+            with pytest.raises(StateLost, match="is not a complete snapshot"):
                 read_snapshot(path)
 
     def test_a_missing_file(self, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def auto(jobs: Jobs) -> JobPlan:
 
 
 def _groupings(jobs: Jobs) -> Iterator[Groups]:
-    longest = min(LONGEST, jobs.costs.num_layers)
+    longest = min(LONGEST, jobs.costs.max_stages)
     if jobs.most_workers is not None:
         yield [tuple(jobs.devices)[:longest]]
         return

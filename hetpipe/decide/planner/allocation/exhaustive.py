@@ -126,8 +126,10 @@ class _Bounds:
     def __init__(self, jobs: Jobs) -> None:
         self._jobs = jobs
         self._alone: dict[tuple[tuple[DeviceId, ...], int], float] = {}
-        #: The fewest bytes that can cross between two stages.
-        self._thinnest_cut = min(jobs.costs.cut_bytes[1:-1], default=0)
+        #: The fewest bytes that can cross between two stages, forward and back.
+        self._thinnest_cut = min(
+            (jobs.costs.cut_bytes[cut] + jobs.costs.returning_bytes[cut] for cut in jobs.costs.allowed), default=0
+        )
 
     def of(self, groups: Groups, minibatches_per_wave: int) -> float:
         """The bound; 0 if a virtual worker does not fit in memory."""
@@ -154,7 +156,7 @@ class _Bounds:
         jobs = self._jobs
         used = [{node_of(device) for device in group} for group in groups]
         leaving = dict.fromkeys(set().union(*used), 0)
-        anywhere = 2 * minibatches_per_wave * self._thinnest_cut * sum(len(nodes) - 1 for nodes in used)
+        anywhere = minibatches_per_wave * self._thinnest_cut * sum(len(nodes) - 1 for nodes in used)
         if jobs.placement != "ed_local":
             held = jobs.place_on(jobs.shards_on(leaving)).bytes_on
             for nodes in used:

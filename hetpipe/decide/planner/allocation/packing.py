@@ -224,7 +224,7 @@ def mixes(counts: Counts, longest: int) -> list[Counts]:
 def _packings(jobs: Jobs, devices: Collection[DeviceId]) -> Iterator[Packing]:
     """For each N, the packings whose estimate is among the best."""
     pool = DevicePool(jobs.costs.cluster, devices)
-    longest = min(sum(pool.counts), jobs.costs.num_layers)
+    longest = min(sum(pool.counts), jobs.costs.max_stages)
     any_found = False
     for limit in (min(LONGEST, longest), longest):
         if not any_found:

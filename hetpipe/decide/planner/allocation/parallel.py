@@ -46,6 +46,8 @@ class Blocks:
     """|A_total|"""
     boundary_bytes: float
     """|A_input|: what enters a stage."""
+    returning_bytes: float
+    """What comes back to the stage before; |A_input| in the paper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,9 @@ def minibatch_ms(blocks: Blocks, servers: Servers, chosen: Configuration) -> flo
     if chosen.depth > 1:
         one_server = chosen.width * chosen.depth <= servers.devices_per_server
         link = servers.within if one_server else servers.between
-        between_stages_ms = 1000 * 2 * 2 * scale * blocks.boundary_bytes / link.effective_bytes_per_second
+        between_stages_ms = (
+            1000 * 2 * scale * (blocks.boundary_bytes + blocks.returning_bytes) / link.effective_bytes_per_second
+        )
     link = servers.within if chosen.width < servers.devices_per_server else servers.between
     exchanged_bytes = 2 * (chosen.width - 1) / chosen.width * blocks.parameter_bytes / chosen.depth
     between_replicas_ms = 1000 * exchanged_bytes / link.effective_bytes_per_second
@@ -109,10 +113,10 @@ def device_bytes(blocks: Blocks, chosen: Configuration) -> float:
     )
 
 
-def configurations(num_devices: int, num_layers: int, max_batch: int) -> Iterator[Configuration]:
+def configurations(num_devices: int, max_stages: int, max_batch: int) -> Iterator[Configuration]:
     """Every (w, d, b, recompute) whose minibatches make up exactly the global batch, at least d per pipeline."""
     for width in range(1, num_devices + 1):
-        for depth in range(1, min(num_devices // width, num_layers) + 1):
+        for depth in range(1, min(num_devices // width, max_stages) + 1):
             for batch_size in range(1, max_batch // (width * depth) + 1):
                 if max_batch % (width * batch_size) == 0:
                     for recompute in (False, True):
@@ -131,7 +135,7 @@ def parallel(jobs: Jobs) -> JobPlan:
     assert options.max_batch is not None
     found = [
         chosen
-        for chosen in configurations(len(jobs.devices), jobs.costs.num_layers, options.max_batch)
+        for chosen in configurations(len(jobs.devices), jobs.costs.max_stages, options.max_batch)
         if options.recompute in ("auto", _switch(chosen))
         and (jobs.most_workers is None or chosen.width <= jobs.most_workers)
         and options.minibatches_per_wave in (None, chosen.minibatches_per_wave)
@@ -172,14 +176,16 @@ def _described(jobs: Jobs) -> tuple[Blocks, Servers, int]:
             f"--weights {PLANNED_POLICY}"
         )
     kind, layers = kinds[0], costs.profile.layers
-    inner = costs.cut_bytes[1:-1] or [0]
+    forward = [costs.cut_bytes[cut] for cut in costs.allowed] or [0]
+    backward = [costs.returning_bytes[cut] for cut in costs.allowed] or [0]
     blocks = Blocks(
         batch_size=costs.profile.batch_size,
         forward_ms=sum(layer.forward_ms[kind] for layer in layers),
         backward_ms=sum(layer.backward_ms[kind] for layer in layers),
         parameter_bytes=costs.parameter_bytes[-1],
         activation_bytes=costs.activation_bytes[-1],
-        boundary_bytes=sum(inner) / len(inner),
+        boundary_bytes=sum(forward) / len(forward),
+        returning_bytes=sum(backward) / len(backward),
     )
     per_server = min(len(node.devices) for node in cluster.nodes if node.devices)
     return blocks, Servers(per_server, cluster.links.intra_node, cluster.links.inter_node), costs.memory_bytes[kind]

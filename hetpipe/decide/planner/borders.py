@@ -1,0 +1,285 @@
+"""Borders of stages: what is alive at each, what another border would cost, and where none can be. Pure.
+
+The searches in `cuts` and `pipelines` never use a forbidden cut. Here is what people are told of that, and of the
+borders that were chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Protocol
+
+from hetpipe.decide.planner.costs import Costs, MemoryModel, milliseconds
+from hetpipe.errors import PlanError
+from hetpipe.values.cluster import LinkSpec, node_of
+from hetpipe.values.ids import DeviceId
+from hetpipe.values.plan_document import BorderAlternative, PlannedBorder
+from hetpipe.values.profile import ForbiddenCut, Profile
+
+#: More reasons than this are not told in one sentence.
+_MOST_REASONS = 4
+
+#: Bottlenecks that differ by less count as equal.
+_SAME = 5e-4
+
+
+class Forbidden(Protocol):
+    """Neighbouring places where the model cannot be cut."""
+
+    @property
+    def before(self) -> str:
+        """The call behind the first of them."""
+        ...
+
+    @property
+    def upto(self) -> str:
+        """The call behind the last of them."""
+        ...
+
+    @property
+    def places(self) -> int:
+        """How many they are."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why."""
+        ...
+
+
+class Stage(Protocol):
+    """A stage of a plan."""
+
+    @property
+    def device(self) -> DeviceId:
+        """`NODE/INDEX`."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """The device's type."""
+        ...
+
+    @property
+    def first(self) -> int:
+        """Its first layer."""
+        ...
+
+    @property
+    def last(self) -> int:
+        """The layer after its last one."""
+        ...
+
+    @property
+    def recompute(self) -> bool:
+        """Whether it recomputes activations."""
+        ...
+
+
+def forbidden_cuts(profile: Profile) -> tuple[ForbiddenCut, ...]:
+    """Every place where no stage may end, within layers and between them, in order."""
+    found: list[ForbiddenCut] = []
+    for index, layer in enumerate(profile.layers):
+        found += layer.forbidden
+        if layer.no_cut:
+            behind = profile.layers[index + 1].name
+            found.append(ForbiddenCut(before=behind, upto=behind, reason=layer.no_cut))
+    return tuple(found)
+
+
+def place_text(forbidden: Forbidden) -> str:
+    """Where it is.
+
+    >>> place_text(ForbiddenCut(before="h.0.attn", upto="h.0.mlp", places=7, reason=""))
+    'before h.0.attn … h.0.mlp (7 places)'
+    """
+    if forbidden.places == 1:
+        return f"before {forbidden.before}"
+    where = forbidden.before if forbidden.before == forbidden.upto else f"{forbidden.before} … {forbidden.upto}"
+    return f"before {where} ({forbidden.places} places)"
+
+
+def too_few_cuts(num_stages: int, max_stages: int, forbidden: Sequence[Forbidden], *, fix: str) -> str:
+    """Why so many stages cannot be: the reasons of the forbidden cuts, each once, and the fix.
+
+    >>> too_few_cuts(3, 2, [ForbiddenCut(before="b", upto="b", reason="n is written before it")], fix="use 2")
+    '3 stages cannot share a model that can be cut into 2 at most: no cut before b: n is written before it; use 2'
+    """
+    if not forbidden:
+        return f"{num_stages} stages cannot share {max_stages} layers; {fix}"
+    start = f"{num_stages} stages cannot share a model that can be cut into {max_stages} at most"
+    by_reason: dict[str, list[Forbidden]] = {}
+    for each in forbidden:
+        by_reason.setdefault(each.reason, []).append(each)
+    told = []
+    for reason, places in by_reason.items():
+        left = sum(each.places for each in places[1:])
+        more = f" and at {left} more {'place' if left == 1 else 'places'}" if left else ""
+        told.append(f"no cut {place_text(places[0])}{more}: {reason}")
+    further = len(told) - _MOST_REASONS
+    shown = told[:_MOST_REASONS] + ([f"{further} more reasons (hetpipe plan --why lists them)"] if further > 0 else [])
+    return f"{start}: {'; '.join(shown)}; {fix}"
+
+
+def check_borders(stages: Sequence[Stage], costs: Costs, vw: int) -> None:
+    """Refuse a stage of a stated plan that ends at a forbidden cut.
+
+    Raises:
+        PlanError: naming the reason and the closest allowed cuts.
+    """
+    for index, stage in enumerate(stages[:-1]):
+        reason = costs.forbidden.get(stage.last)
+        if reason is None:
+            continue
+        below = max((cut for cut in costs.allowed if cut < stage.last), default=None)
+        above = min((cut for cut in costs.allowed if cut > stage.last), default=None)
+        fixes = " or ".join(str(cut) for cut in (below, above) if cut is not None)
+        fix = f"let it end after {fixes} layers" if fixes else "use one stage"
+        raise PlanError(
+            f"stage {index} of virtual worker {vw} ends before layer {stage.last} "
+            f"({costs.profile.layers[stage.last].name}), where the model cannot be cut: {reason}; {fix}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """Stages of one virtual worker with one border elsewhere."""
+
+    stages: Sequence[_Span]
+    costs: Costs
+    memory: MemoryModel
+
+    def bottleneck_ticks(self) -> int:
+        """The largest stage time."""
+        costs = self.costs
+        links: list[LinkSpec | None] = [
+            costs.cluster.link(node_of(here.device), node_of(behind.device)) for here, behind in pairwise(self.stages)
+        ]
+        return max(
+            costs.compute_ticks(stage.kind, stage.first, stage.last, recompute=stage.recompute)
+            + costs.receive_ticks(stage.first, stage.last, before, behind)
+            for stage, before, behind in zip(self.stages, [None, *links], [*links, None], strict=True)
+        )
+
+    def shortage(self) -> tuple[int, DeviceId] | None:
+        """The most that a device misses."""
+        missing = []
+        for index, stage in enumerate(self.stages):
+            needed = self.costs.stage_bytes(
+                stage.first,
+                stage.last,
+                stage=index,
+                num_stages=len(self.stages),
+                memory=self.memory,
+                recompute=stage.recompute,
+            )
+            missing.append((needed - self.costs.memory_bytes[stage.kind], stage.device))
+        most = max(missing)
+        return most if most[0] > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    device: DeviceId
+    kind: str
+    first: int
+    last: int
+    recompute: bool
+
+
+def borders_of(workers: Sequence[Sequence[Stage]], costs: Costs, memory: MemoryModel) -> tuple[PlannedBorder, ...]:
+    """The borders of a plan; of virtual workers that are alike, those of the first."""
+    found: list[PlannedBorder] = []
+    known: set[tuple[object, ...]] = set()
+    for vw, worker in enumerate(workers):
+        stages = [_Span(one.device, one.kind, one.first, one.last, one.recompute) for one in worker]
+        links = [costs.cluster.link(node_of(a.device), node_of(b.device)) for a, b in pairwise(stages)]
+        alike = (
+            tuple((one.kind, one.first, one.last, one.recompute) for one in stages),
+            tuple((link.latency_seconds, link.effective_bytes_per_second) for link in links),
+        )
+        if alike in known:
+            continue
+        known.add(alike)
+        found += [_border(vw, index, stages, link, costs, memory) for index, link in enumerate(links)]
+    return tuple(found)
+
+
+def _border(
+    vw: int, index: int, stages: Sequence[_Span], link: LinkSpec, costs: Costs, memory: MemoryModel
+) -> PlannedBorder:
+    cut = stages[index].last
+    layer = costs.profile.layers[cut - 1]
+    return PlannedBorder(
+        virtual_worker=vw,
+        stage=index,
+        cut=cut,
+        before=costs.profile.layers[cut].name,
+        forward_bytes=layer.output_bytes,
+        backward_bytes=layer.backward_bytes,
+        tie_bytes=layer.tie_bytes,
+        forward_ms=milliseconds(costs.arriving(link)[cut]),
+        backward_ms=milliseconds(costs.returning(link)[cut]),
+        alive=layer.alive,
+        alternatives=tuple(_alternatives(index, stages, costs, memory)),
+    )
+
+
+def _alternatives(
+    index: int, stages: Sequence[_Span], costs: Costs, memory: MemoryModel
+) -> Iterator[BorderAlternative]:
+    """The neighbours on both sides, up to the first that is allowed, and the cut that moves least."""
+    here, behind = stages[index], stages[index + 1]
+    now = _Moved(stages, costs, memory).bottleneck_ticks()
+    between = range(here.first + 1, behind.last)
+    wanted: set[int] = set()
+    for direction in (-1, 1):
+        cut = here.last + direction
+        while cut in between:
+            wanted.add(cut)
+            if cut not in costs.forbidden:
+                break
+            cut += direction
+    allowed = [cut for cut in between if cut not in costs.forbidden]
+    least = min(allowed, key=lambda cut: (costs.cut_bytes[cut] + costs.returning_bytes[cut], abs(cut - here.last)))
+    if _moves(least, costs) < _moves(here.last, costs):
+        wanted.add(least)
+    for cut in sorted(wanted):
+        yield _alternative(cut, index, stages, costs, memory, now)
+
+
+def _moves(cut: int, costs: Costs) -> int:
+    return costs.cut_bytes[cut] + costs.returning_bytes[cut]
+
+
+def _alternative(
+    cut: int, index: int, stages: Sequence[_Span], costs: Costs, memory: MemoryModel, now: int
+) -> BorderAlternative:
+    def with_reason(reason: str, bottleneck: int | None = None) -> BorderAlternative:
+        return BorderAlternative(
+            cut=cut,
+            before=costs.profile.layers[cut].name,
+            forward_bytes=costs.cut_bytes[cut],
+            backward_bytes=costs.returning_bytes[cut],
+            bottleneck_ms=None if bottleneck is None else milliseconds(bottleneck),
+            reason=reason,
+        )
+
+    if cut in costs.forbidden:
+        return with_reason(f"forbidden: {costs.forbidden[cut]}")
+    changed = list(stages)
+    changed[index] = replace(stages[index], last=cut)
+    changed[index + 1] = replace(stages[index + 1], first=cut)
+    moved = _Moved(changed, costs, memory)
+    shortage = moved.shortage()
+    if shortage is not None:
+        return with_reason(f"{shortage[1]} would miss {shortage[0]} bytes")
+    ticks = moved.bottleneck_ticks()
+    change = ticks / now - 1 if now else 0.0
+    if change > _SAME:
+        return with_reason(f"the longest stage would take {100 * change:.1f} % longer", ticks)
+    if change < -_SAME:
+        return with_reason(f"the longest stage would take {-100 * change:.1f} % less, but the job no less", ticks)
+    return with_reason("the longest stage would take as long", ticks)

@@ -1,0 +1,254 @@
+"""How a model is cut, as JSON: the inspection records the model once, and every stage takes it from there.
+
+Only data is written: names, numbers and structure. Types and functions go by name. They are looked up among what the
+model's own code has imported by then, and nothing is imported or called for them; one that cannot be named so (a class
+inside a function) makes the model one that each stage records for itself.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hetpipe.errors import UserError
+from hetpipe.model.cut_model import CutDescription, ModeDescription, ModelLayer, Signature
+from hetpipe.model.graph import Crossing, CutPoint
+from hetpipe.model.structure import Alias, Constant, Leaf, Named, NumberLeaf, Opaque, Several, Skeleton
+
+_LEAF = "tensor"
+
+#: Where torch's functions are; what torch hands to a function mode is one of these.
+_TORCHS = {
+    "torch": torch,
+    "Tensor": Tensor,
+    "functional": torch.nn.functional,
+    "special": torch.special,
+    "linalg": torch.linalg,
+    "fft": torch.fft,
+    "nn": torch._C._nn,  # noqa: SLF001 - its only name
+}
+
+
+class NotDescribable(UserError):
+    """Something in it has no name under which another process finds it."""
+
+
+def to_plain(description: CutDescription) -> dict[str, Any]:
+    """As JSON has it.
+
+    Raises:
+        NotDescribable: with what has no name.
+    """
+    return {
+        "signature": asdict(description.signature),
+        "floating": description.floating,
+        "layers": [asdict(layer) for layer in description.layers],
+        "training": _plain_mode(description.training),
+        "evaluation": _plain_mode(description.evaluation),
+        "decisions": description.decisions,
+    }
+
+
+def from_plain(plain: Mapping[str, Any]) -> CutDescription:
+    """What `to_plain` has written, once the model's code is imported.
+
+    Raises:
+        NotDescribable: a type or function is not there under its name.
+        KeyError, TypeError, ValueError: it is no description.
+    """
+    return CutDescription(
+        Signature(tuple(plain["signature"]["keys"]), is_mapping=plain["signature"]["is_mapping"]),
+        tuple(plain["floating"]),
+        tuple(
+            ModelLayer(layer["name"], *(tuple(layer[key]) for key in ("parameters", "frozen", "buffers", "reads")))
+            for layer in plain["layers"]
+        ),
+        _mode(plain["training"]),
+        _mode(plain["evaluation"]),
+        tuple(plain["decisions"]),
+    )
+
+
+def _plain_mode(mode: ModeDescription) -> dict[str, Any]:
+    return {
+        # Pairs, because their order counts.
+        "skeletons": [[key, _plain_skeleton(skeleton)] for key, skeleton in mode.skeletons.items()],
+        "open_paths": sorted(mode.open_paths),
+        "watched_paths": sorted(mode.watched_paths),
+        "normalised": sorted(mode.normalised),
+        "drawing_paths": sorted(mode.drawing_paths),
+        "drawing_functions": sorted(map(_function_name, mode.drawing_functions)),
+        "seeded_after": dict(mode.seeded_after),
+        "cuts": [asdict(cut) for cut in mode.cuts],
+    }
+
+
+def _mode(plain: Mapping[str, Any]) -> ModeDescription:
+    return ModeDescription(
+        {key: _skeleton(skeleton) for key, skeleton in plain["skeletons"]},
+        frozenset(plain["open_paths"]),
+        frozenset(plain["watched_paths"]),
+        frozenset((key, leaf) for key, leaf in plain["normalised"]),
+        frozenset(plain["drawing_paths"]),
+        frozenset(map(_function, plain["drawing_functions"])),
+        plain["seeded_after"],
+        tuple(map(_cut, plain["cuts"])),
+    )
+
+
+def _cut(plain: Mapping[str, Any]) -> CutPoint:
+    crossing = tuple(
+        Crossing(
+            each["name"],
+            tuple((key, leaf) for key, leaf in each["places"]),
+            each["dtype"],
+            each["num_bytes"],
+            each["has_gradient"],
+        )
+        for each in plain["crossing"]
+    )
+    return CutPoint(plain["key"], plain["label"], plain["order"], tuple(plain["around"]), crossing, plain["reason"])
+
+
+# -- skeletons -----------------------------------------------------------------------------------------------------
+
+
+def _plain_skeleton(skeleton: Skeleton) -> Any:  # noqa: PLR0911 - one case per kind
+    match skeleton:
+        case Leaf():
+            return _LEAF
+        case NumberLeaf(kind):
+            return {"number": kind.__name__}
+        case Alias(position):
+            return {"argument": position}
+        case Constant(value):
+            return {"constant": _plain_constant(value)}
+        case Several(kind, items):
+            return {"several": _type_name(kind), "items": [_plain_skeleton(item) for item in items]}
+        case Named(kind, keys, items):
+            return {
+                "named": _type_name(kind),
+                "keys": [_plain_key(key) for key in keys],
+                "items": [_plain_skeleton(item) for item in items],
+            }
+        case Opaque(kind):
+            return {"opaque": _type_name(kind)}
+
+
+def _skeleton(plain: Any) -> Skeleton:  # noqa: PLR0911 - one case per kind
+    match plain:
+        case "tensor":
+            return Leaf()
+        case {"number": kind}:
+            return NumberLeaf({"bool": bool, "int": int, "float": float}[kind])
+        case {"argument": position}:
+            return Alias(position)
+        case {"constant": value}:
+            return Constant(_constant(value))
+        case {"several": kind, "items": items}:
+            return Several(_type(kind), tuple(map(_skeleton, items)))
+        case {"named": kind, "keys": keys, "items": items}:
+            return Named(_type(kind), tuple(keys), tuple(map(_skeleton, items)))
+        case {"opaque": kind}:
+            return Opaque(_type(kind))
+        case _:
+            raise ValueError(f"{plain!r:.80} is no skeleton")
+
+
+def _plain_key(key: object) -> object:
+    if key is None or type(key) in {str, bool, int, float}:
+        return key
+    raise NotDescribable(f"a mapping with the key {key!r:.80}")
+
+
+def _plain_constant(value: Any) -> Any:
+    match value:
+        case enum.Enum():
+            return {"enum": _type_name(type(value)), "member": value.name}
+        case None | str():
+            return value
+        case bytes():
+            return {"bytes": value.hex()}
+        case type():
+            return {"type": _type_name(value)}
+        case torch.device():
+            return {"device": str(value)}
+        case torch.dtype() | torch.layout() | torch.memory_format():
+            return {"torch": str(value).removeprefix("torch.")}
+        case _:
+            raise NotDescribable(f"the constant {value!r:.80}")
+
+
+def _constant(plain: Any) -> Any:
+    match plain:
+        case None | str():
+            return plain
+        case {"enum": kind, "member": member}:
+            return _type(kind)[member]  # type: ignore[index]  # it is an enumeration
+        case {"bytes": digits}:
+            return bytes.fromhex(digits)
+        case {"type": kind}:
+            return _type(kind)
+        case {"device": device}:
+            return torch.device(device)
+        case {"torch": name}:
+            return getattr(torch, name)
+        case _:
+            raise ValueError(f"{plain!r:.80} is no constant")
+
+
+# -- names ---------------------------------------------------------------------------------------------------------
+
+
+def _found(name: str) -> Any:
+    """What `module:qualified.name` is, of a module that is imported already."""
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for attribute in path.split("."):
+        found = getattr(found, attribute, None)
+    return found
+
+
+def _type_name(kind: type) -> str:
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if _found(name) is not kind:
+        raise NotDescribable(f"the type {name}, which is not to be found under this name")
+    return name
+
+
+def _type(name: str) -> type:
+    found = _found(name)
+    if not isinstance(found, type):
+        raise NotDescribable(f"the type {name}, which is not to be found under this name")
+    return found
+
+
+def _function_names(function: Any) -> Iterator[str]:
+    name = getattr(function, "__name__", "")
+    for place, owner in _TORCHS.items():
+        if getattr(owner, name, None) == function:
+            yield f"{place}.{name}"
+    module, path = getattr(function, "__module__", None), getattr(function, "__qualname__", name)
+    if module and _found(f"{module}:{path}") == function:
+        yield f"{module}:{path}"
+
+
+def _function_name(function: Any) -> str:
+    found = next(_function_names(function), None)
+    if found is None:
+        raise NotDescribable(f"the function {function!r:.80}, which draws random numbers")
+    return found
+
+
+def _function(name: str) -> Any:
+    place, _, attribute = name.partition(".")
+    found = _found(name) if ":" in name else getattr(_TORCHS[place], attribute, None)
+    if not callable(found):
+        raise NotDescribable(f"the function {name}, which is not to be found under this name")
+    return found

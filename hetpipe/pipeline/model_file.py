@@ -1,0 +1,360 @@
+"""The model as the inspection has made it, in one file of the run: how it is cut, and the tensors that it begins with.
+
+The inspection builds and records the model once. A stage reads how it is cut, and builds the model again, without
+memory: on torch's `meta` device, where a tensor has a shape and no elements. Then it takes the tensors of its own
+layers from the file. Trainable parameters stay mapped to the file: only the stage that is asked for the first weights
+reads them. Frozen parameters and buffers are copied, since the model computes with them.
+
+Not every model can be built so: one that loads pretrained weights, or computes with tensors while it is built, needs
+memory for all of them. Such a model is built whole in each stage, by one stage after the other on a node, and cut down
+at once; how it is cut still comes from the file. The inspection tries both ways, layer by layer, before it writes the
+file (`prove_construction`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import gc
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from hetpipe.clock import Clock
+from hetpipe.durable import replacing
+from hetpipe.errors import CallableError, DeadlineExceeded, HetpipeError
+from hetpipe.model.cut_model import CutDescription
+from hetpipe.model.description import from_plain, to_plain
+from hetpipe.pipeline.chain import (
+    Layer,
+    SeedKey,
+    Values,
+    chain_of,
+    copied_buffers,
+    described_chain,
+    free_tensors,
+    hold,
+    keep_layers,
+    run_layers,
+    tensor_places,
+)
+from hetpipe.pipeline.comparison import same
+from hetpipe.pipeline.modes import enter_evaluation, enter_training
+from hetpipe.pipeline.seeds import layer_seed, preserved_generators, seed_generators
+from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
+
+#: In the folder of the run.
+MODEL_FILE = "initial.safetensors"
+
+#: Key of its metadata.
+_DESCRIPTION = "hetpipe"
+
+#: `meta`: without memory; `whole`: with all weights, one stage after the other.
+Construction = Literal["meta", "whole"]
+
+_MAX_HEADER_BYTES = 100_000_000
+
+#: Between two tries to be the one that builds.
+_PAUSE_SECONDS = 0.02
+
+
+class ModelFileUnusable(HetpipeError):
+    """The file is not there, is another one, or does not fit the user's code on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A file that has been found to be the one that the plan was made with."""
+
+    path: Path
+    construction: Construction
+    num_layers: int
+    cut: Mapping[str, Any] | None
+    """How a model is cut by its own forward (`hetpipe.model.description`); None: it names its layers."""
+
+    def chain(self, model: nn.Module) -> tuple[Layer, ...]:
+        """The layers of `model`, which `construct` has made.
+
+        Raises:
+            ModelFileUnusable: it is another model.
+            CallableError: it cannot be cut; see `chain_of`.
+        """
+        if self.cut is None:
+            layers = chain_of(model)
+        else:
+            try:
+                layers = described_chain(model, from_plain(self.cut))
+            except (HetpipeError, KeyError, TypeError, ValueError) as error:
+                raise ModelFileUnusable(f"{self.path} describes another model: {error!r}") from error
+        if len(layers) != self.num_layers:
+            raise ModelFileUnusable(f"{self.path} is of {self.num_layers} layers, but the model has {len(layers)}")
+        return layers
+
+    def take(self, layers: Sequence[Layer], device: torch.device) -> None:
+        """Put the tensors of `layers` into their places, and free what other layers had.
+
+        Raises:
+            ModelFileUnusable: one is not there, or has another shape.
+        """
+        if self.construction == "meta":
+            hold(layers, _read(self.path, layers))
+        keep_layers(layers, device)
+
+
+def construct(build: Callable[[], nn.Module], construction: Construction) -> nn.Module:
+    """The user's model, on the `meta` device or with its weights."""
+    if construction == "whole":
+        return build()
+    with torch.device("meta"):
+        return build()
+
+
+def write_model_file(path: Path, chain: Sequence[Layer], construction: Construction) -> str:
+    """Write the file, whole or not at all; returns its digest.
+
+    Args:
+        path: of the file; its folder exists.
+        chain: all layers of the model, with the tensors that it begins with.
+        construction: the way in which stages build it.
+
+    Raises:
+        NotDescribable: how the model is cut cannot be written down.
+        OSError: the disk is full or broken.
+    """
+    cut = chain[0].cut
+    said = {
+        "construction": construction,
+        "num_layers": len(chain),
+        "cut": None if cut is None else to_plain(cut.description),
+    }
+    tensors: dict[str, Tensor] = {}
+    if construction == "meta":
+        places = {name: owner[key] for name, ((owner, key), *_) in tensor_places(chain).items()}
+        tensors = {name: _alone(tensor) for name, tensor in places.items()}
+    try:
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, metadata={_DESCRIPTION: json.dumps(said)})
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    return _digest(_header(path))
+
+
+def open_model_file(path: Path, digest: str) -> ModelFile:
+    """Find the file.
+
+    Args:
+        path: of the file.
+        digest: of the one that the plan was made with.
+
+    Raises:
+        ModelFileUnusable: it is not there, or is another one.
+    """
+    try:
+        header = _header(path)
+    except (OSError, ValueError) as error:
+        raise ModelFileUnusable(f"{path} cannot be read: {error}") from error
+    if _digest(header) != digest:
+        raise ModelFileUnusable(f"{path} is not the file that the plan was made with")
+    said = json.loads(json.loads(header)["__metadata__"][_DESCRIPTION])
+    return ModelFile(path, said["construction"], said["num_layers"], said["cut"])
+
+
+def _header(path: Path) -> bytes:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= _MAX_HEADER_BYTES:
+            raise ValueError(f"a header of {length} bytes")
+        found = file.read(length)
+    if len(found) < length:
+        raise ValueError("it ends too early")
+    return found
+
+
+def _digest(header: bytes) -> str:
+    return blake2b(header, digest_size=16).hexdigest()
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """The tensor in memory of its own: safetensors refuses views and tensors that share memory."""
+    plain = tensor.detach().cpu()
+    is_view = plain.untyped_storage().nbytes() != plain.nbytes or not plain.is_contiguous()
+    return plain.contiguous().clone() if is_view else plain
+
+
+def _read(path: Path, layers: Sequence[Layer]) -> dict[str, Tensor]:
+    """What `layers` need: trainable parameters as a map of the file, the rest in memory."""
+    trainable = {name for layer in layers for name in layer.parameters.values()}
+    found: dict[str, Tensor] = {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name, ((owner, key), *_) in tensor_places(layers).items():
+                tensor = file.get_tensor(name)
+                made = owner[key]
+                if tensor.shape != made.shape or tensor.dtype != made.dtype:
+                    raise ModelFileUnusable(f"{path} has {name} as {list(tensor.shape)} {tensor.dtype}")
+                found[name] = tensor if name in trainable else tensor.clone()
+    except (OSError, SafetensorError) as error:
+        raise ModelFileUnusable(f"{path} cannot be read: {error}") from error
+    return found
+
+
+@contextmanager
+def one_at_a_time(path: Path, clock: Clock, *, deadline_seconds: float) -> Iterator[None]:
+    """A block that one process of a node runs at a time, for what takes the memory of a whole model.
+
+    Args:
+        path: of the file that is locked; the lock ends with the process.
+        clock: paces the tries.
+        deadline_seconds: longest wait.
+
+    Raises:
+        DeadlineExceeded: others have not got done in time.
+    """
+    started = clock.monotonic()
+    with path.open("ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if clock.monotonic() - started > deadline_seconds:
+                    raise DeadlineExceeded(
+                        f"waited {deadline_seconds:.0f} s for the other stages of this node, which build the whole "
+                        f"model one after the other ({path})"
+                    ) from None
+                clock.sleep(_PAUSE_SECONDS)
+        try:
+            yield
+        finally:
+            _give_back_memory()
+
+
+def _give_back_memory() -> None:
+    """What was freed goes back to the kernel, though processes that compute keep freed memory."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+# -- proof ---------------------------------------------------------------------------------------------------------
+
+
+def prove_construction(
+    build: Callable[[], nn.Module], chain: Sequence[Layer], inputs: Values, *, seed: int
+) -> tuple[Construction | None, str]:
+    """Find the way in which stages may build the model: each layer alone must compute what it computes in `chain`.
+
+    Args:
+        build: makes the user's model under the job's seed.
+        chain: all layers of a model that `build` has made, with the tensors that it begins with; left as they are.
+        inputs: of a few samples.
+        seed: of the job.
+
+    Returns:
+        The way; None: each stage builds the model and records it for itself. And why it is not `meta`, or nothing.
+    """
+    why = ""
+    cut = chain[0].cut
+    ways: tuple[Construction, ...] = ("meta", "whole")
+    for construction in ways:
+        try:
+            with preserved_generators():
+                model = construct(build, construction)
+                made = chain_of(model) if cut is None else described_chain(model, _again(cut.description))
+                _compare(chain, made, inputs, seed)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it does not work this way
+            why = why or str(error).split("\n", maxsplit=1)[0]
+        else:
+            return construction, why
+    return None, why
+
+
+def _again(description: CutDescription) -> CutDescription:
+    """As a stage gets it."""
+    return from_plain(json.loads(json.dumps(to_plain(description))))
+
+
+def _compare(chain: Sequence[Layer], made: Sequence[Layer], inputs: Values, seed: int) -> None:
+    """Run each layer of `made` with nothing but its own tensors.
+
+    Raises:
+        CallableError: it computes something else, or does not run.
+    """
+    if len(made) != len(chain):
+        raise CallableError(f"it has {len(made)} layers then, instead of {len(chain)}")
+    both = (*chain, *made)
+    for is_training in (True, False):
+        for layer in both:
+            (enter_training if is_training else enter_evaluation)(layer.modes)
+        try:
+            with torch.set_grad_enabled(is_training):
+                _compare_layers(chain, made, inputs, seed)
+        finally:
+            for layer in both:
+                enter_training(layer.modes)
+
+
+def _compare_layers(chain: Sequence[Layer], made: Sequence[Layer], inputs: Values, seed: int) -> None:
+    with copied_buffers(chain if chain[0].cut is None else chain[:1]):
+        expected = _outputs(chain, _tensors(chain), inputs, seed)
+    before = _tensors(made)
+    with _absent(made):
+        values = inputs
+        for layer, other in zip(chain, made, strict=True):
+            with _held(other, _tensors([layer]), before):
+                values = _outputs([other], _tensors([other]), values, seed)
+    if len(expected) != len(values) or not all(map(same, expected, values)):
+        raise CallableError("it computes something else then")
+
+
+def _tensors(layers: Sequence[Layer]) -> dict[str, Tensor]:
+    return {name: owner[key] for name, ((owner, key), *_) in tensor_places(layers).items()}
+
+
+def _outputs(layers: Sequence[Layer], tensors: Mapping[str, Tensor], values: Values, seed: int) -> Values:
+    names = [name for layer in layers for name in layer.parameters.values()]
+    weights = {name: tensors[name].detach().clone().requires_grad_() for name in names}
+    given = tuple(value.detach().clone() for value in values)
+
+    def seeded(key: SeedKey) -> None:
+        seed_generators(layer_seed(seed, VirtualWorkerIndex(0), Minibatch(1), key))
+
+    return tuple(value.detach() for value in run_layers(layers, weights, given, seeded))
+
+
+@contextmanager
+def _absent(layers: Sequence[Layer]) -> Iterator[None]:
+    """In this block a cut model has no tensors."""
+    kept = [(owner, key, owner[key]) for places in tensor_places(layers).values() for owner, key in places]
+    free_tensors(layers, (), torch.device("cpu"))
+    try:
+        yield
+    finally:
+        for owner, key, tensor in kept:
+            owner[key] = tensor
+
+
+@contextmanager
+def _held(layer: Layer, tensors: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> Iterator[None]:
+    """In this block the layer has copies of `tensors`, in place of what it was `made` with; before and after, none."""
+    places = tensor_places([layer])
+    absent = [(owner, key, owner[key]) for each in places.values() for owner, key in each]
+    for name, each in places.items():
+        for owner, key in each:
+            owner[key] = made[name]
+    try:
+        hold([layer], {name: tensor.detach().clone() for name, tensor in tensors.items()})
+        yield
+    finally:
+        for owner, key, tensor in absent:
+            owner[key] = tensor
