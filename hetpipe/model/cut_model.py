@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from hetpipe.model.graph import (
     CHECKPOINTED,
     CutPoint,
     ForbiddenPlaces,
+    agreeing,
     cuts_of,
     first_uses,
     forbidden_places,
@@ -36,6 +37,9 @@ Values = tuple[Tensor, ...]
 Places = tuple[tuple[dict[str, Tensor], str], ...]
 
 _INPUTS = "inputs"
+
+#: How many questions to shared values are answered both ways when a model is recorded: each is one more forward.
+_MOST_QUESTIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,31 +146,41 @@ def describe(
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     specs = {name: (str(p.dtype).removeprefix("torch."), p.nbytes) for name, p in trainable.items()}
     records: dict[bool, Recorded] = {}
+    variants: dict[bool, list[Recorded]] = {}
     with _kept_buffers(model):
         for training in (False, True):
             set_training(training)
+            needed = results_of if training else _whole
             with torch.set_grad_enabled(training):
-                records[training] = _recorded(
-                    model, signature, example, floating, results_of if training else lambda output: output
-                )
+                records[training] = _recorded(model, signature, example, floating, needed)
+                variants[training] = _variants(model, signature, example, floating, needed, records[training])
     set_training(True)
-    found = {training: cuts_of(each.recording, specs, splits_ties=splits_ties) for training, each in records.items()}
+    every = {
+        training: [cuts_of(each.recording, specs, splits_ties=splits_ties) for each in (records[training], *others)]
+        for training, others in variants.items()
+    }
+    found = {training: agreeing(own, others) for training, (own, *others) in every.items()}
     allowed = {cut.key: cut for cut in found[False] if not cut.reason}
     common = [cut for cut in found[True] if not cut.reason and cut.key in allowed]
     chosen = tuple(common) if keep_all else layers_from(common, work_until(records[True].recording, specs))
     cuts = {True: chosen, False: tuple(allowed[cut.key] for cut in chosen)}
     reads = [
-        of_training | of_evaluation
-        for of_training, of_evaluation in zip(
-            *(reads_of(records[training].recording, cuts[training]) for training in (True, False)), strict=True
+        frozenset[str]().union(*of_each)
+        for of_each in zip(
+            *(
+                reads_of(each.recording, [cut for cut in own if cut.key in {border.key for border in chosen}])
+                for training, others in variants.items()
+                for each, own in zip((records[training], *others), every[training], strict=True)
+            ),
+            strict=True,
         )
     ]
     description = CutDescription(
         signature,
         floating,
         _layers(model, records[True], chosen, reads),
-        _mode(records[True], chosen, len(floating)),
-        _mode(records[False], cuts[False], len(floating)),
+        _mode(records[True], variants[True], chosen, len(floating)),
+        _mode(records[False], variants[False], cuts[False], len(floating)),
     )
     frames = records[True].recording.frames
     whole = dict.fromkeys(frame.why_closed for frame in frames if frame.closed and frame.closed != CHECKPOINTED)
@@ -180,11 +194,16 @@ def _recorded(
     example: Values,
     floating: Sequence[str],
     results_of: Callable[[Any], Any],
+    denied: int | None = None,
 ) -> Recorded:
     tensors = {key: value.detach().clone() for key, value in zip(signature.keys, example, strict=True)}
     try:
         return record(
-            model, lambda: signature.call(model, tensors), {key: tensors[key] for key in floating}, results_of
+            model,
+            lambda: signature.call(model, tensors),
+            {key: tensors[key] for key in floating},
+            results_of,
+            denied=denied,
         )
     except CallableError:
         raise
@@ -192,6 +211,29 @@ def _recorded(
         if is_out_of_memory(error):
             raise
         raise CallableError(forward_failure(model, tensors, error)) from error
+
+
+def _whole(output: Any) -> Any:
+    return output
+
+
+def _variants(
+    model: nn.Module,
+    signature: Signature,
+    example: Values,
+    floating: Sequence[str],
+    results_of: Callable[[Any], Any],
+    recorded: Recorded,
+) -> list[Recorded]:
+    """What the forward does where a question to shared values gets the other answer, a question at a time.
+
+    Other minibatches give these answers. Those with which the model does not run are left out: no data give them.
+    """
+    found = []
+    for question in range(min(recorded.num_questions, _MOST_QUESTIONS)):
+        with suppress(CallableError):
+            found.append(_recorded(model, signature, example, floating, results_of, question))
+    return found
 
 
 @contextmanager
@@ -419,18 +461,31 @@ def _places(model: nn.Module, attribute: str) -> dict[str, Places]:
     return {name: tuple(places) for name, places in found.items()}
 
 
-def _mode(recorded: Recorded, cuts: tuple[CutPoint, ...], num_floating: int) -> ModeDescription:
-    frames = recorded.recording.frames
-    paths = {frame.position: frame.path for frame in frames}
+def _mode(
+    recorded: Recorded, variants: Sequence[Recorded], cuts: tuple[CutPoint, ...], num_floating: int
+) -> ModeDescription:
+    paths = {frame.position: frame.path for frame in recorded.recording.frames}
     open_paths = frozenset(paths[position] for cut in cuts for position in cut.around)
-    inside = {frame.path for frame in frames if frame.parent is not None and frames[frame.parent].path in open_paths}
+    everything = (recorded, *variants)
+    inside = {
+        frame.path
+        for each in everything
+        for frame in each.recording.frames
+        if frame.parent is not None and each.recording.frames[frame.parent].path in open_paths
+    }
+    otherwise = {
+        f"{key} in variant {number}": skeleton
+        for number, each in enumerate(variants)
+        for key, skeleton in each.skeletons.items()
+        if recorded.skeletons.get(key) != skeleton
+    }
     return ModeDescription(
-        {_INPUTS: _inputs_skeleton(num_floating), **recorded.skeletons},
+        {_INPUTS: _inputs_skeleton(num_floating), **recorded.skeletons, **otherwise},
         open_paths or frozenset({""}),
         open_paths | inside | {""},
         frozenset(place for cut in cuts for each in cut.crossing for place in each.places),
-        recorded.drawing_paths,
-        recorded.drawing_functions,
+        frozenset[str]().union(*(each.drawing_paths for each in everything)),
+        frozenset[Any]().union(*(each.drawing_functions for each in everything)),
         recorded.seeded_after,
         cuts,
     )

@@ -19,6 +19,7 @@ from hetpipe.model.calls import (
     calling_frame,
     checkpointing_above,
     has_own_call,
+    looks_into,
     name_of,
 )
 from hetpipe.model.graph import CHECKPOINTED, DECIDES, DRAWS, UNSEEN, RecordedCall, Recording, Step, Value
@@ -42,6 +43,8 @@ class Recorded:
     `torch.utils.checkpoint` stashes is that seed."""
     output: Any
     """What the model returned."""
+    num_questions: int
+    """How often Python asked shared values for a yes or no."""
 
 
 @dataclass(slots=True)
@@ -64,7 +67,12 @@ class _StepNote:
 
 
 def record(
-    model: nn.Module, call: Callable[[], Any], inputs: Mapping[str, Tensor], results_of: Callable[[Any], Any]
+    model: nn.Module,
+    call: Callable[[], Any],
+    inputs: Mapping[str, Tensor],
+    results_of: Callable[[Any], Any],
+    *,
+    denied: int | None = None,
 ) -> Recorded:
     """Watch `call`, which calls `model` with `inputs` among others.
 
@@ -73,8 +81,9 @@ def record(
         call: one forward.
         inputs: the floating ones, by name.
         results_of: what the loss needs of what `call` returns, as nested containers of tensors.
+        denied: number of a question (from 0) that gets the opposite of its answer.
     """
-    return _Recorder(model, inputs).run(call, results_of)
+    return _Recorder(model, inputs, denied).run(call, results_of)
 
 
 def _states() -> tuple[bytes | Tensor, Any, Any]:
@@ -94,7 +103,7 @@ def _same_python(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
 class _Recorder(Interception):
     """Keeps every tensor of the forward alive, so that their identities tell them apart."""
 
-    def __init__(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> None:
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Tensor], denied: int | None) -> None:
         names: dict[int, str] = {}
         for name, module in model.named_modules():
             names.setdefault(id(module), name)
@@ -103,6 +112,8 @@ class _Recorder(Interception):
         self._parameters = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
         self._frozen = {id(p): name for name, p in model.named_parameters() if not p.requires_grad}
         self._buffers = {id(buffer): name for name, buffer in model.named_buffers()}
+        self._denied = denied
+        self._num_questions = 0
         self._count = 0
         self._frames: list[RecordedCall] = []
         self._steps: list[tuple[int, _StepNote]] = []
@@ -149,6 +160,7 @@ class _Recorder(Interception):
             frozenset(self._drawing_functions),
             self._seeded_after,
             output,
+            self._num_questions,
         )
 
     # -- modules -----------------------------------------------------------------------------------------------------
@@ -211,7 +223,12 @@ class _Recorder(Interception):
     def on_shared(self, function: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         if not self.stack:
             return function(*args, **kwargs)
-        return self._call(function, name_of(function), args, kwargs, tensors, is_shared=True)
+        name = name_of(function)
+        result = self._call(function, name, args, kwargs, tensors, is_shared=True)
+        if isinstance(result, bool) and tensors and looks_into(name, args):
+            self._num_questions += 1
+            return result != (self._num_questions - 1 == self._denied)
+        return result
 
     def _call(self, function: Any, name: str, args: Any, kwargs: Any, tensors: list[Tensor], *, is_shared: bool) -> Any:
         frame = self.stack[-1]
