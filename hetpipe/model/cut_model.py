@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from hetpipe.model.graph import (
     CHECKPOINTED,
     CutPoint,
     ForbiddenPlaces,
+    agreeing,
     cuts_of,
     first_uses,
     forbidden_places,
@@ -37,6 +38,12 @@ Values = tuple[Tensor, ...]
 Places = tuple[tuple[dict[str, Tensor], str], ...]
 
 _INPUTS = "inputs"
+
+#: How many questions to shared values are answered both ways when a model is recorded: each is one more forward.
+_MOST_QUESTIONS = 8
+
+#: How many lines that decide are named when a minibatch is refused.
+_MOST_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,31 +151,41 @@ def describe(
     floating = tuple(key for key, value in zip(signature.keys, example, strict=True) if _is_floating(value))
     specs = _specs(model)
     records: dict[bool, Recorded] = {}
+    variants: dict[bool, list[Recorded]] = {}
     with _kept_buffers(model):
         for training in (False, True):
             set_training(training)
+            needed = results_of if training else _whole
             with torch.set_grad_enabled(training):
-                records[training] = _recorded(
-                    model, signature, example, floating, results_of if training else lambda output: output
-                )
+                records[training] = _recorded(model, signature, example, floating, needed)
+                variants[training] = _variants(model, signature, example, floating, needed, records[training])
     set_training(True)
-    found = {training: cuts_of(each.recording, specs, splits_ties=splits_ties) for training, each in records.items()}
+    every = {
+        training: [cuts_of(each.recording, specs, splits_ties=splits_ties) for each in (records[training], *others)]
+        for training, others in variants.items()
+    }
+    found = {training: agreeing(own, others) for training, (own, *others) in every.items()}
     allowed = {cut.key: cut for cut in found[False] if not cut.reason}
     common = [cut for cut in found[True] if not cut.reason and cut.key in allowed]
     chosen = tuple(common) if keep_all else layers_from(common, work_until(records[True].recording, specs))
     cuts = {True: chosen, False: tuple(allowed[cut.key] for cut in chosen)}
     reads = [
-        of_training | of_evaluation
-        for of_training, of_evaluation in zip(
-            *(reads_of(records[training].recording, cuts[training]) for training in (True, False)), strict=True
+        frozenset[str]().union(*of_each)
+        for of_each in zip(
+            *(
+                reads_of(each.recording, [cut for cut in own if cut.key in {border.key for border in chosen}])
+                for training, others in variants.items()
+                for each, own in zip((records[training], *others), every[training], strict=True)
+            ),
+            strict=True,
         )
     ]
     description = CutDescription(
         signature,
         floating,
         _layers(model, records[True], chosen, reads),
-        _mode(records[True], chosen, len(floating)),
-        _mode(records[False], cuts[False], len(floating)),
+        _mode(records[True], variants[True], chosen, len(floating)),
+        _mode(records[False], variants[False], cuts[False], len(floating)),
         records[True].decisions,
     )
     frames = records[True].recording.frames
@@ -189,8 +206,7 @@ def _recorded(
     example: Values,
     floating: Sequence[str],
     results_of: Callable[[Any], Any],
-    *,
-    opposed: str = "",
+    denied: int | None = None,
 ) -> Recorded:
     tensors = {key: value.detach().clone() for key, value in zip(signature.keys, example, strict=True)}
     try:
@@ -199,7 +215,7 @@ def _recorded(
             lambda: signature.call(model, tensors),
             {key: tensors[key] for key in floating},
             results_of,
-            opposed=opposed,
+            denied=denied,
         )
     except CallableError:
         raise
@@ -207,6 +223,29 @@ def _recorded(
         if is_out_of_memory(error):
             raise
         raise CallableError(forward_failure(model, tensors, error)) from error
+
+
+def _whole(output: Any) -> Any:
+    return output
+
+
+def _variants(
+    model: nn.Module,
+    signature: Signature,
+    example: Values,
+    floating: Sequence[str],
+    results_of: Callable[[Any], Any],
+    recorded: Recorded,
+) -> list[Recorded]:
+    """What the forward does where a question to shared values gets the other answer, a question at a time.
+
+    Other minibatches give these answers. Those with which the model does not run are left out: no data give them.
+    """
+    found = []
+    for question in range(min(recorded.num_questions, _MOST_QUESTIONS)):
+        with suppress(CallableError):
+            found.append(_recorded(model, signature, example, floating, results_of, question))
+    return found
 
 
 @contextmanager
@@ -256,35 +295,6 @@ class CutModel:
         }
         self.output: Any = None
         self.ties: Mapping[str, Tensor] = {}
-
-    def fragile_cuts(self, example: Values, results_of: Callable[[Any], Any]) -> dict[str, tuple[str, ...]]:
-        """Borders of layers at which something is missing if the forward decides otherwise on its integer inputs.
-
-        Args:
-            example: a minibatch.
-            results_of: what the loss needs of the output.
-
-        Returns:
-            The line of user code that decides, as ` (FILE line N)` → the names of the layers behind those borders.
-            Where the opposite answer cannot be computed on this minibatch, nothing is known of it.
-        """
-        found: dict[str, tuple[str, ...]] = {}
-        specs = _specs(self.model)
-        for place in self.description.decisions[:_MAX_OPPOSED]:
-            try:
-                with _kept_buffers(self.model):
-                    other = _recorded(self.model, self.signature, example, self._floating, results_of, opposed=place)
-            except CallableError:
-                continue
-            places = {cut.key: _places_of(cut) for cut in cuts_of(other.recording, specs) if not cut.reason}
-            amiss = [
-                layer.name
-                for layer, cut in zip(self.layers[1:], self._modes[True].cuts, strict=True)
-                if not (places.get(cut.key, _NOWHERE) <= _places_of(cut) and _makers_of(cut) <= other.skeletons.keys())
-            ]
-            if amiss:
-                found[place] = tuple(amiss)
-        return found
 
     # -- the boundary ------------------------------------------------------------------------------------------------
 
@@ -409,7 +419,7 @@ class CutModel:
         except CallableError as error:
             if not self.description.decisions:
                 raise
-            places = ",".join(self.description.decisions[:_MAX_OPPOSED])
+            places = ",".join(self.description.decisions[:_MOST_NAMED])
             raise CallableError(f"{error}; its inputs decide about that{places}") from error
 
     def _given(self, start: CutPoint | None, values: Values, normalise: Normalise) -> dict[str, Tensor]:
@@ -450,23 +460,6 @@ class CutModel:
                 owner[key] = before
 
 
-#: So many decisions of a model are tried with the opposite answer.
-_MAX_OPPOSED = 4
-
-
-def _places_of(cut: CutPoint) -> frozenset[tuple[str, tuple[tuple[str, int], ...]]]:
-    return frozenset((each.name, each.places) for each in cut.crossing)
-
-
-def _makers_of(cut: CutPoint) -> frozenset[str]:
-    """The entries that make what crosses."""
-    return frozenset(each.places[0][0] for each in cut.crossing if each.places)
-
-
-#: No crossing at all is what no cut has.
-_NOWHERE = frozenset({("", ())})
-
-
 def _crossing(name: str, end: CutPoint, made: Mapping[str, Tensor]) -> Tensor:
     """A value that crosses a cut: one that came or was made.
 
@@ -505,18 +498,31 @@ def _places(model: nn.Module, attribute: str) -> dict[str, Places]:
     return {name: tuple(places) for name, places in found.items()}
 
 
-def _mode(recorded: Recorded, cuts: tuple[CutPoint, ...], num_floating: int) -> ModeDescription:
-    frames = recorded.recording.frames
-    paths = {frame.position: frame.path for frame in frames}
+def _mode(
+    recorded: Recorded, variants: Sequence[Recorded], cuts: tuple[CutPoint, ...], num_floating: int
+) -> ModeDescription:
+    paths = {frame.position: frame.path for frame in recorded.recording.frames}
     open_paths = frozenset(paths[position] for cut in cuts for position in cut.around)
-    inside = {frame.path for frame in frames if frame.parent is not None and frames[frame.parent].path in open_paths}
+    everything = (recorded, *variants)
+    inside = {
+        frame.path
+        for each in everything
+        for frame in each.recording.frames
+        if frame.parent is not None and each.recording.frames[frame.parent].path in open_paths
+    }
+    otherwise = {
+        f"{key} in variant {number}": skeleton
+        for number, each in enumerate(variants)
+        for key, skeleton in each.skeletons.items()
+        if recorded.skeletons.get(key) != skeleton
+    }
     return ModeDescription(
-        {_INPUTS: _inputs_skeleton(num_floating), **recorded.skeletons},
+        {_INPUTS: _inputs_skeleton(num_floating), **recorded.skeletons, **otherwise},
         open_paths or frozenset({""}),
         open_paths | inside | {""},
         frozenset(place for cut in cuts for each in cut.crossing for place in each.places),
-        recorded.drawing_paths,
-        recorded.drawing_functions,
+        frozenset[str]().union(*(each.drawing_paths for each in everything)),
+        frozenset[Any]().union(*(each.drawing_functions for each in everything)),
         recorded.seeded_after,
         cuts,
     )

@@ -11,7 +11,7 @@ again, so it never crosses. All others are made by one entry and cross every cut
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
@@ -37,6 +37,7 @@ REENTRANT_TIE = (
     "in another order; use_reentrant=False can be cut"
 )
 UNMOVED = "{} is of type {}, which does not cross cuts"
+VARIES = "what is called or crosses there depends on what shared values answer (a mask without padding, for example)"
 TRAINING_ONLY = "evaluation calls something else there"
 DRAWS = "the forward of {} draws from `random` or NumPy by itself"
 
@@ -412,6 +413,27 @@ class ForbiddenPlaces:
     """The entry behind the last of them."""
     places: int
     reason: str
+
+
+def agreeing(cuts: Sequence[CutPoint], others: Iterable[Sequence[CutPoint]]) -> tuple[CutPoint, ...]:
+    """The same cuts, those forbidden that are not allowed in each of `others`, with the same values crossing.
+
+    Args:
+        cuts: of the recording by which the model is cut.
+        others: of recordings in which shared values gave other answers.
+    """
+    found = tuple(cuts)
+    for other in others:
+        there = {cut.key: _what_crosses(cut) for cut in other if not cut.reason}
+        found = tuple(
+            cut if cut.reason or there.get(cut.key) == _what_crosses(cut) else replace(cut, reason=VARIES)
+            for cut in found
+        )
+    return found
+
+
+def _what_crosses(cut: CutPoint) -> tuple[object, ...]:
+    return cut.around, tuple((each.name, each.places, each.dtype, each.has_gradient) for each in cut.crossing)
 
 
 def forbidden_places(

@@ -20,6 +20,7 @@ from hetpipe.model.calls import (
     calling_frame,
     checkpointing_above,
     has_own_call,
+    looks_into,
     name_of,
 )
 from hetpipe.model.graph import CHECKPOINTED, DECIDES, DRAWS, UNSEEN, RecordedCall, Recording, Step, Value
@@ -43,8 +44,10 @@ class Recorded:
     `torch.utils.checkpoint` stashes is that seed."""
     output: Any
     """What the model returned."""
-    decisions: tuple[str, ...] = ()
+    decisions: tuple[str, ...]
     """Lines of user code that ask shared values for a yes or no, as ` (FILE line N)`."""
+    num_questions: int
+    """How often Python asked shared values for a yes or no."""
 
 
 @dataclass(slots=True)
@@ -66,17 +69,13 @@ class _StepNote:
     is_reentrant: bool = False
 
 
-#: Functions that answer yes or no by the elements of tensors.
-_ANSWERS = frozenset({"__bool__", "allclose", "equal", "is_nonzero", "item"})
-
-
 def record(
     model: nn.Module,
     call: Callable[[], Any],
     inputs: Mapping[str, Tensor],
     results_of: Callable[[Any], Any],
     *,
-    opposed: str = "",
+    denied: int | None = None,
 ) -> Recorded:
     """Watch `call`, which calls `model` with `inputs` among others.
 
@@ -85,9 +84,9 @@ def record(
         call: one forward.
         inputs: the floating ones, by name.
         results_of: what the loss needs of what `call` returns, as nested containers of tensors.
-        opposed: one of the `decisions` of an earlier recording, whose answers are turned into their opposites.
+        denied: number of a question (from 0) that gets the opposite of its answer.
     """
-    return _Recorder(model, inputs, opposed).run(call, results_of)
+    return _Recorder(model, inputs, denied).run(call, results_of)
 
 
 def _states() -> tuple[bytes | Tensor, Any, Any]:
@@ -107,8 +106,7 @@ def _same_python(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
 class _Recorder(Interception):
     """Keeps every tensor of the forward alive, so that their identities tell them apart."""
 
-    def __init__(self, model: nn.Module, inputs: Mapping[str, Tensor], opposed: str) -> None:
-        self._opposed = opposed
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Tensor], denied: int | None) -> None:
         self._decisions: dict[str, None] = {}
         names: dict[int, str] = {}
         for name, module in model.named_modules():
@@ -119,6 +117,8 @@ class _Recorder(Interception):
         self._parameters = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
         self._frozen = {id(p): name for name, p in model.named_parameters() if not p.requires_grad}
         self._buffers = {id(buffer): name for name, buffer in model.named_buffers()}
+        self._denied = denied
+        self._num_questions = 0
         self._count = 0
         self._frames: list[RecordedCall] = []
         self._steps: list[tuple[int, _StepNote]] = []
@@ -166,6 +166,7 @@ class _Recorder(Interception):
             self._seeded_after,
             output,
             tuple(self._decisions),
+            self._num_questions,
         )
 
     # -- modules -----------------------------------------------------------------------------------------------------
@@ -228,7 +229,13 @@ class _Recorder(Interception):
     def on_shared(self, function: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         if not self.stack:
             return function(*args, **kwargs)
-        return self._call(function, name_of(function), args, kwargs, tensors, is_shared=True)
+        name = name_of(function)
+        result = self._call(function, name, args, kwargs, tensors, is_shared=True)
+        if isinstance(result, bool) and tensors and looks_into(name, args):
+            self._decisions[place_of_call(calling_frame())] = None
+            self._num_questions += 1
+            return result != (self._num_questions - 1 == self._denied)
+        return result
 
     def _call(self, function: Any, name: str, args: Any, kwargs: Any, tensors: list[Tensor], *, is_shared: bool) -> Any:
         frame = self.stack[-1]
@@ -239,10 +246,6 @@ class _Recorder(Interception):
         versions = [tensor._version for tensor in tensors]  # noqa: SLF001 - the only name for it
         before = self._states
         result = function(*args, **kwargs)
-        if is_shared and isinstance(result, bool) and name in _ANSWERS:
-            place = place_of_call(calling_frame())
-            self._decisions[place] = None
-            result = result is (place != self._opposed)
         self._states = _states()
         region = checkpointing_above(calling_frame(), until="on_module")
         if not self._drew_nothing(before, self._states):

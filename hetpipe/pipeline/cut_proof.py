@@ -82,27 +82,16 @@ def prove_cut_model(
         warnings.simplefilter("ignore")
         try:
             proof.run(build, *batches)
-            results_of = own_loss if given_loss is None else _whole
-            notices = _notices(cut, batches[0].inputs, results_of)
         finally:
             proof.restore()
-    return Proof(batches[0].num_samples, is_exact=True, notices=notices)
+    return Proof(batches[0].num_samples, is_exact=True, notices=_notices(cut))
 
 
-def _notices(cut: CutModel, example: Values, results_of: Callable[[Any], Any]) -> tuple[str, ...]:
+def _notices(cut: CutModel) -> tuple[str, ...]:
     """What the user should know of the cuts, as sentences."""
     if len(cut.layers) == 1:
         return (f"The model {why_one_layer(cut)}, so it trains in one stage per virtual worker",)
-    decided = cut.fragile_cuts(example, results_of)
-    return (
-        *(f"A module runs whole, on one stage: {why}" for why in cut.survey.whole),
-        *(
-            f"What crosses the cut before {', '.join(names[:_MAX_NAMED])} depends on what the forward decides by its "
-            f"inputs{place}: a minibatch with another answer than the first samples have is refused; if there "
-            "are such, let the model train with `workers: {stages: 1}`"
-            for place, names in decided.items()
-        ),
-    )
+    return tuple(f"A module runs whole, on one stage: {why}" for why in cut.survey.whole)
 
 
 class _Proof:

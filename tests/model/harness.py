@@ -34,11 +34,11 @@ Made = Mapping[str, Tensor] | tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Outcome:
-    outputs: tuple[Tensor | None, ...]
-    """What the model returned; None for what a later stage does not need and did not get."""
     loss: float
     gradients: Mapping[str, Tensor | None]
     buffers: Mapping[str, Tensor]
+    outputs: tuple[Tensor | None, ...] = ()
+    """What the model returned; None for what a later stage does not need and did not get."""
 
 
 def differences(one: Outcome, other: Outcome) -> list[str]:
@@ -129,7 +129,8 @@ class Subject:
         named = {name: p for name, p in self.bare.named_parameters() if p.requires_grad}
         found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
         buffers = {name: b.detach().clone() for name, b in self.bare.named_buffers()}
-        return Outcome(outputs_of(output), float(loss.detach()), dict(zip(named, found, strict=True)), buffers)
+        gradients: dict[str, Tensor | None] = dict(zip(named, found, strict=True))
+        return Outcome(float(loss.detach()), gradients, buffers, outputs_of(output))
 
     def watched(self, made: Made) -> Outcome:
         """The same, watched, from the same seed."""
@@ -141,8 +142,8 @@ class Subject:
             )
             loss = self._loss(self.cut.output)
             found = torch.autograd.grad(loss, list(self.weights.values()), allow_unused=True)
-        gradients = dict(zip(self.weights, found, strict=True))
-        return Outcome(outputs_of(self.cut.output), float(loss.detach()), gradients, self._found_buffers())
+        gradients: dict[str, Tensor | None] = dict(zip(self.weights, found, strict=True))
+        return Outcome(float(loss.detach()), gradients, self._found_buffers(), outputs_of(self.cut.output))
 
     def stages(self, bounds: Sequence[int], made: Made) -> Outcome:
         """Stages between `bounds`; without any it is one."""
@@ -174,7 +175,7 @@ class Subject:
             found = compute.backward(P, weights, sent)
             gradients |= found.weights
             sent = found.inputs
-        return Outcome(outputs, loss, gradients, buffers)
+        return Outcome(loss, gradients, buffers, outputs)
 
     def reset(self) -> None:
         """The buffers as they were made."""

@@ -293,15 +293,18 @@ def test_a_module_that_depends_on_the_data_is_named() -> None:
     assert re.match(rf"A module runs whole, on one stage: the forward of inner asks .* \({HERE} line \d+\)", notice)
 
 
-def test_a_branch_on_the_inputs_that_changes_what_crosses_is_told_before_training_and_where_it_happens(
-    tmp_path: Path,
+@pytest.mark.parametrize("data", ["masks", "unmasked"])
+def test_a_branch_on_the_inputs_is_cut_where_every_answer_can_be(data: str, tmp_path: Path) -> None:
+    assert not prove_subject(load_subject(switching(data, 2), ROOT), ROOT, SYSTEM_CLOCK).notices
+    run_in_process(InProcessRun(job=switching(data, 2), run_dir=tmp_path, import_path=ROOT, stall_seconds=60.0))
+
+
+def test_a_branch_of_which_one_answer_was_recorded_is_refused_with_the_line_that_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("hetpipe.model.cut_model._MOST_QUESTIONS", 0)
     text = Path(__file__).read_text().splitlines()
     line = next(n for n, each in enumerate(text, 1) if "# the line that decides" in each)
-    subject = load_subject(switching("unmasked", 1), ROOT)
-    told = rf"What crosses the cut before .* depends on what the forward decides by its inputs \({HERE} line {line}\): "
-    (notice,) = prove_subject(subject, ROOT, SYSTEM_CLOCK).notices
-    assert re.match(told, notice)
     told = (
         rf"^model: .* let it train with `workers: {{stages: 1}}`; its inputs decide about that \({HERE} line {line}\)$"
     )
@@ -311,12 +314,6 @@ def test_a_branch_on_the_inputs_that_changes_what_crosses_is_told_before_trainin
         )
     job = switching("unmasked", 1)
     run_in_process(InProcessRun(job=job, run_dir=tmp_path / "1", import_path=ROOT, stall_seconds=60.0))
-
-
-def test_a_branch_on_the_inputs_that_needs_less_is_all_right_with_every_answer(tmp_path: Path) -> None:
-    (notice,) = prove_subject(load_subject(switching("masks", 1), ROOT), ROOT, SYSTEM_CLOCK).notices
-    assert "the cut before add depends" in notice, "which is called with one answer only; all other cuts do for both"
-    run_in_process(InProcessRun(job=switching("masks", 4), run_dir=tmp_path, import_path=ROOT, stall_seconds=60.0))
 
 
 def test_complex_values_cross_no_cut() -> None:

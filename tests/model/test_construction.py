@@ -131,7 +131,7 @@ def apart(subject: Subject, build: Callable[[], nn.Module], folder: Path, bounds
         step = compute.backward(P, weights, sent)
         gradients |= step.weights
         sent = step.inputs
-    return Outcome(outputs, found, gradients, buffers)
+    return Outcome(found, gradients, buffers, outputs)
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
