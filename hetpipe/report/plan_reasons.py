@@ -105,9 +105,9 @@ def alive_text(value: AliveValue) -> str:
     """A value that crosses, with its size.
 
     >>> alive_text(AliveValue(name="h.0:0", num_bytes=4096, has_gradient=True))
-    'h.0:0 4.00 KiB'
+    'h.0:0 4 KiB'
     >>> alive_text(AliveValue(name="input:mask", num_bytes=4096))
-    'input:mask 4.00 KiB (no gradient)'
+    'input:mask 4 KiB (no gradient)'
     """
     return f"{value.name} {bytes_text(value.num_bytes)}{'' if value.has_gradient else ' (no gradient)'}"
 
