@@ -13,7 +13,7 @@ help:
 	@echo "make demo    set up, then train a digit classifier on an emulated unequal cluster (about a minute)"
 	@echo "make test    set up, then lint, types, import contracts, proto freshness and all tests"
 	@echo "make exhaustive   the tests that make test leaves out: whole products, long runs, more of real processes (docs/testing.md)"
-	@echo "make families   twenty families of models, unmodified: every cut, three weight policies, 1, 2 and 4 stages (ten minutes)"
+	@echo "make families   twenty families of models, unmodified: every cut, three weight policies, 1, 2 and 4 stages (some ten minutes of a core)"
 	@echo "make sweep   plans of ten clusters, four models and three bounds against all their alternatives (about an hour)"
 	@echo "make unit    the fast tests only: no real processes, no runs compared with the reference (a minute or two)"
 	@echo "make coverage   the tests of make test with what they cover, processes included: build/coverage/html (a quarter of an hour)"
