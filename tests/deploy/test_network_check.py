@@ -76,7 +76,7 @@ def test_without_the_other_side_nothing_is_proven(names: Mapping[str, tuple[str,
 
 
 def test_a_malformed_address() -> None:
-    with pytest.raises(UserError, match="'redis' is no address"):
+    with pytest.raises(UserError, match="'redis' is not an address"):
         run(Rules(allowed=("redis",)), FakeNetwork(NAMES, set()))
 
 
@@ -99,7 +99,7 @@ class TestProgram:
 
     def test_a_wrong_address_is_told(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert network_check.main(["--allowed=nowhere"]) == 2
-        assert "'nowhere' is no address" in capsys.readouterr().err
+        assert "'nowhere' is not an address" in capsys.readouterr().err
 
     def test_an_unknown_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def unknown(*_: object, **__: object) -> None:

@@ -31,7 +31,10 @@ def test_groups_that_fit_the_model() -> None:
             {"optimizer": {"name": "AdamW", "groups": ({"parameters": ("encoder.*",), "lr": 0.5},)}},
             "optimizer.groups[0].parameters: no parameter matches 'encoder.*'; there are ",
         ),
-        ({"optimizer": {"name": "Adagrad"}, "weights": "predict"}, "optimizer.name: is Adagrad, and how "),
+        (
+            {"optimizer": {"name": "Adagrad"}, "weights": "predict"},
+            "optimizer.name: is Adagrad, but update rules exist only for ",
+        ),
         ({"lr_schedule": {"name": "CosineAnnealingLR"}}, "lr_schedule.T_max: is missing; "),
     ],
     ids=["groups", "prediction", "schedule"],

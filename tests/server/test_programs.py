@@ -145,7 +145,7 @@ def test_a_taken_port_is_one_sentence(start: Start) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("coordinator", ("--store", "mysql://x"), "--store mysql://x names no store"),
+        ("coordinator", ("--store", "mysql://x"), "--store mysql://x is not a store"),
         ("coordinator", ("--store", "redis://127.0.0.1:1/0"), "Redis at 127.0.0.1:1/0 rejected a command"),
         ("coordinator", ("--log", "/dev/null/x"), "cannot write the log /dev/null/x"),
         ("agent", ("--coordinator", "nowhere"), "'nowhere' is not an address; write HOST:PORT"),

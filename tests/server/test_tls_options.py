@@ -57,7 +57,7 @@ def test_nobody_is_secure_and_insecure(refused: Run, service: str) -> None:
 def test_beyond_this_machine_somebody_must_choose(refused: Run, service: str) -> None:
     said = refused(service, "--host", "0.0.0.0")
     assert said.startswith("0.0.0.0 can be reached by other machines, so it needs TLS: give --tls DIR")
-    assert "or say --insecure" in said
+    assert "or --insecure" in said
 
 
 @pytest.mark.parametrize("service", SERVICES)
