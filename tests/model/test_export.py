@@ -65,7 +65,7 @@ def test_the_file_has_every_name_of_a_tied_weight_and_loads_strictly(tmp_path: P
     assert model.second.weight is model.first.weight
 
 
-@pytest.mark.parametrize("name", ["gpt2", "t5"])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("t5", marks=pytest.mark.exhaustive)])
 def test_a_hugging_face_model_is_read_by_from_pretrained(name: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     job = job_of(name, stages=2)
