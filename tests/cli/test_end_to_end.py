@@ -157,7 +157,7 @@ def test_a_run_that_is_measured_and_planned_by_itself(tmp_path: Path, monkeypatc
     assert simulated.returncode == 0, simulated.stderr
     predicted = json.loads(files[0].read_text())["predicted"]
     assert last_line(simulated)["samples_per_second"] == pytest.approx(predicted["samples_per_second"])
-    assert predicted["model_flops_utilisation_reason"].startswith("no peak is known of cpu")
+    assert predicted["model_flops_utilisation_reason"].startswith("no peak is known for cpu")
     assert any(layer["forward_flops"] for layer in json.loads(profiles[0])["layers"])
 
 

@@ -123,7 +123,7 @@ def test_a_full_disk_is_told_at_once_and_the_first_cause_stays_the_last_line(
     assert given_up["cleared"] is None
     assert "No space left on device" in given_up["sentence"]
     assert str(disk.run_dir / "checkpoints") in given_up["sentence"]
-    assert "free space there" in given_up["sentence"]
+    assert "free disk space there" in given_up["sentence"]
     assert f"the disk at {disk.run_dir}" in of_kind(full, ConditionKind.DISK_NEARLY_FULL)["who"]
 
     disk.make_room()
