@@ -48,8 +48,9 @@ setup: $(STAMP)
 # Another torch than the locked one, as pip writes it: make test TORCH=2.9.1, or TORCH=">=2.9,<3" for the newest.
 TORCH ?=
 
-# Bytes are those of the lock, whatever pip's configuration names: a constraint file would only be in the way.
-PIP := PIP_CONSTRAINT=/dev/null $(BIN)/python -m pip --disable-pip-version-check install --quiet
+# Bytes are those of the lock, whatever pip's configuration names: a constraint file would only be in the way. What one
+# step lacks, a later one installs, so pip need not warn of it.
+PIP := PIP_CONSTRAINT=/dev/null $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-warn-conflicts
 
 $(STAMP): pyproject.toml requirements.lock requirements-torch.lock requirements-torchvision.lock
 	@command -v $(PYTHON) >/dev/null || { echo "python3 is missing: install Python 3.11 or newer" >&2; exit 1; }
