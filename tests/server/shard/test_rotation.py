@@ -90,6 +90,8 @@ class Rotating:
         self.clock.invoke(JOIN, JoinRequest(requester(), ""))
         self.shard.upload(PUSH, push_header(requester(), None, self.headers), encode([torch.zeros(ELEMENTS)] * 2))
         self.clock.invoke(REPORT_INITIALIZED, ReportInitializedRequest(requester()))
+        # The shard reads the log of its own clock shard in another thread, and refuses a member it has not read of.
+        wait_until(lambda: self.pulled(0) is not None, timeout_seconds=10.0, what="the first clock")
 
     def push(self, wave: int, *, hold: threading.Event | None = None) -> bool:
         """The slices of a wave; with `hold`, all but the first chunk wait."""
