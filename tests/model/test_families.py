@@ -28,8 +28,8 @@ from tests.numerics.compare import ROOT, assert_same_bits, trained
 from tests.reference.executor import ReferenceRun, run_reference
 from tests.support.in_process import InProcessRun, run_in_process
 
-#: In `make test`; the others are in `make families` and `make exhaustive` only.
-ALWAYS = ("GPT-2", "U-Net", "nn.Transformer")
+#: In `make test`, and the weight policy it trains under there; all else is in `make families` and `make exhaustive`.
+ALWAYS = {"GPT-2": "double_buffer", "U-Net": "wave", "nn.Transformer": "flush"}
 
 STAGES = (1, 2, 4)
 WAVES = 3
@@ -41,9 +41,18 @@ BATCH_SIZE = 2
 SEED = 3
 
 
-def each(always: tuple[str, ...] = ALWAYS) -> list[Any]:
+def each() -> list[Any]:
     """Every family, those marked that `make test` leaves out."""
-    return [pytest.param(name, marks=() if name in always else pytest.mark.exhaustive) for name in FAMILIES]
+    return [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.exhaustive) for name in FAMILIES]
+
+
+def each_policy() -> list[Any]:
+    """Every family under every policy, those marked that `make test` leaves out."""
+    return [
+        pytest.param(name, weights, marks=() if ALWAYS.get(name) == weights else pytest.mark.exhaustive)
+        for name in FAMILIES
+        for weights in POLICIES
+    ]
 
 
 def job_of(name: str, *, weights: str = "wave", stages: int = 1) -> Job:
@@ -124,8 +133,7 @@ def test_a_family_has_the_uncut_models_bits_at_every_cut(name: str) -> None:
 
 @pytest.mark.filterwarnings(_RENAMED)
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("weights", POLICIES)
-@pytest.mark.parametrize("name", each())
+@pytest.mark.parametrize(("name", "weights"), each_policy())
 def test_a_family_trains_to_the_bits_of_the_reference_in_one_two_and_four_stages(
     name: str, weights: str, tmp_path: Path
 ) -> None:
