@@ -155,7 +155,7 @@ def describe(
     with _kept_buffers(model):
         for training in (False, True):
             set_training(training)
-            needed = results_of if training else _whole
+            needed = results_of if training else whole_output
             with torch.set_grad_enabled(training):
                 records[training] = _recorded(model, signature, example, floating, needed)
                 variants[training] = _variants(model, signature, example, floating, needed, records[training])
@@ -169,11 +169,12 @@ def describe(
     common = [cut for cut in found[True] if not cut.reason and cut.key in allowed]
     chosen = tuple(common) if keep_all else layers_from(common, work_until(records[True].recording, specs))
     cuts = {True: chosen, False: tuple(allowed[cut.key] for cut in chosen)}
+    borders = {cut.key for cut in chosen}
     reads = [
         frozenset[str]().union(*of_each)
         for of_each in zip(
             *(
-                reads_of(each.recording, [cut for cut in own if cut.key in {border.key for border in chosen}])
+                reads_of(each.recording, [cut for cut in own if cut.key in borders])
                 for training, others in variants.items()
                 for each, own in zip((records[training], *others), every[training], strict=True)
             ),
@@ -225,7 +226,8 @@ def _recorded(
         raise CallableError(forward_failure(model, tensors, error)) from error
 
 
-def _whole(output: Any) -> Any:
+def whole_output(output: Any) -> Any:
+    """What a loss of the job needs of a model's output: all of it."""
     return output
 
 
@@ -315,7 +317,9 @@ class CutModel:
 
     def value_names(self, layer: int) -> tuple[str, ...]:
         """The names of the values that come into `layer`."""
-        cut = self.border(layer)
+        return self._names(self.border(layer))
+
+    def _names(self, cut: CutPoint | None) -> tuple[str, ...]:
         if cut is None:
             return tuple(f"input:{key}" for key in self.signature.keys)
         return ("log", *(f"input:{key}" for key in self._integers), *(each.name for each in cut.crossing))
@@ -351,65 +355,54 @@ class CutModel:
             earlier stages have and the loss does not need.
         """
         with self._decisions_named():
-            return self._run(first, last, weights, values, seed=seed, normalise=normalise, on_value=on_value)
-
-    def _run(
-        self,
-        first: int,
-        last: int,
-        weights: Mapping[str, Tensor],
-        values: Values,
-        *,
-        seed: Callable[[str], None],
-        normalise: Normalise,
-        on_value: Callable[[str, int, Tensor], None] | None,
-    ) -> Values:
-        training = torch.is_grad_enabled()
-        mode = self._modes[training]
-        start, end = self.border(first, training=training), self.border(last, training=training)
-        given = self._given(start, values, normalise)
-        integers = {key: given[f"input:{key}"] for key in self._integers}
-        forward = StageForward(
-            mode.ways,
-            start,
-            end,
-            log=values[0] if start is not None else None,
-            received=given,
-            device=values[-1].device,
-            seed=seed,
-            normalise=normalise,
-        )
-        forward.on_value = on_value
-        floating = forward.take_inputs(
-            self._floating, {key: given[f"input:{key}"] for key in self._floating if f"input:{key}" in given}
-        )
-        # The model may change its inputs in place; the next stage gets them as they came.
-        tensors = {**{key: value.clone() for key, value in integers.items()}, **floating}
-        ties = {
-            name.removeprefix("parameter:"): value for name, value in given.items() if name.startswith("parameter:")
-        }
-        self.ties = ties
-        with self.ties_in_place(ties):
-            forward.run(lambda: self.signature.call(self.model, tensors), floating, [*weights.values(), *ties.values()])
-        if end is None:
-            self.output = forward.output
-            # What the loss does not need may have been left behind on earlier stages.
-            return tuple(value for value in tensors_in(forward.output) if not isinstance(value, AbsentTensor))
-        inputs = LoggedCall(
-            _INPUTS, _inputs_skeleton(len(self._floating)), tuple(noted(floating[key]) for key in self._floating)
-        )
-        log = mode.ways.codec.encode([inputs, *forward.entries()])
-        made = {
-            **forward.values,
-            **{f"input:{key}": value for key, value in floating.items()},
-            **{f"parameter:{name}": value for name, value in ties.items()},
-        }
-        made |= {
-            f"parameter:{name}": self._tie(weights[name])
-            for name in (each.name.removeprefix("parameter:") for each in end.crossing if each.name not in made)
-            if name in weights
-        }
-        return (log, *integers.values(), *(_crossing(each.name, end, made) for each in end.crossing))
+            training = torch.is_grad_enabled()
+            mode = self._modes[training]
+            start, end = self.border(first, training=training), self.border(last, training=training)
+            given = self._given(start, values, normalise)
+            integers = {key: given[f"input:{key}"] for key in self._integers}
+            forward = StageForward(
+                mode.ways,
+                start,
+                end,
+                log=values[0] if start is not None else None,
+                received=given,
+                device=values[-1].device,
+                seed=seed,
+                normalise=normalise,
+            )
+            forward.on_value = on_value
+            floating = forward.take_inputs(
+                self._floating, {key: given[f"input:{key}"] for key in self._floating if f"input:{key}" in given}
+            )
+            # The model may change its inputs in place; the next stage gets them as they came.
+            tensors = {**{key: value.clone() for key, value in integers.items()}, **floating}
+            ties = {
+                name.removeprefix("parameter:"): value for name, value in given.items() if name.startswith("parameter:")
+            }
+            self.ties = ties
+            with self.ties_in_place(ties):
+                forward.run(
+                    lambda: self.signature.call(self.model, tensors), floating, [*weights.values(), *ties.values()]
+                )
+            if end is None:
+                self.output = forward.output
+                # What the loss does not need may have been left behind on earlier stages.
+                return tuple(value for value in tensors_in(forward.output) if not isinstance(value, AbsentTensor))
+            inputs = LoggedCall(
+                _INPUTS, _inputs_skeleton(len(self._floating)), tuple(noted(floating[key]) for key in self._floating)
+            )
+            log = mode.ways.codec.encode([inputs, *forward.entries()])
+            made = {
+                **forward.values,
+                **{f"input:{key}": value for key, value in floating.items()},
+                **{f"parameter:{name}": value for name, value in ties.items()},
+            }
+            made |= {
+                f"parameter:{name}": self._tie(weights[name])
+                for name in (each.name.removeprefix("parameter:") for each in end.crossing if each.name not in made)
+                if name in weights
+            }
+            return (log, *integers.values(), *(_crossing(each.name, end, made) for each in end.crossing))
 
     @contextmanager
     def _decisions_named(self) -> Iterator[None]:
@@ -423,10 +416,7 @@ class CutModel:
             raise CallableError(f"{error}; its inputs decide about that{places}") from error
 
     def _given(self, start: CutPoint | None, values: Values, normalise: Normalise) -> dict[str, Tensor]:
-        if start is None:
-            names: Sequence[str] = tuple(f"input:{key}" for key in self.signature.keys)
-        else:
-            names = (_INPUTS, *(f"input:{key}" for key in self._integers), *(each.name for each in start.crossing))
+        names = self._names(start)
         if len(names) != len(values):
             raise CallableError(
                 f"model: a minibatch of {len(values)} tensors, where the one on which the model was cut has "

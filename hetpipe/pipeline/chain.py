@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from hetpipe.errors import CallableError
 from hetpipe.model.absent import AbsentParameter, AbsentTensor
-from hetpipe.model.cut_model import CutDescription, CutModel, Signature, describe
+from hetpipe.model.cut_model import CutDescription, CutModel, Signature, describe, whole_output
 from hetpipe.pipeline.modes import ModuleMode, enter_evaluation, enter_training, modes_of
 from hetpipe.values.ids import LayerIndex
 from hetpipe.values.measurement import AliveTensor
@@ -251,7 +251,7 @@ def cut_chain(
     signature: Signature,
     example: Values,
     *,
-    results_of: Callable[[Any], Any] = lambda output: output,
+    results_of: Callable[[Any], Any] = whole_output,
     keep_all: bool = False,
     splits_ties: bool = True,
 ) -> tuple[Layer, ...]:

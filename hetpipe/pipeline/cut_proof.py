@@ -280,10 +280,6 @@ class _Proof:
         return "let the model train with `workers: {stages: 1}`"
 
 
-def _whole(output: Any) -> Any:
-    return output
-
-
 def _leave(_: Any) -> None:
     """Leave the generators alone."""
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.errors import CallableError
-from hetpipe.model.cut_model import CutModel, Signature
+from hetpipe.model.cut_model import CutModel, Signature, whole_output
 from hetpipe.model.user_errors import place_of_function
 from hetpipe.pipeline.callables import LossFunction
 from hetpipe.pipeline.chain import Layer, chain_of, cut_chain
@@ -65,7 +65,7 @@ def layers_of(
             model,
             signature,
             example.inputs,
-            results_of=own_loss if loss is None else _whole,
+            results_of=own_loss if loss is None else whole_output,
             splits_ties=splits_ties,
         )
 
@@ -123,10 +123,6 @@ def why_one_layer(cut: CutModel) -> str:
         if not survey.cuts
         else "has no cut that is worth its bytes"
     )
-
-
-def _whole(output: Any) -> Any:
-    return output
 
 
 def own_loss(output: Any) -> Tensor:

@@ -155,19 +155,19 @@ MUTATIONS: dict[str, tuple[type, str, str, str]] = {
     ),
     "values cross in another order than they are unpacked": (
         CutModel,
-        "_run",
+        "run",
         "for each in end.crossing)",
         "for each in reversed(end.crossing))",
     ),
     "the mask is that of the minibatch before": (
         CutModel,
-        "_run",
+        "run",
         'integers = {key: given[f"input:{key}"] for key in self._integers}',
         'integers = vars(self).setdefault(f"_{first}", {key: given[f"input:{key}"] for key in self._integers})',
     ),
     "an input that the model changes is changed again behind the cut": (
         CutModel,
-        "_run",
+        "run",
         "{key: value.clone() for key, value in integers.items()}",
         "integers",
     ),
