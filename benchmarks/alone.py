@@ -39,10 +39,10 @@ class AloneSynchroniser:
         )
 
     def join(self) -> bool:
-        """The first weights are here."""
+        """The initial weights are available."""
         return False
 
-    def push_first_weights(self, weights: FlatBuffer) -> None:
+    def push_initial_weights(self, weights: FlatBuffer) -> None:
         """Nobody asks for them."""
         raise NotImplementedError
 
@@ -58,7 +58,7 @@ class AloneSynchroniser:
             )
 
     def fetch(self, clock: Clock, *, ahead: bool) -> None:
-        """The first weights, whichever clock is asked for."""
+        """The initial weights, for every clock."""
         del ahead
         assert self.listener is not None, "begin first"
         assert self._first is not None, "the stage keeps its weights itself"

@@ -162,6 +162,8 @@ class Bench:
         service.wait_ready(patience_seconds=_READY_SECONDS)
         seconds = SYSTEM_CLOCK.monotonic() - began
         service.kill()
+        # Its successor claims the same folder.
+        service.wait_ended(timeout_seconds=_READY_SECONDS)
         return seconds
 
     def _start(self, state: str, port: int) -> Service:

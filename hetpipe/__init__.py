@@ -1,6 +1,6 @@
 """Train one PyTorch model on the unequal GPUs you already have.
 
-The public names load on first use, so that processes that need no torch do not import it.
+The public names are loaded on first use, so that processes without torch do not import it.
 """
 
 from __future__ import annotations

@@ -44,14 +44,14 @@ def train(
 ) -> TrainResult:
     """Train a job to its end, like the command `hetpipe train`.
 
-    User code is imported from the current folder first, in processes of its own: what the job names must be importable,
-    not only defined in the running program. Ctrl-C in the main thread stops the run at a barrier with a checkpoint and
-    then raises `KeyboardInterrupt`; a second one stops it at once.
+    User code is imported from the current folder first, in separate processes: names in the job must be importable, not
+    only defined in the running program. Ctrl-C in the main thread stops the run at a barrier with a checkpoint and
+    then raises `KeyboardInterrupt`; a second Ctrl-C stops it immediately.
 
     Args:
-        job: a job file, a mapping like its content, or a `Job`; may be left out with `resume`.
+        job: a job file, a mapping with its content, or a `Job`; optional with `resume`.
         run_dir: folder for the run, new or empty; by default `runs/NAME-TIME`.
-        resume: folder of the run to go on with, from its newest checkpoint.
+        resume: folder of a run to continue from its newest checkpoint.
         coordinator: `HOST:PORT` of a running cluster; by default one is started on this machine for this run. If the
             cluster has TLS, the environment variable `HETPIPE_TLS` names the folder of an operator's certificates.
         progress: the display of events.
@@ -61,17 +61,17 @@ def train(
         The result; `result.run_dir` is the folder of the run.
 
     Raises:
-        UserError: the job (`JobError`, with every mistake), what it names, or an argument cannot be used.
-        JobFailed: the run failed; the message names the failed process, and how to resume. Other errors of
-            `hetpipe.errors` when their cause is known better: `NonFiniteUpdate`; `PeerUnreachable`, `UnknownJob` and
-            `NobodyLeads` when the run had no leader on its cluster for minutes; it may go on.
-        KeyboardInterrupt: it was stopped by Ctrl-C.
+        UserError: the job (`JobError`, which lists every mistake), something it refers to, or an argument is invalid.
+        JobFailed: the run failed; the message names the failed process, and how to resume. Another error of
+            `hetpipe.errors` if the cause is known more precisely: `NonFiniteUpdate`; `PeerUnreachable`, `UnknownJob`
+            and `NobodyLeads` if the run had no leader on its cluster for minutes; the run may continue.
+        KeyboardInterrupt: the run was stopped by Ctrl-C.
     """
     shell = Shell()
     request = new_run(job, overrides, resume=_path(resume), coordinator=coordinator, shell=shell)
     folder = RunFolder.create(_path(run_dir), name=request.job.name, clock=shell.clock)
     view = _view(progress, request.job.name, shell)
-    # Ctrl-C only: what SIGTERM means to a program is the program's own affair.
+    # Ctrl-C only: SIGTERM is left to the program.
     with Interrupts([signal.SIGINT]) as interrupts:
         try:
             end = Training(request, folder, shell, view=view, interrupts=interrupts).run()
@@ -88,25 +88,24 @@ def train(
 def minibatch(
     job: JobSource, vw: int, p: int, *, indices: Sequence[int] | None = None
 ) -> tuple[Tensor | tuple[Tensor, ...], Any]:
-    """Exactly the tensors that minibatch `p` of virtual worker `vw` has in an undisturbed run of `job`.
+    """The tensors of minibatch `p` of virtual worker `vw` in an undisturbed run of `job`, exactly.
 
-    The data set is made anew by each call; nothing is kept. The random states of torch, `random`
-    and NumPy are left as they were.
+    Each call builds the data set again. The random states of torch, `random` and NumPy are restored.
 
     Args:
-        job: a job file, a mapping like its content, or a `Job`. User code is imported from the current folder first.
+        job: a job file, a mapping with its content, or a `Job`. User code is imported from the current folder first.
         vw: 0 ≤ vw < `workers.count`.
         p: 1, 2, …
-        indices: the samples that it had in a run that was disturbed (a resume, a lost virtual worker), as the message
-            about a loss that is not finite tells them; read under the same seed. None: those of an undisturbed run.
+        indices: sample indices of the minibatch in a disturbed run (a resume, a lost virtual worker), as listed in the
+            message about a non-finite loss; read under the same seed. None: those of an undisturbed run.
 
     Returns:
-        The inputs (one tensor, or a tuple where samples have several) and the target, [batch …] each.
+        The inputs (one tensor, or a tuple if samples have several) and the target, [batch …] each.
 
     Raises:
-        LookupError: there is no such minibatch: `p` lies behind the end, or numbering skips it because its wave was
-            short (the next wave begins at the next multiple of N), or there is no such virtual worker.
-        JobError, CallableError: the job or what it names cannot be used.
+        LookupError: there is no such virtual worker or minibatch: `p` is after the end, or numbering skips it because
+            its wave was short (the next wave begins at the next multiple of N).
+        JobError, CallableError: the job or something it refers to is invalid.
     """
     checked = load_job(job)
     with preserved_generators():

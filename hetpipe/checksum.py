@@ -1,10 +1,10 @@
-"""The checksum of bulk bytes, on the wire and on disk: XXH3 with 64 bits, seeded with the place of the bytes.
+"""Checksums of bulk bytes, on the wire and on disk: 64-bit XXH3, seeded with the position of the bytes.
 
-But for a coincidence of its 64 bits it finds every change of the bytes, bytes that are cut off or added, and bytes that
-come at another place. Against intent it protects no more than a CRC.
+A checksum detects changed, missing and additional bytes, and bytes at the wrong position, except for collisions of its
+64 bits. Like a CRC, it does not protect against deliberate changes.
 
-Measured with one thread on 1 MiB in the cache, in GB/s: this 55, sums of the rows and columns of tables of words (which
-it was before) 12, `zlib.crc32` 7, SHA-256 2.
+Throughput of one thread on 1 MiB in the cache, in GB/s: XXH3 55, sums of the rows and columns of tables of words (the
+former checksum) 12, `zlib.crc32` 7, SHA-256 2.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Bytes = bytes | memoryview
 #: Bytes of a checksum.
 SUM_BYTES = 8
 
-#: What one checksum covers at most where there is more of it: large enough to amortise the calls, small enough that it
-#: is still in the cache when it is summed.
+#: Maximum number of bytes per checksum of a longer payload: large enough to amortise the calls, small enough to still
+#: be in the cache when it is summed.
 BLOCK_BYTES = 1 << 20
 
 
 def checksum(data: Bytes, *, place: int, skip: int = 0) -> bytes:
-    """The checksum of `data`, `SUM_BYTES` long, big-endian as the algorithm's own canonical form is.
+    """Checksum of `data`: `SUM_BYTES` bytes, big-endian, the algorithm's canonical form.
 
     Args:
         data: contiguous; it is not copied.
-        place: where the bytes belong, for example their offset in a stream; from [0, 2^64).
+        place: position of the bytes, for example their offset in a stream; in [0, 2^64).
         skip: bytes at the beginning of `data` to exclude.
     """
     return xxhash.xxh3_64_digest(memoryview(data)[skip:], place)
@@ -41,12 +41,12 @@ def checksums(payload: Sequence[Bytes]) -> tuple[bytes, ...]:
 
 
 def num_checksums(num_bytes: int) -> int:
-    """How many `checksums` gives for so many bytes."""
+    """Number of checksums in `checksums` for a payload of `num_bytes`."""
     return -(-num_bytes // BLOCK_BYTES)
 
 
 def _blocks(payload: Sequence[Bytes]) -> Iterator[Bytes]:
-    """The payload in blocks of `BLOCK_BYTES`; those that lie in one piece are not copied."""
+    """The payload in blocks of `BLOCK_BYTES`; contiguous blocks are not copied."""
     parts: list[memoryview] = []
     missing = BLOCK_BYTES
     for piece in payload:

@@ -1,4 +1,4 @@
-"""Talking to a coordinator from Python: `Client` for users, `CoordinatorClient` with every call for hetpipe itself."""
+"""Clients of a coordinator: `Client` for users, `CoordinatorClient` with every call for hetpipe itself."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ __all__ = ["Client", "CoordinatorClient", "RegisteredWorker", "new_request_id"]
 
 
 class RegisteredWorker:
-    """A worker that stays registered until `close`, or to the end of a `with` block, or until its name is taken.
+    """A worker that stays registered until `close`, the end of a `with` block, or the loss of its name.
 
-    The name is lost to another process that registers it, too. Whoever gave `register_worker` a function for that gets
-    it called; everybody else gets the exception, from `check`, from `lease`, and at the end of the `with` block.
+    The name is lost if another process registers it. A callback passed to `register_worker` is then called; without
+    one, `check`, `lease` and the end of the `with` block raise the exception.
     """
 
     def __init__(self, membership: MemberSession, loss: _Loss) -> None:
@@ -38,24 +38,24 @@ class RegisteredWorker:
 
     @property
     def id(self) -> MemberId:
-        """Its id among the members."""
+        """Its member id."""
         return self._membership.info.id
 
     @property
     def lease(self) -> Lease:
-        """The terms of its newest registration.
+        """The lease of its newest registration.
 
         Raises:
-            MemberReplaced: see `check`.
+            MemberReplaced: as in `check`.
         """
         self.check()
         return self._membership.lease
 
     def check(self) -> None:
-        """Check that the name is still this process's, by the last heartbeat.
+        """Check that this process still has the name, according to the last heartbeat.
 
         Raises:
-            MemberReplaced: another process has taken it, and no callback was given.
+            MemberReplaced: another process has registered the name, and there is no callback.
         """
         if self._loss.error is not None and self._loss.on_lost is None:
             raise self._loss.error
@@ -84,7 +84,7 @@ class _Loss:
         self._lock = threading.Lock()
 
     def take(self, error: MemberReplaced) -> None:
-        """The name is lost."""
+        """Record the loss of the name."""
         with self._lock:
             if self.error is not None:
                 return
@@ -94,10 +94,10 @@ class _Loss:
 
 
 class Client:
-    """A view of a cluster from the user's own program. Thread-safe; close it, or use it in a `with` block.
+    """A connection to a cluster for user programs. Thread-safe; close it, or use it in a `with` block.
 
-    Methods take a job's id; without one they mean the newest job. They raise `PeerUnreachable` or `DeadlineExceeded`
-    when the coordinator is away, and `UnknownJob` when there is no such job.
+    Methods take a job id; the default is the newest job. They raise `PeerUnreachable` or `DeadlineExceeded` if the
+    coordinator is unavailable, and `UnknownJob` if there is no such job.
     """
 
     def __init__(self, address: str, *, tls: str | Path | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -105,9 +105,9 @@ class Client:
 
         Args:
             address: `HOST:PORT` of the coordinator.
-            tls: folder with the certificates of an operator, as `hetpipe certs issue` makes it; None: the one that the
-                environment variable `HETPIPE_TLS` names, and plaintext without it.
-            clock: for tests.
+            tls: folder with the certificates of an operator, as written by `hetpipe certs issue`; None: the folder in
+                the environment variable `HETPIPE_TLS`, or plaintext if it is not set.
+            clock: source of time, for tests.
 
         Raises:
             UserError: the address is malformed, or the folder is unusable.
@@ -118,7 +118,7 @@ class Client:
         self._clock = clock
 
     def close(self) -> None:
-        """End the connection, and the watches on it."""
+        """Close the connection, and end watches on it."""
         self._calls.close()
 
     def __enter__(self) -> Self:
@@ -132,13 +132,13 @@ class Client:
     def register_worker(
         self, name: str, *, address: str = "", on_lost: Callable[[MemberReplaced], None] | None = None
     ) -> RegisteredWorker:
-        """Make this process a member named `name` and keep it one from a thread.
+        """Register this process as a member named `name`, and renew the membership from a thread.
 
         Args:
-            name: shown in `members`; one process per name at a time.
-            address: `HOST:PORT` of a server of yours, for others to see.
-            on_lost: called once, in that thread, when another process has taken the name; without it this is an
-                exception (`RegisteredWorker`).
+            name: shown in `members`; of several processes with one name, the last to register keeps it.
+            address: `HOST:PORT` of a server of the caller, listed for other members.
+            on_lost: called once, in that thread, when another process has registered the name; without it, an
+                exception is raised (`RegisteredWorker`).
         """
         if not name:
             raise UserError("a worker needs a name")
@@ -156,7 +156,7 @@ class Client:
         """All clocks of a job.
 
         Raises:
-            UnknownJob: there is no such job, or it has not reported any clocks yet.
+            UnknownJob: there is no such job, or it has no clocks yet.
         """
         clocks = self._calls.invoke(GET_CLOCKS, GetClocksRequest(_job(job_id))).clocks
         if clocks is None:
@@ -180,7 +180,7 @@ class Client:
         return self.clocks(job_id).global_clock
 
     def watch_clocks(self, job_id: str | None = None) -> Iterator[ClockSnapshot]:
-        """The clocks now and after every change, until the job has ended. Blocks between two of them."""
+        """Yield the clocks now and after every change, until the job has ended. Blocks in between."""
         return self._calls.watch_clocks(_job(job_id))
 
 

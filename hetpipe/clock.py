@@ -1,6 +1,6 @@
 """The only module that reads time, so that tests can inject it.
 
-Protocol code uses `monotonic` alone: a jump of the wall clock changes nothing. `wall` serves file names and logs.
+Protocol code uses `monotonic` only, and is unaffected by jumps of the wall clock. `wall` is for file names and logs.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ class Clock(Protocol):
     """A source of time. Implementations are thread-safe."""
 
     def monotonic(self) -> float:
-        """Seconds that never go backwards; the origin is arbitrary."""
+        """Seconds from an arbitrary origin; never decreasing."""
         ...
 
     def wall(self) -> float:
-        """Seconds since 1970-01-01 UTC; for people, never for decisions."""
+        """Seconds since 1970-01-01 UTC; for display, never for decisions."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -26,7 +26,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The system clocks."""
 
     def monotonic(self) -> float:
         """`CLOCK_MONOTONIC`, shared by all processes of one host."""

@@ -1,4 +1,4 @@
-"""The conditions of one process, as it raises and clears them; see `values.conditions`."""
+"""The conditions of one process, as it raises and clears them (`values.conditions`)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hetpipe.values.conditions import Condition, ConditionKind
 
 
 class Conditions:
-    """The conditions that a process has raised for one job. Thread-safe.
+    """The conditions raised by a process for one job. Thread-safe.
 
-    Every process raises few: their number is bounded by the kinds and by the monitored objects.
+    Their number is bounded by the kinds and the monitored objects.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Nothing is known yet.
+        """Start without conditions.
 
         Args:
-            clock: dates them.
+            clock: source of their timestamps.
         """
         self._clock = clock
         self._lock = threading.Lock()
@@ -29,11 +29,11 @@ class Conditions:
         self._listener: Callable[[], None] = lambda: None
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call `listener`, from any thread, when a condition begins or ends. There is one listener."""
+        """Call `listener`, from any thread, when a condition is raised or cleared. There is one listener."""
         self._listener = listener
 
     def raise_(self, kind: ConditionKind, who: str, sentence: str) -> None:
-        """Raise a condition, possibly again; its reported cause is the first one since it was clear."""
+        """Raise a condition; if it is raised already, the first cause is kept."""
         with self._lock:
             before = self._found.get((kind, who), Condition(kind, who, cleared=0.0))
             again = replace(before, times=before.times + 1)
@@ -55,6 +55,6 @@ class Conditions:
         self._listener()
 
     def told(self) -> tuple[Condition, ...]:
-        """All conditions raised or checked, with their newest state."""
+        """The newest state of all conditions that were ever raised."""
         with self._lock:
             return tuple(self._found.values())

@@ -1,8 +1,7 @@
-"""Atomic, durable files: complete or absent, also after a power cut.
+"""Atomic, durable files: complete or absent, even after a power failure.
 
-Bytes go to another name beside the wanted one, are forced to disk, and get their name by a rename that is forced to
-disk, too. A file whose bytes could not be forced to disk never gets the name: what the system says of it afterwards
-cannot be trusted.
+Data is written to a temporary file in the same folder, synced, and renamed; the rename is synced as well. A file whose
+data could not be synced is never renamed, since the system's later reports about it cannot be trusted.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from hetpipe.failpoints import reach
 
 @contextmanager
 def replacing(path: Path, *, points: str = "") -> Iterator[Path]:
-    """A temporary path to write to, inside a `with`; at its end that file is forced to disk and renamed to `path`.
+    """Yield a temporary path; on exit from the `with` block that file is synced and renamed to `path`.
 
-    Whatever goes wrong, an older file at `path` stays as it was, and nothing is left under the other name.
+    On any error, an existing file at `path` is unchanged, and the temporary file is removed.
 
     Args:
-        path: the final file; its folder exists.
-        points: first part of the names of failpoints to reach, for example `snapshot`; empty: none.
+        path: the final file; its folder must exist.
+        points: prefix of the names of failpoints to reach, for example `snapshot`; empty for none.
 
     Raises:
         OSError: the disk is full or broken, or the folder is gone.
@@ -44,7 +43,7 @@ def replacing(path: Path, *, points: str = "") -> Iterator[Path]:
 
 
 def write_durably(path: Path, data: bytes, *, points: str = "") -> None:
-    """Replace `path` by `data`. Arguments and errors as of `replacing`."""
+    """Replace the content of `path` by `data`. Arguments and errors as in `replacing`."""
     with replacing(path, points=points) as temporary, temporary.open("wb") as file:
         _reach(points, "temp_open")
         file.write(data[: len(data) // 2])
@@ -54,10 +53,10 @@ def write_durably(path: Path, data: bytes, *, points: str = "") -> None:
 
 
 def make_dir(folder: Path) -> None:
-    """Create a folder and its parents, if missing, so that they survive a power cut.
+    """Create a folder and its missing parents durably.
 
     Raises:
-        OSError: the disk is full or broken, or there is a file of that name.
+        OSError: the disk is full or broken, or a file has that name.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """Every exception hetpipe raises, in one tree.
 
-The four branches are the four kinds of fault: the user's input (`UserError`), a peer that broke the protocol
-(`ProtocolViolation`), the network or a process that went away (`Unavailable`), or a run that ended badly
-(`JobFailed`). The class name is the wire name: `wire.status` maps each class to one gRPC status and back.
+The branches are kinds of fault: the user's input (`UserError`), a peer that violated the protocol
+(`ProtocolViolation`), the network or an unavailable process (`Unavailable`), or a failed run (`JobFailed`). The class
+name is the name on the wire: `wire.status` maps each class to one gRPC status and back.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Literal
 
 
 class HetpipeError(Exception):
-    """Base of everything hetpipe raises on purpose. `str(error)` is one sentence fit for a user."""
+    """Base class of all exceptions raised deliberately. `str(error)` is one sentence for the user."""
 
 
 class UserError(HetpipeError, ValueError):
-    """The user's input cannot be used; the message names the fix."""
+    """The user's input is invalid; the message names the fix."""
 
 
 class JobError(UserError):
-    """A job file is wrong. `problems` holds every mistake found, each as `path: what and how to fix it`."""
+    """A job file is invalid. `problems` lists every mistake, each as `path: what and how to fix it`."""
 
     def __init__(self, problems: Sequence[str] | str) -> None:
         self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
@@ -28,9 +28,9 @@ class JobError(UserError):
 
 
 class DocumentError(UserError):
-    """A profile, cluster or plan file is wrong. `problems` holds every mistake found, each as `path: what and fix`.
+    """A profile, cluster or plan file is invalid. `problems` lists every mistake, each as `path: what and fix`.
 
-    `what` names the file; it is empty where the problems are of several files and each begins with the name of its own.
+    `what` names the file; it is empty if the problems concern several files, whose names they then begin with.
     """
 
     def __init__(self, what: str, problems: Sequence[str] = ()) -> None:
@@ -40,7 +40,7 @@ class DocumentError(UserError):
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Every mistake with the name of its file."""
+        """Every mistake, with the name of its file."""
         return tuple(f"{self.what}: {problem}" for problem in self.problems) if self.what else self.problems
 
 
@@ -53,47 +53,47 @@ class PlanError(UserError):
 
 
 class InfeasiblePlan(PlanError):
-    """No cut and no order of the devices fits their memory; the message has the shortage and possible fixes."""
+    """No cut and no order of the devices fits in memory; the message states the shortage and possible fixes."""
 
 
 class CheckpointError(UserError):
-    """A checkpoint is missing, torn, or of another job."""
+    """A checkpoint is missing, damaged, or of another job."""
 
 
 class ProtocolViolation(HetpipeError):
-    """A peer sent something the protocol forbids; nothing was applied and the receiver lives on."""
+    """A peer sent something that the protocol forbids; it had no effect, and the receiver continues."""
 
 
 class StaleTerm(ProtocolViolation):
-    """The request carries another term than the receiver's."""
+    """The term of the request differs from the receiver's."""
 
 
 class StaleIncarnation(ProtocolViolation):
-    """The request comes from an earlier incarnation of a virtual worker, or from one that is no member."""
+    """The request comes from an earlier incarnation of a virtual worker, or from a non-member."""
 
 
 class WaveOutOfOrder(ProtocolViolation):
-    """A wave is negative, was skipped, lies in the future or behind a barrier."""
+    """A wave is negative, skipped, in the future, or after a barrier."""
 
 
 class SliceMismatch(ProtocolViolation):
-    """A name, shape, dtype or size differs from the plan. Raised before anything is allocated."""
+    """A name, shape, dtype or size differs from the plan. Raised before any allocation."""
 
 
 class MalformedChunk(ProtocolViolation):
-    """A tensor chunk is truncated, out of order, or points outside its slice."""
+    """A tensor chunk is truncated, out of order, or outside its slice."""
 
 
 class NonFiniteUpdate(ProtocolViolation):
-    """A loss, gradient or update holds NaN or infinity; the whole wave is refused before it applies."""
+    """A loss, gradient or update contains NaN or infinity; the whole wave is rejected before it is applied."""
 
     def __init__(
         self, message: str, *, minibatch: int | None = None, parameter: str = "", minibatches: range = range(0)
     ) -> None:
-        #: The minibatch in which it began, as far as that is known, and the parameter; empty for a loss.
+        #: The minibatch in which it began, if known, and the parameter; empty for a loss.
         self.minibatch = minibatch
         self.parameter = parameter
-        #: The minibatches whose gradient or update it may be; empty for a loss, and where that is not known.
+        #: Candidates for the minibatch whose gradient or update it is; empty for a loss, or if unknown.
         self.minibatches = minibatches
         super().__init__(message)
 
@@ -101,7 +101,7 @@ class NonFiniteUpdate(ProtocolViolation):
     def in_parameter(
         cls, parameter: str, *, quantity: Literal["gradient", "update"], minibatches: range
     ) -> NonFiniteUpdate:
-        """The gradient or the update of one of `minibatches`, at least one, is not finite in `parameter`."""
+        """Error for a gradient or update of one of `minibatches` (at least one) that is not finite in `parameter`."""
         first, last = minibatches[0], minibatches[-1]
         which = f"minibatch {last}" if first == last else f"one of the minibatches {first} to {last}"
         return cls(
@@ -117,19 +117,19 @@ class UnknownJob(ProtocolViolation):
 
 
 class ClockNotPublished(ProtocolViolation):
-    """A pull or hold names a clock that is not published yet; retry after its publication."""
+    """A pull or hold refers to a clock that is not published yet; retry after its publication."""
 
 
 class BuffersMissing(ClockNotPublished):
-    """Model buffers that this peer itself sent are missing; resend them, and retry."""
+    """Model buffers sent by this peer are missing; resend them, and retry."""
 
 
 class ClockFreed(ProtocolViolation):
-    """A pull names a clock that is no longer retained."""
+    """A pull refers to a clock that is no longer retained."""
 
 
 class MalformedFrame(ProtocolViolation):
-    """A frame between stages breaks its format or the limits of the link. Raised before anything is allocated."""
+    """A frame between stages violates its format or the limits of the link. Raised before any allocation."""
 
 
 class UnknownMember(ProtocolViolation):
@@ -137,7 +137,7 @@ class UnknownMember(ProtocolViolation):
 
 
 class MemberReplaced(UnknownMember):
-    """Another process has registered under this member's id; do not register again, or the two take turns for ever."""
+    """Another process has registered this member id; do not register again, or both would alternate forever."""
 
 
 class VersionConflict(ProtocolViolation):
@@ -145,27 +145,27 @@ class VersionConflict(ProtocolViolation):
 
 
 class InvalidTransition(HetpipeError):
-    """A transition that the table of its lifecycle does not have; the message has the recent transitions."""
+    """The transition is not in the table of its lifecycle; the message lists the recent transitions."""
 
 
 class Unavailable(HetpipeError):
-    """A process or the network is unreachable. The message names peer, role, call, elapsed time and event."""
+    """A process or the network is unavailable. The message names peer, role, call, elapsed time and event."""
 
 
 class PeerUnreachable(Unavailable):
-    """No connection to a peer, or it broke."""
+    """A connection to a peer failed or was lost."""
 
 
 class DeadlineExceeded(Unavailable):
-    """A peer is there but did not answer in time."""
+    """A peer is connected but did not answer in time."""
 
 
 class DamagedChunk(Unavailable):
-    """A tensor chunk fails its checksum; nothing of it was used, and a resend may help."""
+    """The checksum of a tensor chunk does not match; the chunk was discarded, and a resend may succeed."""
 
 
 class LinkClosed(Unavailable):
-    """The neighbouring stage's end of a link went away."""
+    """The neighbouring stage's end of a link is closed."""
 
     def __init__(self, message: str, *, orderly: bool = False) -> None:
         #: True after an orderly close by either end; False after a crash.
@@ -174,31 +174,31 @@ class LinkClosed(Unavailable):
 
 
 class ResourceExhausted(HetpipeError):
-    """A stated limit is reached (message size, watchers, memory)."""
+    """A documented limit is reached (message size, watchers, memory)."""
 
 
 class Busy(ResourceExhausted):
-    """The server's limit for this peer is reached; nothing was done, retry soon."""
+    """The server's limit for this peer is reached; the request had no effect, retry soon."""
 
 
 class DurabilityLost(ResourceExhausted):
-    """A disk fails to persist state; the process goes on, but a restart would lose that state."""
+    """A disk fails to persist state; the process continues, but a restart would lose that state."""
 
 
 class HistoryIncomplete(ResourceExhausted):
-    """A disk fails to take a history file; the run goes on, and cannot be checked to its end."""
+    """A disk fails to store a history file; the run continues, but its end cannot be checked."""
 
 
 class StateLost(HetpipeError):
-    """Persistent state of a process is missing, damaged, or of another job; it cannot be recovered."""
+    """Persistent state of a process is missing, damaged, or of another job, and cannot be recovered."""
 
 
 class PortInUse(ResourceExhausted):
-    """The address to listen on is taken."""
+    """The address to listen on is in use."""
 
 
 class CheckpointNotWritten(ResourceExhausted):
-    """A checkpoint could not be written whole and was given up; the one before it stays."""
+    """A checkpoint could not be completed and was abandoned; the previous one is kept."""
 
 
 class Unauthenticated(HetpipeError):
@@ -206,7 +206,7 @@ class Unauthenticated(HetpipeError):
 
 
 class PermissionDenied(HetpipeError):
-    """The authenticated peer may not make this call, or not on behalf of another process."""
+    """The authenticated peer is not authorised for this call, or not on behalf of another process."""
 
 
 class StoreUnavailable(Unavailable):
@@ -218,7 +218,7 @@ class StoreDamaged(HetpipeError):
 
 
 class NotLeader(Unavailable):
-    """This coordinator does not lead, or no longer; another one acts."""
+    """This coordinator is not, or no longer, the leader; another one is."""
 
 
 class InjectedFault(HetpipeError):
@@ -226,8 +226,8 @@ class InjectedFault(HetpipeError):
 
 
 class NobodyLeads(HetpipeError):
-    """A coordinator answers, but the job has had no leader for minutes; whether it goes on is unknown."""
+    """A coordinator answers, but the job has had no leader for minutes; whether the job continues is unknown."""
 
 
 class JobFailed(HetpipeError):
-    """A run ended before it was finished; the message is one sentence that names the failed process and the cause."""
+    """A run ended before completion; the message is one sentence with the failed process and the cause."""

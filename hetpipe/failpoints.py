@@ -1,20 +1,20 @@
-"""Named places at which a test has a process die, stop, hang or fail. Compiled in, off, and refused unless allowed.
+"""Failpoints: named places at which a test makes a process die, stop, hang or fail. Disabled unless explicitly allowed.
 
-`reach("push.after_stage")` stands where the table `POINTS` says and does nothing, in some tens of nanoseconds, until
-`arm` was called. What then happens is said by the environment variable `HETPIPE_FAILPOINTS`, entries with commas
-between them:
+`reach("push.after_stage")` marks a place of the table `POINTS`. It does nothing, in some tens of nanoseconds, until
+`arm` is called. The environment variable `HETPIPE_FAILPOINTS` then defines the actions, as entries separated by
+commas:
 
     NAME=ACTION[@HIT][;FILTER=VALUE]...     push.after_stage=kill@3;role=parameter_server;index=1
 
-A process counts how often it reaches each name and acts at hit number HIT (default: the first). Filters choose
-processes: `role`, `index` (shard), `node` (agent), `vw`, `stage` and `incarnation` (stage). Every life of a process
-counts anew; `HETPIPE_FAILPOINTS_ONCE` names an existing folder in which an entry leaves its mark before it acts, so
-that it acts once in all, whatever restarts, and so that a test sees who was hit.
+A process counts its visits to each place and acts at visit HIT (default: the first). Filters select processes: `role`,
+`index` (shard), `node` (agent), `vw`, `stage` and `incarnation` (stage). Counts restart with the process;
+`HETPIPE_FAILPOINTS_ONCE` names an existing folder in which an entry creates a marker file before it acts, so that it
+acts once across restarts and a test can see which process was hit.
 
-The variable alone arms nothing: a service needs `--allow-failpoints`, too, and without it refuses to start rather than
-to run with faults that nobody wanted. Stages inherit both from their agent.
+The variable alone is not sufficient: a service also needs `--allow-failpoints`, and refuses to start without it rather
+than run with unwanted faults. Stages inherit both from their agent.
 
-There is no action "duplicate": `drop` behind the reply, at the sender, makes it send again what has arrived already.
+There is no action "duplicate": `drop` after the reply, at the sender, causes a resend of what has already arrived.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from hetpipe.errors import InjectedFault, PeerUnreachable, UserError
 #: Environment variable with the entries.
 VARIABLE = "HETPIPE_FAILPOINTS"
 
-#: Environment variable with the folder of the marks.
+#: Environment variable with the folder of the marker files.
 ONCE_VARIABLE = "HETPIPE_FAILPOINTS_ONCE"
 
 #: Option of services without which a set `VARIABLE` is an error.
@@ -57,45 +57,45 @@ _SHARD = ("parameter_server",)
 _EITHER_END = ("stage", "parameter_server")
 _COORDINATOR = ("coordinator",)
 
-#: Every place there is (`reliability.md`, section 2).
+#: All failpoints (`reliability.md`, section 2).
 POINTS: Mapping[str, Point] = {
     "push.before_send": Point("a stage is about to send its part of a wave to a shard", _STAGE),
     "push.mid_stream": Point("the first chunk is sent (stage) or written (shard), the end is not", _EITHER_END),
     "push.after_last_chunk": Point("all chunks are sent (stage) or written (shard), nothing is staged", _EITHER_END),
-    "push.after_stage": Point("the push is staged, its sender does not know", _SHARD),
-    "push.after_durable": Point("the push is in the write-ahead log, its sender does not know", _SHARD),
-    "push.after_apply": Point("a committed update is added, the history does not say so", _SHARD),
-    "push.after_reply": Point("the reply is sent (shard), or received and not acted upon (stage)", _EITHER_END),
+    "push.after_stage": Point("the push is staged, its sender has no reply", _SHARD),
+    "push.after_durable": Point("the push is in the write-ahead log, its sender has no reply", _SHARD),
+    "push.after_apply": Point("a committed update is added, but not in the history", _SHARD),
+    "push.after_reply": Point("the reply is sent (shard), or received but not processed (stage)", _EITHER_END),
     "pull.before_gate": Point("the first stage is about to choose the clock of a switch point", _STAGE),
-    "pull.while_gated": Point("a clock that it needs is not published yet, the first stage waits", _STAGE),
+    "pull.while_gated": Point("the first stage waits for a clock to be published", _STAGE),
     "pull.mid_stream": Point("the first chunk is sent (shard) or written (stage), the end is not", _EITHER_END),
     "pull.after_last_chunk": Point("all chunks are sent (shard) or written (stage), none is used", _EITHER_END),
     "commit.before_propose": Point("a wave is staged on all shards, its stage has not reported it", _STAGE),
-    "commit.after_some_shards": Point("this shard has carried out a commit, others perhaps not", _SHARD),
-    "commit.before_publish": Point("a clock is decided to be published, it is written nowhere", _SHARD),
+    "commit.after_some_shards": Point("this shard has executed a commit, others possibly not", _SHARD),
+    "commit.before_publish": Point("the publication of a clock is decided, but not recorded", _SHARD),
     "commit.after_publish": Point("a clock is published and in the history, not announced", _SHARD),
-    "membership.lease_granted_not_recorded": Point("a member has its lease, the store does not know", _COORDINATOR),
+    "membership.lease_granted_not_recorded": Point("a member has its lease, but is not in the store", _COORDINATOR),
     "membership.recorded_not_published": Point("a member is in the store, not announced to jobs", _COORDINATOR),
     "membership.published_not_seen": Point(
         "a member is announced to jobs, the answer is not sent (coordinator) or not used (member)",
         ("coordinator", "parameter_server", "agent"),
     ),
     "membership.evict_decided_not_published": Point(
-        "the coordinator has decided on an eviction, the clock shard does not know", _COORDINATOR
+        "an eviction is decided, but not sent to the clock shard", _COORDINATOR
     ),
-    "repartition.plan_computed": Point("a new plan is made, not announced", _COORDINATOR),
+    "repartition.plan_computed": Point("a new plan is computed, but not announced", _COORDINATOR),
     "repartition.published": Point("the new plan is on disk, not in force", _COORDINATOR),
     "repartition.some_agents_drained": Point("the old plan's stages have left, the others run", _COORDINATOR),
     "repartition.layers_half_moved": Point(
         "the clock shard has the new plan, no incarnation on it is admitted", _COORDINATOR
     ),
-    "repartition.committed": Point("the clock shard expects a life by the new plan, no stage runs", _COORDINATOR),
+    "repartition.committed": Point("an incarnation of the new plan is admitted, no stage runs", _COORDINATOR),
     "repartition.old_plan_not_cleaned": Point("the new plan's stages run, it is still only proposed", _COORDINATOR),
     "snapshot.temp_open": Point("the file of a snapshot is open under another name", _SHARD),
-    "snapshot.half_written": Point("some of a snapshot is written", _SHARD),
-    "snapshot.before_fsync": Point("all of a snapshot is written, perhaps not on disk", _SHARD),
+    "snapshot.half_written": Point("a snapshot is partly written", _SHARD),
+    "snapshot.before_fsync": Point("a snapshot is written, possibly not on disk", _SHARD),
     "snapshot.before_rename": Point("a snapshot is on disk under another name", _SHARD),
-    "snapshot.before_directory_fsync": Point("a snapshot has its name, perhaps not on disk", _SHARD),
+    "snapshot.before_directory_fsync": Point("a snapshot is renamed, possibly not on disk", _SHARD),
     "snapshot.manifest_on_some_shards": Point("some shards have their part of a snapshot, others not", _SHARD),
     "snapshot.old_deleted": Point("the files that a newer snapshot replaces are deleted", _SHARD),
 }
@@ -109,32 +109,32 @@ class Action(StrEnum):
     STOP = "stop"
     """SIGSTOP to this process; the test sends SIGCONT."""
     HANG = "hang"
-    """Block this thread; the others, heartbeats among them, go on."""
+    """Block this thread; others continue, including heartbeats."""
     ERROR = "error"
-    """`InjectedFault` is raised."""
+    """Raise `InjectedFault`."""
     DROP = "drop"
-    """Raise `PeerUnreachable`: the operation is done, and its caller gets no answer."""
+    """Raise `PeerUnreachable`: the operation is complete, but its caller gets no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trap:
-    """One entry of the variable."""
+    """One entry of the environment variable."""
 
     name: str
     action: Action
     hit: int
-    """At which visit of the place it acts; from 1."""
+    """The visit at which it acts, from 1."""
     filters: Mapping[str, str]
     mark: str
-    """Name of its mark."""
+    """Name of its marker file."""
 
     def concerns(self, who: Mapping[str, str]) -> bool:
-        """Whether it is for this process."""
+        """Whether it applies to this process."""
         return all(who.get(key) == value for key, value in self.filters.items())
 
 
 def parse(text: str) -> tuple[Trap, ...]:
-    """The entries of the variable.
+    """Parse the environment variable.
 
     Raises:
         UserError: it is malformed; the message names the entry and the reason.
@@ -149,13 +149,13 @@ def _parse_entry(position: int, entry: str) -> Trap:
     if name not in POINTS:
         raise _unreadable(entry, f"there is no failpoint {name!r}; they are {', '.join(POINTS)}")
     if action not in {*Action}:
-        raise _unreadable(entry, f"{action!r} is no action; they are {', '.join(Action)}")
+        raise _unreadable(entry, f"{action!r} is not an action; they are {', '.join(Action)}")
     if at and not (hit.isascii() and hit.isdigit() and int(hit) > 0):
-        raise _unreadable(entry, f"{hit!r} is no number of a hit; write one from 1")
+        raise _unreadable(entry, f"{hit!r} is not the number of a visit; write one from 1")
     chosen = {key: value for key, _, value in (each.partition("=") for each in filters)}
     for key, value in chosen.items():
         if key not in FILTERS or not value:
-            raise _unreadable(entry, f"{key}={value} chooses no process; write one of {', '.join(FILTERS)} and a value")
+            raise _unreadable(entry, f"{key}={value} selects no process; write one of {', '.join(FILTERS)} and a value")
     return Trap(name=name, action=Action(action), hit=int(hit) if at else 1, filters=chosen, mark=f"{position}-{name}")
 
 
@@ -164,7 +164,7 @@ def _unreadable(entry: str, why: str) -> UserError:
 
 
 class _Armed:
-    """The traps of this process, and how often each place was reached. Thread-safe."""
+    """The traps of this process, and the number of visits to each place. Thread-safe."""
 
     def __init__(self, traps: Iterable[Trap], who: Mapping[str, str], once: Path | None) -> None:
         self._traps = tuple(traps)
@@ -182,7 +182,7 @@ class _Armed:
                 _act(trap)
 
     def _is_first(self, trap: Trap) -> bool:
-        """Leave the mark; whether it was not there before. Without a folder every life is the first."""
+        """Create the marker file; returns whether it was absent. Without a folder, every process is the first."""
         if self._once is None:
             return True
         try:
@@ -200,7 +200,7 @@ def _act(trap: Trap) -> None:
         case Action.KILL:
             os.kill(os.getpid(), signal.SIGKILL)
         case Action.STOP:
-            # To this very thread, which goes no further before the process is stopped.
+            # To this thread, which then does not continue before the process is stopped.
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         case Action.HANG:
             threading.Event().wait()
@@ -214,7 +214,7 @@ _armed: _Armed | None = None
 
 
 def reach(name: str) -> None:
-    """Pass the failpoint `name` of `POINTS`.
+    """Visit the failpoint `name` of `POINTS`.
 
     Raises:
         InjectedFault, PeerUnreachable: injected by a test.
@@ -225,7 +225,7 @@ def reach(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Passing:
-    """Chunks with places behind the first and the last one, each time they are iterated."""
+    """Chunks with failpoints after the first and the last one, on each iteration."""
 
     operation: str
     chunks: Iterable[bytes]
@@ -239,17 +239,17 @@ class _Passing:
 
 
 def passing(operation: str, chunks: Iterable[bytes]) -> Iterable[bytes]:
-    """`chunks`, with `OPERATION.mid_stream` behind the first one and `OPERATION.after_last_chunk` behind the last."""
+    """`chunks`, with `OPERATION.mid_stream` after the first one and `OPERATION.after_last_chunk` after the last."""
     return chunks if _armed is None else _Passing(operation, chunks)
 
 
 def arm(environment: Mapping[str, str], *, is_allowed: bool, **who: str | int | None) -> None:
-    """Activate the failpoints of the environment in this process. Once, at its start.
+    """Activate the failpoints of the environment in this process. Call once, at its start.
 
     Args:
-        environment: the process's.
+        environment: environment of the process.
         is_allowed: whether failpoints are enabled for this process.
-        who: this process, by the names in `FILTERS`; None: it has no such name.
+        who: this process, by the names in `FILTERS`; None for names that do not apply.
 
     Raises:
         UserError: failpoints are set and not enabled, or the variables are malformed.
@@ -265,13 +265,13 @@ def arm(environment: Mapping[str, str], *, is_allowed: bool, **who: str | int | 
     named = environment.get(ONCE_VARIABLE, "")
     once = Path(named) if named else None
     if once is not None and not once.is_dir():
-        raise UserError(f"{ONCE_VARIABLE} names {once}, which is no folder; make it first")
+        raise UserError(f"{ONCE_VARIABLE} names {once}, which is not a folder; create it first")
     known = {name: str(value) for name, value in who.items() if value is not None}
     traps = [trap for trap in parse(text) if trap.concerns(known)]
     _armed = _Armed(traps, known, once) if traps else None
 
 
 def disarm() -> None:
-    """Have no place do anything; for tests."""
+    """Deactivate all failpoints; for tests."""
     global _armed  # noqa: PLW0603 - see `arm`
     _armed = None

@@ -1,9 +1,9 @@
-"""`python -m hetpipe.fork_server`: imports torch and hetpipe, starts nothing, and forks on request.
+"""`python -m hetpipe.fork_server`: imports torch and hetpipe, and forks on request.
 
-It has one thread and does one thing at a time: read an order, fork, answer. User code, gRPC and CUDA begin in forked
-processes. A process is forked twice: the one in between ends at once, so that the kernel makes whoever gave the order,
-which is a subreaper at that moment, the parent of the process. So its parent waits for it, signals it and learns how
-it ended as for any other child, and it does not notice when the fork server dies.
+It has a single thread, which reads an order, forks, and answers. User code, gRPC and CUDA are only started in forked
+processes. A process is forked twice, and the intermediate process exits immediately: the kernel then reparents the new
+process to the client, which is a subreaper at that moment. The client can therefore wait for it, signal it and read its
+exit status as for any other child, and the process survives the fork server.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from hetpipe.forking.messages import DONE, GO, PADDING, TITLE, ForkOrder, receiv
 from hetpipe.forking.process import REPORT_FD
 from hetpipe.server.parent_death import die_with_parent
 
-#: What the programs of `launch.PROGRAMS` import once they run: `hetpipe serve NAME` its service, and an optimizer what
-#: could compile it, which takes as long as torch itself.
+#: Modules that the programs of `launch.PROGRAMS` import at run time: the service of `hetpipe serve NAME`, and the
+#: compiler support of optimizers, which takes as long as torch itself.
 _IMPORTED_LATER = (
     "hetpipe.server.coordinator.main:main",
     "hetpipe.server.shard.main:main",
@@ -51,7 +51,7 @@ class ServerState:
     start: Mapping[str, str]
     """Its environment when it started."""
     now: Mapping[str, str]
-    """The same after its imports."""
+    """Environment after its imports."""
     descriptors: frozenset[int]
     """Descriptors opened by its imports."""
     fork: Callable[[], int] = field(default=os.fork)
@@ -60,7 +60,7 @@ class ServerState:
 def main() -> None:
     """Serve until the other end of the socket is closed."""
     die_with_parent()  # first, as imports may take long
-    parser = argparse.ArgumentParser(description="Forks processes; started by hetpipe itself, not for people.")
+    parser = argparse.ArgumentParser(description="Forks processes; started by hetpipe itself, not by users.")
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--program", action="append", default=[], metavar="NAME=MODULE:FUNCTION")
@@ -72,7 +72,7 @@ def main() -> None:
     connection = socket.socket(fileno=options.socket)
     programs = dict(given.split("=", 1) for given in options.program) or launch.PROGRAMS
     start = dict(os.environ)
-    # Imported objects are frozen: the collector of a forked process would unshare their memory.
+    # Frozen, because the garbage collector of a forked process would otherwise unshare the memory of imported objects.
     gc.disable()
     refusal = prepare([*programs.values(), *([] if options.program else _IMPORTED_LATER)])
     if refusal:
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def prepare(functions: Sequence[str]) -> str:
-    """Import the modules of functions (`module:function`); why this process cannot be forked, empty if it can."""
+    """Import the modules of `functions` (`module:function`); returns why this process cannot be forked, or ""."""
     try:
         import hetpipe.wire  # noqa: F401 - first, for what it says to gRPC's own library
 
@@ -99,7 +99,7 @@ def prepare(functions: Sequence[str]) -> str:
 
 
 def started_things() -> Iterator[str]:
-    """The threads and contexts of this process that a fork would break, as sentences."""
+    """Describe threads and contexts of this process that do not survive a fork, as sentences."""
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads != 1:
         yield f"its imports have started {threads - 1} threads, which a forked process would lack"
@@ -109,10 +109,10 @@ def started_things() -> Iterator[str]:
 
 
 def open_descriptors() -> frozenset[int]:
-    """The descriptors of this process."""
+    """Open file descriptors of this process."""
     listed = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
     found = set()
-    for number in listed:  # one of them was that of the list itself
+    for number in listed:  # includes the descriptor of the listing itself
         with suppress(OSError):
             os.fstat(number)
             found.add(number)
@@ -146,7 +146,7 @@ def serve(connection: socket.socket, state: ServerState) -> Callable[[], None]:
 def _carry_out(
     connection: socket.socket, values: dict[str, Any], descriptors: Sequence[int], state: ServerState
 ) -> Callable[[], None] | None:
-    """Answer an order; returns the function to run, in a forked process."""
+    """Answer an order; in a forked process, returns the function to run."""
     order = ForkOrder.from_json(values)
     unlike = differences(state.start, state.now, order.environment)
     if unlike or order.program not in state.programs:
@@ -169,10 +169,10 @@ def _carry_out(
 
 
 def _fork_orphan(fork: Callable[[], int]) -> int:
-    """Fork a process whose parent is the nearest subreaper; its id, and 0 in itself.
+    """Fork a process whose parent is the nearest subreaper; returns its id, and 0 in itself.
 
     Raises:
-        OSError: there is no room for another process.
+        OSError: the process limit or the memory is exhausted.
     """
     reading, writing = os.pipe()
     try:
@@ -180,7 +180,7 @@ def _fork_orphan(fork: Callable[[], int]) -> int:
         if between == 0:
             os.close(reading)
             return _fork_between(fork, writing)
-        # Once it is reaped, its child has another parent.
+        # Once it is reaped, its child is reparented.
         os.waitpid(between, 0)
     except BaseException:
         os.close(reading)
@@ -210,10 +210,10 @@ def _fork_between(fork: Callable[[], int], writing: int) -> int:
 
 
 def _become(order: ForkOrder, descriptors: Sequence[int], state: ServerState) -> Callable[[], None]:
-    """Turn this process into the ordered one, and report it; returns the function to run."""
+    """Turn this process into the ordered one, and report success; returns the function to run."""
     talk = socket.socket(fileno=descriptors[0])
     if talk.recv(1) != GO:
-        os._exit(0)  # the client has given it up
+        os._exit(0)  # the client has abandoned the order
     try:
         _check_parent(order.parent)
         os.setsid()
@@ -239,10 +239,10 @@ def _become(order: ForkOrder, descriptors: Sequence[int], state: ServerState) ->
 
 
 def run_to_end(program: Callable[[], None]) -> NoReturn:
-    """Run a program and end with its exit status, as the interpreter would, but without taking itself apart.
+    """Run a program and exit with its status as the interpreter would, but without finalisation.
 
-    That would go through every module that the fork server has imported, in memory that is shared until then (measured:
-    0.4 s of a processor per process).
+    Finalisation would touch every module imported by the fork server, in memory that is shared until then (0.4 s of
+    processor time per process, measured).
     """
     status: object = 0
     try:
@@ -257,23 +257,23 @@ def run_to_end(program: Callable[[], None]) -> NoReturn:
         status = 1
     atexit._run_exitfuncs()  # noqa: SLF001 - the only way to them
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # the listener is gone
+        with suppress(OSError, ValueError):  # the reader is gone
             stream.flush()
     os._exit((status or 0) & 0xFF)
 
 
 def _check_parent(wanted: int) -> None:
     if os.getppid() != wanted:
-        raise OSError(errno.ECHILD, "the kernel has given the forked process another parent")
+        raise OSError(errno.ECHILD, "the kernel has assigned the forked process another parent")
 
 
 def _nest(state: ServerState) -> Callable[[], None] | None:
-    """Fork a fork server for this process. It returns here, too: what a process that it has forked is to run."""
+    """Fork a fork server for this process. Also returns in processes forked by it, with the function to run."""
     own, theirs = socket.socketpair()
     parent = os.getpid()
     try:
         pid = state.fork()
-    except OSError:  # then it starts one itself, when it needs one
+    except OSError:  # this process starts one itself if it needs one
         own.close()
         theirs.close()
         return None
@@ -299,14 +299,14 @@ def _take_environment(environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
-    # Python seeds `random` anew in a forked process; what NumPy draws would be the same in all of them.
+    # Python reseeds `random` in a forked process; NumPy's generator would be equal in all of them.
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
 
 
 def show_as(command: Sequence[str]) -> None:
-    """Have `ps` and `/proc/PID/cmdline` show `command`, as far as there is room where this process's own one stands."""
+    """Show `command` in `ps` and `/proc/PID/cmdline`, truncated to the space of this process's own command line."""
     try:
         fields = Path("/proc/self/stat").read_bytes().rsplit(b")", 1)[1].split()
         begin, end = int(fields[45]), int(fields[46])
@@ -314,7 +314,7 @@ def show_as(command: Sequence[str]) -> None:
         return
     room = end - begin
     if begin <= 0 or room < len(PADDING):
-        return  # of another program, whose arguments these are
+        return  # another program, to which these arguments belong
     shown = b"\0".join(os.fsencode(part) for part in command)[: room - 1]
     ctypes.memmove(begin, shown + bytes(room - len(shown)), room)
 

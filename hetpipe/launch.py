@@ -1,7 +1,7 @@
 """`python -m hetpipe.launch PROGRAM ARGUMENT…`: runs a program that reports its phases from the start.
 
-The lines go to the descriptor of `--report-fd`, if that is among the arguments, else to standard output. A fork server
-(`hetpipe.forking.fork_server`) runs the same programs, in processes that it has forked.
+Lines are written to the descriptor of `--report-fd`, if that is among the arguments, else to standard output. A fork
+server (`hetpipe.forking.fork_server`) runs the same programs in the processes it forks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hetpipe.phases import begin_phases
 
 _REPORT_FD = "--report-fd"
 
-#: The programs: name → `module:function`, which reads `sys.argv` and does not return before the program's end.
+#: The programs: name → `module:function`; the function reads `sys.argv` and returns when the program ends.
 PROGRAMS: Mapping[str, str] = {
     "hetpipe": "hetpipe.cli.main:main",
     "hetpipe.server.agent.inspect_process": "hetpipe.server.agent.inspect_process:program",
@@ -24,15 +24,15 @@ PROGRAMS: Mapping[str, str] = {
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the program that `arguments` begin with."""
+    """Run the program named by the first argument."""
     program, *rest = arguments
     if program not in PROGRAMS:
-        sys.exit(f"{program} is no program of hetpipe; name one of these: {', '.join(sorted(PROGRAMS))}")
+        sys.exit(f"{program} is not a program of hetpipe; name one of these: {', '.join(sorted(PROGRAMS))}")
     run(program, rest, PROGRAMS)
 
 
 def run(program: str, arguments: Sequence[str], programs: Mapping[str, str]) -> None:
-    """Run a program of `programs` in this process, telling its phases."""
+    """Run a program of `programs` in this process, reporting its phases."""
     descriptor = int(arguments[arguments.index(_REPORT_FD) + 1]) if _REPORT_FD in arguments else sys.stdout.fileno()
     begin_phases(descriptor, "importing torch and hetpipe")
     import hetpipe.wire  # noqa: F401 - first, for what it says to gRPC's own library
@@ -42,7 +42,7 @@ def run(program: str, arguments: Sequence[str], programs: Mapping[str, str]) -> 
 
 
 def entry(name: str) -> Callable[[], object]:
-    """The function that a value of `PROGRAMS` names; imports its module."""
+    """Load the function that a value of `PROGRAMS` refers to."""
     module, _, function = name.partition(":")
     found: Callable[[], object] = getattr(import_module(module), function)
     return found

@@ -1,8 +1,8 @@
-"""The startup phases of a process: reported to its parent every second until it is ready.
+"""The startup phases of a process, reported to its parent every second until it is ready.
 
-`hetpipe.launch` begins before anything heavy is imported; `report_phase` says what comes next, `end_phases` that the
-process is ready. Whoever reads the lines waits for a process that is slow, and gives up one that is silent: a thread
-writes them, so only a process that is stopped, or keeps the interpreter for itself, says nothing.
+`hetpipe.launch` starts reporting before any heavy import; `report_phase` enters the next phase, `end_phases` ends the
+reports. The parent waits for a slow process but times out on a silent one: the lines are written by a thread, so only a
+process that is stopped, or that holds the interpreter lock, is silent.
 
 A line is one JSON object, with the seconds that the phase has lasted: `{"kind": "phase", "phase": "importing torch",
 "seconds": 3.0}`.
@@ -17,21 +17,21 @@ import threading
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 
-#: Between two lines.
+#: Interval of lines.
 PERIOD_SECONDS = 1.0
 
 #: The value of `kind` in a line.
 PHASE = "phase"
 
-#: Prefix of the command of a program that reports its phases; the name of its module comes next.
+#: Command prefix of programs that report their phases; followed by the name of the program.
 LAUNCH = (sys.executable, "-m", "hetpipe.launch")
 
-#: Lines of a process go to one descriptor, and no line into the midst of another.
+#: Serialises lines, which share one descriptor.
 _writing = threading.Lock()
 
 
 def write_line(descriptor: int, line: str) -> None:
-    """Write one line to a pipe; a closed pipe is ignored."""
+    """Write one line to a pipe; errors of a closed pipe are ignored."""
     data = line.encode() + b"\n"
     with _writing:
         try:
@@ -42,29 +42,29 @@ def write_line(descriptor: int, line: str) -> None:
 
 
 class PhaseReporter:
-    """Repeats the phase of one process. Thread-safe."""
+    """Repeats the current phase of one process. Thread-safe."""
 
     def __init__(self, descriptor: int, phase: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Begin with `phase`; lines go to `descriptor`."""
+        """Start with `phase`; lines are written to `descriptor`."""
         self._descriptor = descriptor
         self._clock = clock
-        #: Guards what follows; notified at the end.
+        #: Guards the following attributes; notified at the end.
         self._changed = threading.Condition()
         self._phase, self._since = phase, clock.monotonic()
         self._is_over = False
-        self._tell()
+        self._write()
         threading.Thread(target=self._repeat, name="phases", daemon=True).start()
 
     def report(self, phase: str) -> None:
-        """Enter the next phase."""
+        """Start the next phase."""
         with self._changed:
             if self._is_over or phase == self._phase:
                 return
             self._phase, self._since = phase, self._clock.monotonic()
-            self._tell()
+            self._write()
 
     def end(self) -> None:
-        """Say nothing more. Idempotent."""
+        """Stop reporting. Idempotent."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -72,9 +72,9 @@ class PhaseReporter:
     def _repeat(self) -> None:
         with self._changed:
             while not self._changed.wait_for(lambda: self._is_over, PERIOD_SECONDS):
-                self._tell()
+                self._write()
 
-    def _tell(self) -> None:
+    def _write(self) -> None:
         seconds = round(self._clock.monotonic() - self._since, 1)
         write_line(self._descriptor, json.dumps({"kind": PHASE, "phase": self._phase, "seconds": seconds}))
 
@@ -83,18 +83,18 @@ _reporter: PhaseReporter | None = None
 
 
 def begin_phases(descriptor: int, phase: str) -> None:
-    """Start reporting the phases of this process. Once, and only in a process that was started to do so."""
+    """Start reporting the phases of this process. Call once, in a process whose parent expects reports."""
     global _reporter  # noqa: PLW0603 - one per process, like its standard output
     _reporter = PhaseReporter(descriptor, phase)
 
 
 def report_phase(phase: str) -> None:
-    """Enter the next phase, worded as the end of "it is ..."; without effect if phases are not reported."""
+    """Start the next phase, worded to complete "it is ..."; no effect if phases are not reported."""
     if _reporter is not None:
         _reporter.report(phase)
 
 
 def end_phases() -> None:
-    """This process is ready, or has come to its end."""
+    """Stop reporting, because the process is ready or ends."""
     if _reporter is not None:
         _reporter.end()

@@ -1,8 +1,8 @@
-"""The root folders for the paths in jobs: one for their code, one for their runs.
+"""Root folders for paths in jobs: one for code, one for runs.
 
-The submitter of a job chooses its paths. A root bounds them: a path is resolved, symbolic links and
-`..` included, before it is compared, so that it cannot escape. Both are enforced wherever other machines reach the
-process, and default to the folder it was started in.
+Paths are chosen by the submitter of a job; a root bounds them. A path is resolved, including symbolic links and `..`,
+before the comparison, so that it cannot escape. Both roots are enforced wherever other machines can reach the process,
+and default to the folder in which it was started.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ RUN_OPTION = "--run-root"
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """One folder, or a few. Make it with `root_of`."""
+    """One or several root folders. Created by `root_of`."""
 
     folders: tuple[Path, ...]
-    """Where they lead: absolute, without links."""
+    """The resolved folders: absolute, without links."""
     option: str
-    """By which it was given, for the sentence."""
+    """The option that set them, for messages."""
 
     def check(self, path: str, what: str) -> None:
         """Reject a path outside the root.
 
         Args:
-            path: as the job names it.
-            what: begins the sentence.
+            path: the path in the job.
+            what: description of the path; begins the message.
 
         Raises:
-            UserError: it does, or leads nowhere.
+            UserError: the path is outside the root, or cannot be resolved.
         """
         try:
             real = Path(path).resolve()
         except (OSError, RuntimeError, ValueError) as error:
-            raise UserError(f"{what} {path!r:.200} cannot be followed ({error}); name another folder") from error
+            raise UserError(f"{what} {path!r:.200} cannot be resolved ({error}); name another folder") from error
         if not Path(path).is_absolute() or not any(real.is_relative_to(folder) for folder in self.folders):
             leads = "" if str(real) == path else f", which leads to {real},"
             raise UserError(
-                f"{what} {path}{leads} is not below {' or '.join(map(str, self.folders))}, where it has to be here; "
+                f"{what} {path}{leads} is not below {' or '.join(map(str, self.folders))}, as required here; "
                 f"use a folder there, or have this process started with another {self.option}"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """Both roots of a process; None: no bound."""
+    """Both roots of a process; None for no bound."""
 
     code: Root | None = None
     runs: Root | None = None
@@ -70,26 +70,24 @@ class Roots:
 
 
 def add_root_options(parser: argparse.ArgumentParser, *, with_code: bool) -> None:
-    """The options of a service that accesses paths in jobs."""
-    usual = (
-        "may be given again; default: the folder this is started in, or no bound where only this machine reaches --host"
-    )
+    """Add the options of a service that accesses paths in jobs."""
+    usual = "repeatable; default: the folder this is started in, or no bound if only this machine can reach --host"
     if with_code:
-        what = "import the code of jobs from nowhere but below DIR"
+        what = "import code of jobs only from below DIR"
         parser.add_argument(CODE_OPTION, type=Path, action="append", metavar="DIR", help=f"{what} ({usual})")
-    what = "read and write runs of jobs nowhere but below DIR"
+    what = "read and write runs of jobs only below DIR"
     parser.add_argument(RUN_OPTION, type=Path, action="append", metavar="DIR", help=f"{what} ({usual})")
 
 
 def roots_of(options: argparse.Namespace, *, is_reached: bool) -> Roots:
-    """The roots of a service, by its options.
+    """Roots of a service according to its options.
 
     Args:
         options: parsed by a parser with `add_root_options`.
-        is_reached: whether other machines reach the service.
+        is_reached: whether other machines can reach the service.
 
     Raises:
-        UserError: a root is no folder, or is needed and the service was started in `/`.
+        UserError: a root is not a folder, or is required and the service was started in `/`.
     """
     with_code = hasattr(options, "code_root")
     return Roots(
@@ -99,17 +97,17 @@ def roots_of(options: argparse.Namespace, *, is_reached: bool) -> Roots:
 
 
 def root_of(given: Sequence[Path] | None, option: str, *, is_needed: bool) -> Root | None:
-    """The given root, or the working folder where one is required.
+    """The given root, or the working folder if one is required.
 
     Raises:
-        UserError: it is no folder, or it is required and would be `/` by default.
+        UserError: it is not a folder, or it is required and defaults to `/`.
     """
     if given is None and not is_needed:
         return None
     if given is None and Path.cwd() == Path.cwd().parent:
         raise UserError(
-            f"other machines reach this process, which was started in {Path.cwd()}, so say below which folder jobs may "
-            f"name theirs: {option} DIR, or {option} / if you trust everyone who can submit jobs with every file"
+            f"other machines can reach this process, which was started in {Path.cwd()}, so set the folder below which "
+            f"jobs may use paths: {option} DIR, or {option} / if you trust everyone who can submit jobs with every file"
         )
     return Root(tuple(_real(folder, option) for folder in given or (Path.cwd(),)), option)
 
@@ -118,7 +116,7 @@ def _real(folder: Path, option: str) -> Path:
     try:
         real = folder.resolve(strict=True)
     except OSError as error:
-        raise UserError(f"{option} {folder}: {error.strerror}; name a folder that is there") from error
+        raise UserError(f"{option} {folder}: {error.strerror}; name an existing folder") from error
     if not real.is_dir():
-        raise UserError(f"{option} {folder} is no folder")
+        raise UserError(f"{option} {folder} is not a folder")
     return real

@@ -71,14 +71,14 @@ class TestTheVariable:
         ("text", "said"),
         [
             ("push.sometime=kill", "there is no failpoint 'push.sometime'; they are push.before_send, "),
-            ("push.after_stage", "'' is no action; they are kill, stop, hang, error, drop"),
-            ("push.after_stage=explode", "'explode' is no action"),
-            ("push.after_stage=kill@0", "'0' is no number of a hit; write one from 1"),
-            ("push.after_stage=kill@", "'' is no number of a hit"),
-            ("push.after_stage=kill@x", "'x' is no number of a hit"),
-            ("push.after_stage=kill;rank=1", "rank=1 chooses no process; write one of role, index, node, vw, stage, "),
-            ("push.after_stage=kill;role=", "role= chooses no process"),
-            ("push.after_stage=kill;role", "role= chooses no process"),
+            ("push.after_stage", "'' is not an action; they are kill, stop, hang, error, drop"),
+            ("push.after_stage=explode", "'explode' is not an action"),
+            ("push.after_stage=kill@0", "'0' is not the number of a visit; write one from 1"),
+            ("push.after_stage=kill@", "'' is not the number of a visit"),
+            ("push.after_stage=kill@x", "'x' is not the number of a visit"),
+            ("push.after_stage=kill;rank=1", "rank=1 selects no process; write one of role, index, node, vw, stage, "),
+            ("push.after_stage=kill;role=", "role= selects no process"),
+            ("push.after_stage=kill;role", "role= selects no process"),
             ("push.after_stage=kill,", "there is no failpoint ''"),
         ],
     )
@@ -230,7 +230,7 @@ class TestPermission:
         assert acted("push.after_stage") == []
 
     def test_the_folder_of_the_marks_must_be_there(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="no folder; make it first"):
+        with pytest.raises(UserError, match="not a folder; create it first"):
             armed("push.after_stage=kill", tmp_path / "missing")
 
     @pytest.mark.parametrize("role", ["coordinator", "parameter_server", "agent"])
@@ -261,7 +261,7 @@ class TestPermission:
     [
         ("push.before_send=error;role=stage;vw=1;stage=0;incarnation=2", "InjectedFault"),
         ("push.before_send=error;role=stage;vw=1;stage=0;incarnation=0", "it came through"),
-        ("push.before_send=explode", "'explode' is no action"),
+        ("push.before_send=explode", "'explode' is not an action"),
     ],
 )
 def test_a_stage_inherits_them_from_its_agent(

@@ -62,7 +62,7 @@ def test_nothing_else_is_run() -> None:
     done = subprocess.run([*LAUNCH, "this"], capture_output=True, text=True, timeout=60.0, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(
-        "this is no program of hetpipe; name one of these: hetpipe, hetpipe.server.agent.inspect_process, "
+        "this is not a program of hetpipe; name one of these: hetpipe, hetpipe.server.agent.inspect_process, "
     )
 
 

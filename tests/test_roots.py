@@ -47,7 +47,7 @@ def test_folders_elsewhere_are_refused_with_the_fix(root: Root, tmp_path: Path, 
         root.check(f"{tmp_path}/{path}", "the folder of the run")
     told = str(caught.value)
     assert told.startswith(f"the folder of the run {tmp_path}/{path}")
-    assert f"is not below {tmp_path / 'runs'}, where it has to be here" in told
+    assert f"is not below {tmp_path / 'runs'}, as required here" in told
     assert told.endswith("have this process started with another --run-root")
 
 
@@ -105,7 +105,7 @@ class TestOptions:
 
     def test_a_process_started_in_the_root_folder_has_to_be_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir("/")
-        with pytest.raises(UserError, match="say below which folder jobs may name theirs: --code-root DIR"):
+        with pytest.raises(UserError, match="set the folder below which jobs may use paths: --code-root DIR"):
             roots_of(options([]), is_reached=True)
         found = roots_of(options(["--code-root", "/", "--run-root", "/"]), is_reached=True)
         found.check_code("/etc")
@@ -113,7 +113,7 @@ class TestOptions:
     def test_a_root_that_is_no_folder(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         for path in ("file", "missing"):
-            with pytest.raises(UserError, match=r"--run-root .*(no folder|No such file)"):
+            with pytest.raises(UserError, match=r"--run-root .*(not a folder|No such file)"):
                 roots_of(options(["--run-root", str(tmp_path / path)]), is_reached=True)
 
 

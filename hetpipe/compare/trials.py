@@ -1,6 +1,6 @@
 """What `hetpipe compare` trains: one job under several weight policies, with several seeds.
 
-The seed decides the order of the samples and the first weights, so trials with the same seed differ in the policy only.
+The seed determines the order of samples and the initial weights: trials with the same seed differ in the policy only.
 """
 
 from __future__ import annotations

@@ -351,7 +351,7 @@ def _last_words(container: ContainerPort) -> str:
     """The last line of its output, as the end of a sentence."""
     lines = container.logs(stdout=False, stderr=True, tail=5).decode(errors="replace").splitlines()
     words = last_words(lines)
-    return f"; its last words: {words}" if words else ""
+    return f"; its last output: {words}" if words else ""
 
 
 def _explanation(error: APIError) -> str:
@@ -367,7 +367,7 @@ def _refusal(container: Container, error: APIError) -> HetpipeError:
             "--cpu-devices N"
         )
     if "port is already allocated" in told or "address already in use" in told:
-        return UserError(f"port {container.published} of this machine is taken; give another with --port")
+        return UserError(f"port {container.published} of this machine is in use; give another with --port")
     return JobFailed(f"{container.name} could not be started: {told}")
 
 

@@ -1,7 +1,7 @@
-"""Environment variables that are read while a process is loaded, and those set by hetpipe. Pure.
+"""Environment variables that are read at load time, and those set by hetpipe. Pure.
 
-A forked process has loaded its libraries before it gets its environment. So a process is only forked where that makes
-no difference: where every variable that the interpreter or a library reads at load time has the same value.
+A forked process has loaded its libraries before it receives its environment. It is therefore only forked if that makes
+no difference: if every variable read at load time by the interpreter or a library has the same value.
 """
 
 from __future__ import annotations
@@ -12,26 +12,25 @@ from fnmatch import fnmatchcase
 #: One thread per stage process, so that stages share the CPUs evenly.
 SINGLE_THREADED: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
-#: What every service's environment has, in a container or not: one thread for linear algebra, so that processes share
-#: the CPUs evenly; and no current folder on the module search path, so that a user's `random.py` does not stand in for
-#: Python's.
+#: Environment of every service, in a container or not: one thread for linear algebra, so that processes share the CPUs
+#: evenly; and no current folder on the module search path, so that a user's `random.py` does not shadow Python's.
 SERVICE_ENVIRONMENT: Mapping[str, str] = {**SINGLE_THREADED, "PYTHONSAFEPATH": "1"}
 
-#: Variables that the C library, the interpreter, torch, its mathematics and gRPC read while they are loaded.
+#: Variables that the C library, the interpreter, torch, its math libraries and gRPC read at load time.
 READ_WHILE_LOADING = (
     *("PYTHON*", "LD_*", "MALLOC_*", "GLIBC_TUNABLES", "LANG", "LANGUAGE", "LC_*", "COVERAGE_*", "COV_*"),
     *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "GOTO_*", "BLIS_*", "DNNL_*", "ONEDNN_*", "NUMEXPR_*"),
     *("TORCH*", "PYTORCH_*", "ATEN_*", "NPY_*", "NUMPY_*", "GRPC_*"),
 )
 
-#: What a fork server has besides: what finds and imports its modules, and hetpipe's own.
+#: Further variables of a fork server: those needed to find and import its modules, and hetpipe's own.
 _NEEDED = ("PATH", "HOME", "TMPDIR", "XDG_*", "VIRTUAL_ENV", "CONDA_PREFIX", "HETPIPE_*")
 
 
 def server_environment(own: Mapping[str, str]) -> dict[str, str]:
     """The initial environment of a fork server: only the variables read at load time.
 
-    `/proc/PID/environ` shows it for every process that is forked from it.
+    It is visible in `/proc/PID/environ` of every forked process.
 
     >>> server_environment({"PYTHONHASHSEED": "0", "SECRET": "x", "PATH": "/bin"})
     {'PYTHONHASHSEED': '0', 'PATH': '/bin'}
@@ -44,8 +43,8 @@ def differences(start: Mapping[str, str], now: Mapping[str, str], wanted: Mappin
 
     Args:
         start: the fork server's environment when it started.
-        now: the same after its imports, some of which set variables.
-        wanted: that of the requested process.
+        now: its environment after its imports, some of which set variables.
+        wanted: the environment requested for the process.
 
     >>> differences({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "1", "WANDB_MODE": "off"})
     ()

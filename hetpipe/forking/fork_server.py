@@ -1,6 +1,6 @@
 """Client of a fork server, which has imported torch and hetpipe in advance.
 
-Where forking is not possible, a process is started as a separate program, which takes as long as its imports; the
+Where forking is not possible, a process is started as a separate program, which takes the time of its imports; the
 reason is logged.
 """
 
@@ -29,61 +29,61 @@ from hetpipe.phases import LAUNCH
 
 _log = get_logger(__name__)
 
-#: Environment variable; 0 makes every process start as a separate program.
+#: Environment variable; 0 starts every process as a separate program.
 VARIABLE = "HETPIPE_FORK_SERVER"
 
-#: Timeout of a fork server's imports, whose disk may be slow.
+#: Timeout of a fork server's imports, which may come from a slow disk.
 READY_SECONDS = 300.0
 
-#: Timeout of its replies, and of a forked process to be set up.
+#: Timeout of its replies, and of the setup of a forked process.
 ANSWER_SECONDS = 30.0
 
-#: Consecutive deaths, without a forked process in between, after which it is not restarted.
+#: Consecutive deaths without a successful fork after which it is not restarted.
 MOST_DEATHS = 3
 
-#: prctl options: orphaned descendants of this process become its children, and whether they do.
+#: prctl options: set and query whether orphaned descendants of this process become its children.
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
-#: The fix where the kernel refuses another process, as the end of a sentence.
+#: Fixes if the kernel refuses another process, as the end of a sentence.
 _REMEDIES: Mapping[int, str] = {
-    errno.EAGAIN: "; the user or the container has as many as it may (`ulimit -u`, pids.max): raise that limit, or run "
-    "fewer stages here",
+    errno.EAGAIN: "; the limit of processes of the user or the container is reached (`ulimit -u`, pids.max): raise it, "
+    "or run fewer stages here",
     errno.ENOMEM: "; give this node more memory, or run fewer stages on it",
 }
 
-#: Held while this process is a subreaper, which one fork server at a time needs.
+#: Held while this process is a subreaper, which it must be for one fork server at a time.
 _adopting = threading.Lock()
 
 
 class _Unusable(Exception):
-    """There is no usable fork server; the message gives the reason."""
+    """No fork server can be used; the message gives the reason."""
 
 
 class _Lost(Exception):
-    """The fork server has ended or does not reply, and the requested process does not exist."""
+    """The fork server has ended or does not reply, and the requested process was not created."""
 
 
 class ForkServer:
-    """The fork server of this process, with a fallback for starting processes without it. Thread-safe.
+    """The fork server of this process, with a fallback to separate programs. Thread-safe.
 
-    It is started by `begin`, or with the first process that it can fork, and restarted when it has died. Forked
-    processes are children of this process and outlive it.
+    It is started by `begin`, or with the first process that it can fork, and restarted after it died. Forked processes
+    are children of this process and survive the fork server.
     """
 
     def __init__(self, environment: Mapping[str, str] | None, *, programs: Mapping[str, str] | None = None) -> None:
         """Create the client; nothing is started.
 
         Args:
-            environment: that of the processes it will be asked for, as far as they have it in common; None, or one in
-                which `HETPIPE_FORK_SERVER` is 0, has every process started as a program of its own.
-            programs: what it can run, instead of `hetpipe.launch.PROGRAMS`: name → `module:function`; it imports what
-                these need.
+            environment: common environment of the processes to start; None, or `HETPIPE_FORK_SERVER` set to 0 in it,
+                disables forking.
+            programs: name → `module:function` of the programs that it runs, instead of `hetpipe.launch.PROGRAMS`; it
+                imports their modules.
         """
         self._environment = environment
         self._programs = programs or {}
         self._is_off = environment is None or environment.get(VARIABLE) == "0" or sys.platform != "linux"
-        #: Guards the following attributes, and the conversation.
+        #: Guards the following attributes and the connection.
         self._lock = threading.RLock()
         self._connection: _Connection | None = None
         #: Deaths since the last successful fork.
@@ -91,25 +91,25 @@ class ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """Its process id; None while there is none."""
+        """Its process id; None if there is none."""
         connection = self._connection
         return None if connection is None else connection.pid
 
     def begin(self, command: Sequence[str] = (*LAUNCH, "hetpipe")) -> None:
         """Start it in the background, so that imports overlap with other work; errors are ignored.
 
-        In a thread that lives as long as what is started: the kernel ends it with that thread.
+        Runs in a thread that lives as long as the fork server, because the kernel ends the latter with that thread.
 
         Args:
-            command: what it will be asked for; nothing happens where that is no program that it can fork.
+            command: a command to start later; without effect if it cannot be forked.
         """
         with self._lock, suppress(_Unusable):
             if self._is_program(command):
                 self._connect()
 
     def wait_ready(self, *, timeout_seconds: float) -> bool:
-        """Whether it can fork, or has turned out to be none, within that time; True without one that was begun."""
-        # Whoever starts a process waits for it, too, and meanwhile holds the lock.
+        """Whether it is ready or unusable within the timeout; True if none was started."""
+        # A concurrent `start` waits for it as well, and holds the lock meanwhile.
         if not self._lock.acquire(timeout=timeout_seconds):
             return False
         try:
@@ -125,7 +125,7 @@ class ForkServer:
                 self.begin()
 
     def close(self) -> None:
-        """End it; forked processes live on. It can be started again."""
+        """End it; forked processes continue. It can be started again."""
         with self._lock:
             if self._connection is not None:
                 self._connection.end()
@@ -155,7 +155,7 @@ class ForkServer:
         return spawn(launch)
 
     def _order(self, launch: Launch) -> ForkOrder | None:
-        """The order for the fork server; None for other programs, or without a fork server."""
+        """The order for the fork server; None for other programs, or if forking is disabled."""
         if self._is_off or not self._is_program(launch.command):
             return None
         program, *arguments = launch.command[len(LAUNCH) :]
@@ -174,7 +174,7 @@ class ForkServer:
         return tuple(command[: len(LAUNCH)]) == LAUNCH and len(command) > len(LAUNCH)
 
     def _connect(self) -> _Connection:
-        """The fork server, started if there is none.
+        """The fork server; started if there is none.
 
         Raises:
             _Unusable: it cannot be started, or has died too often.
@@ -182,7 +182,7 @@ class ForkServer:
         if self._connection is not None:
             return self._connection
         if self._is_off or self._environment is None:
-            raise _Unusable("processes are started as programs of their own")
+            raise _Unusable("processes are started as separate programs")
         inherited = _take_inherited()
         if inherited is not None:
             self._connection = inherited
@@ -202,7 +202,7 @@ class ForkServer:
 
 
 class _Connection:
-    """A running fork server, until it ends."""
+    """Connection to a running fork server."""
 
     def __init__(self, connection: socket.socket, process: Process, *, is_ready: bool) -> None:
         self._socket = connection
@@ -214,25 +214,25 @@ class _Connection:
         return self._process.pid
 
     def has_said_something(self, timeout_seconds: float) -> bool:
-        """Whether it is ready, has refused or has ended within that time."""
+        """Whether it is ready, has refused or has ended within the timeout."""
         return self._is_ready or bool(self._poll(timeout_seconds))
 
     def is_closed(self) -> bool:
-        """Whether it has ended; without a wait."""
+        """Whether it has ended; does not wait."""
         return bool(self._poll(0.0) & select.POLLHUP)
 
     def _poll(self, timeout_seconds: float) -> int:
-        """What has happened to its socket within that time; 0 for nothing."""
+        """Events on its socket within the timeout; 0 for none."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return sum(event for _, event in poll.poll(timeout_seconds * 1000.0))
 
     def end(self) -> int:
-        """Kill it and what it is forking; its exit status, or minus the number of a signal."""
+        """Kill it and any process being forked; returns its exit status, or minus the number of a signal."""
         self._socket.close()
         self._process.signal_group(signal.SIGKILL)
         code = self._process.wait(end_group=True)
-        # What was forked and not handed over has become a child of this process, in the group of the fork server.
+        # A process that was forked but not handed over is a child of this process now, in the fork server's group.
         with suppress(ChildProcessError):
             while True:
                 os.waitid(os.P_PGID, self.pid, os.WEXITED)
@@ -244,7 +244,7 @@ class _Connection:
         Raises:
             OSError: the process could not be started.
             _Lost: the fork server has ended, or does not answer.
-            _Unusable: it cannot fork this process as it is to be.
+            _Unusable: it cannot fork this process with the requested environment.
         """
         self._wait_ready()
         talk, theirs = socket.socketpair()
@@ -272,7 +272,7 @@ class _Connection:
         try:
             send_message(self._socket, order.to_json(), descriptors)
         except OSError as error:
-            raise _Lost(f"it takes no order: {error}") from error
+            raise _Lost(f"it did not accept the order: {error}") from error
         return self._receive(ANSWER_SECONDS, "its answer")
 
     def _receive(self, seconds: float, what: str) -> dict[str, Any]:
@@ -289,15 +289,15 @@ class _Connection:
 
 
 def _handed_over(answer: Mapping[str, Any], talk: socket.socket) -> Process:
-    """The process of an answer, once it is what was ordered; `talk` is the conversation with it.
+    """The process announced by `answer`, once it has reported its setup over `talk`.
 
     Raises:
-        OSError: there is none.
-        _Unusable: it would have been another one than was ordered.
+        OSError: the process was not created.
+        _Unusable: it would differ from the ordered process.
     """
     if "differs" in answer:
         names = ", ".join(map(str, answer["differs"]))
-        raise _Unusable(f"it differs from the fork server in what was read while that was loaded: {names}")
+        raise _Unusable(f"it differs from the fork server in variables that are read at load time: {names}")
     if "pid" not in answer:
         number = int(answer["errno"])
         raise OSError(number, f"no process can be forked: {os.strerror(number)}{_REMEDIES.get(number, '')}")
@@ -314,23 +314,23 @@ def _handed_over(answer: Mapping[str, Any], talk: socket.socket) -> Process:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     except (ProcessLookupError, ChildProcessError) as error:
-        raise _Unusable("the kernel has not made a forked process a child of this one") from error
+        raise _Unusable("the kernel has not made the forked process a child of this one") from error
     raise _failure_of(said)
 
 
 def _failure_of(said: bytes) -> OSError:
-    """Why a forked process is not what was ordered."""
+    """The error of a forked process whose setup failed."""
     with suppress(ValueError, KeyError):
         told = json.loads(said)
         return OSError(int(told["errno"]), str(told["why"]))
-    return OSError(f"a forked process ended before it was what was ordered{': ' if said else ''}{said.decode()}")
+    return OSError(f"a forked process ended during its setup{': ' if said else ''}{said.decode()}")
 
 
 def _exec_server(environment: Mapping[str, str], programs: Mapping[str, str]) -> _Connection:
-    """Start a fork server as a program of its own.
+    """Start a fork server as a separate program.
 
     Raises:
-        _Unusable: there is no room for it.
+        _Unusable: it cannot be started.
     """
     own, theirs = socket.socketpair()
     given = [argument for name, function in programs.items() for argument in ("--program", f"{name}={function}")]
@@ -355,10 +355,10 @@ def _exec_server(environment: Mapping[str, str], programs: Mapping[str, str]) ->
 
 @contextmanager
 def _adopting_orphans() -> Iterator[None]:
-    """Make this process the parent of what its descendants leave behind, for as long as a process is handed over.
+    """Make this process a subreaper, the parent of orphaned descendants, while a process is handed over.
 
     Raises:
-        _Unusable: the kernel cannot do that.
+        _Unusable: the kernel does not support it.
     """
     with _adopting:
         was_on = _is_subreaper()
@@ -370,7 +370,7 @@ def _adopting_orphans() -> Iterator[None]:
 
 
 def _is_subreaper() -> bool:
-    """Whether this process is one anyway."""
+    """Whether this process is a subreaper already."""
     found = ctypes.c_int(0)
     ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
     return bool(found.value)
@@ -378,7 +378,7 @@ def _is_subreaper() -> bool:
 
 def _set_subreaper(*, is_on: bool) -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(is_on), 0, 0, 0):
-        raise _Unusable(f"this process cannot adopt what is forked: {os.strerror(ctypes.get_errno())}")
+        raise _Unusable(f"this process cannot become a subreaper: {os.strerror(ctypes.get_errno())}")
 
 
 # -- the one of this process ------------------------------------------------------------------------------------------
@@ -388,7 +388,7 @@ _inherited: _Connection | None = None
 
 
 def own_fork_server(environment: Mapping[str, str]) -> ForkServer:
-    """The fork server of this process, one for all that it starts; `environment` counts with the first call."""
+    """The fork server of this process, shared by all processes that it starts; only the first `environment` counts."""
     global _own  # noqa: PLW0603 - one per process
     if _own is None:
         _own = ForkServer(environment)
@@ -396,14 +396,14 @@ def own_fork_server(environment: Mapping[str, str]) -> ForkServer:
 
 
 def inherit(connection: socket.socket, pid: int) -> None:
-    """Note the fork server that was forked for this process at its beginning."""
+    """Register the fork server that was forked for this process at its start."""
     global _inherited, _own
     server = Process(pid, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     _inherited, _own = _Connection(connection, server, is_ready=True), None
 
 
 def _take_inherited() -> _Connection | None:
-    """The fork server inherited by this process; None once taken, or without one."""
+    """The inherited fork server; None if it was taken already, or there is none."""
     global _inherited
     found, _inherited = _inherited, None
     return found

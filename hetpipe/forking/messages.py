@@ -1,7 +1,7 @@
-"""What a fork server is asked and what it answers: JSON with its length in front, over a socket that it has inherited.
+"""Messages of a fork server: length-prefixed JSON over an inherited socket.
 
-The descriptors of a process that is asked for travel beside the length. Only the process that started a fork server
-holds the other end of its socket; nothing is unpickled.
+File descriptors of an order are sent with the length. Only the process that started a fork server holds the other end
+of its socket; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any
 
 from hetpipe.errors import ProtocolViolation
 
-#: Longest message, in bytes: arguments and environment of a process, which the kernel bounds at 2 MiB for others.
+#: Maximum length of a message: arguments and environment of a process, which the kernel limits to 2 MiB in `exec`.
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 
-#: Most descriptors of one order: the conversation with the process, its folder, its standard ones, its report pipe.
+#: Maximum number of descriptors of an order: setup socket, folder, three standard streams, report pipe.
 MAX_DESCRIPTORS = 6
 
-#: What is said to a forked process that may go on, and what it says once it is what was ordered.
+#: Sent to a forked process to let it continue, and by it after its setup.
 GO = b"g"
 DONE = b"d"
 
-#: How a fork server shows in `ps`.
+#: Command line of a fork server in `ps`.
 TITLE = (sys.executable, "-m", "hetpipe.fork_server")
 
-#: Its last argument: room for the command lines of the processes that it forks, which show where its own one stands.
+#: Its last argument: reserves space for the command lines of forked processes, which overwrite its own.
 PADDING = "." * 4096
 
 _LENGTH = struct.Struct("!I")
@@ -37,35 +37,35 @@ _LENGTH = struct.Struct("!I")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkOrder:
-    """Fork a process.
+    """Order to fork a process.
 
-    Its descriptors, in order: a socket on which it hears that it may go on and says that it has; its current folder;
-    standard input, output and error; and, if it reports, that pipe.
+    Descriptors, in order: a socket on which the process receives permission to continue and reports its setup; its
+    current folder; standard input, output and error; and, if it reports, the pipe for that.
     """
 
     program: str
-    """By its name in the fork server's table of programs."""
+    """Its name in the fork server's table of programs."""
     arguments: tuple[str, ...]
     environment: dict[str, str]
     """The whole environment."""
     title: tuple[str, ...]
-    """Its command line, for `ps`; without the arguments."""
+    """Its command line for `ps`, without arguments."""
     parent: int
-    """The process that is to be its parent."""
+    """Process id of the intended parent."""
     reports: bool
     starts_processes: bool
-    """It gets a fork server of its own."""
+    """Whether it gets a fork server of its own."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Convert to JSON values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> ForkOrder:
-        """The order that `to_json` has made.
+        """Convert from the result of `to_json`.
 
         Raises:
-            ProtocolViolation: it is none.
+            ProtocolViolation: `values` is not a valid order.
         """
         try:
             return cls(
@@ -78,27 +78,27 @@ class ForkOrder:
                 starts_processes=bool(values["starts_processes"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ProtocolViolation(f"no order of a process: {error!r}") from error
+            raise ProtocolViolation(f"not an order of a process: {error!r}") from error
 
 
 def send_message(connection: socket.socket, values: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
     """Send a message with descriptors.
 
     Raises:
-        OSError: nobody receives it any more, or not in the socket's time.
+        OSError: the socket is closed, or its timeout has passed.
     """
-    # Surrogates stand for what is no UTF-8 in names of files and variables; escaped they survive.
+    # Surrogates represent bytes in file names and variables that are not UTF-8; escaping preserves them.
     data = json.dumps(values, ensure_ascii=True).encode()
     socket.send_fds(connection, [_LENGTH.pack(len(data))], list(descriptors))
     connection.sendall(data)
 
 
 def receive_message(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """The next message and its descriptors, which are the caller's to close; None when the other end is closed.
+    """Receive a message and its descriptors, which the caller must close; None if the other end is closed.
 
     Raises:
-        ProtocolViolation: it is no message, or one that was cut off.
-        OSError: there was none in the socket's time.
+        ProtocolViolation: the message is malformed or truncated.
+        OSError: the socket's timeout has passed.
     """
     head, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, MAX_DESCRIPTORS)
     if not head:
@@ -106,13 +106,13 @@ def receive_message(connection: socket.socket) -> tuple[dict[str, Any], list[int
     head += _read(connection, _LENGTH.size - len(head))
     (length,) = _LENGTH.unpack(head)
     if length > MAX_MESSAGE_BYTES:
-        raise ProtocolViolation(f"a message of {length} bytes, where at most {MAX_MESSAGE_BYTES} are allowed")
+        raise ProtocolViolation(f"a message has {length} bytes, more than the maximum of {MAX_MESSAGE_BYTES}")
     try:
         values = json.loads(_read(connection, length))
     except (ValueError, RecursionError) as error:
-        raise ProtocolViolation(f"a message that is no JSON: {error}") from error
+        raise ProtocolViolation(f"a message is not JSON: {error}") from error
     if not isinstance(values, dict):
-        raise ProtocolViolation("a message that is no JSON object")
+        raise ProtocolViolation("a message is not a JSON object")
     return values, descriptors
 
 
@@ -121,6 +121,6 @@ def _read(connection: socket.socket, length: int) -> bytes:
     while len(data) < length:
         more = connection.recv(length - len(data))
         if not more:
-            raise ProtocolViolation("a message was cut off")
+            raise ProtocolViolation("a message is truncated")
         data += more
     return bytes(data)

@@ -1,4 +1,4 @@
-"""A process that this one has started, whichever way: its number stays its own until it is reaped here."""
+"""A child process, forked or started as a program; its process id stays reserved until it is reaped here."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hetpipe.observe.log import get_logger
 
 _log = get_logger(__name__)
 
-#: Names the descriptor on which a program reports, on its command line.
+#: Command-line option of the descriptor on which a program reports.
 REPORT_FD = "--report-fd"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What to start: it leads a session of its own, in the current folder of this process.
+    """A process to start. It leads a session of its own, in the current folder of this process.
 
-    Descriptors are open here, and stay the caller's to close; the process has no others.
+    The descriptors must be open and remain the caller's to close; the process inherits no others.
     """
 
     command: Sequence[str]
@@ -33,40 +33,40 @@ class Launch:
     stdout: int
     stderr: int
     report: int | None = None
-    """A descriptor on which it reports: `--report-fd N` is added to its arguments. None: it does not."""
+    """Descriptor of its reports, passed as `--report-fd N`; None for no reports."""
     starts_processes: bool = False
-    """It starts processes itself, and so gets a fork server of its own where it is forked from one."""
+    """Whether it starts processes itself, and therefore gets a fork server of its own if it is forked."""
 
 
 class Process:
     """A running process, a child of this one. Thread-safe.
 
-    Start it from a thread that lives as long as this process: the kernel tells a process of its parent's death when
-    the *thread* that is its parent ends.
+    Start it from a thread that lives as long as this process: the kernel signals the death of the parent when the
+    *thread* that started the process ends.
     """
 
     def __init__(self, pid: int, reap: Callable[[], int]) -> None:
-        """Take over a child.
+        """Take ownership of a child.
 
         Args:
             pid: process id, also of its group and session.
-            reap: waits for it; its exit status, or minus the number of the signal that ended it.
+            reap: waits for it; returns its exit status, or minus the number of the signal that ended it.
         """
         self.pid = pid
         self._reap = reap
-        #: Guards what follows: until it is reaped, nobody else can get its number.
+        #: Guards the following attributes: its process id cannot be reused before it is reaped.
         self._lock = threading.Lock()
-        #: How it ended; None before it is reaped.
+        #: Its exit status; None before it is reaped.
         self.exit_code: int | None = None
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process alone; nothing happens when it has ended."""
+        """Send a signal to the process alone; no effect if it has ended."""
         with self._lock:
             if self.exit_code is None:
                 os.kill(self.pid, number)
 
     def signal_group(self, number: signal.Signals) -> bool:
-        """Send a signal to the process and its group; False when the process has ended before."""
+        """Send a signal to the process and its group; returns False if the process has ended."""
         with self._lock:
             if self.exit_code is not None:
                 return False
@@ -75,10 +75,10 @@ class Process:
             return is_alive
 
     def wait(self, *, end_group: bool = False) -> int:
-        """Wait until it has ended; its exit status, or minus the number of a signal. Once.
+        """Wait until it has ended; returns its exit status, or minus the number of a signal. Call once.
 
         Args:
-            end_group: send SIGKILL to what is left of its group, while its number still is its own.
+            end_group: send SIGKILL to the rest of its group before its process id can be reused.
         """
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         with self._lock:
@@ -96,12 +96,12 @@ class Process:
             _log.warning("cannot_signal", pid=self.pid, signal=number.name)
 
 
-#: Starts a process; it raises `OSError` where that cannot be done.
+#: Starts a process, or raises `OSError`.
 Starter = Callable[[Launch], Process]
 
 
 def spawn(launch: Launch) -> Process:
-    """Start a process as a program of its own.
+    """Start a process as a separate program.
 
     Raises:
         OSError: it could not be started.
@@ -120,7 +120,7 @@ def spawn(launch: Launch) -> Process:
 
 
 def pipe(closes_reading: ExitStack, closes_writing: ExitStack) -> tuple[int, int]:
-    """A pipe, each end of which is closed by a stack of its own."""
+    """Create a pipe; each end is registered with one of the stacks for closing."""
     reading, writing = os.pipe()
     closes_reading.callback(os.close, reading)
     closes_writing.callback(os.close, writing)

@@ -1,4 +1,4 @@
-"""A tensor that was computed on another stage and did not travel: it has a shape, a type, a device, and no elements."""
+"""Placeholders for tensors computed on another stage and not transferred: shape, dtype and device, but no data."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hetpipe.errors import CallableError
 
 
 class AbsentTensor(Tensor):
-    """Answers what Python asks of a tensor without looking into it; to compute with it is an error."""
+    """A tensor without data: supports metadata queries; computing with it is an error."""
 
     origin: str
 
     def __new__(
         cls, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device, *, requires_grad: bool
     ) -> Self:
-        """The tensor that the entry `name` made elsewhere."""
+        """Create the placeholder of a tensor made by the entry `name` on another stage."""
         found: Self = Tensor._make_wrapper_subclass(  # noqa: SLF001 - its only name
             cls, tuple(shape), dtype=dtype, device=device, requires_grad=requires_grad
         )
@@ -30,7 +30,7 @@ class AbsentTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Reject every operation except harmless ones, naming the value that is used behind the cut.
+        """Reject every operation except harmless ones; the error names the value used after the cut.
 
         Raises:
             CallableError: always.
@@ -39,19 +39,19 @@ class AbsentTensor(Tensor):
         if func.overloadpacket in _HARMLESS:
             return args[0]
         raise CallableError(
-            f"model: {name} is used here ({func.overloadpacket}), behind a cut before which it was made, but was not "
-            "used in the minibatch on which the model was cut: it depends on the data which values are used where; "
-            "let it train with `workers: {stages: 1}`"
+            f"model: {name} is used here ({func.overloadpacket}), after a cut before which it was made, but was not "
+            "used after it in the minibatch on which the model was cut: which values are used where depends on the "
+            "data; train the model with `workers: {stages: 1}`"
         )
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
-        """For messages."""
+        """Describe the placeholder in error messages."""
         return f"AbsentTensor({self.origin}, {list(self.shape)}, {self.dtype})"
 
 
 class AbsentParameter(AbsentTensor):
-    """A parameter of another stage: what is computed with it depends on weights."""
+    """A placeholder for a parameter of another stage; results computed from it depend on weights."""
 
 
-#: What torch does with every tensor that passes through its own machinery.
+#: Operations that torch applies to every tensor that passes through its own machinery.
 _HARMLESS = frozenset({torch.ops.aten.detach, torch.ops.aten.alias})

@@ -1,8 +1,9 @@
-"""Interception: what a model's own forward calls, module by module and function by function.
+"""Interception of the module and function calls in a model's own forward.
 
-Modules are watched where their `forward` is looked up (an attribute of the instance for the time of a forward), or,
-where a class has a `__call__` of its own (Hugging Face's layers, which begin gradient checkpointing there), around
-that. Functions are seen by a `TorchFunctionMode`. Both stay out of modules that run whole.
+A module is intercepted at the attribute through which its `forward` is looked up (set on the instance for the duration
+of a forward), or, where its class overrides `__call__` (Hugging Face's layers, which start gradient checkpointing
+there), at `__call__`. Functions are intercepted by a `TorchFunctionMode`. Modules
+that run whole are not intercepted inside.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from torch.utils import checkpoint
 from hetpipe.model.absent import AbsentParameter
 from hetpipe.model.structure import tensors_of_call
 
-#: Where a module whose class has a `__call__` of its own keeps its watcher for the time of a forward.
+#: Attribute that holds the watcher of a module whose class overrides `__call__`, for the duration of a forward.
 _WATCHER = "_hetpipe_watcher"
 
-#: What a tensor carries that depends on weights: the forward it belongs to.
+#: Attribute of tensors that depend on weights: the forward they belong to.
 _MARK = "_hetpipe_mark"
 
-#: Functions and properties that look at a tensor without looking into it.
+#: Functions and properties that read a tensor's metadata only, not its elements.
 _METADATA = frozenset(
     {
         "__format__",
@@ -67,10 +68,10 @@ _METADATA = frozenset(
     }
 )
 
-#: Properties that are tensors.
+#: Properties whose value is a tensor.
 _TENSOR_PROPERTIES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
 
-#: What stands for a parameter in a module, here or on another stage.
+#: Types of a parameter in a module: a real one, or the placeholder for one of another stage.
 PARAMETERS = frozenset({nn.Parameter, AbsentParameter})
 
 _CHECKPOINT_FILE = checkpoint.__file__
@@ -79,7 +80,7 @@ Forward = Callable[..., Any]
 
 
 def name_of(function: Any) -> str:
-    """What a function is called; `get T` for a property."""
+    """Name of a function; `get T` for a property."""
     name = getattr(function, "__name__", type(function).__name__)
     if name in {"__get__", "__set__", "__delete__"}:
         owner = getattr(getattr(function, "__self__", None), "__name__", "")
@@ -88,7 +89,7 @@ def name_of(function: Any) -> str:
 
 
 def looks_into(name: str, args: Sequence[Any]) -> bool:
-    """Whether the function of that name computes with the elements of its arguments, and not only with their shapes."""
+    """Whether the function of that name reads the elements of its arguments, not only their metadata."""
     kind, space, owner = name.partition(" ")
     if space:
         return kind == "get" and owner in _TENSOR_PROPERTIES
@@ -96,7 +97,7 @@ def looks_into(name: str, args: Sequence[Any]) -> bool:
 
 
 class OpenCall:
-    """One call of a module, while it runs."""
+    """A call of a module in progress."""
 
     __slots__ = ("entries", "has_own_call", "index", "logs", "position", "times")
 
@@ -105,12 +106,12 @@ class OpenCall:
         self.index = index
         self.logs = logs
         self.has_own_call = False
-        #: What was called here how often.
+        #: Name → number of calls of it so far within this call.
         self.times: dict[str, int] = {}
         self.entries: list[Any] = []
 
     def key(self, name: str) -> str:
-        """The name of the next call of `name` here."""
+        """Unique name of the next call of `name` within this call."""
         times = self.times
         count = times.get(name, 0)
         times[name] = count + 1
@@ -119,24 +120,24 @@ class OpenCall:
 
 
 class Interception(TorchFunctionMode):
-    """Watches one forward. `on_module` and `on_function` say what happens."""
+    """Intercepts the calls of one forward; subclasses define `on_module`, `on_function` and `on_shared`."""
 
     def __init__(self) -> None:
-        """Watch nothing yet."""
+        """Start with no watchers."""
         super().__init__()
         self.stack: list[OpenCall] = []
         self.mark = object()
 
     def on_module(self, module: nn.Module, path: str, run: Forward, args: Any, kwargs: Any) -> Any:
-        """A module is called inside another one."""
+        """Handle the call of a module inside another one."""
         raise NotImplementedError
 
     def on_function(self, function: Any, name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-        """A function computes with what depends on weights."""
+        """Handle a function call whose arguments depend on weights."""
         raise NotImplementedError
 
     def on_shared(self, function: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-        """A function computes with shared values, or with none."""
+        """Handle a function call with shared values only, or without tensors."""
         return function(*args, **kwargs)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -161,12 +162,12 @@ class Interception(TorchFunctionMode):
         return getattr(tensor, _MARK, None) is self.mark or type(tensor) in PARAMETERS
 
     def marked(self, tensor: Tensor) -> Tensor:
-        """The same tensor, which depends on weights from now on."""
+        """Mark the tensor as dependent on weights; returns it."""
         setattr(tensor, _MARK, self.mark)
         return tensor
 
     def module_called(self, module: nn.Module, path: str, run: Forward, args: Any, kwargs: Any) -> Any:
-        """A module is called: what is done about it is not seen, and what it does only in `opened`."""
+        """Handle the call of a module with interception suspended; only `opened` resumes it."""
         above = self._leave()
         try:
             return self.on_module(module, path, run, args, kwargs)
@@ -174,12 +175,12 @@ class Interception(TorchFunctionMode):
             self._come_back(above)
 
     def opened(self, run: Forward, args: Any, kwargs: Any) -> Any:
-        """Run a module's forward and see what it calls."""
+        """Run a module's forward with its calls intercepted."""
         with self:
             return run(*args, **kwargs)
 
     def _leave(self) -> list[TorchFunctionMode]:
-        """Stop to see functions; returns the modes that user code has put above this one."""
+        """Suspend the interception of functions; returns the modes that user code has pushed above this one."""
         above: list[TorchFunctionMode] = []
         while (mode := _pop_mode()) is not self:  # type: ignore[no-untyped-call]  # torch ships it untyped
             above.append(mode)
@@ -196,14 +197,14 @@ class Interception(TorchFunctionMode):
 
     @contextmanager
     def watching(self, watchers: Watchers) -> Iterator[None]:
-        """In this block, forwards of the modules of `watchers` are seen, and functions between them."""
+        """Intercept the forwards of the modules of `watchers`, and functions between them, in this block."""
         with watchers.reporting_to(self), self:
             yield
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Watched:
-    """One module, and what stands in its dictionary while it is watched."""
+    """A watched module and the original entry of its instance dictionary."""
 
     module: nn.Module
     path: str
@@ -212,29 +213,29 @@ class _Watched:
     """The `forward` of its class."""
     attribute: str
     before: Any
-    """What stood there when this was made."""
+    """The original entry."""
     watcher: Any
 
     def is_current(self, before: Any) -> bool:
-        """Whether a call of the module still means what it meant then."""
+        """Whether a call of the module still resolves to the same function."""
         kind: Any = type(self.module)
         return kind is self.kind and kind.forward is self.function and before is self.before
 
 
 class Watchers:
-    """What reports the calls of some modules of a model: made once, in place for the time of a forward.
+    """Watchers of some modules of a model: built once, installed for the duration of a forward.
 
-    Not for two forwards at once.
+    Supports one forward at a time.
     """
 
     def __init__(self, modules: Iterable[nn.Module], names: Mapping[int, str]) -> None:
-        """Watch `modules`; `names`: `id` of a module → its name in the model."""
+        """Watch `modules`; `names` maps the `id` of a module to its name in the model."""
         self._target: Interception | None = None
         self._watched = [self._made(module, names[id(module)]) for module in modules]
 
     @contextmanager
     def reporting_to(self, target: Interception) -> Iterator[None]:
-        """In this block, calls of the modules go to `target`."""
+        """Report calls of the modules to `target` in this block."""
         outer, self._target = self._target, target
         undo: list[tuple[dict[str, Any], str, Any]] = []
         try:
@@ -264,7 +265,7 @@ class Watchers:
             _watch_calls_of(kind)
 
             def watcher(run: Forward, args: Any, kwargs: Any) -> Any:
-                assert self._target is not None, "it is in place while there is a target"
+                assert self._target is not None, "a watcher is installed only while there is a target"
                 return self._target.module_called(module, path, run, args, kwargs)
 
             return _Watched(module, path, kind, kind.forward, attribute, before, watcher)
@@ -272,7 +273,7 @@ class Watchers:
 
         @functools.wraps(original)
         def forward(*args: Any, **kwargs: Any) -> Any:
-            assert self._target is not None, "it is in place while there is a target"
+            assert self._target is not None, "a watcher is installed only while there is a target"
             return self._target.module_called(module, path, original, args, kwargs)
 
         return _Watched(module, path, kind, kind.forward, attribute, before, forward)
@@ -286,13 +287,13 @@ _ABSENT = object()
 
 
 def has_own_call(kind: type[nn.Module]) -> bool:
-    """Whether instances are called in another way than `nn.Module` has it."""
+    """Whether the class overrides `nn.Module.__call__`."""
     call: Any = kind.__call__
     return call is not nn.Module.__call__
 
 
 def _watch_calls_of(kind: type[nn.Module]) -> None:
-    """From now on, instances of `kind` with a watcher are called through it; the others as ever."""
+    """Route calls of instances of `kind` that have a watcher through it; other instances are unaffected."""
     original: Any = kind.__call__
     if getattr(original, "_hetpipe_watches", False):
         return
@@ -310,24 +311,24 @@ def _watch_calls_of(kind: type[nn.Module]) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
-    """Where a call stands with regard to `torch.utils.checkpoint`."""
+    """Position of a call relative to `torch.utils.checkpoint`."""
 
     frame: FrameType | None = None
-    """Of Python, of the innermost region around the call; None: it is in none."""
+    """Python frame of the innermost region around the call; None outside of any."""
     is_reentrant: bool = False
 
     @property
     def is_inside(self) -> bool:
-        """Whether the call is recomputed in the backward."""
+        """Whether the call is recomputed during the backward."""
         return self.frame is not None
 
 
 def checkpointing_above(frame: FrameType | None, *, until: str) -> Region:
-    """The region around a call, inside the forward of the module that makes it.
+    """Find the checkpointed region around a call, within the forward of the module that makes it.
 
     Args:
-        frame: where to begin to look, outwards.
-        until: the name of the function of this package at which the forward around it begins.
+        frame: innermost frame of the search, which goes outwards.
+        until: name of the function of this package in which the enclosing forward starts; ends the search.
     """
     found: FrameType | None = None
     is_reentrant = False
@@ -346,5 +347,5 @@ _OWN_FOLDER = __file__.rpartition("/")[0]
 
 
 def calling_frame() -> FrameType | None:
-    """The Python frame of the caller's caller."""
+    """Python frame of the caller's caller."""
     return sys._getframe(2)  # noqa: SLF001 - the only name for it

@@ -1,4 +1,4 @@
-"""A user's model, unchanged, as a row of layers that can be cut apart and run on several stages."""
+"""A user's unmodified model as a sequence of layers that can run on several stages."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ from hetpipe.model.user_errors import forward_failure, is_out_of_memory
 
 Values = tuple[Tensor, ...]
 
-#: Where modules look up one tensor: a module's own dictionary, and the key in it.
+#: All entries through which modules look up one tensor: a module's own dictionary and the key in it.
 Places = tuple[tuple[dict[str, Tensor], str], ...]
 
 _INPUTS = "inputs"
 
-#: How many questions to shared values are answered both ways when a model is recorded: each is one more forward.
+#: Limit on the boolean queries of shared values that a recording answers both ways; each costs one more forward.
 _MOST_QUESTIONS = 8
 
-#: How many lines that decide are named when a minibatch is refused.
+#: Limit on the deciding lines that an error lists when a minibatch is rejected.
 _MOST_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """How a minibatch becomes a call of the model."""
+    """How the model is called with a minibatch."""
 
     keys: tuple[str, ...]
-    """Names of the tensors, in order; of positional ones their numbers."""
+    """Names of the tensors, in order; for positional ones their indices as text."""
     is_mapping: bool
-    """`model(**batch)`, or else `model(*inputs)`."""
+    """True: `model(**batch)`; False: `model(*inputs)`."""
 
     def call(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Any:
-        """Call the model."""
+        """Call the model with one minibatch."""
         if self.is_mapping:
             return model(**{key: tensors[key] for key in self.keys})
         return model(*(tensors[key] for key in self.keys))
@@ -64,61 +64,61 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class ModelLayer:
-    """What stands between two neighbouring cuts."""
+    """The part of the model between two neighbouring cuts."""
 
     name: str
-    """The entry that it begins with."""
+    """Its first entry."""
     parameters: tuple[str, ...]
-    """Trainable ones that are first used here, by their names in the model."""
+    """Trainable parameters whose first use is in this layer, by their names in the model."""
     frozen: tuple[str, ...]
-    """First used here."""
+    """Frozen parameters whose first use is in this layer."""
     buffers: tuple[str, ...]
-    """First used here."""
+    """Buffers whose first use is in this layer."""
     reads: tuple[str, ...] = ()
-    """Buffers and frozen parameters of other layers that a stage reads which runs this one."""
+    """Buffers and frozen parameters of other layers that a stage with this layer reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModeDescription:
-    """What differs between training and evaluation; modules are named by their paths."""
+    """The parts of a description that differ between training and evaluation; modules are named by their paths."""
 
     skeletons: Mapping[str, Skeleton]
-    """Entry → what it returned. The order counts."""
+    """Entry → structure of its result. The order is significant."""
     open_paths: frozenset[str]
     watched_paths: frozenset[str]
-    """Modules whose calls are seen: open ones, and those that are called in an open one and run whole."""
+    """Modules whose calls are intercepted: open ones, and those called directly in an open one and run whole."""
     normalised: frozenset[tuple[str, int]]
     drawing_paths: frozenset[str]
     drawing_functions: frozenset[Any]
     seeded_after: Mapping[str, str]
     cuts: tuple[CutPoint, ...]
-    """The chosen ones, in order."""
+    """The chosen cuts, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class CutDescription:
-    """How a model is cut: what a stage needs beside the model itself, and what is found out by recording it once."""
+    """How a model is cut: everything a stage needs beside the model itself. The result of one recording."""
 
     signature: Signature
     floating: tuple[str, ...]
-    """Keys of the inputs that are floating; the others cross every cut."""
+    """Keys of the floating-point inputs; all other inputs cross every cut."""
     layers: tuple[ModelLayer, ...]
     training: ModeDescription
     evaluation: ModeDescription
     decisions: tuple[str, ...] = ()
-    """Lines of user code that ask integer inputs for a yes or no, as ` (FILE line N)`."""
+    """Lines of user code that branch on integer inputs, as ` (FILE line N)`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CutSurvey:
-    """What recording a model shows beyond its description."""
+    """Findings of a recording beyond the description."""
 
     cuts: tuple[CutPoint, ...]
-    """All places, forbidden ones too, as training has them."""
+    """All candidate cuts of the training forward, including forbidden ones."""
     whole: tuple[str, ...]
-    """Why modules that are not cut inside run whole, each as a clause, in the order of the forward."""
+    """Why modules without a cut inside run whole, one clause each, in the order of the forward."""
     forbidden: tuple[ForbiddenPlaces, ...]
-    """Where no layer can end, and why."""
+    """The places where no layer can end, with reasons."""
 
 
 def describe(
@@ -131,22 +131,22 @@ def describe(
     keep_all: bool = False,
     splits_ties: bool = True,
 ) -> tuple[CutDescription, CutSurvey]:
-    """Run `model` twice on `example`, in training and in evaluation, to see what it does. Its buffers stay.
+    """Record `model` on `example`, once in training and once in evaluation mode. Its buffers are restored.
 
     Args:
-        model: as the user's callable returned it.
-        signature: how it is called.
+        model: the model as returned by the user's callable.
+        signature: how to call it.
         example: a minibatch.
-        results_of: what the loss needs of its output.
-        set_training: puts the training flags for training (True) or evaluation.
-        keep_all: make every allowed cut the border of a layer, also those that are not worth it.
+        results_of: selects the part of its output that the loss needs.
+        set_training: sets the training flags for training (True) or evaluation.
+        keep_all: end a layer at every allowed cut, including those not worth their traffic.
         splits_ties: allow cuts between the uses of one weight.
 
     Returns:
-        The description, and what else was found.
+        The description, and the further findings.
 
     Raises:
-        CallableError: it does not run.
+        CallableError: the model fails on `example`.
     """
     floating = tuple(key for key, value in zip(signature.keys, example, strict=True) if _is_floating(value))
     specs = _specs(model)
@@ -196,7 +196,7 @@ def describe(
 
 
 def _specs(model: nn.Module) -> dict[str, tuple[str, int]]:
-    """Trainable parameter → its type and bytes."""
+    """Trainable parameter → dtype and bytes."""
     trainable = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
     return {name: (str(p.dtype).removeprefix("torch."), p.nbytes) for name, p in trainable}
 
@@ -227,7 +227,7 @@ def _recorded(
 
 
 def whole_output(output: Any) -> Any:
-    """What a loss of the job needs of a model's output: all of it."""
+    """Select the whole output of a model: what a loss of the job needs."""
     return output
 
 
@@ -239,9 +239,9 @@ def _variants(
     results_of: Callable[[Any], Any],
     recorded: Recorded,
 ) -> list[Recorded]:
-    """What the forward does where a question to shared values gets the other answer, a question at a time.
+    """Record the forward again with the answer to each boolean query of shared values inverted, one query at a time.
 
-    Other minibatches give these answers. Those with which the model does not run are left out: no data give them.
+    Other minibatches may give these answers. Answers with which the model fails are skipped: no data gives them.
     """
     found = []
     for question in range(min(recorded.num_questions, _MOST_QUESTIONS)):
@@ -263,24 +263,24 @@ def _kept_buffers(model: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Mode:
-    """A description, with the modules of one instance."""
+    """A description's mode, resolved to the modules of one instance."""
 
     ways: Ways
     cuts: tuple[CutPoint, ...]
 
 
 class CutModel:
-    """One instance of the user's model, with the places where it can be cut.
+    """One instance of the user's model, with the places where it is cut.
 
     Attributes:
         description: how it is cut.
-        survey: what was found when it was recorded; no more than its layers' borders where another process did that.
-        output: what the model returned in the last forward that reached its end.
-        ties: the weights of other stages that the last forward ran on, by name.
+        survey: findings of the recording; if another process made it, the borders of the layers only.
+        output: return value of the last forward that reached the model's end.
+        ties: weights of other stages that the last forward used, by name.
     """
 
     def __init__(self, model: nn.Module, description: CutDescription, survey: CutSurvey | None = None) -> None:
-        """Take `model`, which may have been made without memory, as `description` says."""
+        """Cut `model`, which may have been built without memory, according to `description`."""
         self.model = model
         self.description = description
         self.signature = description.signature
@@ -301,22 +301,22 @@ class CutModel:
     # -- the boundary ------------------------------------------------------------------------------------------------
 
     def border(self, layer: int, *, training: bool = True) -> CutPoint | None:
-        """The cut before `layer`; None at both ends of the model."""
+        """The cut before `layer`; None at either end of the model."""
         return self._modes[training].cuts[layer - 1] if 0 < layer < len(self.layers) else None
 
     def forbidden_in(self, layer: int) -> tuple[ForbiddenPlaces, ...]:
-        """The places within `layer` where it cannot be cut."""
+        """The places within `layer` where the model cannot be cut."""
         return tuple(each for each in self.survey.forbidden if bisect_left(self._orders, each.order) == layer)
 
     def gradient_flags(self, layer: int) -> tuple[bool, ...]:
-        """Per value that comes into `layer`: whether its gradient goes back."""
+        """Per value received by `layer`: whether it has a gradient that is sent back."""
         cut = self.border(layer)
         if cut is None:
             return (False,) * len(self.signature.keys)
         return (False,) * (1 + len(self._integers)) + tuple(each.has_gradient for each in cut.crossing)
 
     def value_names(self, layer: int) -> tuple[str, ...]:
-        """The names of the values that come into `layer`."""
+        """Names of the values received by `layer`."""
         return self._names(self.border(layer))
 
     def _names(self, cut: CutPoint | None) -> tuple[str, ...]:
@@ -339,19 +339,20 @@ class CutModel:
     ) -> Values:
         """Run layers [first, last).
 
-        Training if gradients are enabled, else evaluation. Weights of the layers stand in their places already.
+        Training if gradients are enabled, else evaluation. The weights of the layers must be in place.
 
         Args:
-            first: the first layer.
-            last: the one behind the last.
-            weights: trainable parameter of these layers → what stands for it.
-            values: what comes into `first`, as `value_names` says.
-            seed: seeds the generators by the name of what draws.
-            normalise: gives values the layout that they have when they cross a cut.
-            on_value: hears of every value that crosses some cut, as it is made.
+            first: index of the first layer.
+            last: index after the last layer.
+            weights: trainable parameter of these layers → the tensor in its place.
+            values: values received by `first`, in the order of `value_names`.
+            seed: seeds the generators for the entry or function of a given name.
+            normalise: gives a value the memory layout that it has after crossing a cut.
+            on_value: called with every value that crosses any cut, as it is computed.
 
         Returns:
-            What comes into `last`; of the last layer the tensors of the model's output, those left aside that only
+            Values for `last`; for the last layer the tensors of the model's output, except those that only earlier
+            stages have and the loss does not need.
             earlier stages have and the loss does not need.
         """
         with self._decisions_named():
@@ -374,7 +375,7 @@ class CutModel:
             floating = forward.take_inputs(
                 self._floating, {key: given[f"input:{key}"] for key in self._floating if f"input:{key}" in given}
             )
-            # The model may change its inputs in place; the next stage gets them as they came.
+            # The model may modify its inputs in place; the next stage receives the originals.
             tensors = {**{key: value.clone() for key, value in integers.items()}, **floating}
             ties = {
                 name.removeprefix("parameter:"): value for name, value in given.items() if name.startswith("parameter:")
@@ -386,7 +387,7 @@ class CutModel:
                 )
             if end is None:
                 self.output = forward.output
-                # What the loss does not need may have been left behind on earlier stages.
+                # Tensors that the loss does not need may exist on earlier stages only.
                 return tuple(value for value in tensors_in(forward.output) if not isinstance(value, AbsentTensor))
             inputs = LoggedCall(
                 _INPUTS, _inputs_skeleton(len(self._floating)), tuple(noted(floating[key]) for key in self._floating)
@@ -406,20 +407,20 @@ class CutModel:
 
     @contextmanager
     def _decisions_named(self) -> Iterator[None]:
-        """Add to what is refused in this block where the forward decides by its integer inputs."""
+        """Append the lines that branch on integer inputs to the errors of this block."""
         try:
             yield
         except CallableError as error:
             if not self.description.decisions:
                 raise
             places = ",".join(self.description.decisions[:_MOST_NAMED])
-            raise CallableError(f"{error}; its inputs decide about that{places}") from error
+            raise CallableError(f"{error}; the model's integer inputs decide that{places}") from error
 
     def _given(self, start: CutPoint | None, values: Values, normalise: Normalise) -> dict[str, Tensor]:
         names = self._names(start)
         if len(names) != len(values):
             raise CallableError(
-                f"model: a minibatch of {len(values)} tensors, where the one on which the model was cut has "
+                f"model: a minibatch has {len(values)} tensors, but the one on which the model was cut has "
                 f"{len(names)}: {', '.join(names)}; give every minibatch the same entries"
             )
         return {
@@ -429,14 +430,14 @@ class CutModel:
 
     @staticmethod
     def _tie(weight: Tensor) -> Tensor:
-        """What travels of a weight of this stage that a later one uses, too: its gradient comes back through it."""
+        """The copy to send of a weight that a later stage uses too; its gradient returns through it."""
         return weight.clone()
 
     @contextmanager
     def ties_in_place(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """In this block, weights of other stages, which have come, stand in every place where they are used.
+        """Put received weights of other stages in every place where modules look them up, in this block.
 
-        A backward needs it as well, for what recomputed regions read.
+        Backwards need this too: recomputed regions read the weights.
         """
         kept: list[tuple[dict[str, Tensor], str, Tensor]] = []
         try:
@@ -451,17 +452,17 @@ class CutModel:
 
 
 def _crossing(name: str, end: CutPoint, made: Mapping[str, Tensor]) -> Tensor:
-    """A value that crosses a cut: one that came or was made.
+    """A value that crosses a cut, whether received or computed here.
 
     Raises:
-        CallableError: it was not made in this minibatch.
+        CallableError: it was not computed in this minibatch.
     """
     if name in made:
         return made[name]
     raise CallableError(
-        f"model: {name.lstrip('/')} crosses the cut before {end.label} and is not made in this minibatch, as it was in "
-        "the one on which the model was cut: it depends on the data what is made; let it train with `workers: {stages: "
-        "1}`"
+        f"model: {name.lstrip('/')} crosses the cut before {end.label}, but is not computed in this minibatch as it "
+        "was in the one on which the model was cut: which values are computed depends on the data; train the model "
+        "with `workers: {stages: 1}`"
     )
 
 
@@ -474,7 +475,7 @@ def _inputs_skeleton(count: int) -> Several:
 
 
 def _places(model: nn.Module, attribute: str) -> dict[str, Places]:
-    """The model's name of a tensor → every place where a module looks it up."""
+    """Name of a tensor in the model → every entry through which a module looks it up."""
     names = {
         id(tensor): name
         for name, tensor in (model.named_parameters() if attribute == "_parameters" else model.named_buffers())

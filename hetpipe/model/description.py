@@ -1,8 +1,8 @@
-"""How a model is cut, as JSON: the inspection records the model once, and every stage takes it from there.
+"""The description of a cut as JSON: the inspection records the model once, and every stage loads the result.
 
-Only data is written: names, numbers and structure. Types and functions go by name. They are looked up among what the
-model's own code has imported by then, and nothing is imported or called for them; one that cannot be named so (a class
-inside a function) makes the model one that each stage records for itself.
+It consists of names, numbers and structure only. Types and functions are written as names, which are resolved among the
+modules that the model's own code has imported; nothing is imported or called to resolve them. If one has no such name
+(a class inside a function), each stage records the model itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hetpipe.model.structure import Alias, Constant, Leaf, Named, NumberLeaf, Op
 
 _LEAF = "tensor"
 
-#: Where torch's functions are; what torch hands to a function mode is one of these.
+#: Modules that define torch's functions: a function mode receives functions of these.
 _TORCHS = {
     "torch": torch,
     "Tensor": Tensor,
@@ -36,14 +36,14 @@ _TORCHS = {
 
 
 class NotDescribable(UserError):
-    """Something in it has no name under which another process finds it."""
+    """A part of the description has no name by which another process can resolve it."""
 
 
 def to_plain(description: CutDescription) -> dict[str, Any]:
-    """As JSON has it.
+    """Convert to JSON values.
 
     Raises:
-        NotDescribable: with what has no name.
+        NotDescribable: a type or function has no name.
     """
     return {
         "signature": asdict(description.signature),
@@ -56,11 +56,11 @@ def to_plain(description: CutDescription) -> dict[str, Any]:
 
 
 def from_plain(plain: Mapping[str, Any]) -> CutDescription:
-    """What `to_plain` has written, once the model's code is imported.
+    """Convert from the result of `to_plain`, once the model's code is imported.
 
     Raises:
-        NotDescribable: a type or function is not there under its name.
-        KeyError, TypeError, ValueError: it is no description.
+        NotDescribable: the name of a type or function does not resolve.
+        KeyError, TypeError, ValueError: `plain` is not a description.
     """
     return CutDescription(
         Signature(tuple(plain["signature"]["keys"]), is_mapping=plain["signature"]["is_mapping"]),
@@ -77,7 +77,7 @@ def from_plain(plain: Mapping[str, Any]) -> CutDescription:
 
 def _plain_mode(mode: ModeDescription) -> dict[str, Any]:
     return {
-        # Pairs, because their order counts.
+        # Pairs, because the order is significant.
         "skeletons": [[key, _plain_skeleton(skeleton)] for key, skeleton in mode.skeletons.items()],
         "open_paths": sorted(mode.open_paths),
         "watched_paths": sorted(mode.watched_paths),
@@ -158,7 +158,7 @@ def _skeleton(plain: Any) -> Skeleton:  # noqa: PLR0911 - one case per kind
         case {"opaque": kind}:
             return Opaque(_type(kind))
         case _:
-            raise ValueError(f"{plain!r:.80} is no skeleton")
+            raise ValueError(f"{plain!r:.80} is not a skeleton")
 
 
 def _plain_key(key: object) -> object:
@@ -200,14 +200,14 @@ def _constant(plain: Any) -> Any:
         case {"torch": name}:
             return getattr(torch, name)
         case _:
-            raise ValueError(f"{plain!r:.80} is no constant")
+            raise ValueError(f"{plain!r:.80} is not a constant")
 
 
 # -- names ---------------------------------------------------------------------------------------------------------
 
 
 def _found(name: str) -> Any:
-    """What `module:qualified.name` is, of a module that is imported already."""
+    """Resolve `module:qualified.name` in a module that is already imported."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for attribute in path.split("."):
@@ -218,14 +218,14 @@ def _found(name: str) -> Any:
 def _type_name(kind: type) -> str:
     name = f"{kind.__module__}:{kind.__qualname__}"
     if _found(name) is not kind:
-        raise NotDescribable(f"the type {name}, which is not to be found under this name")
+        raise NotDescribable(f"the type {name}, which cannot be resolved by this name")
     return name
 
 
 def _type(name: str) -> type:
     found = _found(name)
     if not isinstance(found, type):
-        raise NotDescribable(f"the type {name}, which is not to be found under this name")
+        raise NotDescribable(f"the type {name}, which cannot be resolved by this name")
     return found
 
 
@@ -250,5 +250,5 @@ def _function(name: str) -> Any:
     place, _, attribute = name.partition(".")
     found = _found(name) if ":" in name else getattr(_TORCHS[place], attribute, None)
     if not callable(found):
-        raise NotDescribable(f"the function {name}, which is not to be found under this name")
+        raise NotDescribable(f"the function {name}, which cannot be resolved by this name")
     return found

@@ -1,7 +1,7 @@
-"""One minibatch through the layers of one stage: the user's own forward, begun by a log and ended by an exception.
+"""One minibatch through the layers of one stage: the user's own forward, replayed from a log, ended by an exception.
 
-Before the stage's first entry, calls are answered: from the log, from the values that have come, or with absent
-tensors. Then they are carried out. The call that would be the next stage's first entry ends the forward.
+Calls before the stage's first entry are answered: from the log, from received values, or with absent tensors. Later
+calls are executed. The call that is the next stage's first entry ends the forward.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from hetpipe.model.forward_log import LogCodec, LoggedCall, TensorNote, check_of
 from hetpipe.model.graph import CutPoint
 from hetpipe.model.structure import SINGLE, Leaf, parts_of, put_together, take_apart, tensors_of_call
 
-#: Normalises a value that may cross a cut, both ways.
+#: Normalises the layout of a value that may cross a cut, in the forward and its gradient in the backward.
 Normalise = Callable[[Tensor], Tensor]
 
 
 class Stop(BaseException):
-    """The stage has done its part."""
+    """Ends the forward at the stage's last entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """What a model's forwards have in common in one mode: training or evaluation."""
+    """Data shared by the forwards of a model in one mode: training or evaluation."""
 
     codec: LogCodec
     open_paths: frozenset[str]
-    """Modules in which some cut of the model is."""
+    """Modules with a cut inside."""
     normalised: frozenset[tuple[str, int]]
     """Entries and leaves that cross some cut of the model."""
     drawing_paths: frozenset[str]
     drawing_functions: frozenset[Any]
     seeded_after: Mapping[str, str]
     watchers: Watchers
-    """Of the modules that are called in open ones."""
+    """Watchers of the modules that are called in open ones."""
 
 
 class StageForward(Interception):
-    """One forward between two cuts; `values` has afterwards what crosses the second one."""
+    """One forward between two cuts; afterwards `values` holds what crosses the second one."""
 
     def __init__(
         self,
@@ -59,17 +59,17 @@ class StageForward(Interception):
         seed: Callable[[str], None],
         normalise: Normalise,
     ) -> None:
-        """Prepare it.
+        """Prepare the forward.
 
         Args:
-            ways: of the model.
-            start: where it begins; None: with the model.
-            end: where it ends; None: with the model.
-            log: of what was done before `start`.
-            received: what crosses `start`, by name.
-            device: of the stage.
-            seed: seeds the generators, by the name of what draws.
-            normalise: gives a value the layout that it has when it crosses a cut.
+            ways: the model's, in the current mode.
+            start: the cut it starts at; None for the beginning of the model.
+            end: the cut it ends at; None for the end of the model.
+            log: the calls before `start`.
+            received: values that cross `start`, by name.
+            device: device of the stage.
+            seed: seeds the generators for the entry or function of a given name.
+            normalise: gives a value the memory layout that it has after crossing a cut.
         """
         super().__init__()
         self._ways = ways
@@ -89,16 +89,16 @@ class StageForward(Interception):
         self._device = device
         self._seed = seed
         self._normalise = normalise
-        #: Tensors that have the layout of a crossing value already.
+        #: Marks tensors that already have the layout of a crossing value.
         self._normal_mark = object()
         self.values: dict[str, Tensor] = {}
         self.output: Any = None
         self._left: tuple[OpenCall, ...] = ()
-        #: Called with every value that crosses some cut of the model, as it is made; for the proof.
+        #: Called with every value that crosses some cut of the model, as it is computed; used by the proof.
         self.on_value: Callable[[str, int, Tensor], None] | None = None
 
     def take_inputs(self, names: Sequence[str], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The floating inputs: those that are `given`, and for the others absent ones of the shapes in the log."""
+        """Floating inputs: those `given`, and absent tensors of the logged shapes for the others."""
         if not self._log:
             return dict(given)
         leaves = self._log.pop(0)[2]
@@ -115,11 +115,11 @@ class StageForward(Interception):
 
         Args:
             call: calls the model.
-            inputs: its floating inputs, by name; those that are absent here as `AbsentTensor`s.
-            weights: what stands in the modules for trainable parameters.
+            inputs: its floating inputs by name; those not available here as `AbsentTensor`s.
+            weights: tensors in the places of trainable parameters.
 
         Raises:
-            CallableError: the forward took another way than when the model was cut.
+            CallableError: the forward diverged from the recording.
         """
         for tensor in (*inputs.values(), *weights):
             self.marked(tensor)
@@ -130,20 +130,20 @@ class StageForward(Interception):
             return
         if self._end_key is not None:
             raise CallableError(
-                f"model: its forward ended without reaching {self._end_key.lstrip('/')}, before which it is cut: it "
-                "depends on the data what it calls; let it train with `workers: {stages: 1}`"
+                f"model: its forward ended without reaching {self._end_key.lstrip('/')}, before which it is cut: which "
+                "modules it calls depends on the data; train the model with `workers: {stages: 1}`"
             )
         if self._next < len(self._log):
             raise self._astray("the end of the model")
 
     def entries(self) -> list[LoggedCall]:
-        """The log for the stage behind."""
+        """The log for the next stage."""
         return [entry for frame in self._left for entry in frame.entries]
 
     # -- modules -----------------------------------------------------------------------------------------------------
 
     def on_module(self, module: nn.Module, path: str, run: Any, args: Any, kwargs: Any) -> Any:
-        """Answer the call of a module, run it whole, enter it, or stop before it."""
+        """Answer the call of a module, run it whole, enter it, or end the forward before it."""
         ways = self._ways
         if not self.stack:
             return self._entered("", run, args, kwargs)
@@ -176,7 +176,7 @@ class StageForward(Interception):
     # -- functions ---------------------------------------------------------------------------------------------------
 
     def on_function(self, function: Any, name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-        """The same for a function."""
+        """Answer a function call, execute it, or end the forward before it."""
         if not self.stack:
             return function(*args, **kwargs)
         frame = self.stack[-1]
@@ -193,7 +193,7 @@ class StageForward(Interception):
         return self._noted(frame, key, result, args, kwargs)
 
     def on_shared(self, function: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-        """Seed before what draws."""
+        """Seed the generators before a function that draws."""
         if function in self._ways.drawing_functions and self.stack:
             self._seed(self.stack[-1].key(f"shared {getattr(function, '__name__', '')}"))
         return function(*args, **kwargs)
@@ -204,7 +204,7 @@ class StageForward(Interception):
         return mark is self.mark or mark is self._normal_mark or type(tensor) in PARAMETERS
 
     def _shared_among(self, tensors: Iterable[Tensor]) -> list[tuple[Tensor, int]]:
-        """Those that depend on no weights yet, with their versions."""
+        """Tensors that do not depend on weights yet, with their version counters."""
         marks = (self.mark, self._normal_mark)
         return [
             (tensor, tensor._version)  # noqa: SLF001
@@ -224,7 +224,7 @@ class StageForward(Interception):
         raise Stop
 
     def _answered(self, frame: OpenCall, key: str, args: Any, kwargs: Any) -> Any:
-        """What an earlier stage has computed."""
+        """Result of a call that an earlier stage executed."""
         check, skeleton, leaves = self._log[self._next]
         if check != check_of(key):
             raise self._astray(key.lstrip("/"))
@@ -250,8 +250,8 @@ class StageForward(Interception):
         return put_together(skeleton, iter(found), parts_of(args, kwargs))
 
     def _noted(self, frame: OpenCall, key: str, result: Any, args: Any, kwargs: Any) -> Any:
-        """What this stage has computed: marked, normalised if it may cross a cut, kept if it crosses the next one."""
-        # `contiguous()` may hand back its argument here and not in the recording, where nothing was normalised.
+        """Result of a call of this stage: marked, normalised if it may cross a cut, kept if it crosses the next one."""
+        # `contiguous()` may return its argument here but not in the recording, where nothing was normalised.
         if isinstance(result, Tensor) and isinstance(self._ways.codec.skeleton(key), Leaf):
             tensor = self._noted_tensor(key, 0, result)
             if frame.logs:
@@ -271,7 +271,7 @@ class StageForward(Interception):
         return put_together(skeleton, iter(found), parts_of(args, kwargs))
 
     def _noted_tensor(self, key: str, index: int, tensor: Tensor) -> Tensor:
-        """One of the tensors that this stage has computed; the same one, or its normalised copy."""
+        """One tensor of a result of this stage: the tensor itself, or its normalised copy."""
         if getattr(tensor, "_hetpipe_mark", None) is not self._normal_mark:
             if (key, index) in self._ways.normalised:
                 tensor = self._normalise(tensor) if tensor.is_floating_point() else tensor
@@ -295,7 +295,7 @@ class StageForward(Interception):
 
     def _astray(self, where: str) -> CallableError:
         return CallableError(
-            f"model: its forward takes another way on this stage than on the one before it, at {where}: it depends on "
-            "what is no tensor and differs from process to process, or on the data; let it train with "
-            "`workers: {stages: 1}`"
+            f"model: its forward takes a different path on this stage than on the one before it, at {where}: it "
+            "depends on the data, or on something other than tensors that differs between processes; train the model "
+            "with `workers: {stages: 1}`"
         )

@@ -1,7 +1,7 @@
-"""What earlier stages have done, as far as the Python of a later one asks: entry after entry, shapes and numbers.
+"""The calls of earlier stages, as far as a later stage's Python reads them: shapes and numbers, entry by entry.
 
-It crosses a cut as one vector of integers. Per entry: a check of its name, the index of its skeleton, and its leaves: a
-tensor as (2 · type + needs gradient, rank, sizes…), a number as itself, a float by its bits.
+The log crosses a cut as one vector of integers. Per entry: a check of its name, the index of its skeleton, and its
+leaves: a tensor as (2 · dtype + requires_grad, rank, sizes…), an integer as itself, a float as its bit pattern.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hetpipe.errors import CallableError, MalformedFrame
 from hetpipe.model.structure import Number, Skeleton, kinds_of
 from hetpipe.values.plan import DTYPE_BYTES
 
-#: Those that cross cuts, and those that only the log tells of.
+#: Dtypes that cross cuts, and those that occur in logs only.
 _DTYPES: tuple[torch.dtype, ...] = tuple(
     getattr(torch, name)
     for name in (*DTYPE_BYTES, "complex32", "complex64", "complex128", "uint16", "uint32", "uint64")
@@ -29,7 +29,7 @@ _MAX_RANK = 16
 
 @dataclass(frozen=True, slots=True)
 class TensorNote:
-    """A tensor without its elements."""
+    """Metadata of a tensor."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -38,7 +38,7 @@ class TensorNote:
 
 @dataclass(frozen=True, slots=True)
 class LoggedCall:
-    """What one call made."""
+    """The result of one call."""
 
     key: str
     skeleton: Skeleton
@@ -46,17 +46,17 @@ class LoggedCall:
 
 
 def noted(leaf: Tensor | Number) -> TensorNote | Number:
-    """The leaf without its elements."""
+    """Metadata of a tensor; a number as it is."""
     if isinstance(leaf, Tensor):
         return TensorNote(leaf.dtype, tuple(leaf.shape), leaf.requires_grad)
     return leaf
 
 
 class LogCodec:
-    """Knows the skeletons that both sides have. Thread-safe after construction."""
+    """Encodes logs with the skeletons known to both ends. Thread-safe after construction."""
 
     def __init__(self, skeletons: Mapping[str, Skeleton]) -> None:
-        """Take those of one recording: the same on every stage, in the same order."""
+        """Use the skeletons of one recording: the same on every stage, in the same order."""
         table: list[Skeleton] = []
         for skeleton in skeletons.values():
             if skeleton not in table:
@@ -67,14 +67,14 @@ class LogCodec:
         self._index = {key: table.index(skeleton) for key, skeleton in skeletons.items()}
 
     def skeleton(self, key: str) -> Skeleton | None:
-        """What the entry returned in the recording; None: there was no such entry."""
+        """Structure of the entry's result in the recording; None if there was no such entry."""
         return self._skeletons.get(key)
 
     def encode(self, entries: Sequence[LoggedCall]) -> Tensor:
-        """The vector.
+        """Encode entries as one vector of integers.
 
         Raises:
-            CallableError: the model returned something of another structure than when it was cut.
+            CallableError: the structure of a result differs from that in the recording.
         """
         numbers: list[int] = [len(entries)]
         for entry in entries:
@@ -82,8 +82,8 @@ class LogCodec:
             if index < 0 or self._table[index] != entry.skeleton:
                 if entry.skeleton not in self._table:
                     raise CallableError(
-                        f"model: {entry.key.lstrip('/')} returns something of another structure than in the minibatch "
-                        "on which the model was cut; let it train with `workers: {stages: 1}`"
+                        f"model: {entry.key.lstrip('/')} returns another structure than in the minibatch on which the "
+                        "model was cut; train the model with `workers: {stages: 1}`"
                     )
                 index = self._table.index(entry.skeleton)
             numbers += (crc32(entry.key.encode()), index)
@@ -97,10 +97,10 @@ class LogCodec:
         return torch.tensor(numbers, dtype=torch.int64)
 
     def decode(self, vector: Tensor) -> list[tuple[int, Skeleton, tuple[TensorNote | Number, ...]]]:
-        """Per entry: the check of its name, its skeleton, its leaves.
+        """Decode a vector: per entry the check of its name, its skeleton, its leaves.
 
         Raises:
-            MalformedFrame: it is no such vector.
+            MalformedFrame: the vector is not a valid log.
         """
         numbers = iter(vector.tolist())
         found: list[tuple[int, Skeleton, tuple[TensorNote | Number, ...]]] = []
@@ -122,10 +122,10 @@ class LogCodec:
                         leaves.append(kind(first))
                 found.append((check, self._table[index], tuple(leaves)))
         except (StopIteration, IndexError) as error:
-            raise MalformedFrame("a log of earlier stages ends too early, or names what nobody has recorded") from error
+            raise MalformedFrame("a log of earlier stages is truncated, or refers to an unknown skeleton") from error
         return found
 
 
 def check_of(key: str) -> int:
-    """What stands for an entry's name in the vector."""
+    """Integer that represents an entry's name in the vector."""
     return crc32(key.encode())

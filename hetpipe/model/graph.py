@@ -1,11 +1,11 @@
-"""Where a model may be cut, and what crosses there. Pure: it decides from what a recording has noted.
+"""Where a model may be cut, and what crosses there. Pure: decisions derive from a recording alone.
 
-A forward is a tree of *frames*, one per call of a module. In a frame, *entries* follow each other: calls of modules,
-and calls of functions ("glue") on values that depend on weights. A cut stands before an entry; the frames around it are
-open there, and every stage behind the cut runs their Python again, with the entries before the cut answered from a log.
+A forward is a tree of *frames*, one per call of a module. The *entries* of a frame are calls of modules, and calls of
+functions ("glue") on values that depend on weights. A cut is placed before an entry; the frames around it are open
+there: every stage after the cut executes their Python again, with the entries before the cut answered from a log.
 
-A value is *shared* if it depends on integer inputs and constants only (masks, position ids): every stage computes it
-again, so it never crosses. All others are made by one entry and cross every cut between it and their last use.
+A value is *shared* if it depends on integer inputs and constants only (masks, position ids): every stage recomputes it,
+so it never crosses. Every other value is made by one entry and crosses every cut between that entry and its last use.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from heapq import heapify, heappop, heappush
 
 from hetpipe.values.plan import DTYPE_BYTES
 
-#: Types that cross no cut, no shard and no checkpoint have none here.
+#: Dtypes of tensors that cuts, shards and checkpoints support.
 _MOVED = frozenset(DTYPE_BYTES)
 
-#: Why a cut is forbidden, by what is wrong; each is the end of the sentence "no cut before X: …".
+#: Why a cut is forbidden; each completes the sentence "no cut before X: …".
 CHECKPOINTED = "it is inside a region that is recomputed as a whole (torch.utils.checkpoint)"
 REENTRANT = "{} before it is under torch.utils.checkpoint(use_reentrant=True); use_reentrant=False can be cut"
 SIDE_CHANNEL = "a value made in {} is used after it without being returned by it"
-OPAQUE = "{} returns an object ({}) that cannot be made again on another stage"
-ALIASED = "{} and {} share memory that is changed in place behind it"
-CHANGED_SHARED = "{} is changed in place by what depends on weights"
-BUFFER = "buffer {} is written before it and used behind it"
-UNSEEN = "the forward of {} computes with a value that no module and no torch function has made"
-DECIDES = "the forward of {} asks for a number that depends on weights, so it may take another way each time"
-TIED = "{} is used before and behind it, and weights that are predicted for one minibatch do not travel"
+OPAQUE = "{} returns an object ({}) that cannot be rebuilt on another stage"
+ALIASED = "{} and {} share memory that is modified in place after it"
+CHANGED_SHARED = "{} is modified in place by values that depend on weights"
+BUFFER = "buffer {} is written before it and used after it"
+UNSEEN = "the forward of {} computes with a value that was not made by any module or torch function"
+DECIDES = "the forward of {} reads a number that depends on weights, so it may take another path each time"
+TIED = "{} is used before and after it, and weights that are predicted for one minibatch are not sent"
 REENTRANT_TIE = (
-    "{} is used before and behind it, and under torch.utils.checkpoint(use_reentrant=True), where its gradients add up "
-    "in another order; use_reentrant=False can be cut"
+    "{} is used before and after it, and under torch.utils.checkpoint(use_reentrant=True), which accumulates its "
+    "gradients in another order; use_reentrant=False can be cut"
 )
-UNMOVED = "{} is of type {}, which does not cross cuts"
-VARIES = "what is called or crosses there depends on what shared values answer (a mask without padding, for example)"
+UNMOVED = "{} is of type {}, which cannot cross cuts"
+VARIES = "what is called or crosses there depends on the values of shared tensors (a mask without padding, for example)"
 TRAINING_ONLY = "evaluation calls something else there"
-DRAWS = "the forward of {} draws from `random` or NumPy by itself"
+DRAWS = "the forward of {} draws from `random` or NumPy directly"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +47,21 @@ class RecordedCall:
     """One call of a module."""
 
     position: str
-    """The path of the calls that lead to it; empty for the model itself."""
+    """Path of nested calls; empty for the model itself."""
     path: str
     """The module's name in the model."""
     parent: int | None
-    """Index of the frame in which it is an entry."""
+    """Index of the enclosing frame; None for the model."""
     closed: str = ""
-    """Why no cut may be inside it; empty if there may be one."""
+    """Why no cut may be inside it; empty if cuts are allowed."""
     closed_at: str = ""
-    """The line of the user's code that `closed` is about."""
+    """The line of the user's code that `closed` refers to."""
     is_reentrant: bool = False
-    """It was called inside `torch.utils.checkpoint` with `use_reentrant=True`."""
+    """Called inside `torch.utils.checkpoint` with `use_reentrant=True`."""
 
     @property
     def why_closed(self) -> str:
-        """`closed`, with the module's name and the line."""
+        """`closed`, with the module's name and the line filled in."""
         return self.closed.format(self.path or "the model") + self.closed_at
 
 
@@ -73,57 +73,57 @@ class Value:
     num_bytes: int
     has_gradient: bool
     storage: int
-    """Values of one storage share memory."""
+    """Id of its memory; equal for values that share memory."""
     shared_in: int | None
-    """The frame in which it was computed from shared values only; None: it depends on an entry."""
+    """The frame in which it was computed from shared values only; None if it depends on an entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something that happened in the recorded forward: a call of a function, or a call of a module that has ended."""
+    """An event of the recorded forward: a function call, or the end of a module call."""
 
     started: int
-    """When: positions of one common count of starts and ends."""
+    """Position of its start in the common sequence of starts and ends."""
     ended: int
     frame: int
-    """In whose forward."""
+    """Index of the enclosing frame."""
     key: str
-    """Names the entry; empty for a call on shared values only, which is none."""
+    """Key of the entry; empty for a call on shared values only, which is not an entry."""
     label: str
-    """For people: the module's path, or the function's name."""
+    """Name in messages: the module's path, or the function's name."""
     inputs: frozenset[int] = frozenset()
-    """Values that it computes with; empty for modules, whose inner steps say so."""
+    """Values it reads; empty for modules, whose inner steps list them."""
     outputs: tuple[int, ...] = ()
-    """Values, by leaf; those that are new or that a module hands on."""
+    """Values it returns, by leaf: new ones, or ones passed through."""
     parameters: frozenset[str] = frozenset()
-    """Trainable parameters that it reads."""
+    """Trainable parameters it reads."""
     buffers: frozenset[str] = frozenset()
-    """Buffers that it reads or writes."""
+    """Buffers it reads or writes."""
     written_buffers: frozenset[str] = frozenset()
     frozen: frozenset[str] = frozenset()
-    """Parameters with `requires_grad=False` that it reads."""
+    """Frozen parameters (`requires_grad=False`) it reads."""
     changed: frozenset[int] = frozenset()
-    """Values that it changes in place."""
+    """Values it modifies in place."""
     opens: int | None = None
-    """The frame of the module that it calls; None for a function."""
+    """Frame of the module it calls; None for a function."""
     opaque: str = ""
-    """The type of an object in what it returns that cannot be made again."""
+    """Type of an object in its result that cannot be rebuilt; empty if there is none."""
     is_amid_region: bool = False
-    """It is inside of `torch.utils.checkpoint`, and so is an entry before it."""
+    """Both it and an earlier entry are inside `torch.utils.checkpoint`."""
     is_reentrant: bool = False
-    """A function that is called inside of `torch.utils.checkpoint` with `use_reentrant=True`."""
+    """A function call inside `torch.utils.checkpoint` with `use_reentrant=True`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What one forward did."""
+    """One forward, as recorded."""
 
     frames: tuple[RecordedCall, ...]
     steps: tuple[Step, ...]
-    """In the order in which they ended."""
+    """Steps in the order of their ends."""
     values: tuple[Value, ...]
     inputs: Mapping[str, int]
-    """Floating inputs of the model: name → value. Integer inputs are shared."""
+    """Floating-point inputs of the model: name → value. Integer inputs are shared."""
     results: frozenset[int]
     """Values that the loss needs."""
 
@@ -133,9 +133,9 @@ class Crossing:
     """A value that crosses a cut."""
 
     name: str
-    """`input:NAME`, `parameter:NAME`, or the entry that made it and the leaf: `decoder.2:0`."""
+    """`input:NAME`, `parameter:NAME`, or entry and leaf: `decoder.2:0`."""
     places: tuple[tuple[str, int], ...]
-    """Entries (by key) and leaves that are this value, as they stand in the log."""
+    """Entries (by key) and leaves with this value in the log."""
     dtype: str
     num_bytes: int
     has_gradient: bool
@@ -146,32 +146,32 @@ class CutPoint:
     """A place between two entries."""
 
     key: str
-    """The entry behind it."""
+    """Key of the entry after it."""
     label: str
     order: int
-    """When that entry started."""
+    """Position of that entry's start."""
     around: tuple[str, ...]
-    """Positions of the frames that are open here, the model's first."""
+    """Positions of the frames that are open here, outermost first."""
     crossing: tuple[Crossing, ...]
-    """Ordered; integer inputs and the log cross every cut and are not named here."""
+    """Crossing values in order; integer inputs and the log cross every cut and are not listed."""
     reason: str = ""
     """Why it is forbidden; empty if it is allowed."""
 
     @property
     def forward_bytes(self) -> int:
-        """What moves to the next stage, tied weights left aside."""
+        """Bytes sent to the next stage, without tied weights."""
         return sum(each.num_bytes for each in self.crossing if not each.name.startswith("parameter:"))
 
     @property
     def backward_bytes(self) -> int:
-        """What comes back of it."""
+        """Bytes of gradients sent back, without those of tied weights."""
         return sum(
             each.num_bytes for each in self.crossing if each.has_gradient and not each.name.startswith("parameter:")
         )
 
     @property
     def tie_bytes(self) -> int:
-        """Weights that both sides use; they move both ways."""
+        """Bytes of weights that both sides use; sent in both directions."""
         return sum(each.num_bytes for each in self.crossing if each.name.startswith("parameter:"))
 
 
@@ -195,7 +195,7 @@ class _Analysis:
 
 
 def first_uses(recording: Recording) -> dict[str, int]:
-    """Parameter (a frozen one, too) or buffer → when the first step that uses it started."""
+    """Parameter (trainable or frozen) or buffer → start of the first step that uses it."""
     found: dict[str, int] = {}
     for step in recording.steps:
         for name in (*step.parameters, *step.frozen, *step.buffers):
@@ -204,14 +204,14 @@ def first_uses(recording: Recording) -> dict[str, int]:
 
 
 def reads_of(recording: Recording, cuts: Sequence[CutPoint]) -> tuple[frozenset[str], ...]:
-    """Per layer between `cuts`: the buffers and frozen parameters that a stage reads which runs it.
+    """Per layer between `cuts`: the buffers and frozen parameters that a stage with this layer reads.
 
-    These are what its own steps read, and what the steps on shared values read that come before it in the frames around
-    its first cut, since the Python of these frames runs again. A stage of several layers reads what each of them reads.
+    These are those read by its own steps and, because the Python of the frames around its first cut is executed again,
+    those read by earlier steps on shared values in these frames. A stage of several layers reads the union.
 
     Args:
-        recording: of one forward.
-        cuts: borders of layers, in order, as this recording has them.
+        recording: one forward.
+        cuts: borders of layers, in order, of this recording.
     """
     positions = {frame.position: index for index, frame in enumerate(recording.frames)}
     starts = [-1, *(cut.order for cut in cuts)]
@@ -233,19 +233,19 @@ def reads_of(recording: Recording, cuts: Sequence[CutPoint]) -> tuple[frozenset[
 def cuts_of(
     recording: Recording, parameter_specs: Mapping[str, tuple[str, int]], *, splits_ties: bool = True
 ) -> tuple[CutPoint, ...]:
-    """Every place where the model could be cut, in order; those that are forbidden say why.
+    """All candidate cuts of the model, in order; forbidden ones with the reason.
 
     Args:
-        recording: of one forward.
+        recording: one forward.
         parameter_specs: trainable parameter → dtype and bytes.
-        splits_ties: whether a weight may be used on both sides.
+        splits_ties: whether a weight may be used on both sides of a cut.
     """
     analysis = _analysed(recording, parameter_specs)
     first_entries: dict[int, Step] = {}
     for step in recording.steps:
         if step.key and (step.frame not in first_entries or step.started < first_entries[step.frame].started):
             first_entries[step.frame] = step
-    # The place before the first entry of a frame is the one before the frame itself.
+    # A cut before the first entry of a frame is the cut before the frame itself.
     entries = sorted(
         (step for step in recording.steps if step.key and first_entries[step.frame] is not step),
         key=lambda step: step.started,
@@ -335,7 +335,7 @@ def _cut(analysis: _Analysis, behind: Step) -> CutPoint:
         name = f"{first.key}:{first.outputs.index(index)}"
         crossing.append((analysis.made[index], _crossing(name, places, value)))
         alive.append(index)
-    # In the model's order, for sets of names have another one in each process.
+    # In the model's order: the iteration order of sets of names differs between processes.
     for name, (dtype, num_bytes) in analysis.parameter_specs.items():
         use = analysis.parameters.get(name)
         if use is not None and use.first < at <= use.last:
@@ -403,24 +403,24 @@ def _forbidden_changes(analysis: _Analysis, inside: frozenset[int], at: int, ali
 
 @dataclass(frozen=True, slots=True)
 class ForbiddenPlaces:
-    """Neighbouring places where the model cannot be cut, all for one reason."""
+    """Adjacent places where the model cannot be cut, all for the same reason."""
 
     order: int
-    """When the entry behind the first of them started."""
+    """Position of the start of the entry after the first of them."""
     before: str
-    """The entry behind the first of them."""
+    """The entry after the first of them."""
     upto: str
-    """The entry behind the last of them."""
+    """The entry after the last of them."""
     places: int
     reason: str
 
 
 def agreeing(cuts: Sequence[CutPoint], others: Iterable[Sequence[CutPoint]]) -> tuple[CutPoint, ...]:
-    """The same cuts, those forbidden that are not allowed in each of `others`, with the same values crossing.
+    """The same cuts, with those forbidden that are not allowed, with the same crossing values, in each of `others`.
 
     Args:
-        cuts: of the recording by which the model is cut.
-        others: of recordings in which shared values gave other answers.
+        cuts: cuts of the recording by which the model is cut.
+        others: cuts of recordings with other answers of shared values.
     """
     found = tuple(cuts)
     for other in others:
@@ -439,12 +439,12 @@ def _what_crosses(cut: CutPoint) -> tuple[object, ...]:
 def forbidden_places(
     training: Sequence[CutPoint], evaluation: Sequence[CutPoint], borders: Sequence[int]
 ) -> tuple[ForbiddenPlaces, ...]:
-    """Where no layer can end, in order; neighbours with one reason and between the same borders are told together.
+    """Places where no layer can end, in order; adjacent ones with one reason and within one layer are merged.
 
     Args:
         training: all cuts of the forward in training.
-        evaluation: the same in evaluation, which a stage runs as well.
-        borders: when the layers' first entries started.
+        evaluation: all cuts of the forward in evaluation, which a stage runs as well.
+        borders: positions of the starts of the layers' first entries.
     """
     evaluated = {cut.key: cut.reason for cut in evaluation}
     found: list[ForbiddenPlaces] = []
@@ -463,18 +463,18 @@ def forbidden_places(
     return tuple(found)
 
 
-#: A layer has at most this share of the model's work, if there is a cut that divides it, …
+#: Maximum share of the model's work in one layer, if a cut divides it.
 _MOST_WORK = 1 / 24
-#: … and at least this one, if there is a neighbour to join.
+#: Minimum share, if there is a neighbour to merge with.
 _LEAST_WORK = 1 / 240
-#: No model has more: a cut that stays has a layer of the least work on both sides, or parts one of the most work.
+#: Limit on a model's layers: a remaining cut has a layer of the least work on both sides, or divides one of the most.
 MOST_LAYERS = 240 + 2 * 24
-#: A cut that moves more than this many times what a neighbour moves is not worth having.
+#: A cut that moves more than this multiple of a neighbour's bytes is dropped.
 _TOLERATED = 1.2
 
 
 def work_until(recording: Recording, parameter_specs: Mapping[str, tuple[str, int]]) -> list[tuple[int, int]]:
-    """(when, bytes that functions have read and written up to then), in order: work, measured without a clock."""
+    """(position, bytes that functions have read and written so far), in order: a measure of work without a clock."""
     total = 0
     found: list[tuple[int, int]] = []
     for step in sorted(recording.steps, key=lambda step: step.started):
@@ -488,16 +488,16 @@ def work_until(recording: Recording, parameter_specs: Mapping[str, tuple[str, in
 
 
 def layers_from(cuts: Sequence[CutPoint], work: Sequence[tuple[int, int]]) -> tuple[CutPoint, ...]:
-    """Of allowed cuts, those that are worth having as borders of layers.
+    """Select from the allowed cuts those that are worth being borders of layers.
 
-    Those that move much more than a neighbour go, the worst first, as long as no layer gets too large; then neighbours
-    with hardly any work between them are joined. The same for every process that has made the same recording. However
-    many cuts there are, at most `MOST_LAYERS` layers remain, and none of them has been joined to more than
-    `_MOST_WORK` of the model: a border is at most that far from where the finest cuts could have it.
+    Cuts that move much more than a neighbour are dropped, the worst first, unless a layer becomes too large; then
+    neighbours with hardly any work between them are merged. Deterministic for a given recording. Whatever the number of
+    cuts, at most `MOST_LAYERS` layers remain, and no merged layer exceeds `_MOST_WORK` of the model: a border is at
+    most that far from its best position.
 
     Args:
-        cuts: allowed ones, in order.
-        work: of the recording (`work_until`).
+        cuts: allowed cuts, in order.
+        work: result of `work_until` for the recording.
     """
     total = work[-1][1] if work else 0
     times = [when for when, _ in work]
@@ -519,14 +519,14 @@ def layers_from(cuts: Sequence[CutPoint], work: Sequence[tuple[int, int]]) -> tu
     return tuple(cut for cut, _, _ in kept)
 
 
-#: A cut, the work before it, and what it moves.
+#: A cut, the work before it, and the bytes it moves.
 _Weighed = tuple[CutPoint, int, int]
 
 
 def _without_worst(cuts: Sequence[_Weighed], total: int) -> list[_Weighed]:
-    """Take away the cut that moves most, compared with its better neighbour, as long as one may go.
+    """Drop the cut that moves most relative to its better neighbour, as long as one may be dropped.
 
-    Each cut that goes changes the two beside it only, so the candidates wait in a heap: n cuts take n log n steps.
+    Dropping a cut affects only its two neighbours, so candidates are kept in a heap: O(n log n) for n cuts.
     """
     last = len(cuts)
     before = [index - 1 for index in range(last)]
@@ -534,7 +534,7 @@ def _without_worst(cuts: Sequence[_Weighed], total: int) -> list[_Weighed]:
     gone = [False] * last
 
     def excess(index: int) -> float | None:
-        """How many times what its better neighbour moves; None where it may not go."""
+        """Ratio of its bytes to those of its better neighbour; None if it may not be dropped."""
         left, right = before[index], after[index]
         gap = (cuts[right][1] if right < last else total) - (cuts[left][1] if left >= 0 else 0)
         sizes = [cuts[at][2] for at in (left, right) if 0 <= at < last]
@@ -546,7 +546,7 @@ def _without_worst(cuts: Sequence[_Weighed], total: int) -> list[_Weighed]:
     while heap:
         waiting, index = heappop(heap)
         if gone[index] or excess(index) != -waiting:
-            continue  # its neighbours have changed since, and it waits again as they are now, if at all
+            continue  # stale: its neighbours have changed, and it was queued again if it is still a candidate
         gone[index] = True
         left, right = before[index], after[index]
         if left >= 0:

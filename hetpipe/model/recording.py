@@ -1,4 +1,4 @@
-"""One forward of the uncut model, watched whole: which calls there are, what each makes, uses and changes."""
+"""A recording of one forward of the uncut model: its calls, and what each of them creates, uses and modifies."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from hetpipe.model.user_errors import place_of_call, place_of_function
 
 @dataclass(slots=True)
 class Recorded:
-    """A recording, and what a forward needs of it beside the graph."""
+    """A recording, with further data that a forward needs."""
 
     recording: Recording
     skeletons: dict[str, Skeleton]
-    """Entry → what it returned."""
+    """Entry → structure of its result."""
     drawing_paths: frozenset[str]
-    """Modules in which random numbers are drawn."""
+    """Modules that draw random numbers."""
     drawing_functions: frozenset[Any]
-    """Functions that draw."""
+    """Functions that draw random numbers."""
     seeded_after: dict[str, str]
-    """Entry → the entry behind it that draws and is recomputed: its seed is set right after the first one, so that what
-    `torch.utils.checkpoint` stashes is that seed."""
+    """Entry → the following entry, if that draws and is recomputed: its seed is set right after the former, so that
+    `torch.utils.checkpoint` stashes that seed."""
     output: Any
-    """What the model returned."""
+    """Return value of the model."""
     decisions: tuple[str, ...]
-    """Lines of user code that ask shared values for a yes or no, as ` (FILE line N)`."""
+    """Lines of user code that branch on shared values, as ` (FILE line N)`."""
     num_questions: int
-    """How often Python asked shared values for a yes or no."""
+    """Number of boolean queries of shared values."""
 
 
 @dataclass(slots=True)
@@ -77,14 +77,14 @@ def record(
     *,
     denied: int | None = None,
 ) -> Recorded:
-    """Watch `call`, which calls `model` with `inputs` among others.
+    """Record `call`, which calls `model` with `inputs` and possibly more.
 
     Args:
-        model: in the mode in which it shall be recorded; its buffers change.
-        call: one forward.
-        inputs: the floating ones, by name.
-        results_of: what the loss needs of what `call` returns, as nested containers of tensors.
-        denied: number of a question (from 0) that gets the opposite of its answer.
+        model: the model, in the mode to record; its buffers change.
+        call: runs one forward.
+        inputs: its floating inputs, by name.
+        results_of: selects what the loss needs of the result of `call`, as nested containers of tensors.
+        denied: index (from 0) of the boolean query whose answer is inverted.
     """
     return _Recorder(model, inputs, denied).run(call, results_of)
 
@@ -104,7 +104,7 @@ def _same_python(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
 
 
 class _Recorder(Interception):
-    """Keeps every tensor of the forward alive, so that their identities tell them apart."""
+    """Records one forward. Keeps every tensor alive, so that tensors can be identified by their `id`."""
 
     def __init__(self, model: nn.Module, inputs: Mapping[str, Tensor], denied: int | None) -> None:
         self._decisions: dict[str, None] = {}
@@ -130,7 +130,7 @@ class _Recorder(Interception):
         self._drawing_functions: set[Any] = set()
         self._seeded_after: dict[str, str] = {}
         self._last_entries: dict[int, tuple[str, FrameType | None]] = {}
-        #: Frame → why no cut may be in it, as was found out while it ran, and the line of the user's code.
+        #: Frame → why no cut may be inside it, as found during its execution, and the line of the user's code.
         self._closed: dict[int, tuple[str, str]] = {}
         self._states: Any = None
         self._inputs = {name: self._noted(self.marked(tensor), shared_in=None) for name, tensor in inputs.items()}
@@ -218,7 +218,7 @@ class _Recorder(Interception):
         return region.is_inside and self._last_entries.get(frame, ("", None))[1] is region.frame
 
     def _recomputes(self, module: nn.Module) -> bool:
-        """Whether a layer with a `__call__` of its own runs its forward under `torch.utils.checkpoint`."""
+        """Whether a layer that overrides `__call__` runs its forward under `torch.utils.checkpoint`."""
         return bool(getattr(module, "gradient_checkpointing", False)) and module.training and has_own_call(type(module))
 
     # -- functions ---------------------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ class _Recorder(Interception):
         if frame in self._closed:
             return
         at = ""
-        if reason == DRAWS:  # somewhere in it, before the call that noticed
+        if reason == DRAWS:  # somewhere in the frame, before the call that noticed
             at = place_of_function(self._model.get_submodule(self._frames[frame].path).forward)
         elif reason != CHECKPOINTED:
             at = place_of_call(calling_frame())
@@ -361,7 +361,7 @@ class _Recorder(Interception):
     # -- random numbers ----------------------------------------------------------------------------------------------
 
     def _look_for_draws(self) -> None:
-        """Has Python drawn since the last call?"""
+        """Check whether Python's generators were used since the last call."""
         states = _states()
         if self.stack and self._states is not None and not _same_python(self._states, states):
             self._close(self.stack[-1].index, DRAWS)

@@ -1,7 +1,6 @@
-"""What modules and functions return, taken apart into tensors, numbers and a skeleton that can be built again.
+"""Flattening of the return values of modules and functions into tensors, numbers and a skeleton to rebuild them.
 
-A skeleton is what both sides of a cut have from their own recordings; only the leaves differ from minibatch to
-minibatch.
+Both sides of a cut have the skeleton from the recording; only the leaves differ between minibatches.
 """
 
 from __future__ import annotations
@@ -17,45 +16,45 @@ from torch import Tensor, nn
 
 Number = bool | int | float
 
-#: Values that are the same object, or equal, wherever they are made.
+#: Types whose values are identical, or equal, in every process.
 _CONSTANTS = (type(None), str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, type)
 
 _SCALARS = (*_CONSTANTS, bool, int, float)
 
-#: How deep containers are looked into.
+#: Maximum depth of nested containers.
 _DEEPEST = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A tensor of its own."""
+    """A new tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class NumberLeaf:
-    """A `bool`, `int` or `float`, which may differ from minibatch to minibatch."""
+    """A `bool`, `int` or `float`; may differ between minibatches."""
 
     kind: type
 
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """An argument of the call, handed back."""
+    """An argument of the call, returned."""
 
     position: int
-    """Among the parts of the arguments, see `parts_of`."""
+    """Its index among the parts of the arguments (`parts_of`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """The same in every minibatch."""
+    """A value that is the same in every minibatch."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """A tuple, a named one, a list, or a `torch.Size`."""
+    """A tuple, named tuple, list or `torch.Size`."""
 
     kind: type
     items: tuple[Skeleton, ...]
@@ -63,7 +62,7 @@ class Several:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A mapping, or a dataclass (a `ModelOutput` is both)."""
+    """A mapping or a dataclass (a `ModelOutput` is both)."""
 
     kind: type
     keys: tuple[Any, ...]
@@ -72,7 +71,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """An object of another type: it cannot be made again on the other side of a cut."""
+    """An object of any other type: it cannot be rebuilt on the other side of a cut."""
 
     kind: type
 
@@ -83,17 +82,17 @@ SINGLE = Leaf()
 
 
 class NotRebuilt:
-    """Stands for an opaque object where it was not made. Whoever looks into it gets a sentence."""
+    """Placeholder for an opaque object on stages that did not create it; reading an attribute is an error."""
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"{self._kind.__name__}.{name} is asked for on a stage that did not make it")
+        raise AttributeError(f"{self._kind.__name__}.{name} is read on a stage that did not create the object")
 
 
 def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
-    """The tensors in nested containers, in order."""
+    """Tensors in nested containers, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):
@@ -107,12 +106,12 @@ def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
             yield from tensors_in(getattr(value, each.name, None), depth + 1)
 
 
-#: Values of arguments in which there is no tensor; the rest is looked into.
+#: Types of arguments that contain no tensors; others are searched.
 _WITHOUT_TENSORS = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device, torch.memory_format, slice})
 
 
 def tensors_of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors in the arguments of a call, in order."""
+    """Tensors in the arguments of a call, in order."""
     found: list[Tensor] = []
     for value in (*args, *kwargs.values()) if kwargs else args:
         kind = type(value)
@@ -124,7 +123,7 @@ def tensors_of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tens
 
 
 def parts_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The tensors and objects in the arguments of a call, to find those that it hands back."""
+    """Tensors and objects in the arguments of a call, to identify those that it returns."""
     found: list[Any] = []
 
     def walk(value: Any, depth: int) -> None:
@@ -145,11 +144,11 @@ def parts_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
 
 
 def take_apart(value: Any, parts: Sequence[Any]) -> tuple[list[Tensor | Number], Skeleton]:
-    """The leaves of what a call returned, and the rest.
+    """Flatten the return value of a call into leaves and a skeleton.
 
     Args:
-        value: returned.
-        parts: of its arguments (`parts_of`).
+        value: the return value.
+        parts: parts of the call's arguments (`parts_of`).
     """
     leaves: list[Tensor | Number] = []
     positions = {id(part): position for position, part in reversed(list(enumerate(parts)))}
@@ -187,7 +186,7 @@ def _skeleton(value: Any, positions: Mapping[int, int], leaves: list[Tensor | Nu
 
 
 def put_together(skeleton: Skeleton, leaves: Iterator[Any], parts: Sequence[Any]) -> Any:  # noqa: PLR0911 - one case per kind
-    """Build what `take_apart` took apart, with other leaves, for a call with other arguments."""
+    """Inverse of `take_apart`, for other leaves and the arguments of another call."""
     match skeleton:
         case Leaf() | NumberLeaf():
             return next(leaves)
@@ -209,7 +208,7 @@ def put_together(skeleton: Skeleton, leaves: Iterator[Any], parts: Sequence[Any]
 
 
 def kinds_of(skeleton: Skeleton) -> Iterator[type | None]:
-    """Per leaf, in order: None for a tensor, else the type of the number."""
+    """Per leaf, in order: None for a tensor, else the number's type."""
     match skeleton:
         case Leaf():
             yield None
@@ -223,7 +222,7 @@ def kinds_of(skeleton: Skeleton) -> Iterator[type | None]:
 
 
 def is_opaque(skeleton: Skeleton) -> bool:
-    """Whether something in it cannot be made again."""
+    """Whether some part of the value cannot be rebuilt."""
     if isinstance(skeleton, Several | Named):
         return any(map(is_opaque, skeleton.items))
     return isinstance(skeleton, Opaque)

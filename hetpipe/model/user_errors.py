@@ -1,4 +1,4 @@
-"""What user code raised, and where: one phrase for every message about it."""
+"""Descriptions of exceptions in user code: what was raised and where, in one format for all messages."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from torch import Tensor, nn
 
 from hetpipe.errors import CallableError, HetpipeError
 
-#: Where hetpipe itself is.
+#: Folder of hetpipe itself.
 _OWN_FOLDER = str(Path(__file__).parents[1]) + os.sep
 _TORCH_FOLDER = str(Path(torch.__file__).parent) + os.sep
-#: Where Python and installed packages are.
+#: Folders of Python and of installed packages.
 _PYTHON_FOLDERS = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")})
 
 
 def place_of(error: BaseException) -> str:
-    """` (FILE line N)`: the innermost line of user code that took part in `error`, or else of an installed package.
+    """` (FILE line N)`: the innermost line of user code in the traceback, else of an installed package.
 
-    Lines of hetpipe and torch are nobody's mistake; without any other, the text is empty.
+    Lines of hetpipe and torch do not count; without any other the text is empty.
     """
     frames = [
         frame
@@ -39,7 +39,7 @@ def place_of(error: BaseException) -> str:
 
 
 def place_of_call(frame: FrameType | None) -> str:
-    """` (FILE line N)` of the innermost caller outside of hetpipe and torch, from `frame` outwards."""
+    """` (FILE line N)` of the innermost caller outside hetpipe and torch, from `frame` outwards."""
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith(("<", _OWN_FOLDER, _TORCH_FOLDER)):
@@ -49,13 +49,13 @@ def place_of_call(frame: FrameType | None) -> str:
 
 
 def place_of_function(function: Callable[..., Any]) -> str:
-    """` (FILE line N)`: where a function is defined; empty for one that is not written in Python."""
+    """` (FILE line N)` of a function's definition; empty for a function not written in Python."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f" ({code.co_filename} line {code.co_firstlineno})" if code is not None else ""
 
 
 def raised_text(error: BaseException) -> str:
-    """What user code raised, and where: `ValueError: no image (data.py line 12)`."""
+    """An exception of user code and its place: `ValueError: no image (data.py line 12)`."""
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} ({error.filename} line {error.lineno})"
     text = str(error)
@@ -63,32 +63,32 @@ def raised_text(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device or the host did not have enough memory: no mistake of the user's code."""
+    """Whether a device or the host ran out of memory, which is not an error of the user's code."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def shapes_text(tensors: Mapping[str, Tensor]) -> str:
-    """`input_ids [4, 9], labels [4, 9]`."""
+    """Shapes as text: `input_ids [4, 9], labels [4, 9]`."""
     return ", ".join(f"{name} {list(value.shape)}" for name, value in tensors.items())
 
 
 def forward_failure(model: nn.Module, tensors: Mapping[str, Tensor], error: Exception) -> str:
-    """The sentence on a model that does not run on a minibatch at all."""
+    """Message for a model that fails on its first minibatch."""
     return (
         f"model: {type(model).__name__}'s forward failed on a minibatch of {shapes_text(tensors)}: "
-        f"{raised_text(error)}; call the model on these samples of `data.train` by hand, and mend the one or the other"
+        f"{raised_text(error)}; call the model on these samples of `data.train` by hand, and fix the model or the data"
     )
 
 
 @contextmanager
 def later_failures_told(what: str) -> Iterator[None]:
-    """In this block, what user code raises is told as a mistake that its first minibatch did not have.
+    """Report errors of user code in this block as failures that did not occur on its first minibatch.
 
     Args:
-        what: was computed, and where: `the forward of minibatch 2 on stage 1`.
+        what: the computation: `the forward of minibatch 2 on stage 1`.
 
     Raises:
-        CallableError: instead of any error that is neither hetpipe's own nor a lack of memory.
+        CallableError: for any error except hetpipe's own and out-of-memory errors.
     """
     try:
         yield
@@ -98,7 +98,7 @@ def later_failures_told(what: str) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         raise CallableError(
-            f"model: {what} failed, although the model ran on the minibatch that it was cut on: {raised_text(error)}; "
-            "it keeps something between minibatches or depends on the data: mend it there, or keep such samples out of "
-            "`data.train`"
+            f"model: {what} failed, although the model ran on the minibatch on which it was cut: "
+            f"{raised_text(error)}; it keeps state between minibatches or depends on the data: fix that there, or "
+            "exclude such samples from `data.train`"
         ) from error

@@ -53,9 +53,9 @@ def _of_all() -> tuple[Family, ...]:
 
 
 def _of_servers() -> tuple[Family, ...]:
-    handled = "Calls that this process answered, by gRPC status."
-    refused = "Calls that this process refused, by the class of the error; `ClockNotPublished` means not yet."
-    seconds = "Time from the start of a call to its end; of a stream, as long as it lasted."
+    handled = "Calls handled by this process, by gRPC status."
+    refused = "Calls rejected by this process, by the class of the error; `ClockNotPublished` is not a failure."
+    seconds = "Duration of a call, including the whole duration of a stream."
     return (
         Family("hetpipe_rpc_handled_total", "counter", "calls", handled, ("call", "status"), _SERVERS),
         Family("hetpipe_rpc_refused_total", "counter", "calls", refused, ("call", "reason"), _SERVERS),
@@ -73,48 +73,51 @@ def _of_coordinator() -> tuple[Family, ...]:
     return (
         gauge("members", "members", "Live members.", "role"),
         gauge("lease_seconds", "seconds", "Duration of a lease after a heartbeat."),
-        gauge("lease_seconds_left", "seconds", "Of the member of that role whose lease ends first.", "role"),
-        counter("leases_expired", "leases", "Members that stopped answering.", "role"),
-        gauge("jobs", "jobs", "Jobs this coordinator remembers.", "state"),
+        gauge("lease_seconds_left", "seconds", "Remaining time of the lease that expires first, by role.", "role"),
+        counter("leases_expired", "leases", "Leases that expired without a heartbeat.", "role"),
+        gauge("jobs", "jobs", "Jobs known to this coordinator.", "state"),
         counter("job_events", "events", "Events of a job.", *_JOB, "event"),
         gauge(
             "job_conditions",
             "processes",
-            "For which a kind of lost safety holds now: 0 is well; only while the job has not ended.",
+            "Processes with an active condition of this kind, 0 if none; until the job ends.",
             *_JOB,
             "condition",
         ),
-        gauge("store_unreachable", "1", "1 while Redis does not answer this coordinator, else 0."),
-        gauge("job_running_seconds", "seconds", "Since training began; only while a job trains.", *_JOB),
-        gauge("job_term", "term", "Version of plan and membership; grows when a job is planned again.", *_JOB),
+        gauge("store_unreachable", "1", "1 while Redis is unreachable from this coordinator, else 0."),
+        gauge("job_running_seconds", "seconds", "Time since training began; only while a job trains.", *_JOB),
+        gauge("job_term", "term", "Version of plan and membership; increases when a job is planned again.", *_JOB),
         gauge("job_global_clock", "waves", "Minimum of the local clocks.", *_JOB),
         gauge("job_published_clock", "waves", "Newest clock whose weights are complete on all shards.", *_JOB),
         gauge("job_barrier_clock", "waves", "Clock of the next barrier.", *_JOB),
         gauge("job_clock_distance", "waves", "Fastest local clock minus slowest.", *_JOB),
-        gauge("job_clock_distance_bound", "waves", "The most it may be, D + 1; absent under `asp`.", *_JOB),
+        gauge("job_clock_distance_bound", "waves", "Maximum allowed clock distance, D + 1; absent under `asp`.", *_JOB),
         gauge(
-            "job_tokens_per_second", "tokens/second", "Over the last ten seconds; only where samples are tokens.", *_JOB
+            "job_tokens_per_second",
+            "tokens/second",
+            "Average over the last ten seconds; only for data of tokens.",
+            *_JOB,
         ),
         gauge(
             "job_model_flops_utilisation_ratio",
             "1",
-            "Operations of the model over the peak of all devices in use (MFU); absent where either is not known.",
+            "Model FLOP/s as a share of the peak of all devices in use (MFU); absent where either is unknown.",
             *_JOB,
         ),
         gauge("job_epoch", "epochs", "Current pass over the training data, from 1.", *_JOB),
-        counter("job_minibatches", "minibatches", "Committed, those before a resume included.", *_JOB),
-        counter("job_samples", "samples", "Committed, those before a resume included.", *_JOB),
+        counter("job_minibatches", "minibatches", "Committed minibatches, including those before a resume.", *_JOB),
+        counter("job_samples", "samples", "Committed samples, including those before a resume.", *_JOB),
         gauge("vw_clock", "waves", "Local clock: waves that the virtual worker has committed.", *_WORKER),
         gauge("vw_clock_distance", "waves", "Waves ahead of the slowest virtual worker.", *_WORKER),
-        gauge("vw_samples_per_second", "samples/second", "Over the last ten seconds.", *_WORKER),
-        gauge("vw_loss", "1", "Mean over the samples of the latest finished wave, if it is finite.", *_WORKER),
-        gauge("vw_memory_bytes", "bytes", "Weights and activations on its devices, at most at once so far.", *_WORKER),
-        gauge("vw_waiting_ratio", "1", "Share of the time in which its first stage waited for a clock.", *_WORKER),
+        gauge("vw_samples_per_second", "samples/second", "Average over the last ten seconds.", *_WORKER),
+        gauge("vw_loss", "1", "Mean loss over the samples of the latest finished wave, if finite.", *_WORKER),
+        gauge("vw_memory_bytes", "bytes", "Peak memory of weights and activations on its devices.", *_WORKER),
+        gauge("vw_waiting_ratio", "1", "Share of time in which its first stage waited for a clock.", *_WORKER),
     )
 
 
 def _of_members() -> tuple[Family, ...]:
-    text = "Time since the coordinator last answered."
+    text = "Time since the last reply of the coordinator."
     return (Family("hetpipe_coordinator_silent_seconds", "gauge", "seconds", text, (), _MEMBERS),)
 
 
@@ -127,20 +130,24 @@ def _of_parameter_server() -> tuple[Family, ...]:
 
     return (
         counter("pushes", "pushes", "Pushes that were staged."),
-        counter("pushed_bytes", "bytes", "Updates and first weights received with them."),
-        counter("duplicate_pushes", "pushes", "Resends of staged pushes, without effect."),
+        counter("pushed_bytes", "bytes", "Bytes of updates and initial weights received."),
+        counter("duplicate_pushes", "pushes", "Repeated pushes that were staged already, without effect."),
         counter("pulls", "pulls", "Pulls started."),
         counter("pulled_bytes", "bytes", "Bytes requested by them."),
         counter("followed_records", "records", "Records of the decision log executed."),
         counter("log_records", "records", "Records in the decision log; only at the clock shard."),
-        gauge("staged_waves", "waves", "Waves, or first weights, staged and not applied yet."),
+        gauge("staged_waves", "waves", "Waves, or initial weights, staged and not applied yet."),
         gauge("published_clock", "waves", "Newest published clock seen by this shard."),
         gauge("retained_versions", "versions", "Published clocks whose weights are kept."),
         gauge("weight_bytes", "bytes", "Buffers in use: weights, staged updates, weights under construction."),
-        gauge("staged_clock", "waves", "Every member's waves below it are staged here whole, or count."),
-        gauge("committed_clock", "waves", "Every member's waves below it count."),
-        gauge("durable_clock", "waves", "Every member's waves below it would be here after a restart, too."),
-        gauge("write_ahead_log_bytes", "bytes", "The log on disk of pushes, from which a restarted shard goes on."),
+        gauge("staged_clock", "waves", "Waves below it are completely staged here or committed, for every member."),
+        gauge("committed_clock", "waves", "Waves below it are committed, for every member."),
+        gauge("durable_clock", "waves", "Waves below it survive a restart, for every member."),
+        gauge(
+            "write_ahead_log_bytes",
+            "bytes",
+            "Size of the write-ahead log of pushes, from which a restarted shard recovers.",
+        ),
     )
 
 
@@ -149,14 +156,14 @@ def _of_agent() -> tuple[Family, ...]:
         return Family(f"hetpipe_{name}", kind, unit, text, labels, ("agent",))
 
     return (
-        family("devices", "gauge", "devices", "Devices on offer.", "type"),
+        family("devices", "gauge", "devices", "Devices offered to jobs.", "type"),
         family("children", "gauge", "processes", "Running processes: `stage`, `inspection` or `link`.", "kind"),
-        family("children_started_total", "counter", "processes", "Started so far.", "kind"),
+        family("children_started_total", "counter", "processes", "Processes started.", "kind"),
         family(
             "children_exited_total",
             "counter",
             "processes",
-            "Ended so far: `ok`, `error` (a status other than 0) or `signal`.",
+            "Processes that exited: `ok`, `error` (non-zero status) or `signal`.",
             "kind",
             "outcome",
         ),
@@ -164,7 +171,7 @@ def _of_agent() -> tuple[Family, ...]:
             "stage_restarts_total",
             "counter",
             "processes",
-            "Stages started for a later life of their worker.",
+            "Stages started for a later incarnation of their virtual worker.",
         ),
     )
 
@@ -177,24 +184,26 @@ def _of_stage() -> tuple[Family, ...]:
         return Family(f"hetpipe_stage_{name}_total", "counter", unit, text, _STAGE, ("stage",))
 
     return (
-        counter("minibatches", "minibatches", "Whose backward ran here."),
-        counter("samples", "samples", "Whose loss was computed; last stage only."),
-        counter("waves", "waves", "Waves closed here, those before a resume included: its clock."),
+        counter("minibatches", "minibatches", "Minibatches whose backward pass ran on this stage."),
+        counter("samples", "samples", "Samples whose loss was computed; last stage only."),
+        counter("waves", "waves", "Waves completed by this stage, including those before a resume: its clock."),
         gauge("published_clock", "waves", "Newest published clock seen by this stage."),
-        gauge("loss", "1", "Mean over the samples of the latest finished wave; last stage only. May be NaN."),
-        gauge("learning_rate", "1", "Of the next update; only where there are parameters."),
-        gauge("gradient_norm", "1", "Of the latest gradient stepped, before it was clipped; only with clipping."),
+        gauge("loss", "1", "Mean loss over the samples of the latest finished wave; last stage only. May be NaN."),
+        gauge("learning_rate", "1", "Learning rate of the next update; only on stages with parameters."),
+        gauge(
+            "gradient_norm", "1", "Norm of the latest gradient used in an update, before clipping; only with clipping."
+        ),
         counter(
             "compute_seconds",
             "seconds",
-            "Computing time of completed minibatches and updates; emulation included.",
+            "Computing time of completed minibatches and updates, including emulation.",
         ),
-        counter("waiting_seconds", "seconds", "Time without work because a clock was not published yet: the gate."),
+        counter("waiting_seconds", "seconds", "Time without work because the required clock was not published (gate)."),
         counter("idle_seconds", "seconds", "Time without work for any other reason."),
         counter("pushed_bytes", "bytes", "Updates sent to shards."),
         counter("pulled_bytes", "bytes", "Weights received from shards."),
-        gauge("weight_bytes", "bytes", "Weight buffers on the device, at most at once so far."),
-        gauge("activation_bytes", "bytes", "Peak of tensors saved by forwards for their backwards."),
+        gauge("weight_bytes", "bytes", "Peak memory of weight buffers on the device."),
+        gauge("activation_bytes", "bytes", "Peak memory of tensors saved by forward passes for backward passes."),
     )
 
 

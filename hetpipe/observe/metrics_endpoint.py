@@ -18,7 +18,7 @@ def metrics_endpoint(host: str, port: int | None, role: Role, *sources: Source) 
     """Serve the metrics of this process inside a `with`; the port, or None where `port` is None and nothing is served.
 
     Raises:
-        PortInUse: the port is taken.
+        PortInUse: the port is in use.
         UserError: the host cannot be listened on, or prometheus-client is not installed.
     """
     if port is None:

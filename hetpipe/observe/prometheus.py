@@ -102,7 +102,7 @@ class MetricsServer:
         """Listen and serve.
 
         Raises:
-            PortInUse: the port is taken.
+            PortInUse: the port is in use.
             UserError: the host is unknown or not this machine's.
         """
         self._server = _listening(host, port)
@@ -129,7 +129,7 @@ def _listening(host: str, port: int) -> _HttpServer:
         raise UserError(f"cannot serve metrics on {host}: the host name is unknown ({error.strerror})") from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise PortInUse(f"address {host}:{port} is taken; choose another with --metrics-port") from error
+            raise PortInUse(f"address {host}:{port} is in use; choose another with --metrics-port") from error
         raise UserError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
 
 

@@ -1,12 +1,12 @@
-"""How many bytes do the forwards of a stage keep for their backwards, at most at once?
+"""Peak bytes of activations that a stage's forwards keep for their backwards.
 
-Measured on the first minibatch, times the most minibatches in flight. The first forward (on the last stage with the
-loss) runs under hooks that see what its operations save; the first backward finds what is still kept of that, and adds
-the storages up: each once, whole, however many views of it are kept, and with the stage's inputs, which wait for their
-gradients. Weights and buffers of the model are not activations, and what a layer recomputes is not kept.
+Measured on the first minibatch and multiplied by the maximum number of minibatches in flight. The first forward (on the
+last stage including the loss) runs under saved-tensor hooks. The first backward then sums the storages that are still
+alive: each once and in full, however many views of it are kept, plus the stage's inputs, which are kept for their
+gradients. Weights and model buffers are not activations; recomputed tensors are not kept.
 
-So minibatches of other sizes than the first one are not seen, nor tensors that a layer keeps without telling autograd.
-A constant that a layer keeps outside of its buffers is counted with every minibatch that saves it.
+Not covered: later minibatches of other sizes, and tensors that a layer keeps outside autograd. A constant that a layer
+keeps outside its buffers counts once per minibatch that saves it.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ T = TypeVar("T")
 
 
 class ActivationBytes:
-    """Measures one stage. Costs the first minibatch some microseconds per saved tensor, the others nothing."""
+    """Measures one stage. Costs a few microseconds per saved tensor in the first minibatch, nothing afterwards."""
 
     def __init__(self, layers: Sequence[Layer], *, watches: bool = True) -> None:
-        """Measure `layers`, or, for who sets hooks of its own around a forward, do not."""
+        """Measure `layers`; `watches=False` disables it, for callers that set their own hooks around a forward."""
         self._layers = layers
         self._first: Minibatch | None = None
         self._kept: WeakSet[Kept] = WeakSet()
         self._is_over = not watches
-        #: Of one minibatch; 0 until the first backward, and if nothing watches or the layers do not run under hooks.
+        #: Bytes of one minibatch; 0 before the first backward, when disabled, and for layers that reject hooks.
         self.per_minibatch = 0
 
     def watch(self, p: Minibatch, inputs: Values, run: Callable[[], T], pack: Pack = keep) -> T:
-        """Run a part of the forward of `p`: what it saves counts if `p` is the first minibatch.
+        """Run a part of the forward of `p`; for the first minibatch, track the tensors that it saves.
 
         Args:
             p: the minibatch.
-            inputs: what `run` reads.
-            run: computes.
-            pack: how it saves tensors while it is watched.
+            inputs: tensors that `run` reads.
+            run: the computation.
+            pack: pack function to use while tracking.
 
         Returns:
-            What `run` returns.
+            The result of `run`.
         """
         if self._first is None:
             self._first = p
         if p != self._first or self._is_over:
             return run()
-        # A second try, without hooks, must find what the first one found: normalisations change buffers, and layers
-        # that work in place their inputs, of which no copy is made.
+        # A second attempt, without hooks, must start from the same state as the first: normalisations change buffers,
+        # and in-place layers their inputs, which are not copied.
         buffers = [buffer for layer in self._layers for buffer in layer.module.buffers()]
         found = [buffer.to("cpu", copy=True) for buffer in buffers]
         versions = [version_of(value) for value in inputs]
@@ -78,12 +78,12 @@ class ActivationBytes:
         return run()
 
     def measure(self, p: Minibatch, inputs: Iterable[Tensor], weights: Iterable[Tensor]) -> None:
-        """The backward of `p` begins: if it is the first minibatch, add up what there is for it.
+        """Measure at the start of the backward of `p`, if it is the first minibatch.
 
         Args:
             p: the minibatch.
-            inputs: kept until the backward beside what was saved.
-            weights: no activations.
+            inputs: tensors kept until the backward besides the saved ones.
+            weights: tensors that do not count as activations.
         """
         if p != self._first or self._is_over:
             return

@@ -1,7 +1,7 @@
-"""What a stage does at a barrier, once w^(c) is here: buffers, evaluation, checkpoint (`wsp.md` §5).
+"""The work of a stage at a barrier once w^(c) is available: buffers, evaluation, checkpoint (`wsp.md` §5).
 
-Everybody who is a member from the barrier on takes part, those who join there too. Who leaves there shares the buffers,
-which it has trained with, and writes its part of the checkpoint; it evaluates nothing.
+All members from the barrier on take part, including those that join there. A member that leaves there shares its
+buffers, because it trained with them, and writes its part of the checkpoint, but does not evaluate.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from hetpipe.values.ids import Clock
 from hetpipe.values.run import StageEvaluation
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
 
-#: Reasons at whose barrier the evaluation runs.
+#: Barrier reasons that trigger an evaluation.
 _EVALUATIONS = {EPOCH, END}
 
-#: What travels with the buffers where somebody joins: no buffer of a model can have this name.
+#: Key of the update number, sent with the buffers when a virtual worker joins; no model buffer can have this name.
 _NUM_UPDATES = ".num_updates"
 
 
@@ -43,7 +43,7 @@ def _buffers(parts: StageParts) -> dict[str, torch.Tensor]:
 
 
 def stage_checkpoints(parts: StageParts, inbox: Inbox, waiter: Waiter) -> StageCheckpoints:
-    """The stage's work for checkpoints."""
+    """The checkpointing of one stage."""
 
     def content() -> StageContent:
         frozen = {
@@ -72,7 +72,7 @@ def stage_checkpoints(parts: StageParts, inbox: Inbox, waiter: Waiter) -> StageC
 
 
 class BarrierWork:
-    """One stage's work at barriers. The pipeline is drained; the weights are the anchor of `parts.weights`."""
+    """Work of one stage at barriers. Precondition: the pipeline is drained, and `parts.weights` holds the anchor."""
 
     def __init__(self, parts: StageParts, inbox: Inbox, waiter: Waiter) -> None:
         self._parts = parts
@@ -81,7 +81,7 @@ class BarrierWork:
         self._checkpoints = stage_checkpoints(parts, inbox, waiter)
 
     def run(self, segment: SegmentRecord) -> None:
-        """Do what the reasons of the barrier ask for; `segment` begins at it, and names who takes part."""
+        """Do the work required by the barrier's reasons; `segment` starts at it and lists its members."""
         clock, reasons = segment.start, set(segment.reasons)
         vw, leaves = self._parts.identity.vw, self._parts.identity.leaves_at(segment)
         self._exchange(segment)
@@ -97,9 +97,9 @@ class BarrierWork:
     # -- buffers and the place in the schedule -----------------------------------------------------------------------
 
     def _exchange(self, segment: SegmentRecord) -> None:
-        """Take over what the buffers became, and as a newcomer the number of updates that the others have made.
+        """Load the averaged buffers and, as a newcomer, the others' number of updates.
 
-        Also a virtual worker that is alone sends its buffers: should it die, its next life gets them.
+        A single virtual worker sends its buffers as well: its next incarnation receives them after a restart.
         """
         parts, optimizer = self._parts, self._parts.weights.optimizer
         own = parts.identity.in_segment(segment)
@@ -117,7 +117,7 @@ class BarrierWork:
             optimizer.go_to(int(values[_NUM_UPDATES]) if is_mixed else updates)
 
     def _estimated_updates(self, segment: SegmentRecord) -> int:
-        """The updates that a member has made so far, if all of them have trained alike; never below the own number."""
+        """Number of updates of a member, assuming equal progress of all; never less than this stage's own."""
         minibatches = self._parts.synchroniser.progress().minibatches
         share = ceil(minibatches / len(segment.members) / self._parts.versions.minibatches_per_update)
         return max(share, self._parts.weights.optimizer.num_updates)
@@ -132,14 +132,14 @@ class BarrierWork:
     # -- evaluation --------------------------------------------------------------------------------------------------
 
     def _share_of_evaluation(self, place: int, num_members: int) -> tuple[Block, ...]:
-        """The evaluation minibatches of the member at `place` among all."""
+        """Evaluation minibatches of the member at position `place` among all members."""
         data = self._parts.data
         if data.evaluation is None:
             return ()
         return blocks_of_evaluation(len(data.evaluation), data.spec.batch_size, place=place, num_members=num_members)
 
     def _evaluate(self, clock: Clock, epoch: int, blocks: tuple[Block, ...]) -> None:
-        """Run `blocks` of the evaluation data through the pipeline; the last stage reports sums."""
+        """Run `blocks` of the evaluation data through the pipeline; the last stage reports the sums."""
         parts, identity = self._parts, self._parts.identity
         evaluation = EvaluationPass(parts, self._waiter, clock, blocks)
         weights = parts.weights.at_barrier
@@ -153,7 +153,7 @@ class BarrierWork:
             parts.report(StageEvaluation(clock, epoch, evaluation.num_samples, evaluation.sums, minibatches))
 
     def _receive(self) -> Frame:
-        """The next evaluation frame."""
+        """Wait for the next evaluation frame."""
         with self._inbox.bell:
             while True:
                 self._inbox.collect(needs_frames=True)

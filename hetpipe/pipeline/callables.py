@@ -1,7 +1,7 @@
-"""What the job names by `module:callable`: imported, called and checked, with errors that name the fix.
+"""Import, call and validation of the user's `module:callable` references, with errors that name the fix.
 
-User code runs here and nowhere else, so here every way in which it can fail becomes one sentence. Modules are imported
-from the user's folder first, which stays first on `sys.path`: user code may import its neighbours at any time later.
+All calls into user code go through this module, which turns every failure into one sentence. Modules are imported from
+the user's folder first; it stays first on `sys.path`, because user code may import its neighbours later.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from hetpipe.pipeline.allowed_modules import check_attribute, check_module
 from hetpipe.pipeline.seeds import dataset_seed, seed_generators
 from hetpipe.values.suggest import closest, did_you_mean
 
-#: Called with the model's output and the target of one minibatch.
+#: Takes the model's output and the target of one minibatch.
 LossFunction = Callable[[Any, Any], object]
 
 _OWN_PACKAGE = __name__.partition(".")[0]
 
-#: Packages that models and data name, and that hetpipe does not bring along; the first ones are those of its extra.
+#: Packages that models and data often need and hetpipe does not depend on; the first ones are in its extra.
 _OF_MODELS = frozenset({"peft", "timm", "torchvision", "transformers"})
 _KNOWN_PACKAGES = _OF_MODELS | {"datasets", "torchaudio"}
 
@@ -47,16 +47,16 @@ class MapDataset(Protocol):
 
 
 def load_callable(reference: str, import_path: Path, key: str = "model") -> Callable[..., Any]:
-    """The object that `module:callable` names; dots after the colon reach into classes.
+    """Load the object named by `module:callable`; dots after the colon are attribute lookups.
 
     Args:
-        reference: the text of the job file.
-        import_path: the folder that is searched before the installed packages.
-        key: the job's key that holds the reference; begins every message.
+        reference: the text in the job file.
+        import_path: folder searched before the installed packages.
+        key: the job key of the reference; begins every message.
 
     Raises:
-        CallableError: bad form, a module that is not allowed in this process, module or attribute missing, an error
-            during import, or not callable.
+        CallableError: malformed reference, a module that is not allowed in this process, missing module or attribute,
+            an error during import, or an object that is not callable.
     """
     module_name, colon, attributes = reference.partition(":")
     if not colon or not module_name or not attributes:
@@ -72,7 +72,7 @@ def load_callable(reference: str, import_path: Path, key: str = "model") -> Call
             names = [name for name in vars(found) if not name.startswith("_")] if hasattr(found, "__dict__") else []
             help_text = did_you_mean(attribute, names) if closest(attribute, names) else "define it there"
             raise CallableError(f"{key}: `{place}` has no `{attribute}`; {help_text}") from None
-        except (Exception, SystemExit) as error:  # packages that import what is asked for when it is asked for
+        except (Exception, SystemExit) as error:  # packages with lazy attributes import them here
             raise CallableError(f"{key}: looking up `{attribute}` in `{place}` raised {raised_text(error)}") from error
         if isinstance(found, ModuleType):
             check_module(found.__name__, key)
@@ -98,7 +98,7 @@ def _import(name: str, folder: Path, key: str) -> Any:
             neighbours = [path.stem for path in folder.glob("*.py")]
             if missing in _KNOWN_PACKAGES:
                 raise CallableError(
-                    f"{key}: `{name}` is of the package `{missing}`, which is not installed beside hetpipe; "
+                    f"{key}: `{name}` is part of the package `{missing}`, which is not installed; "
                     f"{_how_to_install(missing)}"
                 ) from None
             likely = closest(missing, neighbours) if "." not in missing else None
@@ -120,9 +120,9 @@ def _how_to_install(package: str) -> str:
 
 
 def _refuse_namesake(top: str, folder: Path, key: str) -> None:
-    """An imported module hides the user's of the same name, and then quite other code would run.
+    """Reject a user module that is shadowed by an imported module of the same name: other code would run.
 
-    A checkout of hetpipe around the job is no such namesake: a job that names hetpipe means the one that runs it.
+    A checkout of hetpipe around the job is exempt: a job that refers to hetpipe means the running one.
     """
     loaded = sys.modules.get(top)
     if top == _OWN_PACKAGE or loaded is None or loaded.__spec__ is None:
@@ -132,13 +132,13 @@ def _refuse_namesake(top: str, folder: Path, key: str) -> None:
     if here is None or here.origin is None or (taken and Path(taken).resolve() == Path(here.origin).resolve()):
         return
     raise CallableError(
-        f"{key}: the module `{top}` of {folder} is hidden by the one that is already imported from {taken}; give yours "
-        "another name"
+        f"{key}: the module `{top}` of {folder} is shadowed by the one already imported from {taken}; rename your "
+        "module"
     )
 
 
 def _arguments(call: CallSpec, import_path: Path, key: str) -> dict[str, Any]:
-    """The arguments of a call, with those that are calls themselves called."""
+    """Evaluate the arguments of a call; nested calls are called."""
 
     def resolved(value: Any, path: str) -> Any:
         if isinstance(value, Mapping):
@@ -157,11 +157,11 @@ def _arguments(call: CallSpec, import_path: Path, key: str) -> dict[str, Any]:
 
 
 def _call(named: str | CallSpec, import_path: Path, key: str) -> Any:
-    """Call what a job names, with its arguments, or without."""
+    """Call what a job key refers to, with its arguments if any."""
     reference = str(named)
     function = load_callable(reference, import_path, key)
     if isinstance(function, nn.Module):
-        raise CallableError(f"{key}: `{reference}` is a module already; name a function that returns a new one")
+        raise CallableError(f"{key}: `{reference}` is a module itself; name a function that returns a new one")
     arguments = _arguments(named, import_path, key) if isinstance(named, CallSpec) else {}
     try:
         inspect.signature(function).bind(**arguments)
@@ -172,7 +172,7 @@ def _call(named: str | CallSpec, import_path: Path, key: str) -> Any:
             "{call: module:callable, args: {…}}"
         ) from None
     except ValueError:
-        pass  # Some built-in callables have no signature; the call itself will tell.
+        pass  # Some built-in callables have no signature; a mismatch raises in the call itself.
     try:
         return function(**arguments)
     except (Exception, SystemExit) as error:
@@ -180,10 +180,10 @@ def _call(named: str | CallSpec, import_path: Path, key: str) -> Any:
 
 
 def build_model(job: Job, import_path: Path) -> nn.Module:
-    """The user's model, freshly made under the job's seed, which is every generator's from then on.
+    """Build the user's model under the job's seed, which all generators continue from.
 
     Raises:
-        CallableError: it cannot be made, is no `nn.Module`, or is in evaluation mode as a whole.
+        CallableError: building fails, the result is not an `nn.Module`, or it is in evaluation mode as a whole.
     """
     torch.manual_seed(job.seed)
     seed_generators(job.seed)
@@ -192,18 +192,18 @@ def build_model(job: Job, import_path: Path) -> nn.Module:
         raise CallableError(f"model: `{job.model}()` returned {_type_name(model)}; it must return a torch.nn.Module")
     if not any(module.training for module in model.modules()):
         raise CallableError(
-            f"model: `{job.model}()` returned the model in evaluation mode, and as a whole it would train so, without "
-            "dropout and with frozen statistics; call its train() before it is returned, and then eval() on the "
-            "modules that shall stay in evaluation mode"
+            f"model: `{job.model}()` returned the model in evaluation mode, so it would train without dropout and with "
+            "frozen statistics; call its train() before returning it, and then eval() on the modules that should stay "
+            "in evaluation mode"
         )
     return model
 
 
 def build_train_data(job: Job, import_path: Path) -> MapDataset:
-    """The training set, at least `batch_size` samples long; made under a seed of its own.
+    """Build the training set, of at least `batch_size` samples, under a seed of its own.
 
     Raises:
-        CallableError: it cannot be made, is no map-style dataset of pairs, or is shorter than one minibatch.
+        CallableError: building fails, or the result is not a map-style dataset of pairs or has too few samples.
     """
     dataset = _build_dataset(job, job.data.train, import_path, "data.train")
     if job.batch_size > len(dataset):
@@ -215,19 +215,19 @@ def build_train_data(job: Job, import_path: Path) -> MapDataset:
 
 
 def build_eval_data(job: Job, import_path: Path) -> MapDataset | None:
-    """The evaluation set, made under a seed of its own; None when the job names none.
+    """Build the evaluation set under a seed of its own; None if the job has none.
 
     Raises:
-        CallableError: it cannot be made or is no map-style dataset of pairs.
+        CallableError: building fails, or the result is not a map-style dataset of pairs.
     """
     return _build_dataset(job, job.data.eval, import_path, "data.eval") if job.data.eval is not None else None
 
 
 def build_datasets(job: Job, import_path: Path) -> tuple[MapDataset, MapDataset | None]:
-    """Training and evaluation set.
+    """Build the training and the evaluation set.
 
     Raises:
-        CallableError: see `build_train_data` and `build_eval_data`.
+        CallableError: as in `build_train_data` and `build_eval_data`.
     """
     return build_train_data(job, import_path), build_eval_data(job, import_path)
 
@@ -238,7 +238,7 @@ def _build_dataset(job: Job, reference: str, import_path: Path, key: str) -> Map
     place = f"{key}: `{reference}()`"
     if isinstance(dataset, IterableDataset):
         raise CallableError(
-            f"{place} returned an IterableDataset; hetpipe deals samples by their index, so return a map-style dataset "
+            f"{place} returned an IterableDataset; hetpipe assigns samples by index, so return a map-style dataset "
             "with __len__ and __getitem__"
         )
     lacking = [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
@@ -271,10 +271,10 @@ def _type_name(value: object) -> str:
 
 
 def load_loss(job: Job, import_path: Path) -> LossFunction | None:
-    """The loss: called with (output, target), see `call_loss`; None where the model itself computes it.
+    """Load the loss, called with (output, target) (`call_loss`); None if the model computes it.
 
     Raises:
-        CallableError: it cannot be imported, cannot take two arguments, or has parameters of its own.
+        CallableError: the import fails, it cannot take two arguments, or it has parameters of its own.
     """
     if job.loss is None:
         return None
@@ -291,10 +291,10 @@ def load_loss(job: Job, import_path: Path) -> LossFunction | None:
 
 
 def load_metrics(job: Job, import_path: Path) -> dict[str, LossFunction]:
-    """The job's metrics by name, in its order; see `call_metric`.
+    """Load the job's metrics: name → function (`call_metric`), in the job's order.
 
     Raises:
-        CallableError: one cannot be imported or cannot take two arguments.
+        CallableError: an import fails, or a metric cannot take two arguments.
     """
     example = "hetpipe.pipeline.metrics:accuracy"
     return {
@@ -315,15 +315,15 @@ def _load_two_argument(reference: str, import_path: Path, key: str, example: str
     except TypeError as error:
         raise CallableError(f"{key}: `{reference}` must take (output, target), but {error}") from None
     except ValueError:
-        pass  # Some built-in callables have no signature; the first call will tell.
+        pass  # Some built-in callables have no signature; a mismatch raises in the first call.
     return function
 
 
 def call_loss(function: LossFunction, output: Any, target: Any) -> Tensor:
-    """The loss of one minibatch as a zero-dimensional tensor, ready for `backward`.
+    """Loss of one minibatch as a zero-dimensional tensor, ready for `backward`.
 
     Raises:
-        CallableError: it raised, or did not return one floating-point number that depends on the output.
+        CallableError: the function raised, or did not return one floating-point number that depends on the output.
     """
     result = _scalar(function, output, target, "loss")
     outputs = output if isinstance(output, tuple | list) else (output,)
@@ -335,10 +335,10 @@ def call_loss(function: LossFunction, output: Any, target: Any) -> Tensor:
 
 
 def call_metric(name: str, function: LossFunction, output: Any, target: Any) -> float:
-    """The mean of metric `name` over one minibatch.
+    """Mean of metric `name` over one minibatch.
 
     Raises:
-        CallableError: it raised, or did not return one number.
+        CallableError: the function raised, or did not return one number.
     """
     with torch.no_grad():
         return _scalar(function, output, target, f"metrics.{name}").item()

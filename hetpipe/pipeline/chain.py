@@ -1,9 +1,9 @@
-"""A model as a chain of layers, and a stage as a run of consecutive ones.
+"""A model as a chain of layers, and a stage as consecutive layers of it.
 
-The chain is the model's own: the entries of an `nn.Sequential`, or what the model's documented `layers()` returns; or
-it is made from the model's own forward (`hetpipe.model`), whose layers stand between its cuts. Cut or not, a layer
-boundary treats values alike: forward and backward tensors are contiguous and 64-byte aligned (`wsp.md` §3, Arithmetic),
-so that another partition of the same model computes the same bits.
+The chain is the model's own (the entries of an `nn.Sequential`, or the return value of `layers()`), or it is derived
+from the model's forward (`hetpipe.model`), with layers between its cuts. Whether or not a layer boundary is a cut, it
+treats values the same way: forward and backward tensors are contiguous and 64-byte aligned (`wsp.md` §3, Arithmetic),
+so that every partition of a model computes the same bits.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from hetpipe.values.ids import LayerIndex
 from hetpipe.values.measurement import AliveTensor
 from hetpipe.values.plan import DTYPE_BYTES, ForbiddenPlaces, TensorSpec
 
-#: What crosses a layer boundary: a flat tuple of tensors.
+#: Values at a layer boundary: a flat tuple of tensors.
 Values = tuple[Tensor, ...]
 
 ALIGNMENT_BYTES = 64
 
-#: What `Tensor.register_hook` takes: a gradient → the gradient to use instead, or None to use it as it is.
+#: Argument of `Tensor.register_hook`: gradient → its replacement, or None to keep it.
 GradientHook = Callable[[Tensor], Tensor | None]
 
-#: What tells one draw of random numbers in a minibatch from another: the layer, or in a cut model the name of the call.
+#: Identifies a draw of random numbers within a minibatch: the layer, or in a cut model the name of the call.
 SeedKey = LayerIndex | str
 
-#: What `nn.Module` calls around forward and backward: attribute → how it is registered.
+#: Hooks that `nn.Module` runs around forward and backward: attribute → registration method.
 _MODULE_HOOKS = {
     "_forward_pre_hooks": "register_forward_pre_hook",
     "_forward_hooks": "register_forward_hook",
@@ -47,7 +47,7 @@ _MODULE_HOOKS = {
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One entry of the chain. The mappings go from the layer's own names to the model's (`state_dict`) names."""
+    """One entry of the chain. The mappings go from names within the layer to names in the model (`state_dict`)."""
 
     index: LayerIndex
     name: str
@@ -55,20 +55,20 @@ class Layer:
     parameters: Mapping[str, str]
     """Trainable parameters."""
     frozen: Mapping[str, str]
-    """Parameters with `requires_grad=False`: they never change and never reach a shard."""
+    """Parameters with `requires_grad=False`: constant, and never sent to a shard."""
     buffers: Mapping[str, str]
     places: tuple[tuple[dict[str, Tensor], str, str], ...]
-    """Where the module looks up its trainable parameters: a module's own dictionary, the key in it, the model's name.
-    A parameter that the layer uses twice has two places."""
+    """Entries through which modules look up trainable parameters: a module's own dictionary, the key in it, the name in
+    the model. A parameter that the layer uses twice has two entries."""
     modes: tuple[ModuleMode, ...] = ()
-    """The training flags of the module and of all modules in it."""
+    """Training flags of the module and of all its submodules."""
     gradient_hooks: Mapping[str, Mapping[int, GradientHook]] = field(default_factory=dict)
-    """The model's parameter name → the hooks that the user registered on the parameter, in order. The mapping is
-    torch's own, so a hook that is removed is gone here as well."""
+    """Name of a parameter in the model → the hooks registered on it by the user, in order. The mapping is torch's own,
+    so removing a hook takes effect here."""
     buffer_places: tuple[tuple[dict[str, Tensor], str], ...] = ()
-    """Where the module looks up its buffers: a module's own dictionary, and the key in it."""
+    """Entries through which modules look up buffers: a module's own dictionary, and the key in it."""
     cut: CutModel | None = None
-    """The model whose own forward runs this layer; None: `module` is called."""
+    """The model whose forward runs this layer; None if `module` is called."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -77,10 +77,10 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def tensor_spec(name: str, tensor: Tensor) -> TensorSpec:
-    """The spec of `tensor` under `name`.
+    """Spec of `tensor` under `name`.
 
     Raises:
-        CallableError: the dtype may not cross a wire.
+        CallableError: the dtype is not supported on the wire.
     """
     dtype = dtype_name(tensor.dtype)
     if dtype not in DTYPE_BYTES:
@@ -91,14 +91,14 @@ def tensor_spec(name: str, tensor: Tensor) -> TensorSpec:
             else "convert it before the model is returned"
         )
         raise CallableError(
-            f"model: {name} is of type {dtype}, which crosses no link and no shard; hetpipe moves "
+            f"model: {name} is of type {dtype}, which links and shards do not support; they support "
             f"{', '.join(DTYPE_BYTES)}; {fix}"
         )
     return TensorSpec(name, tuple(tensor.shape), dtype)
 
 
 def has_forward(model: nn.Module) -> bool:
-    """Whether the model says itself what it computes; else its chain of layers does."""
+    """Whether the model defines a forward; if not, its chain of layers defines the computation."""
     return type(model).forward is not nn.Module.forward or "forward" in vars(model)
 
 
@@ -119,11 +119,11 @@ def _entries(model: nn.Module) -> Sequence[nn.Module]:
 
 
 def chain_of(model: nn.Module) -> tuple[Layer, ...]:
-    """Cut `model` into its layers, and leave it in the mode in which it trains (`modes`).
+    """Split `model` into its layers; sets it to its training mode (`modes`).
 
     Raises:
-        CallableError: no chain, an empty one, parameters outside of it or without a shape, one parameter in two
-            layers, a hook that would never run, or a `train()` or `eval()` of the model's own that raised.
+        CallableError: no chain or an empty one, parameters outside it or without a shape, a parameter in two layers, a
+            hook that would never run, or an overridden `train()` or `eval()` that raised.
     """
     modes = modes_of(model)
     parameter_names = {id(p): name for name, p in model.named_parameters()}
@@ -167,7 +167,7 @@ def chain_of(model: nn.Module) -> tuple[Layer, ...]:
                 frozen,
                 buffers,
                 places,
-                # A module that `layers()` makes at each call is none of the model's: it has the flags of any new one.
+                # A module that `layers()` builds at each call is not a submodule of the model: it has default flags.
                 tuple(
                     modes.get(id(part)) or ModuleMode(part, part.training, evaluation=False)
                     for part in module.modules()
@@ -190,13 +190,13 @@ def chain_of(model: nn.Module) -> tuple[Layer, ...]:
 
 
 class LayerTensors(nn.Module):
-    """The parameters and buffers of one layer of a cut model, whose modules belong to several layers at once."""
+    """The parameters and buffers of one layer of a cut model, whose modules may belong to several layers."""
 
     def __init__(self, cut: CutModel, names: Mapping[str, Sequence[tuple[dict[str, Tensor], str]]]) -> None:
-        """Register what stands at the first of the places of each name."""
+        """Register the tensor at the first place of each name."""
         super().__init__()
         self._places = names
-        self._model = [cut.model]  # in a list, so that it is no module of this one
+        self._model = [cut.model]  # in a list, so that it is not registered as a submodule
         for name, places in names.items():
             owner, key = places[0]
             tensor = owner[key]
@@ -206,7 +206,7 @@ class LayerTensors(nn.Module):
                 self.register_buffer(local_name(name), tensor)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LayerTensors:  # noqa: FBT001, FBT002 - torch's
-        """Move the tensors, and the read-only buffers of the other layers, to where `fn` says."""
+        """Move the tensors, and the read-only buffers of the other layers, as `fn` does."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch ships it untyped
         for name, places in self._places.items():
             local = local_name(name)
@@ -229,9 +229,9 @@ class LayerTensors(nn.Module):
 
 
 def state_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """What `state_dict` calls a parameter or buffer of `model`, where that is not its one name.
+    """Names of parameters and buffers of `model` in its `state_dict`, where they differ from the unique name.
 
-    A tied weight has several names there, a buffer that is not persistent has none.
+    A tied weight has several names there; a non-persistent buffer has none.
     """
     found: dict[int, list[str]] = {}
     for key, value in model.state_dict(keep_vars=True).items():
@@ -242,7 +242,7 @@ def state_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 def local_name(name: str) -> str:
-    """The name of a tensor inside its layer of a cut model: dots would be looked for in submodules."""
+    """Name of a tensor within its layer of a cut model, without dots, which would denote submodules."""
     return name.replace(".", "/")
 
 
@@ -255,18 +255,18 @@ def cut_chain(
     keep_all: bool = False,
     splits_ties: bool = True,
 ) -> tuple[Layer, ...]:
-    """Make a chain of any `model` from its own forward, and leave it in the mode in which it trains.
+    """Derive a chain from the forward of any `model`; sets it to its training mode.
 
     Args:
-        model: as the user's callable returned it.
-        signature: how a minibatch becomes a call of it.
+        model: the model as returned by the user's callable.
+        signature: how to call it with a minibatch.
         example: the tensors of one minibatch.
-        results_of: what the loss needs of its output.
-        keep_all: make every allowed cut the border of a layer.
+        results_of: selects the part of its output that the loss needs.
+        keep_all: end a layer at every allowed cut.
         splits_ties: allow cuts between the uses of one weight.
 
     Raises:
-        CallableError: it does not run, or parameters have no shape.
+        CallableError: the model fails, or parameters have no shape.
     """
     modes = tuple(modes_of(model).values())
     for name, parameter in model.named_parameters():
@@ -288,11 +288,11 @@ def cut_chain(
 
 
 def described_chain(model: nn.Module, description: CutDescription) -> tuple[Layer, ...]:
-    """The same chain of another instance of the model, which need not run for it and may lie on torch's `meta` device.
+    """The same chain for another instance of the model, which is not run and may be on torch's `meta` device.
 
     Args:
-        model: as the user's callable returned it; it is left in the mode in which it trains.
-        description: of the model, by which `cut_chain` has cut another instance.
+        model: the model as returned by the user's callable; set to its training mode.
+        description: the description by which `cut_chain` cut another instance.
     """
     return _described(CutModel(model, description), tuple(modes_of(model).values()))
 
@@ -328,10 +328,10 @@ def _described(cut: CutModel, modes: tuple[ModuleMode, ...]) -> tuple[Layer, ...
 
 
 def tensor_places(layers: Sequence[Layer]) -> dict[str, list[tuple[dict[str, Tensor], str]]]:
-    """Where modules look up what `layers` need, and their owners keep it, by the model's names.
+    """Entries through which modules and owners look up the tensors that `layers` need, by names in the model.
 
-    These are the layers' own parameters and buffers, and what else they read: buffers and frozen parameters of other
-    layers of a cut model.
+    These are the layers' own parameters and buffers, and the buffers and frozen parameters of other layers of a cut
+    model that they read.
     """
     found: dict[str, list[tuple[dict[str, Tensor], str]]] = {}
     cut = layers[0].cut
@@ -356,21 +356,21 @@ def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def hold(layers: Sequence[Layer], tensors: Mapping[str, Tensor]) -> None:
-    """Put `tensors` where `layers` need them, for a model that was made without memory.
+    """Put `tensors` in the places of `layers`, for a model that was built without memory.
 
     Args:
-        layers: of one stage.
-        tensors: by the model's names; parameters among them become such with the flag and the attributes of those that
-            the model was made with.
+        layers: layers of one stage.
+        tensors: by names in the model; parameters are created with the flag and the attributes of the ones they
+            replace.
 
     Raises:
-        CallableError: a parameter is of a class of its own.
+        CallableError: a parameter is of a custom class.
     """
     for name, places in tensor_places(layers).items():
         owner, key = places[0]
         before, tensor = owner[key], tensors[name]
         if type(before) not in {Tensor, nn.Parameter}:
-            raise CallableError(f"model: {name} is a {type(before).__name__}, which cannot be made of its elements")
+            raise CallableError(f"model: {name} is a {type(before).__name__}, which cannot be created from its data")
         if isinstance(before, nn.Parameter):
             tensor = nn.Parameter(tensor, requires_grad=before.requires_grad)
         vars(tensor).update(vars(before))
@@ -379,19 +379,19 @@ def hold(layers: Sequence[Layer], tensors: Mapping[str, Tensor]) -> None:
 
 
 def keep_layers(layers: Sequence[Layer], device: torch.device) -> None:
-    """Free what `layers` of a cut model do not need: other layers' parameters and buffers.
+    """Free the parameters and buffers that `layers` of a cut model do not need.
 
-    What is absent afterwards has its shape, its type and a device, of which models ask.
+    Placeholders with shape, dtype and device remain, because models query these.
 
     Args:
-        layers: of one stage.
-        device: of the stage.
+        layers: layers of one stage.
+        device: device of the stage.
     """
     free_tensors(layers, tensor_places(layers), device)
 
 
 def free_tensors(layers: Sequence[Layer], kept: Container[str], device: torch.device) -> None:
-    """Free the tensors of the cut model that `layers` are of, but those whose names are `kept`. See `keep_layers`."""
+    """Free all tensors of the cut model of `layers` except those named in `kept`; cf. `keep_layers`."""
     cut = layers[0].cut
     if cut is None:
         return
@@ -407,10 +407,10 @@ def free_tensors(layers: Sequence[Layer], kept: Container[str], device: torch.de
 
 
 def _gradient_hooks(module: nn.Module, parameters: Mapping[str, str]) -> dict[str, Mapping[int, GradientHook]]:
-    """The hooks on the parameters of a layer.
+    """Hooks on the parameters of a layer.
 
     Raises:
-        CallableError: one waits for `.grad`, which no stage ever has.
+        CallableError: a hook depends on `.grad`, which stages never accumulate.
     """
     found: dict[str, Mapping[int, GradientHook]] = {}
     for local, name in parameters.items():
@@ -427,10 +427,10 @@ def _gradient_hooks(module: nn.Module, parameters: Mapping[str, str]) -> dict[st
 
 
 def _refuse_hooks_outside(model: nn.Module, layers: Sequence[Layer]) -> None:
-    """Refuse hooks on modules that no stage calls: those that hold the layers.
+    """Reject hooks on modules that no stage calls: those that contain the layers.
 
     Raises:
-        CallableError: naming the module and the hook.
+        CallableError: names the module and the hook.
     """
     inside = {id(part) for layer in layers for part in layer.module.modules()}
     for name, module in model.named_modules():
@@ -442,16 +442,16 @@ def _refuse_hooks_outside(model: nn.Module, layers: Sequence[Layer]) -> None:
                 label = getattr(hook, "__qualname__", type(hook).__name__)
                 raise CallableError(
                     f"model: the hook {label} ({method}) is on {who}, which no stage calls, so it would never run; "
-                    "register it on a module in one of the layers, or do in a layer what it does"
+                    "register it on a module in one of the layers, or move its work into a layer"
                 )
 
 
 @torch.no_grad()
 def hooked(layers: Sequence[Layer], gradients: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """`gradients` (parameter name → gradient), after the hooks that the user registered on the parameters of `layers`.
+    """Apply the user's hooks on the parameters of `layers` to `gradients` (parameter name → gradient).
 
-    Autograd calls such a hook with the whole gradient of a backward, which is what is here; so each is called once per
-    minibatch, as in a plain loop.
+    Autograd calls such a hook with the complete gradient of a backward, which is what `gradients` holds; each hook
+    therefore runs once per minibatch, as in a plain training loop.
     """
     for layer in layers:
         for name, hooks in layer.gradient_hooks.items():
@@ -464,9 +464,9 @@ def hooked(layers: Sequence[Layer], gradients: dict[str, Tensor | None]) -> dict
 
 
 def forget_weights(layers: Sequence[Layer]) -> None:
-    """Free the modules' own trainable parameters, for who always gives weights to `run_layers`.
+    """Free the modules' own trainable parameters, if weights are always passed to `run_layers`.
 
-    Placeholders of the same shape and dtype stand in their places, so that modules can still be printed and counted.
+    Placeholders of the same shape and dtype take their places, so that modules can still be printed and counted.
     """
     placeholders: dict[str, nn.Parameter] = {}
     for layer in layers:
@@ -477,9 +477,9 @@ def forget_weights(layers: Sequence[Layer]) -> None:
 
 @contextmanager
 def copied_buffers(layers: Sequence[Layer]) -> Iterator[None]:
-    """In this block, copies stand where the modules of `layers` keep their buffers: whatever is written is undone.
+    """Replace the buffers of the modules of `layers` by copies in this block, so that writes are discarded.
 
-    The buffers themselves are not touched, as minibatches between forward and backward may have saved them.
+    The buffers themselves are unchanged: minibatches between forward and backward may have saved them.
     """
     kept = [(owner, key, owner[key]) for layer in layers for owner, key in layer.buffer_places]
     try:
@@ -504,7 +504,7 @@ def _normal(tensor: Tensor) -> Tensor:
 
 
 class _Boundary(torch.autograd.Function):
-    """Identity that normalises strides and alignment both ways, and hides leaves from in-place layers."""
+    """Identity that normalises strides and alignment in both directions and hides leaves from in-place layers."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
@@ -518,7 +518,7 @@ class _Boundary(torch.autograd.Function):
 
 def _boundary(value: Tensor) -> Tensor:
     if not value.is_leaf and _is_normal(value):
-        # Nothing to do forwards, and a hook costs a fraction of a function of Python's in the graph.
+        # The forward has nothing to do, and a hook is much cheaper than a Python function in the graph.
         value.register_hook(_normal)  # type: ignore[no-untyped-call]  # torch ships it untyped
         return value
     normal: Tensor = _Boundary.apply(value)  # type: ignore[no-untyped-call]  # torch ships it untyped
@@ -526,7 +526,7 @@ def _boundary(value: Tensor) -> Tensor:
 
 
 def as_values(output: object, layer: Layer) -> Values:
-    """What `layer` returned, as values.
+    """Convert the return value of `layer` to values.
 
     Raises:
         CallableError: it is neither a tensor nor a flat, non-empty tuple or list of tensors.
@@ -548,14 +548,14 @@ def run_layers(
 ) -> Values:
     """Run consecutive layers with the given weights instead of the modules' own.
 
-    What `torch.func.functional_call` does, less what it looks up anew at every call (80 µs per layer on a cold cache):
-    a plain tensor stands where a module keeps its parameter while the module runs.
+    Equivalent to `torch.func.functional_call`, without its lookups at every call (80 µs per layer on a cold cache): a
+    plain tensor takes the parameter's place while the module runs.
 
     Args:
         layers: consecutive layers.
-        weights: the model's parameter name → tensor; every trainable parameter of `layers`.
+        weights: name of a parameter in the model → tensor; every trainable parameter of `layers`.
         values: the input of the first layer.
-        seed: seeds the random generators: called before each layer, in a cut model before each call that draws.
+        seed: seeds the generators; called before each layer, in a cut model before each call that draws.
     """
     with weights_in_place(layers, weights):
         if layers[0].cut is not None:
@@ -569,11 +569,11 @@ def run_layers(
 
 
 def _unseeded(_: SeedKey) -> None:
-    """Leave the generators alone."""
+    """Do not seed."""
 
 
 def gradient_flags(layers: Sequence[Layer], values: Values) -> tuple[bool, ...]:
-    """Per value that comes into `layers`: whether its gradient goes back to the stage before."""
+    """Per value received by `layers`: whether its gradient is sent back to the previous stage."""
     first = layers[0]
     if first.cut is not None:
         return first.cut.gradient_flags(first.index)
@@ -581,12 +581,12 @@ def gradient_flags(layers: Sequence[Layer], values: Values) -> tuple[bool, ...]:
 
 
 def alive_behind(chain: Sequence[Layer], position: int, values: Values) -> tuple[AliveTensor, ...]:
-    """What crosses the cut behind a layer of the whole `chain`; nothing behind the last one.
+    """Tensors that cross the cut after a layer of the whole `chain`; none after the last one.
 
     Args:
         chain: all layers.
-        position: of the layer.
-        values: what came out of it.
+        position: index of the layer.
+        values: output of the layer.
     """
     if position + 1 == len(chain):
         return ()
@@ -599,19 +599,19 @@ def alive_behind(chain: Sequence[Layer], position: int, values: Values) -> tuple
 
 
 def forbidden_in(layer: Layer) -> tuple[ForbiddenPlaces, ...]:
-    """The places within `layer` where it cannot be cut, as far as that is known."""
+    """Places within `layer` where it cannot be cut, if known."""
     found = () if layer.cut is None else layer.cut.forbidden_in(layer.index)
     return tuple(ForbiddenPlaces(each.before, each.upto, each.places, each.reason) for each in found)
 
 
 def at_boundary(values: Values) -> Values:
-    """`values` as the next layer receives them, wherever it runs."""
+    """`values` as the next layer receives them, on this stage or another."""
     return tuple(_boundary(value) if value.is_floating_point() else value for value in values)
 
 
 @contextmanager
 def ties_in_place(layers: Sequence[Layer], ties: Mapping[str, Tensor]) -> Iterator[None]:
-    """In this block, the weights of other stages that a forward of `layers` ran on (`ties_of`) are in their places."""
+    """Put the weights of other stages that a forward of `layers` used (`ties_of`) in their places in this block."""
     cut = layers[0].cut
     if cut is None or not ties:
         yield
@@ -621,21 +621,21 @@ def ties_in_place(layers: Sequence[Layer], ties: Mapping[str, Tensor]) -> Iterat
 
 
 def ties_of(layers: Sequence[Layer]) -> Mapping[str, Tensor]:
-    """The weights of other stages that the last forward of `layers` ran on; none in a chain that names its layers."""
+    """Weights of other stages that the last forward of `layers` used; empty unless the model is a cut one."""
     cut = layers[0].cut
     return {} if cut is None else cut.ties
 
 
 @contextmanager
 def weights_in_place(layers: Sequence[Layer], weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """In this block, `weights` stand where the modules of `layers` keep their trainable parameters.
+    """Put `weights` in the places of the trainable parameters of the modules of `layers` in this block.
 
-    A backward needs it as well: what a layer recomputes (`torch.utils.checkpoint`) or computes in a hook of its own
-    reads the weights that stand there by then.
+    Backwards need this too: recomputation (`torch.utils.checkpoint`) and a layer's own hooks read the weights in place
+    at that time.
 
     Args:
-        layers: any of the chain.
-        weights: the model's parameter name → tensor; every trainable parameter of `layers`.
+        layers: any layers of the chain.
+        weights: name of a parameter in the model → tensor; every trainable parameter of `layers`.
     """
     places = [place for layer in layers for place in layer.places]
     kept = [owner[key] for owner, key, _ in places]

@@ -1,7 +1,7 @@
-"""Gradients whose norm is too large are scaled down (`policies.md`, global gradient clipping).
+"""Gradient clipping: gradients whose norm is too large are scaled down (`policies.md`, global gradient clipping).
 
-The norm is put together out of the squared norms of single parameters, added as Python floats in the order of the
-chain: so it does not depend on how the chain was cut, and parts of it can travel from stage to stage.
+The norm is computed from the squared norms of single parameters, added as Python floats in the order of the chain. It
+is therefore independent of the partition, and partial results can be passed from stage to stage.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-#: As in `torch.nn.utils.clip_grad_norm_`.
+#: Same value as in `torch.nn.utils.clip_grad_norm_`.
 _TINY = 1e-6
 
 
 def squared_norms(gradients: Mapping[str, Tensor | None], names: Sequence[str]) -> list[float]:
-    """Σ of the squares of each gradient of `names`, in that order, computed in float64; 0 where there is none.
+    """Σ of the squares of each gradient of `names`, in that order, computed in float64; 0 for a missing gradient.
 
-    All gradients are on one device; they are waited for once.
+    All gradients must be on one device; synchronises with it once.
     """
     found = [gradients.get(name) for name in names]
     sums = [gradient.double().square().sum() for gradient in found if gradient is not None]
@@ -28,7 +28,7 @@ def squared_norms(gradients: Mapping[str, Tensor | None], names: Sequence[str]) 
 
 
 def norm_of(squares: Iterable[float]) -> float:
-    """√ of the sum of `squares`, added one after the other (`sum` of newer Pythons rounds in another way)."""
+    """√ of the sum of `squares`, added sequentially (`sum` rounds differently in newer Pythons)."""
     total = 0.0
     for square in squares:
         total += square
@@ -36,10 +36,10 @@ def norm_of(squares: Iterable[float]) -> float:
 
 
 def clip_factor(norm: float, max_norm: float) -> float:
-    """min(1, max_norm / (norm + 1e-6)): what to multiply gradients with whose common norm is `norm`.
+    """min(1, max_norm / (norm + 1e-6)): the factor for gradients whose common norm is `norm`.
 
-    1 if the norm is infinite or NaN. No factor makes such gradients usable, and 0 or NaN would spread over parameters
-    that are all right: left as they are, the check for non-finite updates can name the one where it began.
+    1 if the norm is infinite or NaN. No factor makes such gradients usable, and 0 or NaN would spread to parameters
+    with finite gradients; unchanged, the check for non-finite updates can identify the parameter where it began.
 
     >>> clip_factor(0.5, 1.0), round(clip_factor(4.0, 1.0), 4), clip_factor(math.inf, 1.0)
     (1.0, 0.25, 1.0)
@@ -48,7 +48,7 @@ def clip_factor(norm: float, max_norm: float) -> float:
 
 
 def scaled(gradients: dict[str, Tensor | None], factor: float) -> dict[str, Tensor | None]:
-    """The gradients times `factor`, as new tensors; `gradients` itself if `factor` is 1."""
+    """The gradients multiplied by `factor`, as new tensors; `gradients` itself if `factor` is 1."""
     if factor == 1.0:
         return gradients
     return {name: None if gradient is None else gradient.mul(factor) for name, gradient in gradients.items()}

@@ -1,8 +1,8 @@
-"""Which published clock does a stage compute with, and are its weights here? (`wsp.md` §2, §3)
+"""The published clock that a stage computes with, and the availability of its weights (`wsp.md` §2, §3).
 
-The first stage chooses the clock of each switch point; the others find it in the frames. Where no parameter servers
-hold weights the clock in use never changes within a segment, but the first stage asks all the same: the answer says
-where the next barrier is, and keeps it from being set behind minibatches that have begun.
+The first stage chooses the clock of each switch point; the others read it from the frames. Without parameter servers
+the clock in use never changes within a segment, but the first stage still sends the hold request: the reply contains
+the next barrier, and prevents it from being set before minibatches that have already started.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from hetpipe.values.ids import Clock, Minibatch, virtual_workers_text
 
 
 class ClockUse:
-    """The clock in use in one segment, which starts at `start`. The inbox's bell is held by who calls.
+    """The clock in use in one segment, which starts at `start`. The caller holds the inbox's condition.
 
     Attributes:
         in_use: W*.
-        wait_reason: why the last question was answered with no, and whether a clock must be published first.
+        wait_reason: reason of the last negative answer, and whether it waits for a clock to be published.
     """
 
     def __init__(self, parts: StageParts, inbox: Inbox, start: Clock) -> None:
@@ -29,14 +29,14 @@ class ClockUse:
         self._gate = Gate(parts.sync, start)
         self.in_use = start
         self.wait_reason: tuple[str, bool] = ("", False)
-        #: First stage: the latest switch point that has a clock, and that clock.
+        #: First stage: the latest switch point with a chosen clock, and that clock.
         self._chosen: tuple[int, Clock] | None = None
-        #: Clocks that were asked for, and those of them of which nothing was heard.
+        #: Requested clocks, and those of them without a reply yet.
         self._asked: set[Clock] = set()
         self._under_way: set[Clock] = set()
 
     def opens(self, p: Minibatch) -> bool:
-        """First stage: whether the clock of `p` is chosen, and its weights are here."""
+        """First stage: whether the clock of `p` is chosen and its weights are available."""
         if not self._may_change_at(p):
             return True
         if self._chosen is None or self._chosen[0] != p:
@@ -47,11 +47,11 @@ class ClockUse:
         return self.is_here(self._chosen[1])
 
     def chosen(self, p: Minibatch) -> Clock:
-        """First stage: the clock of `p`, which `opens` has let in."""
+        """First stage: the clock of `p`, for which `opens` returned True."""
         return self._chosen[1] if self._chosen is not None and self._chosen[0] == p else self.in_use
 
     def is_here(self, clock: Clock) -> bool:
-        """Whether w^(clock) is here; asks for it if nobody did."""
+        """Whether w^(clock) is available; requests it if it was not requested yet."""
         if clock == self.in_use or clock in self._inbox.fetched:
             return True
         if clock in self._inbox.lost:
@@ -62,10 +62,10 @@ class ClockUse:
         return False
 
     def fetch_ahead(self, begun: int) -> None:
-        """Ask for the weights of the next switch point above minibatch `begun` as soon as they are published.
+        """Request the weights of the next switch point after minibatch `begun` as soon as they are published.
 
-        A publish is heard in the middle of a computation, too: the weights then arrive while it lasts. One clock is
-        fetched at a time, so that of several that are published close together only the newest is.
+        Publish records are processed during computations as well, so that the transfer overlaps with them. One clock is
+        fetched at a time: of several clocks published in quick succession only the newest is fetched.
         """
         if not self._parts.has_shards:
             return
@@ -83,7 +83,7 @@ class ClockUse:
         return self._gate.is_switch_point(p) and self._gate.newest_usable(p) > self._gate.start
 
     def _choose(self, p: Minibatch) -> Clock | None:
-        """W*(p), by the gate; None and a reason if it is not published yet."""
+        """W*(p) according to the gate; None, with the reason set, if it is not published yet."""
         sync, log = self._parts.sync, self._inbox.log
         awaited = self._gate.awaited(p, in_use=self.in_use)
         failpoints.reach("pull.before_gate")
@@ -103,7 +103,7 @@ class ClockUse:
         except ClockNotPublished:
             return None
         if log.barrier is None or log.barrier.clock != barrier:
-            # The answer is ahead of what was read of the log: minibatches after `p` must know this barrier, too.
+            # The reply is newer than the records read so far: minibatches after `p` need this barrier, too.
             self.wait_reason = (f"the record of the barrier at clock {barrier}", True)
             return None
         if p > barrier * sync.minibatches_per_wave:

@@ -1,4 +1,4 @@
-"""Are two computations the same? To the bit, within rounding, or not, and then by how much."""
+"""Comparison of two computations: equal to the bit, equal within rounding, or different and by how much."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Of the largest gradient of a model: what is smaller than this share of it may be nothing but rounding (a bias before
-#: a normalisation has no gradient, but computes one).
+#: Gradients below this share of the model's largest gradient may be pure rounding error (the gradient of a bias before
+#: a normalisation is zero, but is computed as noise).
 _NOISE_SHARE = 1e-4
 
-#: Units of the last place that two ways to add the same numbers may differ by; short types have few units to lose.
+#: Units in the last place by which two summation orders may differ; short dtypes have few units to lose.
 _LAST_PLACES = 128
 _LAST_PLACES_OF_SHORT = 4
 _SHORT = frozenset({torch.float16, torch.bfloat16})
 
 
 class TensorComparison:
-    """Compares tensors, and remembers whether all were equal to the bit."""
+    """Compares tensors, and records whether all of them were equal to the bit."""
 
     def __init__(self, *, is_loose: bool = False) -> None:
-        """Begin.
+        """Start with no comparison made.
 
         Args:
-            is_loose: what is compared was computed in another memory layout, so that rounding adds up.
+            is_loose: whether the compared tensors were computed in different memory layouts, so that rounding adds up.
         """
         self._is_loose = is_loose
         self.is_exact = True
@@ -33,12 +33,12 @@ class TensorComparison:
     def difference(
         self, found: Tensor | None, expected: Tensor | None, among: Mapping[str, Tensor | None] | None = None
     ) -> str | None:
-        """How `found` differs from `expected`, as a phrase, or None where it does not but for rounding.
+        """Describe how `found` differs from `expected`; None if it does not, except for rounding.
 
         Args:
-            found: a tensor, or None for no tensor at all.
-            expected: the same.
-            among: the gradients of the whole model, beside which a small one may be nothing but rounding.
+            found: a tensor, or None for no tensor.
+            expected: a tensor, or None for no tensor.
+            among: the gradients of the whole model, relative to which a small one may be rounding error.
         """
         if found is None or expected is None:
             return None if found is expected else f"{_there(found)} instead of {_there(expected)}"
@@ -57,7 +57,7 @@ class TensorComparison:
         return None if distance <= self._rounding(found.dtype) * largest else short(distance)
 
     def _rounding(self, dtype: torch.dtype) -> float:
-        """The share of the largest element that may be rounding."""
+        """Relative rounding error, as a share of the largest element."""
         places = _LAST_PLACES_OF_SHORT if dtype in _SHORT else _LAST_PLACES
         share = places * torch.finfo(dtype).eps
         return float(max(share, share**0.5 / 4)) if self._is_loose else float(share)
@@ -75,7 +75,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def short(value: float) -> str:
-    """A magnitude for people.
+    """Format a magnitude for a message.
 
     >>> short(0.0314), short(12.0), short(float("nan"))
     ('3.1e-2', '1.2e+1', 'nan')
@@ -84,7 +84,7 @@ def short(value: float) -> str:
 
 
 def _noise_of(gradients: Mapping[str, Tensor | None]) -> float:
-    """The magnitude below which a gradient is nothing beside the others."""
+    """Magnitude below which a gradient is negligible among the others."""
     present = (value for value in gradients.values() if value is not None and value.numel())
     return _NOISE_SHARE * max((float(torch.linalg.vector_norm(value, torch.inf)) for value in present), default=0.0)
 

@@ -1,9 +1,9 @@
-"""The tensors of one stage: forward, backward and evaluation on given weights. No order, no network, no optimizer.
+"""Tensor computations of one stage: forward, backward and evaluation on given weights. No ordering, no network.
 
-`torch.autograd.grad` computes the gradients of a minibatch, except where a layer recomputes with
-`torch.utils.checkpoint(use_reentrant=True)`: such a region runs a backward of its own, which adds to `.grad` of the
-weights that it finds in the modules, and torch allows it in `torch.autograd.backward` only. The two may return a
-gradient with other strides, so the second way is taken only where it must be.
+`torch.autograd.grad` computes the gradients of a minibatch, except if a layer recomputes with
+`torch.utils.checkpoint(use_reentrant=True)`: such a region runs a nested backward that accumulates into `.grad` of the
+weights in the modules, and torch supports it in `torch.autograd.backward` only. Because the gradients of the two may
+differ in their strides, the latter is used only where necessary.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from hetpipe.pipeline.seeds import evaluation_layer_seed, layer_seed, seed_gener
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 from hetpipe.values.run import DeviceConfig, StageEmulation
 
-#: Where a backward starts: an edge of the graph and its gradient, None for a scalar loss.
+#: Start of a backward: an edge of the graph and its gradient, None for a scalar loss.
 BackwardStart = tuple[GradientEdge, Tensor | None]
 
 
 class Differentiation:
-    """Differentiates the minibatches of one stage. The first one with a graph tells whether its layers recompute so."""
+    """Differentiates the minibatches of one stage. The first graph determines whether layers recompute reentrantly."""
 
     def __init__(self) -> None:
         self._is_reentrant: bool | None = None
@@ -61,13 +61,13 @@ class Differentiation:
         """Differentiate, and free the graph.
 
         Args:
-            starts: where to begin.
-            leaves: parameter name → the leaf that the graph knows.
+            starts: edges to start from.
+            leaves: parameter name → its leaf in the graph.
             inputs: the other leaves.
-            standing: parameter name → what stands in the modules meanwhile: what recomputed regions depend on.
+            standing: parameter name → tensor in the modules during the backward; recomputed regions read these.
 
         Returns:
-            The gradients of the parameters by name, and those of the inputs; None for what was not used.
+            The gradients of the parameters by name, and those of the inputs; None for unused ones.
         """
         wanted = [*leaves.values(), *inputs]
         if not starts or not wanted:
@@ -87,7 +87,7 @@ class Differentiation:
 
 
 def _recomputes_reentrantly(edges: Iterable[GradientEdge]) -> bool:
-    """Whether a node behind `edges` is a region under `torch.utils.checkpoint(use_reentrant=True)`."""
+    """Whether the graph of `edges` contains a region under `torch.utils.checkpoint(use_reentrant=True)`."""
     ahead = [edge.node for edge in edges]
     seen: set[Node] = set()
     while ahead:
@@ -112,35 +112,36 @@ def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """What backward needs of a forward, beside what the layers saved."""
+    """State of a forward for its backward, besides the tensors saved by the layers."""
 
     inputs: tuple[Tensor | None, ...]
-    """The leaves that stand for the stage's inputs; None where an input has no gradient."""
+    """Leaves in place of the stage's inputs; None for an input without gradient."""
     outputs: tuple[GradientEdge | None, ...]
-    """Where backward starts: the edges of the graph at the outputs or at the loss, which keep no tensor alive; None
-    for what has no gradient."""
+    """Start of the backward: the edges of the graph at the outputs or at the loss, which keep no tensor alive; None
+    for an output without gradient."""
     leaves: Mapping[str, Tensor]
-    """The weights of the forward, as the graph knows them."""
+    """The weights of the forward, as leaves of the graph."""
     saving: Remapping | None
-    """Knows where the backward finds weights, if they are not those of the forward."""
+    """Maps saved weights to those of the backward, if they differ from those of the forward."""
     ties: Mapping[str, Tensor]
-    """Weights of other stages that the forward ran on."""
+    """Weights of other stages that the forward used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """What a backward computed."""
+    """Result of a backward."""
 
     weights: dict[str, Tensor | None]
-    """Parameter name → gradient; None where the minibatch did not use the parameter."""
+    """Parameter name → gradient; None if the minibatch did not use the parameter."""
     inputs: tuple[Tensor | None, ...]
-    """Per input of the stage; None for integers and for inputs that were not used."""
+    """Per input of the stage; None for integer inputs and unused ones."""
 
 
 class Emulator:
     """Stretches computations, to emulate a slower device.
 
-    A computation takes what the device's profile says, or else its own time, times slowdown · U[1, 1 + jitter].
+    A computation takes the time in the device's profile, or else its own time, multiplied by
+    slowdown · U[1, 1 + jitter].
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class Emulator:
             }
 
     def stretch(self, kind: Kind, started: float) -> None:
-        """Sleep for what a computation that began at `started` (monotonic seconds) has yet to last."""
+        """Sleep for the remaining emulated time of a computation that started at `started` (monotonic seconds)."""
         device = self._device
         if device.slowdown == 1.0 and device.jitter == 0.0 and not self._profiled_seconds:
             return
@@ -167,7 +168,7 @@ class Emulator:
 
 
 class StageCompute:
-    """Runs one stage's layers. Keeps what backward needs from forward to backward, per minibatch."""
+    """Runs the layers of one stage. Keeps the state of each minibatch from its forward to its backward."""
 
     def __init__(
         self,
@@ -179,15 +180,15 @@ class StageCompute:
         loss: LossFunction | None,
         watches_activations: bool = True,
     ) -> None:
-        """Take over `layers`.
+        """Take ownership of `layers`.
 
         Args:
-            layers: consecutive ones.
-            vw: whose stage it is.
-            seed: of the job.
-            device: where to compute.
-            loss: on the last stage only.
-            watches_activations: False for who sets hooks on saved tensors around `forward`: one pair works at a time.
+            layers: consecutive layers.
+            vw: virtual worker of the stage.
+            seed: seed of the job.
+            device: device of the stage.
+            loss: the loss; last stage only.
+            watches_activations: False if the caller sets hooks on saved tensors around `forward`; hooks do not nest.
         """
         self._layers = layers
         self._vw = vw
@@ -206,14 +207,14 @@ class StageCompute:
     def forward(
         self, p: Minibatch, weights: Mapping[str, Tensor], values: Values, saving: Remapping | None = None
     ) -> Values:
-        """Run minibatch `p`; returns what goes to the next stage.
+        """Run minibatch `p`; returns the values for the next stage.
 
         Args:
             p: the minibatch.
             weights: parameter name → leaf that requires a gradient; every trainable parameter of the stage.
             values: the inputs.
-            saving: made for `weights`, if they do not last until the backward; afterwards nothing refers to their
-                memory any more.
+            saving: a remapping for `weights`, if they are overwritten before the backward; afterwards nothing refers to
+                their memory.
         """
         flags = gradient_flags(self._layers, values)
         inputs = tuple(self._leaf(value, flag) for value, flag in zip(values, flags, strict=True))
@@ -237,7 +238,7 @@ class StageCompute:
         return outputs
 
     def loss(self, p: Minibatch, outputs: Values, target: Any) -> float:
-        """The mean loss of minibatch `p`, whose forward returned `outputs`; its backward starts from it."""
+        """Mean loss of minibatch `p`, whose forward returned `outputs`; its backward starts from the loss."""
         assert self._loss is not None, "only the last stage has a loss"
         loss, output, target = self._loss, _unwrapped(outputs), self.to_device(target)
         value = self._activations.watch(p, outputs, lambda: call_loss(loss, output, target))
@@ -247,17 +248,17 @@ class StageCompute:
     def backward(
         self, p: Minibatch, weights: Mapping[str, Tensor], gradients: Sequence[Tensor | None] | None
     ) -> Gradients:
-        """Run the backward of `p`: the gradient with respect to the weights of its forward.
+        """Run the backward of `p`: gradients with respect to the weights of its forward.
 
-        After a forward with `saving`, whatever the backward reads of a weight it reads from `weights`. What a layer
-        recomputes (`torch.utils.checkpoint`, reentrant or not) is always computed on `weights`, from the activation
-        that went into the region: there, forward and backward agree.
+        After a forward with `saving`, the backward reads every weight from `weights`. Recomputation
+        (`torch.utils.checkpoint`, reentrant or not) always uses `weights`, on the region's saved inputs: within a
+        recomputed region, forward and backward agree.
 
         Args:
             p: a minibatch whose forward has run.
-            weights: they stand in the modules' places meanwhile, and require gradients; those of the forward unless
-                it was run with `saving`, else as many, in a buffer of the same layout.
-            gradients: those of its outputs, None on the last stage.
+            weights: weights in the modules during the backward; they require gradients. Those of the forward, or after
+                a forward with `saving` other ones in a buffer of the same layout.
+            gradients: gradients of its outputs; None on the last stage.
         """
         pending = self._pending.pop(p)
         inputs = [value for value in pending.inputs if value is not None]
@@ -278,7 +279,7 @@ class StageCompute:
 
     @torch.no_grad()
     def evaluate(self, number: int, weights: Mapping[str, Tensor], values: Values) -> Values:
-        """Run evaluation minibatch `number` (from 1) in evaluation mode; nothing is kept, and no buffer changed."""
+        """Run evaluation minibatch `number` (from 1) in evaluation mode; keeps no state and changes no buffer."""
         values = tuple(value.to(self._device) for value in values)
         enter_evaluation(self._modes)
         try:
@@ -288,7 +289,7 @@ class StageCompute:
             enter_training(self._modes)
 
     def to_device(self, target: Any) -> Any:
-        """A target, moved to the stage's device."""
+        """Move a target to the stage's device."""
         if isinstance(target, Tensor):
             return target.to(self._device)
         if isinstance(target, tuple | list):
@@ -297,15 +298,15 @@ class StageCompute:
 
     @property
     def num_pending(self) -> int:
-        """Minibatches between forward and backward."""
+        """Number of minibatches between forward and backward."""
         return len(self._pending)
 
     @property
     def activation_bytes_peak(self) -> int:
-        """Bytes that forwards kept for their backwards, at most at once so far; 0 before the first backward.
+        """Peak bytes that forwards kept for their backwards; 0 before the first backward.
 
-        Those of the first minibatch, times the most minibatches that were in flight; `activation_bytes` says what
-        counts.
+        The bytes of the first minibatch times the maximum number of minibatches in flight; see `activation_bytes` for
+        what they include.
         """
         return self._activations.per_minibatch * self._most_pending
 

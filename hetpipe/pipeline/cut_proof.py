@@ -1,9 +1,9 @@
-"""Proof before training, of a model that is cut by its own forward (`docs/semantics/models.md`).
+"""Proof before training, for models that are cut by their own forward (`docs/semantics/models.md`).
 
-Three runs of one minibatch are compared: *bare*, the user's model as it is; *watched*, the same forward as one stage,
-without seeds and normalisation of its own, which must give the same bits; and with both, as one stage (*whole*) and
-with every layer as a stage of its own (*cut*), which must give the same bits again. Then once more on other weights,
-which a second instance of the model really has, and with two minibatches in flight.
+Runs of one minibatch are compared. *Bare* is the unmodified model. *Watched* is the same forward as one stage, without
+the seeding and normalisation of stages; it must give the same bits. With both, the model as one stage (*whole*) and
+with every layer as a stage of its own (*cut*) must again give the same bits. This is repeated on other weights, which a
+second instance of the model really has, and with two minibatches in flight.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FIRST, _SECOND = Minibatch(1), Minibatch(2)
 _CPU = torch.device("cpu")
 _HEAD = "model: the cut model does not compute what the model computes"
 
-#: Borders that a notice names.
+#: Limit on the borders listed in a notice.
 _MAX_NAMED = 3
 
 Weights = Mapping[str, Tensor]
@@ -45,7 +45,7 @@ Gradients = Mapping[str, Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """One minibatch, forward and backward."""
+    """Results of one minibatch, forward and backward."""
 
     loss: float
     gradients: dict[str, Tensor | None]
@@ -61,19 +61,19 @@ def prove_cut_model(
     batches: tuple[Batch, Batch],
     seed: int,
 ) -> Proof:
-    """Compare the user's model with its layers; `chain` is left as it was, and the generators, too.
+    """Compare the user's model with its layers; `chain` and the generators are left unchanged.
 
     Args:
-        build: makes the user's model under the job's seed.
-        chain: the layers of a model that `build` has made.
-        given_loss: the job's; None: the model computes it.
-        loss: what stages call.
-        batches: two minibatches of as many samples.
-        seed: of the job.
+        build: builds the user's model under the job's seed.
+        chain: the layers of a model built by `build`.
+        given_loss: the job's loss; None if the model computes it.
+        loss: the loss as stages call it.
+        batches: two minibatches of equal size.
+        seed: seed of the job.
 
     Raises:
-        UncutFailure: the model does not run on these minibatches.
-        CallableError: the model would be trained to something else; the first place of difference and the fix.
+        UncutFailure: the model fails on these minibatches.
+        CallableError: the cut model computes something else; names the first difference and the fix.
     """
     cut = chain[0].cut
     assert cut is not None, "another proof is for chains"
@@ -88,7 +88,7 @@ def prove_cut_model(
 
 
 def _notices(cut: CutModel) -> tuple[str, ...]:
-    """What the user should know of the cuts, as sentences."""
+    """Notices for the user about the cuts, as sentences."""
     if len(cut.layers) == 1:
         return (f"The model {why_one_layer(cut)}, so it trains in one stage per virtual worker",)
     return tuple(f"A module runs whole, on one stage: {why}" for why in cut.survey.whole)
@@ -113,17 +113,17 @@ class _Proof:
         self._start = {name: b.detach().clone() for name, b in cut.model.named_buffers()}
 
     def restore(self) -> None:
-        """The buffers as they were."""
+        """Restore the buffers."""
         with torch.no_grad():
             for name, buffer in self._cut.model.named_buffers():
                 buffer.copy_(self._start[name])
 
     def run(self, build: Callable[[], nn.Module], first: Batch, second: Batch) -> None:
-        """Compare everything."""
+        """Run all comparisons."""
         bare = build()
         if any(id(module) in set(map(id, self._cut.model.modules())) for module in bare.modules()):
             raise CallableError("model: called twice, it returned the same modules; return a new one at each call")
-        modes_of(bare)  # leaves it as it trains
+        modes_of(bare)  # sets its training mode
         weights = {
             name: layer.module.get_parameter(local).detach().requires_grad_()
             for layer in self._chain
@@ -139,7 +139,7 @@ class _Proof:
             for name, buffer in bare.named_buffers():
                 buffer.copy_(self._start[name])
         self._compare(self._bare(bare, first), self._watched(others, first), "the model on other weights")
-        # Behind the first one, as the next minibatch of a loop.
+        # After the first minibatch, like the next one of a training loop.
         second_found = self._watched(others, second, starts_anew=False)
         self._compare(self._bare(bare, second), second_found, "the second minibatch of the model as it is")
         (whole,) = self._stages(others, [first], alone=False)
@@ -170,7 +170,7 @@ class _Proof:
         return _Result(float(loss.detach()), dict(zip(named, found, strict=True)), _buffers(model))
 
     def _watched(self, weights: Weights, batch: Batch, *, is_seeded: bool = False, starts_anew: bool = True) -> _Result:
-        """The watched forward, from one seed, or seeded and normalised where stages do it."""
+        """The watched forward, under one seed, or seeded and normalised as on stages."""
         if starts_anew:
             self.restore()
         seed_generators(self._seed)
@@ -193,7 +193,7 @@ class _Proof:
         return _Result(float(loss.detach()), gradients, _buffers(self._cut.model))
 
     def _stages(self, weights: Weights, batches: Sequence[Batch], *, alone: bool) -> list[_Result]:
-        """Each of `batches`; the backwards come after the forwards of all, and the buffers are those after them."""
+        """Run `batches`, with all forwards before all backwards; the buffers are those after the forwards."""
         self.restore()
         groups = [(layer,) for layer in self._chain] if alone else [tuple(self._chain)]
         stages = [
@@ -213,7 +213,7 @@ class _Proof:
             values: Values = _copies(batch.inputs)
             with later_failures_told(f"the forward of minibatch {p} of the proof"):
                 for stage, part in zip(stages, own, strict=True):
-                    # As over a link: the next stage has memory of its own.
+                    # As after a transfer: the next stage has its own memory.
                     received = values if stage is stages[0] else _copies(tuple(value.detach() for value in values))
                     values = stage.forward(p, part, received)
             losses.append(stages[-1].loss(p, values, batch.target))
@@ -237,7 +237,7 @@ class _Proof:
         for name, weight in weights.items():
             if name not in again or not same(again[name].detach(), weight.detach()):
                 raise CallableError(
-                    f"model: made twice under one seed, its parameter {name} differs; every stage makes the model for "
+                    f"model: built twice under one seed, its parameter {name} differs; every stage builds the model "
                     "itself: draw from torch, `random` or NumPy's global functions, or from a generator with a fixed "
                     "seed"
                 )
@@ -254,7 +254,7 @@ class _Proof:
         if losses[0] != losses[1] and not (losses[0] != losses[0] and losses[1] != losses[1]):
             raise CallableError(
                 f"{_HEAD}: compared with {who}, the loss is {losses[1]:.9g} instead of {losses[0]:.9g}. It computes "
-                "with tensors that are not registered as parameters, or keeps something between minibatches; "
+                "with tensors that are not registered as parameters, or keeps state between minibatches; "
                 f"{self._hidden()}"
             )
         for layer in self._chain:
@@ -267,7 +267,7 @@ class _Proof:
                     )
 
     def _hidden(self) -> str:
-        """What to do, with tensors that modules keep without having registered them."""
+        """The fix, with any unregistered tensors that modules hold."""
         known = {id(tensor) for tensor in (*self._cut.model.parameters(), *self._cut.model.buffers())}
         for path, module in self._cut.model.named_modules():
             for attribute, value in vars(module).items():
@@ -277,11 +277,11 @@ class _Proof:
                     if id(tensor) not in known or isinstance(tensor, nn.Parameter):
                         where = f"{path}.{attribute}" if path else attribute
                         return f"{where} holds a tensor that is not registered there"
-        return "let the model train with `workers: {stages: 1}`"
+        return "train the model with `workers: {stages: 1}`"
 
 
 def _leave(_: Any) -> None:
-    """Leave the generators alone."""
+    """Do not seed."""
 
 
 def _copies(values: Values) -> Values:

@@ -1,7 +1,8 @@
-"""Which tensors a minibatch is: the data contract (`wsp.md` §5).
+"""The tensors of a minibatch: the data contract (`wsp.md` §5).
 
-The first stage reads inputs and the last one targets, each from the data set itself; nothing but activations travels.
-Random augmentation draws from generators seeded by (seed, virtual worker, minibatch), so both read the same samples.
+The first stage reads inputs and the last one targets, each from its own instance of the data set; only activations are
+transferred. Random augmentation draws from generators seeded by (seed, virtual worker, minibatch), so both read the
+same samples.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 
 _log = get_logger(__name__)
 
-#: Samples of the minibatch that a model is cut on.
+#: Samples in the minibatch on which a model is cut.
 EXAMPLE_SAMPLES = 4
 
-#: How many names of a dict a message shows.
+#: Limit on the dict keys listed in a message.
 _MAX_NAMED = 6
 
 
@@ -36,23 +37,23 @@ class Batch:
 
     inputs: tuple[Tensor, ...]
     target: Any
-    """What the loss gets beside the output; the whole batch where samples are mappings."""
+    """Second argument of the loss; the whole batch if samples are mappings."""
     num_samples: int
     keys: tuple[str, ...] | None = None
-    """The names of `inputs`, which the model takes as keyword arguments; None: it takes them by position."""
+    """Names of `inputs` as keyword arguments of the model; None for positional arguments."""
 
 
 def read_batch(dataset: MapDataset, indices: Sequence[int], *, key: str = "data.train") -> Batch:
     """Read and collate samples, in order.
 
     Args:
-        dataset: where they are.
-        indices: which ones.
-        key: of the job, by which errors name the data set.
+        dataset: the data set.
+        indices: indices of the samples.
+        key: job key of the data set, for messages.
 
     Raises:
-        CallableError: reading a sample raised, a sample is no (input, target) pair or its input no tensors, or the
-            samples cannot be stacked. Named are the key, the index, and the line of the user's code.
+        CallableError: reading a sample raised, a sample is not an (input, target) pair, its input has no tensors, or
+            the samples cannot be stacked. Names the key, the index, and the line of user code.
     """
     samples = [_read(dataset, index, key) for index in indices]
     try:
@@ -69,24 +70,24 @@ def read_batch(dataset: MapDataset, indices: Sequence[int], *, key: str = "data.
 
 
 def _mapping_batch(collated: Mapping[str, Any], num_samples: int, where: str) -> Batch:
-    """A minibatch of samples that are mappings.
+    """Build a minibatch of samples that are mappings.
 
     Raises:
-        CallableError: an entry is no tensor.
+        CallableError: an entry is not a tensor.
     """
     wrong = [name for name, value in collated.items() if not isinstance(value, Tensor)]
     if wrong:
         raise CallableError(
             f"{where}: its entry {wrong[0]} is of type {type(collated[wrong[0]]).__name__} when samples are stacked; a "
-            "mapping of the model's arguments holds tensors, numbers or NumPy arrays, and leaves out what is None: pad "
-            "boxes or the like to one number per sample, give each list or mapping in it an entry of its own, and "
-            "put it together again in a model around yours"
+            "mapping of the model's arguments holds tensors, numbers or NumPy arrays, and omits entries that are None: "
+            "pad boxes or the like to one number per sample, give each list or mapping in it an entry of its own, and "
+            "reassemble it in a model around yours"
         )
     return Batch(tuple(collated.values()), dict(collated), num_samples, tuple(map(str, collated)))
 
 
 def _read(dataset: MapDataset, index: int, key: str) -> Any:
-    """One sample, a pair."""
+    """Read one sample."""
     try:
         sample = dataset[index]
     except (Exception, SystemExit) as error:
@@ -104,7 +105,7 @@ def _read(dataset: MapDataset, index: int, key: str) -> Any:
 
 
 def _why_no_tensors(value: object) -> str:
-    """What is wrong with an input that collates to something else than tensors, and what to do."""
+    """Why an input does not collate to tensors, and the fix."""
     if isinstance(value, Mapping):
         names = ", ".join(map(str, list(value)[:_MAX_NAMED]))
         return (
@@ -117,7 +118,7 @@ def _why_no_tensors(value: object) -> str:
 
 
 def _why_not_stacked(samples: Sequence[Any], indices: Sequence[int], key: str, error: Exception) -> str:
-    """Which samples differ, and what to do."""
+    """Which samples differ, and the fix."""
     parts: list[tuple[Any, str]] = [(0, "input"), (1, "target")]
     if isinstance(samples[0], Mapping):
         parts = [(name, f"entry {name}") for name in samples[0]]
@@ -127,18 +128,18 @@ def _why_not_stacked(samples: Sequence[Any], indices: Sequence[int], key: str, e
         if other is not None:
             return (
                 f"{key}: samples {indices[0]} and {indices[other]} cannot be stacked into one minibatch: the {name} of "
-                f"the one is {shapes[0]}, that of the other {shapes[other]}; bring all samples to one shape in "
+                f"one is {shapes[0]}, of the other {shapes[other]}; bring all samples to one shape in "
                 "__getitem__ (pad or crop them), or set `batch_size: 1`"
             )
     text = str(error).split("\n", maxsplit=1)[0]
     return (
         f"{key}: samples {indices[0]} to {indices[-1]} cannot be stacked into one minibatch ({type(error).__name__}: "
-        f"{text:.200}); return tensors, numbers or NumPy arrays, alike in every sample"
+        f"{text:.200}); return tensors, numbers or NumPy arrays of the same shape for every sample"
     )
 
 
 def _shape(value: object) -> str:
-    """What must be alike of two values that are stacked."""
+    """The property that must be equal for two values to be stacked, as text."""
     if isinstance(value, Mapping):
         return "a dict of " + ", ".join(f"{name}: {_shape(entry)}" for name, entry in value.items())
     if isinstance(value, tuple | list):
@@ -150,13 +151,13 @@ def _shape(value: object) -> str:
 def read_minibatch(
     dataset: MapDataset, indices: Sequence[int], *, seed: int, vw: VirtualWorkerIndex, p: Minibatch
 ) -> Batch:
-    """The tensors of minibatch `p` of `vw`, read under its own seed."""
+    """Read the tensors of minibatch `p` of `vw`, under its own seed."""
     seed_generators(fetch_seed(seed, vw, p))
     return read_batch(dataset, indices, key="data.train")
 
 
 def example_of(job: Job, dataset: MapDataset) -> Batch:
-    """The samples on which a model is cut: the same in every process of the job."""
+    """The samples on which a model is cut; the same in every process of the job."""
     count = min(EXAMPLE_SAMPLES, job.batch_size)
     return read_minibatch(dataset, range(count), seed=job.seed, vw=VirtualWorkerIndex(0), p=Minibatch(1))
 
@@ -164,6 +165,6 @@ def example_of(job: Job, dataset: MapDataset) -> Batch:
 def read_evaluation_minibatch(
     dataset: MapDataset, indices: Sequence[int], *, seed: int, vw: VirtualWorkerIndex, number: int
 ) -> Batch:
-    """The tensors of evaluation minibatch `number` (from 1) of `vw`, read under its own seed."""
+    """Read the tensors of evaluation minibatch `number` (from 1) of `vw`, under its own seed."""
     seed_generators(evaluation_fetch_seed(seed, vw, number))
     return read_batch(dataset, indices, key="data.eval")

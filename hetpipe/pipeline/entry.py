@@ -1,7 +1,8 @@
-"""How a stage comes into the run: it calls at the clock shard until a segment begins that names its virtual worker.
+"""Entry of a stage into the run: it polls the clock shard until a segment lists its virtual worker as a member.
 
-A founder waits for the start of the run; who comes later, or comes back, for the next barrier. Whoever the clock shard
-names makes the first weights: usually the first virtual worker, but it may be gone before the run has begun.
+A founding member waits for the start of the run; a newcomer or a restarted virtual worker for the next barrier. The
+clock shard selects the stages that provide the initial weights: usually those of virtual worker 0, which may however be
+lost before the run starts.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from hetpipe.pipeline.setup import StageParts
 from hetpipe.pipeline.waiting import Waiter
 from hetpipe.values.ids import Clock, virtual_workers_text
 
-#: Between two calls at the clock shard: so long a stage may not know that its life is over, or its help wanted.
+#: Poll interval at the clock shard: the delay before a stage learns that its incarnation ended or its help is needed.
 CALL_SECONDS = 0.5
 
-#: Between two looks whether the last checkpoint is complete.
+#: Poll interval while waiting for the last checkpoint.
 _PAUSE_SECONDS = 0.05
 
 
 class Entry:
-    """The way of one stage into the run. The layers have their own weights until it is through."""
+    """Entry of one stage into the run. Until it has entered, the layers hold their own weights."""
 
     def __init__(self, parts: StageParts, inbox: Inbox, waiter: Waiter) -> None:
         self._parts = parts
@@ -33,12 +34,12 @@ class Entry:
         self._made_weights = False
 
     def wait(self) -> SegmentRecord:
-        """Wait until the virtual worker is a member; returns the segment in which it is one, or the end of the run.
+        """Wait until the virtual worker is a member; returns its first segment, or the end of the run.
 
         Raises:
-            StaleIncarnation: its life is over before it began.
-            ProtocolViolation: the run goes on without parameter servers, which would give it its weights.
-            CheckpointNotWritten: the run is over, and nobody is left to write its last checkpoint.
+            StaleIncarnation: the incarnation ended before it joined.
+            ProtocolViolation: the run continues without parameter servers, which would provide the weights.
+            CheckpointNotWritten: the run is over, and no stage is left to write its last checkpoint.
         """
         self._wait_for_log()
         while (segment := self._found_or_sleep()) is None:
@@ -52,7 +53,7 @@ class Entry:
         identity = self._parts.identity
         if identity.incarnation > 0 and segment.reasons and not self._parts.has_shards:
             raise ProtocolViolation(
-                f"{identity} cannot come back into the run: its weights were in its stages only; resume from the last "
+                f"{identity} cannot rejoin the run: its weights were in its stages only; resume from the last "
                 "checkpoint"
             )
         with self._inbox.bell:
@@ -61,19 +62,19 @@ class Entry:
             self._await_last_checkpoint(segment.start)
 
     def _await_last_checkpoint(self, clock: Clock) -> None:
-        """Nobody is left who saw the end of the run: it is one only if its checkpoint is complete."""
+        """Wait for the last checkpoint: no stage that reached the end of the run is left to write it."""
         parts = self._parts
         started = parts.clock.monotonic()
         while not parts.synchroniser.is_complete(parts.part_writer.folder(clock)):
             if parts.clock.monotonic() - started > parts.last_checkpoint_seconds:
                 raise CheckpointNotWritten(
-                    f"{parts.identity} came back when the run had ended at clock {clock}, and nobody is left to write "
-                    "its last checkpoint; resume from the newest complete one"
+                    f"{parts.identity} was restarted after the run had ended at clock {clock}, and no stage is left to "
+                    "write the last checkpoint; resume from the newest complete one"
                 )
             parts.clock.sleep(_PAUSE_SECONDS)
 
     def _wait_for_log(self) -> None:
-        """Wait for the first records: from then on nothing that happens to this virtual worker is missed."""
+        """Wait for the first records: from then on no event of this virtual worker is missed."""
         with self._inbox.bell:
             while not self._inbox.follows:
                 self._inbox.collect(needs_frames=False)
@@ -81,14 +82,14 @@ class Entry:
         self._call()
 
     def _call(self) -> None:
-        """Say that this stage is there, and do what is asked of it."""
+        """Register with the clock shard, and push initial weights if requested."""
         parts = self._parts
         if not parts.synchroniser.join() or self._made_weights:
             return
         self._made_weights = True
         first = filled(parts.pool.take_on_host(), parts.layers)
         try:
-            parts.synchroniser.push_first_weights(first)
+            parts.synchroniser.push_initial_weights(first)
         finally:
             parts.pool.release(first)
 
@@ -104,11 +105,11 @@ class Entry:
 
 
 def _awaited(log: LogView) -> str:
-    """What a virtual worker waits for that is no member yet."""
+    """What a virtual worker that is not a member yet waits for, as text."""
     if log.segment is None:
-        return "the run to begin, that is for all virtual workers to join, and for the first weights"
+        return "the run to begin, that is for all virtual workers to join, and for the initial weights"
     if log.barrier is None:
-        return "the clock shard to say where the next barrier is"
+        return "the clock shard to set the next barrier"
     behind = log.behind(log.barrier.clock)
     who = f"{virtual_workers_text(behind)} to commit" if behind else "the parameter servers and all of its own stages"
     return f"the barrier at clock {log.barrier.clock} ({log.barrier.reason}), to join there, that is for {who}"

@@ -1,8 +1,8 @@
 """Evaluations as one stage computes them: at barriers, and within epochs (job key `evaluate`).
 
-An evaluation goes through the pipeline as frames of its own, numbered from 1, and a last one with number 0. The last
-stage adds the values up and reports them. It leaves no trace: weights, buffers, training flags and random generators
-are afterwards what they were before.
+An evaluation is sent through the pipeline as frames of its own, numbered from 1, followed by a final one with number 0.
+The last stage adds up the values and reports them. An evaluation has no side effects: weights, buffers, training flags
+and random generators are restored.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class EvaluationPass:
     """
 
     def __init__(self, parts: StageParts, waiter: Waiter, clock: Clock, blocks: tuple[Block, ...]) -> None:
-        """Begin.
+        """Start the evaluation.
 
         Args:
             parts: the stage.
-            waiter: shows that the stage is alive.
-            clock: whose weights are evaluated.
-            blocks: the evaluation minibatches; not used where no data are read.
+            waiter: reports that the stage is alive.
+            clock: clock whose weights are evaluated.
+            blocks: the evaluation minibatches; unused on stages that read no data.
         """
         self._parts = parts
         self._waiter = waiter
@@ -50,7 +50,7 @@ class EvaluationPass:
 
     @property
     def num_samples(self) -> int:
-        """Samples of all minibatches."""
+        """Number of samples in all minibatches."""
         return sum(map(len, self._blocks))
 
     def run(self, weights: FlatBuffer) -> None:
@@ -62,7 +62,7 @@ class EvaluationPass:
         self._pass_end_on()
 
     def take(self, frame: Frame, weights: FlatBuffer) -> bool:
-        """Later stages: compute the next frame from the previous stage; returns whether it was the last one."""
+        """Later stages: process the next frame from the previous stage; returns whether it was the last one."""
         if frame.minibatch == 0:
             self._pass_end_on()
             return True
@@ -93,7 +93,7 @@ class EvaluationPass:
 
     def _read(self, number: int, block: Block) -> Batch:
         data = self._parts.data
-        assert data.evaluation is not None, "the first and last stage have the evaluation data that there are blocks of"
+        assert data.evaluation is not None, "the first and the last stage have the evaluation data of their blocks"
         return read_evaluation_minibatch(
             data.evaluation, block, seed=data.spec.seed, vw=self._parts.identity.vw, number=number
         )
@@ -103,41 +103,41 @@ class EvaluationPass:
             self._send(0, ())
 
     def _send(self, number: int, outputs: Values) -> None:
-        assert self._parts.downstream is not None, "the last stage sends nothing on"
+        assert self._parts.downstream is not None, "the last stage has no next stage"
         frame = Frame(FrameKind.EVALUATE, number, self._clock, number, outputs)
         self._parts.downstream.send(frame, deadline_seconds=SEND_SECONDS)
 
 
 class EvaluationsWithinEpochs:
-    """The evaluations of one stage between barriers, over all segments that its virtual worker has a part in.
+    """The evaluations of one stage between barriers, over all segments of its virtual worker.
 
-    They are made by the virtual worker of the lowest index, alone, before the forward of the first minibatch that sees
-    the weights of the next multiple of `evaluate.every_waves`, or newer ones. Its first stage decides that; for the
-    later ones the frames stand before that minibatch's own.
+    The virtual worker of the lowest index makes them alone, before the forward of the first minibatch on the weights of
+    the next multiple of `evaluate.every_waves`, or newer ones. Its first stage decides; on later stages the frames of
+    the evaluation precede those of that minibatch.
     """
 
     def __init__(self, parts: StageParts, inbox: Inbox, waiter: Waiter, start: Clock) -> None:
-        """Come into the run at the barrier at clock `start`."""
+        """Start at the barrier at clock `start`."""
         self._parts = parts
         self._inbox = inbox
         self._waiter = waiter
-        #: No clock up to this one is to be evaluated any more: minibatches here have seen newer weights, or a barrier's
-        #: evaluation was of it. Who comes in at a checkpoint's clock cannot know whether somebody has evaluated that;
-        #: whoever collects evaluations takes the same clock once.
+        #: Clocks up to this one are no longer evaluated: minibatches have used newer weights, or the evaluation at a
+        #: barrier covered them. Whether the clock of a checkpoint was evaluated is unknown when starting from it; the
+        #: collector of evaluations deduplicates by clock.
         self._passed = Clock(max(start - 1, 0))
         self._progress: Progress | None = None
         self._division: Mapping[VirtualWorkerIndex, tuple[Block, ...]] = {}
-        #: The evaluation under way.
+        #: The evaluation in progress.
         self._under_way: EvaluationPass | None = None
 
     def begin(self, progress: Progress, division: Mapping[VirtualWorkerIndex, tuple[Block, ...]]) -> None:
-        """First and last stage: a segment begins, in which the virtual workers compute `division`."""
+        """First and last stage: start a segment in which the virtual workers compute `division`."""
         self._progress, self._division = progress, division
-        if not any(progress.used):  # the end of an epoch, whose barrier has evaluated, or the start of the training
+        if not any(progress.used):  # after an epoch, evaluated at its barrier, or at the start of training
             self._passed = max(self._passed, progress.clock)
 
     def is_due(self, clock: Clock) -> bool:
-        """First stage: whether to evaluate before the next minibatch, which sees the weights of `clock`. Ask once."""
+        """First stage: whether to evaluate before the next minibatch, on the weights of `clock`. Not idempotent."""
         every, before = self._parts.data.evaluate_every_waves, self._passed
         self._passed = max(self._passed, clock)
         if every is None or clock // every <= before // every:
@@ -146,13 +146,13 @@ class EvaluationsWithinEpochs:
             return self._parts.identity.vw == min(self._inbox.log.members, default=None)
 
     def run(self, clock: Clock, weights: FlatBuffer) -> None:
-        """First stage: evaluate `weights`, which are those of `clock`."""
+        """First stage: evaluate `weights`, the weights of `clock`."""
         evaluation = EvaluationPass(self._parts, self._waiter, clock, self._blocks())
         evaluation.run(weights)
         self._report(clock, evaluation)
 
     def take(self, frame: Frame, weights: FlatBuffer) -> None:
-        """Later stages: compute a frame of an evaluation of the weights of its clock, which are `weights` here."""
+        """Later stages: process a frame of an evaluation; `weights` are this stage's weights of the frame's clock."""
         clock = Clock(frame.clock)
         if self._under_way is None:
             self._under_way = EvaluationPass(self._parts, self._waiter, clock, self._blocks())

@@ -1,12 +1,12 @@
-"""Counts floating-point operations while something runs, and which of them only repeat earlier ones.
+"""Counts floating-point operations, distinguishing recomputed ones.
 
-Counting is torch's (`torch.utils.flop_counter`): a multiplication and an addition are two, and only matrix products,
-convolutions and attention are counted, of which torch knows the number. Model FLOPs (`values.utilisation`) leave
-out what is computed again, so that is told apart, in the two forms in which a backward does it:
+Counts are torch's (`torch.utils.flop_counter`): a multiplication and an addition are two operations, and only matrix
+products, convolutions and attention are counted. Model FLOPs (`values.utilisation`) exclude recomputation, which
+backwards do in two forms:
 
-* Activation checkpointing of the user's own (`torch.utils.checkpoint`, or a Function that does the like) runs a forward
-  inside of the backward, and enables gradients for it, which a backward by itself does not.
-* Fused attention keeps no scores and computes them again: one of the five matrix products of its backward.
+* Activation checkpointing (`torch.utils.checkpoint`, or a similar Function of the user) runs a forward inside the
+  backward with gradients enabled, which a backward otherwise has disabled.
+* Fused attention recomputes the scores instead of saving them: one of the five matrix products of its backward.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def _attention_backward(
     return int(flops)
 
 
-#: Attention on the CPU, which torch's counter leaves out. Formulas of the arguments' shapes.
+#: CPU attention, which torch's counter omits: formulas of the arguments' shapes.
 _CPU_ATTENTION: Mapping[Any, Callable[..., int]] = {
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention,  # noqa: SLF001 - the operator has no other name
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,  # noqa: SLF001 - as above
 }
 
-#: Backwards of attention, of whose matrix products one in five computes the scores again.
+#: Backwards of attention, in which one of five matrix products recomputes the scores.
 _RECOMPUTING = frozenset(
     f"aten::_{name}_backward"
     for name in (
@@ -56,9 +56,9 @@ _PRODUCTS_OF_ATTENTION_BACKWARD = 5
 
 
 class _Untracked:
-    """Stands for torch's tracker of modules, of which nothing is asked here.
+    """Replaces torch's module tracker, which is not needed here.
 
-    The tracker calls `view_as` on what goes into a module, and a cut model takes that for a call of its forward.
+    The tracker calls `view_as` on the inputs of modules, which a cut model would treat as a call of its forward.
     """
 
     parents = frozenset({"Global"})
@@ -71,13 +71,13 @@ class _Untracked:
 
 
 class FlopCounter:
-    """Counts what runs between `__enter__` and `__exit__`."""
+    """Counts the operations between `__enter__` and `__exit__`."""
 
     def __init__(self, *, is_backward: bool) -> None:
-        """Prepare.
+        """Create a counter.
 
         Args:
-            is_backward: what runs is a backward, and operations with gradients enabled belong to a second forward.
+            is_backward: whether a backward is counted, in which operations with gradients enabled are recomputation.
         """
         self._flops = FlopCounterMode(display=False, custom_mapping=dict(_CPU_ATTENTION))
         self._flops.mod_tracker = _Untracked()  # type: ignore[assignment]  # all that is asked of one
@@ -85,7 +85,7 @@ class FlopCounter:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        # What is entered last sees each operation first.
+        # The mode entered last receives each operation first.
         self._stack.enter_context(self._flops)
         self._stack.enter_context(self._operations)
         return self
@@ -102,22 +102,22 @@ class FlopCounter:
 
     @property
     def recomputed_flops(self) -> int:
-        """Those of `flops` that were done before."""
+        """Recomputed operations among `flops`."""
         return self._operations.recomputed_flops
 
     @property
     def model_flops(self) -> int:
-        """Those of `flops` that were not done before."""
+        """Operations among `flops` that are not recomputed."""
         return self.flops - self.recomputed_flops
 
     @property
     def num_operations(self) -> int:
-        """Operations that are no views."""
+        """Number of operations other than views."""
         return self._operations.number
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ships it untyped
-    """Counts operations that are no views, and watches what each adds to the count of a `FlopCounterMode`."""
+    """Counts operations other than views, and the increments that each causes in a `FlopCounterMode`."""
 
     def __init__(self, flops: FlopCounterMode, *, is_backward: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch ships it untyped
@@ -129,7 +129,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Count and run."""
+        """Count the operation and run it."""
         self.number += not getattr(func, "is_view", False)
         before = self._flops.get_total_flops()
         result = func(*args, **(kwargs or {}))

@@ -1,7 +1,7 @@
-"""Which tensors does a layer use that are not registered in it? By its graph, and by what its modules keep.
+"""Tensors that a layer uses without registering them, found in its graph and in its modules' attributes.
 
-A stage puts weights where modules register their parameters (`chain.weights_in_place`). What a layer reads by another
-way, out of a plain list or a closure, is not the weight that is being trained.
+A stage puts weights in the places where modules register parameters (`chain.weights_in_place`). A weight that a layer
+reads from elsewhere, such as a plain list or a closure, is not the one being trained.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch.autograd.graph import Node
 
 from hetpipe.pipeline.chain import Layer, Values
 
-#: What torch keeps in every module, and in recurrent ones, which notice when a parameter was replaced.
+#: Attributes that torch itself keeps in every module, and in recurrent ones to detect replaced parameters.
 _TORCHS_OWN = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_refs"}
 
-#: How deep containers are looked into.
+#: Maximum depth of nested containers.
 _DEEPEST = 4
 
 
 def leaves_behind(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors that require a gradient and that the graph behind `outputs` begins with."""
+    """Leaf tensors that require a gradient in the graph of `outputs`."""
     ahead = [output.grad_fn for output in outputs if output.grad_fn is not None]
     seen: set[Node] = set()
     found: dict[int, Tensor] = {id(output): output for output in outputs if output.is_leaf and output.requires_grad}
@@ -42,7 +42,7 @@ def leaves_behind(outputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def strangers(outputs: Values, weights: Mapping[str, Tensor], inputs: Values) -> list[Tensor]:
-    """The leaves behind `outputs` of a layer that are neither its weights nor its inputs."""
+    """Leaves of the graph of `outputs` that are neither weights nor inputs of the layer."""
     known = {id(weight) for weight in weights.values()}
     storages = {value.untyped_storage().data_ptr() for value in inputs}
     return [
@@ -53,7 +53,7 @@ def strangers(outputs: Values, weights: Mapping[str, Tensor], inputs: Values) ->
 
 
 def unregistered_paths(layer: Layer, wanted: Callable[[Tensor], bool]) -> list[str]:
-    """Where in the modules of `layer` tensors are kept without being registered, as Python would write it."""
+    """Python expressions for the unregistered tensors that the modules of `layer` hold."""
     prefix = layer.name
     found: list[str] = []
     for name, module in layer.module.named_modules():
@@ -68,7 +68,7 @@ def unregistered_paths(layer: Layer, wanted: Callable[[Tensor], bool]) -> list[s
 
 
 def _tensors(value: Any, path: str, depth: int) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor that `value` is or holds, with its path."""
+    """Every tensor in `value`, with its path."""
     if isinstance(value, Tensor):
         yield path, value
         return
@@ -98,7 +98,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _names_in(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """What a function reads that is not handed to it."""
+    """Closure variables of a function, and the globals that it refers to."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # not yet bound
             yield f"({name})", cell.cell_contents

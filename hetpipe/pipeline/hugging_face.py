@@ -1,8 +1,7 @@
-"""Export to a folder that `from_pretrained` of Hugging Face's libraries reads.
+"""Export to a folder that `from_pretrained` of Hugging Face's libraries can load.
 
-The job's model is built as for training, the checkpoint is loaded into it strictly, and the model writes itself
-(`save_pretrained`): its configuration, its weights with ties left out as safetensors needs it, and the configuration of
-its generation where it has one.
+The job's model is built as for training, the checkpoint is loaded strictly, and the model's `save_pretrained` writes
+its configuration, its weights (with ties omitted, as safetensors requires), and its generation configuration if any.
 """
 
 from __future__ import annotations
@@ -22,33 +21,33 @@ from hetpipe.pipeline.callables import build_model
 from hetpipe.pipeline.chain import state_names
 from hetpipe.pipeline.seeds import preserved_generators
 
-#: Differences between a checkpoint and a model that a message names.
+#: Limit on the differences between checkpoint and model listed in a message.
 _MAX_NAMED = 4
 
 
 def export_hugging_face(job: Job, import_path: Path, run_dir: Path, out: Path) -> Exported:
-    """Write the folder `out`, whole or not at all.
+    """Write the folder `out`, atomically.
 
     Args:
-        job: of the run.
-        import_path: the folder that user code is imported from first.
-        run_dir: whose newest checkpoint is exported.
-        out: a new folder, or an empty one.
+        job: the run's job.
+        import_path: folder searched first for user code.
+        run_dir: folder of the run; its newest checkpoint is exported.
+        out: a new or an empty folder.
 
     Raises:
         CallableError: the model cannot be built, for example because a package is not installed.
-        CheckpointError: the run has no complete checkpoint, or it is none of this model.
-        UserError: the model is none of Hugging Face, or `out` cannot be written.
+        CheckpointError: the run has no complete checkpoint, or it does not fit the model.
+        UserError: the model is not a Hugging Face model, or `out` cannot be written.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is there already; name a new folder, for example {out.with_name(out.name + '-new')}")
+        raise UserError(f"{out} already exists; name a new folder, for example {out.with_name(out.name + '-new')}")
     state = read_trained_state(run_dir)
     with preserved_generators():
         model: Any = build_model(job, import_path)
     if not callable(getattr(model, "save_pretrained", None)):
         raise UserError(
-            f"model: `{job.model}` returns a {type(model).__name__}, which is no Hugging Face model: it has no "
-            "save_pretrained; write its weights with --to safetensors, and load them with load_state_dict into one "
+            f"model: `{job.model}` returns a {type(model).__name__}, which is not a Hugging Face model: it has no "
+            "save_pretrained; write its weights with --to safetensors, and load them with load_state_dict into a model "
             "that the same callable returns"
         )
     load_strictly(model, state)
@@ -60,7 +59,7 @@ def export_hugging_face(job: Job, import_path: Path, run_dir: Path, out: Path) -
             out.rmdir()
         unfinished.rename(out)
     except Exception as error:
-        raise UserError(f"cannot write {out}: {raised_text(error)}; name a folder that can be written") from error
+        raise UserError(f"cannot write {out}: {raised_text(error)}; name a writable folder") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     num_bytes = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
@@ -68,14 +67,14 @@ def export_hugging_face(job: Job, import_path: Path, run_dir: Path, out: Path) -
 
 
 def load_strictly(model: nn.Module, state: TrainedState) -> None:
-    """Load everything that `state` has into `model`, and nothing less than everything that the model needs.
+    """Load `state` into `model`; neither may have tensors that the other lacks.
 
     Raises:
-        CheckpointError: it is of another model.
+        CheckpointError: the checkpoint does not fit the model.
     """
     tensors = dict(state.tensors)
     for name, keys in state_names(model).items():
-        # Of an older checkpoint, which has one name of a tied weight, and buffers that are not persistent.
+        # An older checkpoint has one name per tied weight, and non-persistent buffers.
         first = next((tensors[key] for key in (name, *keys) if key in tensors), None)
         if first is not None:
             tensors |= {key: tensors.get(key, first) for key in keys}
@@ -93,7 +92,7 @@ def load_strictly(model: nn.Module, state: TrainedState) -> None:
     ]
     if amiss:
         raise CheckpointError(
-            f"{state.checkpoint} is not of the model that the job's `model` returns here: "
-            f"{'; '.join(sorted(amiss)[:_MAX_NAMED])}; export in the folder with the code that it was trained with"
+            f"{state.checkpoint} does not fit the model that the job's `model` returns here: "
+            f"{'; '.join(sorted(amiss)[:_MAX_NAMED])}; export in the folder with the code it was trained with"
         )
     model.load_state_dict(tensors)

@@ -1,7 +1,7 @@
-"""Everything that reaches a stage from other threads, behind one lock and one bell.
+"""All inputs of a stage from other threads, behind one lock and condition.
 
-The compute thread sleeps on the bell; links, the log follower and the fetcher ring it. The inbox sorts what came and
-numbers arrivals, so that an order can tell what was here first.
+The compute thread waits on the condition; links, the log follower and the fetcher notify it. The inbox sorts inputs and
+numbers arrivals, so that a scheduling order can compare arrival times.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Arrived:
 
 
 class Inbox:
-    """The state that background threads change. A `Listener` of the synchroniser.
+    """State modified by background threads. The `SyncListener` of the synchroniser.
 
-    Methods called by the compute thread expect the bell's lock to be held, except `wait`.
+    Methods of the compute thread require the condition's lock to be held, except `wait`.
     """
 
     def __init__(
@@ -42,35 +42,35 @@ class Inbox:
         *,
         life: tuple[VirtualWorkerIndex, Incarnation] | None = None,
     ) -> None:
-        """Watch the links of a stage of a run that starts at clock `start`.
+        """Receive from the links of a stage in a run that starts at clock `start`.
 
         Args:
-            upstream: to the previous stage.
-            downstream: to the next stage.
-            start: the clock.
-            pool: brings fetched weights to the device; None leaves them where they are.
-            life: of the stage's own virtual worker, whose eviction is an error; None: nobody's is.
+            upstream: link to the previous stage.
+            downstream: link to the next stage.
+            start: clock at which the run starts.
+            pool: moves fetched weights to the device; None leaves them in host memory.
+            life: virtual worker and incarnation of the stage, whose eviction is an error; None: no eviction is.
         """
         self.bell = threading.Condition()
         self.log = LogView(start)
-        #: Whether something of the decision log was read.
+        #: Whether any record of the decision log was read.
         self.follows = False
         self._pool = pool
         self._life = life
-        #: clock → w^(clock) of this stage, not yet used. At most one is on the device, so that memory has a bound and a
-        #: switch needs no copy; if more come before the switch, they stay in host memory.
+        #: clock → w^(clock) of this stage, not yet used. At most one is on the device, which bounds memory and avoids
+        #: a copy at the switch; further ones stay in host memory.
         self.fetched: dict[Clock, FlatBuffer] = {}
-        #: Clocks that were freed before a fetch ahead of need reached them.
+        #: Clocks that were freed before they could be prefetched.
         self.lost: set[Clock] = set()
         #: Frames from the previous stage, in order: forwards, barriers, evaluations.
         self.from_upstream: deque[Arrived] = deque()
         #: Backward frames from the next stage, in order.
         self.from_downstream: deque[Arrived] = deque()
-        #: Called whenever a record or fetched weights arrived, on the thread that brought them, with the bell held.
+        #: Called after records or fetched weights arrived, on the background thread, with the lock held.
         self.on_news: Callable[[], None] | None = None
-        #: Links whose other end is still there.
+        #: Links whose other end is still connected.
         self._links = {"upstream": upstream, "downstream": downstream}
-        #: The good-bye of a neighbour that closed in order; an error only for who still needs frames.
+        #: The orderly closure of a neighbour's link; an error only if frames are still needed.
         self._closed: LinkClosed | None = None
         self._num_arrivals = 0
         self._error: Exception | None = None
@@ -81,7 +81,7 @@ class Inbox:
     # -- from other threads ------------------------------------------------------------------------------------------
 
     def ring(self) -> None:
-        """Something may have changed."""
+        """Notify waiting threads of a possible change."""
         with self.bell:
             self.bell.notify_all()
 
@@ -128,19 +128,19 @@ class Inbox:
     # -- from the compute thread, with the bell held -----------------------------------------------------------------
 
     def next_arrival(self) -> int:
-        """A number above all earlier ones."""
+        """A number greater than all earlier ones."""
         self._num_arrivals += 1
         return self._num_arrivals
 
     def collect(self, *, needs_frames: bool) -> None:
-        """Take in the frames that are there.
+        """Collect the frames that have arrived.
 
         Args:
-            needs_frames: whether a neighbour that closed its link in order is missed. After the last frame of a run
-                neighbours may leave in any order.
+            needs_frames: whether the orderly closure of a neighbour's link is an error. After the last frame of a run,
+                neighbours may close in any order.
 
         Raises:
-            Exception: what a background thread could not get over, or `LinkClosed`.
+            Exception: the error of a background thread, or `LinkClosed`.
         """
         if self._error is not None:
             raise self._error
@@ -161,6 +161,6 @@ class Inbox:
             self._closed = error
 
     def head(self, kind: FrameKind) -> Arrived | None:
-        """The next frame from the previous stage, if it is of this kind."""
+        """The next frame from the previous stage, if it is of this kind; not removed."""
         queue = self.from_upstream
         return queue[0] if queue and queue[0].frame.kind is kind else None

@@ -9,7 +9,7 @@ from hetpipe.weights.flat import FlatBuffer, FlatLayout
 
 
 def layout_of(layers: Sequence[Layer]) -> FlatLayout:
-    """Room for every parameter, in the order of the chain and by the model's names."""
+    """Layout of every parameter, in the order of the chain, by names in the model."""
     tensors = []
     for layer in layers:
         for local, name in layer.parameters.items():
@@ -19,7 +19,7 @@ def layout_of(layers: Sequence[Layer]) -> FlatLayout:
 
 
 def filled(buffer: FlatBuffer, layers: Sequence[Layer]) -> FlatBuffer:
-    """`buffer` with the weights that the modules were made with, or that were restored into them."""
+    """Copy the modules' initial or restored weights into `buffer`; returns it."""
     for layer in layers:
         for local, name in layer.parameters.items():
             buffer.views[name].copy_(layer.module.get_parameter(local).detach())

@@ -1,7 +1,7 @@
-"""From the user's model and one minibatch to the chain of layers that stages share, and to the loss behind it.
+"""Construction of the chain of layers, and of the loss after it, from the user's model and one minibatch.
 
-A model that says itself how it is cut (`nn.Sequential`, `layers()`) is taken at its word; any other one is cut by its
-own forward (`hetpipe.model`).
+A model that defines its layers (`nn.Sequential`, `layers()`) is cut accordingly; any other one by its own forward
+(`hetpipe.model`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hetpipe.pipeline.seeds import preserved_generators
 
 
 def says_its_layers(model: nn.Module) -> bool:
-    """Whether the model gives its layers itself."""
+    """Whether the model defines its layers."""
     layers = getattr(model, "layers", None)
     return isinstance(model, nn.Sequential) or (callable(layers) and not isinstance(layers, nn.Module))
 
@@ -31,19 +31,19 @@ def says_its_layers(model: nn.Module) -> bool:
 def layers_of(
     model: nn.Module, example: Batch, loss: LossFunction | None, *, splits_ties: bool = True
 ) -> tuple[Layer, ...]:
-    """The chain of `model`, which is left in the mode in which it trains.
+    """The chain of `model`, which is set to its training mode.
 
-    Every process that makes it from the same model and example gets the same one.
+    Deterministic: every process that builds the same model and example gets the same chain.
 
     Args:
-        model: as the user's callable returned it.
+        model: the model as returned by the user's callable.
         example: a minibatch, or a few samples of one.
-        loss: the job's; None: the model computes it.
-        splits_ties: allow cuts between the uses of one weight. Where weights are predicted there must be none: what
-            came to the later use would be what was predicted, and its backward shall read the current weights.
+        loss: the job's loss; None if the model computes it.
+        splits_ties: allow cuts between the uses of one weight. Must be False for predicted weights: the later use would
+            receive the predicted weights, but its backward must read the current ones.
 
     Raises:
-        CallableError: the model cannot be cut, or takes other minibatches.
+        CallableError: the model cannot be cut, or does not accept such minibatches.
     """
     if says_its_layers(model):
         if example.keys is not None:
@@ -53,7 +53,7 @@ def layers_of(
             )
         if loss is None:
             raise CallableError(
-                f"loss: is not given, and {type(model).__name__} is a chain of layers, which computes none; name one, "
+                f"loss: is not set, and {type(model).__name__} is a chain of layers, which computes none; name one, "
                 "for example `loss: torch.nn.functional:cross_entropy`"
             )
         return chain_of(model)
@@ -71,15 +71,15 @@ def layers_of(
 
 
 def _check_arguments(model: nn.Module, signature: Signature) -> None:
-    """Refuse samples that are no arguments of the model.
+    """Check that the samples are valid arguments of the model.
 
     Raises:
-        CallableError: it needs one that they lack, or they have one that it does not take.
+        CallableError: a required argument is missing, or an entry is not an argument.
     """
     try:
         takes = inspect.signature(model.forward)
     except (TypeError, ValueError):
-        return  # of a compiled forward, which tells when it is called
+        return  # a compiled forward, which reports mismatches when it is called
     keys, named = signature.keys, signature.is_mapping
     try:
         takes.bind(*(() if named else keys), **(dict.fromkeys(keys) if named else {}))
@@ -129,40 +129,40 @@ def own_loss(output: Any) -> Tensor:
     """The loss that a model has computed itself.
 
     Raises:
-        CallableError: there is none.
+        CallableError: the output has none.
     """
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     has_key = "loss" in output if isinstance(output, Mapping) else hasattr(output, "loss")
     if found is None and has_key:
         raise CallableError(
-            f"loss: is not given, and the model's output ({type(output).__name__}) has `loss: None`: it computes one "
-            "only where it is given what to compare with; add its `labels` to every sample of `data.train`, or name a "
+            f"loss: is not set, and the model's output ({type(output).__name__}) has `loss: None`: it computes a loss "
+            "only if it receives the targets; add its `labels` to every sample of `data.train`, or name a "
             "loss, for example `loss: model:loss`"
         )
     if not isinstance(found, Tensor):
         raise CallableError(
-            f"loss: is not given, and the model's output ({type(output).__name__}) has no tensor `loss`; name a loss, "
-            "or give the model what it computes one from, as `labels`"
+            f"loss: is not set, and the model's output ({type(output).__name__}) has no tensor `loss`; name a loss, "
+            "or give the model what it needs to compute one, such as `labels`"
         )
     return found
 
 
 class OutputFunction:
-    """A loss or metric on what a cut model really returned, of which only the tensors came out of its last layer."""
+    """A loss or metric on the complete output of a cut model, of which its last layer returns only the tensors."""
 
     def __init__(self, cut: CutModel, function: LossFunction | None) -> None:
-        """Call `function` with (output, target); None: take the model's own loss."""
+        """Call `function` with (output, target); None selects the model's own loss."""
         self._cut = cut
         self._function = function
 
     def __call__(self, _: Any, target: Any) -> object:
-        """Of the model's last forward."""
+        """Apply the function to the output of the model's last forward."""
         output = self._cut.output
         return own_loss(output) if self._function is None else self._function(output, target)
 
 
 def on_output(chain: tuple[Layer, ...], function: LossFunction | None) -> LossFunction:
-    """What stages call with (output, target) instead of the job's loss or metric."""
+    """The function that stages call with (output, target) in place of the job's loss or metric."""
     cut = chain[0].cut
     if cut is not None:
         return OutputFunction(cut, function)

@@ -1,6 +1,6 @@
-"""Metrics for everyday use. A metric is called like a loss and returns the mean over the minibatch's samples.
+"""Common metrics. A metric is called like a loss and returns the mean over the minibatch's samples.
 
-Name one in a job file as `metrics: {accuracy: hetpipe.pipeline.metrics:accuracy}`.
+Job file: `metrics: {accuracy: hetpipe.pipeline.metrics:accuracy}`.
 
 Shape suffixes: … any leading dimensions, C classes.
 """
@@ -11,14 +11,14 @@ from torch import Tensor
 
 
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
-    """Share of entries whose highest score is the target class; a float32 scalar.
+    """Share of entries whose highest score belongs to the target class; a float32 scalar.
 
     Args:
         output: scores [… C].
         target: class indices […].
 
     Raises:
-        ValueError: the shapes do not fit.
+        ValueError: the shapes do not match.
     """
     if output.shape[:-1] != target.shape:
         raise ValueError(

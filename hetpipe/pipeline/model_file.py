@@ -1,14 +1,14 @@
-"""The model as the inspection has made it, in one file of the run: how it is cut, and the tensors that it begins with.
+"""The inspected model in one file of the run: how it is cut, and its initial tensors.
 
-The inspection builds and records the model once. A stage reads how it is cut, and builds the model again, without
-memory: on torch's `meta` device, where a tensor has a shape and no elements. Then it takes the tensors of its own
-layers from the file. Trainable parameters stay mapped to the file: only the stage that is asked for the first weights
-reads them. Frozen parameters and buffers are copied, since the model computes with them.
+The inspection builds and records the model once. Each stage reads how it is cut, builds the model without memory, on
+torch's `meta` device, where tensors have shapes but no data, and takes the tensors of its own layers from the file.
+Trainable parameters stay memory-mapped: only the stage that provides the initial weights reads them. Frozen parameters
+and buffers are copied, since the model computes with them.
 
-Not every model can be built so: one that loads pretrained weights, or computes with tensors while it is built, needs
-memory for all of them. Such a model is built whole in each stage, by one stage after the other on a node, and cut down
-at once; how it is cut still comes from the file. The inspection tries both ways, layer by layer, before it writes the
-file (`prove_construction`).
+Some models cannot be built this way: those that load pretrained weights, or compute with tensors in their constructor,
+need memory for all tensors. Such a model is built whole, by one stage of a node at a time, and reduced to the stage's
+layers immediately; how it is cut still comes from the file. The inspection tests both constructions, layer by layer,
+before it writes the file (`prove_construction`).
 """
 
 from __future__ import annotations
@@ -52,41 +52,41 @@ from hetpipe.pipeline.modes import enter_evaluation, enter_training
 from hetpipe.pipeline.seeds import layer_seed, preserved_generators, seed_generators
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 
-#: In the folder of the run.
+#: File name, in the folder of the run.
 MODEL_FILE = "initial.safetensors"
 
-#: Key of its metadata.
+#: Key of the description in the file's metadata.
 _DESCRIPTION = "hetpipe"
 
-#: `meta`: without memory; `whole`: with all weights, one stage after the other.
+#: `meta`: without memory; `whole`: with all weights, one stage of a node at a time.
 Construction = Literal["meta", "whole"]
 
 _MAX_HEADER_BYTES = 100_000_000
 
-#: Between two tries to be the one that builds.
+#: Poll interval for the lock of whole construction.
 _PAUSE_SECONDS = 0.02
 
 
 class ModelFileUnusable(HetpipeError):
-    """The file is not there, is another one, or does not fit the user's code on this machine."""
+    """The file is missing, is not the planned one, or does not match the user's code on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A file that has been found to be the one that the plan was made with."""
+    """A file verified to be the one that the plan refers to."""
 
     path: Path
     construction: Construction
     num_layers: int
     cut: Mapping[str, Any] | None
-    """How a model is cut by its own forward (`hetpipe.model.description`); None: it names its layers."""
+    """How the model is cut by its own forward (`hetpipe.model.description`); None if it defines its layers."""
 
     def chain(self, model: nn.Module) -> tuple[Layer, ...]:
-        """The layers of `model`, which `construct` has made.
+        """The layers of `model`, built by `construct`.
 
         Raises:
-            ModelFileUnusable: it is another model.
-            CallableError: it cannot be cut; see `chain_of`.
+            ModelFileUnusable: the model does not match the file.
+            CallableError: the model cannot be cut (`chain_of`).
         """
         if self.cut is None:
             layers = chain_of(model)
@@ -96,14 +96,14 @@ class ModelFile:
             except (HetpipeError, KeyError, TypeError, ValueError) as error:
                 raise ModelFileUnusable(f"{self.path} describes another model: {error!r}") from error
         if len(layers) != self.num_layers:
-            raise ModelFileUnusable(f"{self.path} is of {self.num_layers} layers, but the model has {len(layers)}")
+            raise ModelFileUnusable(f"{self.path} has {self.num_layers} layers, but the model has {len(layers)}")
         return layers
 
     def take(self, layers: Sequence[Layer], device: torch.device) -> None:
-        """Put the tensors of `layers` into their places, and free what other layers had.
+        """Load the tensors of `layers`, and free those of other layers.
 
         Raises:
-            ModelFileUnusable: one is not there, or has another shape.
+            ModelFileUnusable: a tensor is missing or has another shape.
         """
         if self.construction == "meta":
             hold(layers, _read(self.path, layers))
@@ -111,7 +111,7 @@ class ModelFile:
 
 
 def construct(build: Callable[[], nn.Module], construction: Construction) -> nn.Module:
-    """The user's model, on the `meta` device or with its weights."""
+    """Build the user's model, on the `meta` device or with its weights."""
     if construction == "whole":
         return build()
     with torch.device("meta"):
@@ -119,15 +119,15 @@ def construct(build: Callable[[], nn.Module], construction: Construction) -> nn.
 
 
 def write_model_file(path: Path, chain: Sequence[Layer], construction: Construction) -> str:
-    """Write the file, whole or not at all; returns its digest.
+    """Write the file atomically; returns its digest.
 
     Args:
-        path: of the file; its folder exists.
-        chain: all layers of the model, with the tensors that it begins with.
-        construction: the way in which stages build it.
+        path: path of the file; its folder must exist.
+        chain: all layers of the model, with their initial tensors.
+        construction: how stages build the model.
 
     Raises:
-        NotDescribable: how the model is cut cannot be written down.
+        NotDescribable: the cut cannot be described.
         OSError: the disk is full or broken.
     """
     cut = chain[0].cut
@@ -149,14 +149,14 @@ def write_model_file(path: Path, chain: Sequence[Layer], construction: Construct
 
 
 def open_model_file(path: Path, digest: str) -> ModelFile:
-    """Find the file.
+    """Open and verify the file.
 
     Args:
-        path: of the file.
-        digest: of the one that the plan was made with.
+        path: path of the file.
+        digest: digest in the plan.
 
     Raises:
-        ModelFileUnusable: it is not there, or is another one.
+        ModelFileUnusable: the file is missing, or its digest differs.
     """
     try:
         header = _header(path)
@@ -175,7 +175,7 @@ def _header(path: Path) -> bytes:
             raise ValueError(f"a header of {length} bytes")
         found = file.read(length)
     if len(found) < length:
-        raise ValueError("it ends too early")
+        raise ValueError("the file is truncated")
     return found
 
 
@@ -184,14 +184,14 @@ def _digest(header: bytes) -> str:
 
 
 def _alone(tensor: Tensor) -> Tensor:
-    """The tensor in memory of its own: safetensors refuses views and tensors that share memory."""
+    """Copy a tensor to memory of its own: safetensors rejects views and tensors that share memory."""
     plain = tensor.detach().cpu()
     is_view = plain.untyped_storage().nbytes() != plain.nbytes or not plain.is_contiguous()
     return plain.contiguous().clone() if is_view else plain
 
 
 def _read(path: Path, layers: Sequence[Layer]) -> dict[str, Tensor]:
-    """What `layers` need: trainable parameters as a map of the file, the rest in memory."""
+    """The tensors that `layers` need: trainable parameters memory-mapped, the rest copied."""
     trainable = {name for layer in layers for name in layer.parameters.values()}
     found: dict[str, Tensor] = {}
     try:
@@ -209,15 +209,15 @@ def _read(path: Path, layers: Sequence[Layer]) -> dict[str, Tensor]:
 
 @contextmanager
 def one_at_a_time(path: Path, clock: Clock, *, deadline_seconds: float) -> Iterator[None]:
-    """A block that one process of a node runs at a time, for what takes the memory of a whole model.
+    """Serialise this block among the processes of a node, for work that needs the memory of a whole model.
 
     Args:
-        path: of the file that is locked; the lock ends with the process.
-        clock: paces the tries.
-        deadline_seconds: longest wait.
+        path: lock file; the lock is released at the latest when the process ends.
+        clock: source of time for polling.
+        deadline_seconds: maximum wait.
 
     Raises:
-        DeadlineExceeded: others have not got done in time.
+        DeadlineExceeded: the lock was not released in time.
     """
     started = clock.monotonic()
     with path.open("ab") as file:
@@ -229,7 +229,7 @@ def one_at_a_time(path: Path, clock: Clock, *, deadline_seconds: float) -> Itera
                 if clock.monotonic() - started > deadline_seconds:
                     raise DeadlineExceeded(
                         f"waited {deadline_seconds:.0f} s for the other stages of this node, which build the whole "
-                        f"model one after the other ({path})"
+                        f"model one at a time ({path})"
                     ) from None
                 clock.sleep(_PAUSE_SECONDS)
         try:
@@ -239,7 +239,7 @@ def one_at_a_time(path: Path, clock: Clock, *, deadline_seconds: float) -> Itera
 
 
 def _give_back_memory() -> None:
-    """What was freed goes back to the kernel, though processes that compute keep freed memory."""
+    """Return freed memory to the kernel; processes that compute otherwise retain it."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -252,16 +252,16 @@ def _give_back_memory() -> None:
 def prove_construction(
     build: Callable[[], nn.Module], chain: Sequence[Layer], inputs: Values, *, seed: int
 ) -> tuple[Construction | None, str]:
-    """Find the way in which stages may build the model: each layer alone must compute what it computes in `chain`.
+    """Determine how stages may build the model: each layer alone must compute the same as in `chain`.
 
     Args:
-        build: makes the user's model under the job's seed.
-        chain: all layers of a model that `build` has made, with the tensors that it begins with; left as they are.
-        inputs: of a few samples.
-        seed: of the job.
+        build: builds the user's model under the job's seed.
+        chain: all layers of a model built by `build`, with their initial tensors; left unchanged.
+        inputs: inputs of a few samples.
+        seed: seed of the job.
 
     Returns:
-        The way; None: each stage builds the model and records it for itself. And why it is not `meta`, or nothing.
+        The construction, None if each stage must build and record the model itself; and why it is not `meta`, or "".
     """
     why = ""
     cut = chain[0].cut
@@ -280,15 +280,15 @@ def prove_construction(
 
 
 def _again(description: CutDescription) -> CutDescription:
-    """As a stage gets it."""
+    """The description as a stage decodes it."""
     return from_plain(json.loads(json.dumps(to_plain(description))))
 
 
 def _compare(chain: Sequence[Layer], made: Sequence[Layer], inputs: Values, seed: int) -> None:
-    """Run each layer of `made` with nothing but its own tensors.
+    """Run each layer of `made` with its own tensors only.
 
     Raises:
-        CallableError: it computes something else, or does not run.
+        CallableError: it computes something else, or fails.
     """
     if len(made) != len(chain):
         raise CallableError(f"it has {len(made)} layers then, instead of {len(chain)}")
@@ -334,7 +334,7 @@ def _outputs(layers: Sequence[Layer], tensors: Mapping[str, Tensor], values: Val
 
 @contextmanager
 def _absent(layers: Sequence[Layer]) -> Iterator[None]:
-    """In this block a cut model has no tensors."""
+    """Replace all tensors of a cut model by placeholders in this block."""
     kept = [(owner, key, owner[key]) for places in tensor_places(layers).values() for owner, key in places]
     free_tensors(layers, (), torch.device("cpu"))
     try:
@@ -346,7 +346,7 @@ def _absent(layers: Sequence[Layer]) -> Iterator[None]:
 
 @contextmanager
 def _held(layer: Layer, tensors: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> Iterator[None]:
-    """In this block the layer has copies of `tensors`, in place of what it was `made` with; before and after, none."""
+    """Put copies of `tensors` in place of the layer's tensors `made`, in this block; placeholders before and after."""
     places = tensor_places([layer])
     absent = [(owner, key, owner[key]) for each in places.values() for owner, key in each]
     for name, each in places.items():

@@ -1,7 +1,7 @@
-"""What one sample takes: tokens, and floating-point operations of the model's forward and backward.
+"""The work of one sample: tokens, and floating-point operations of the model's forward and backward.
 
-Operations are counted while one minibatch runs, by the same `FlopCounter` as in a profile; what the backward computes
-again does not count, as usual for model FLOPs.
+Operations are counted during one minibatch, by the same `FlopCounter` as in a profile. Recomputation in the backward
+does not count, as usual for model FLOPs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hetpipe.values.plan import ModelWork, compute_dtype
 _log = structlog.get_logger(__name__)
 
 _IDS = (torch.int16, torch.int32, torch.int64)
-#: Of a tensor of ids: samples, and at least one dimension of tokens.
+#: Dimensions of a tensor of ids: samples, and at least one of tokens.
 _LEAST_DIMENSIONS = 2
 
 
@@ -30,13 +30,13 @@ def model_work(
     *,
     tokens_per_sample: int | None,
 ) -> ModelWork:
-    """What one sample takes.
+    """Measure the work of one sample.
 
     Args:
-        inputs: of a minibatch, samples first.
+        inputs: a minibatch; samples are the first dimension.
         compute_loss: runs the model on it.
-        parameters: those that are trained.
-        tokens_per_sample: as the job says; None: by `tokens_of`.
+        parameters: the trainable parameters.
+        tokens_per_sample: value of the job; None: `tokens_of`.
     """
     samples = inputs[0].shape[0]
     tokens = tokens_of(inputs) if tokens_per_sample is None else tokens_per_sample
@@ -45,7 +45,7 @@ def model_work(
 
 
 def tokens_of(inputs: Sequence[Tensor]) -> int | None:
-    """Tokens of a sample: elements of the first input, if it holds ids (integers, samples × at least one dimension).
+    """Tokens per sample: elements of the first input, if it holds ids (integers, samples × at least one dimension).
 
     >>> tokens_of([torch.zeros(8, 128, dtype=torch.int64)]), tokens_of([torch.zeros(8, 3, 32, 32)])
     (128, None)
@@ -57,7 +57,7 @@ def tokens_of(inputs: Sequence[Tensor]) -> int | None:
 
 
 def _count(compute_loss: Callable[[], Tensor], parameters: Sequence[Tensor], samples: int) -> float | None:
-    """Operations per sample; None where torch counted none, or cannot count this model."""
+    """Operations per sample; None if torch counted none, or cannot count this model."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     forward, backward = FlopCounter(is_backward=False), FlopCounter(is_backward=True)
     try:

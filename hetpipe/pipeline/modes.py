@@ -1,8 +1,9 @@
-"""Which modules of a model are in training mode: what the model itself says, for training and for evaluation.
+"""Training flags of a model's modules, as the model itself sets them for training and for evaluation.
 
-A plain loop calls `model.train()` and `model.eval()`. Stages have no whole model to call them on, and calling them on
-layers would undo what the user decided. So both answers are taken from the model once, when it is cut: a flag that the
-user has set stays, an overridden `train()` or `eval()` is asked, and from then on flags are only ever put back.
+A plain training loop calls `model.train()` and `model.eval()`. Stages have no whole model to call them on, and calling
+them on layers would override the user's choices. The flags of both modes are therefore read from the model once, when
+it is cut: flags set by the user are kept, overridden `train()` and `eval()` are called, and later only recorded flags
+are set.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ class ModuleMode:
 
     module: nn.Module
     training: bool
-    """While the model trains."""
+    """Value while the model trains."""
     evaluation: bool
-    """While it is evaluated."""
+    """Value during evaluation."""
 
 
 def modes_of(model: nn.Module) -> dict[int, ModuleMode]:
-    """The flags of every module of `model`, by the module's `id`; the model is left as it trains.
+    """Flags of every module of `model`, by the module's `id`; the model is left in training mode.
 
     Raises:
         CallableError: an overridden `train()` or `eval()` raised.
     """
     left = {id(module): module.training for module in model.modules()}
-    # What the user has put into evaluation mode is not asked: there it stays.
+    # Modules that the user has put into evaluation mode stay there.
     asked = [module for module in _outermost_overriding(model) if module.training]
     of_evaluation = dict.fromkeys(left, False)
     of_training = dict(left)
@@ -53,19 +54,19 @@ def modes_of(model: nn.Module) -> dict[int, ModuleMode]:
 
 
 def enter_training(modes: Iterable[ModuleMode]) -> None:
-    """Put the flags as they are while the model trains."""
+    """Set the flags for training."""
     for mode in modes:
         mode.module.training = mode.training
 
 
 def enter_evaluation(modes: Iterable[ModuleMode]) -> None:
-    """Put the flags as they are while the model is evaluated."""
+    """Set the flags for evaluation."""
     for mode in modes:
         mode.module.training = mode.evaluation
 
 
 def _outermost_overriding(module: nn.Module) -> Iterator[nn.Module]:
-    """Modules with a `train` or `eval` of their own that are in no other one: each decides for what is in it."""
+    """Outermost modules that override `train` or `eval`: each sets the flags of its submodules."""
     if any(_is_overridden(module, name) for name in ("train", "eval")):
         yield module
         return

@@ -1,8 +1,8 @@
-"""What a non-finite loss, gradient or update is told with: which of them, where, in which samples, and how to see them.
+"""Details of a non-finite loss, gradient or update: its location, the samples, and how to reproduce it.
 
-Nothing here costs a minibatch anything: a loss is a number on the host already, and gradients are looked at where their
-norm is there for clipping. Otherwise an update is checked once per wave; only when it is not finite, the optimizer's
-state says whether the gradient was so already.
+Detection costs nothing per minibatch: losses are on the host anyway, and gradients are checked where their norm is
+computed for clipping. Otherwise updates are checked once per wave; only for a non-finite one, the optimizer's state
+shows whether the gradient was non-finite already.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from hetpipe.values.sync import DataSpec
 
 _log = get_logger(__name__)
 
-#: So many sample indices are written out in a sentence; the log has all.
+#: Limit on the sample indices in a message; the log contains all of them.
 _MAX_SHOWN = 64
 
 
 def explained(error: NonFiniteUpdate, parts: StageParts, blocks: tuple[Block, ...], *, first: int) -> NonFiniteUpdate:
-    """The same error with stage, layer, samples, and the call that reads them again.
+    """Add stage, layer, samples, and the call that reads the samples to the error.
 
     Args:
-        error: of a stage's segment.
-        parts: of that stage.
-        blocks: the sample indices of its virtual worker's minibatches in that segment.
-        first: the number of the first of these minibatches.
+        error: error of a stage's segment.
+        parts: the stage.
+        blocks: sample indices of its virtual worker's minibatches in that segment.
+        first: number of the first of these minibatches.
     """
     p, name = error.minibatch, error.parameter
     if error.minibatches and name and _is_from_gradient(parts, name):
@@ -47,7 +47,7 @@ def explained(error: NonFiniteUpdate, parts: StageParts, blocks: tuple[Block, ..
 
 
 def known_data(parts: StageParts) -> DataSpec:
-    """What is dealt to the virtual workers; a stage that reads no data finds its length in the folder of the run."""
+    """The data assigned to virtual workers; a stage that reads none takes its length from the run's folder."""
     spec = parts.data.spec
     if spec.num_samples:
         return spec
@@ -58,14 +58,14 @@ def known_data(parts: StageParts) -> DataSpec:
 
 
 def _is_from_gradient(parts: StageParts, name: str) -> bool:
-    """Whether the optimizer has averaged a gradient of the parameter that was not finite."""
+    """Whether the optimizer has averaged a non-finite gradient of the parameter."""
     state: Mapping[str, Tensor | float | int] = parts.weights.optimizer.state().get(name, {})
     kept = (value for value in state.values() if isinstance(value, Tensor) and value.is_floating_point())
     return any(not bool(torch.isfinite(value).all()) for value in kept)
 
 
 def _replay(parts: StageParts, p: int, block: Block) -> str:
-    """The samples of minibatch `p`, as the call that returns them."""
+    """Python call that returns the samples of minibatch `p`."""
     vw, job = parts.identity.vw, str(parts.run_dir / "job.json")
     _log.error("not_finite", vw=vw, p=p, indices=str(list(block)))
     shown = list(block[:_MAX_SHOWN])

@@ -1,4 +1,4 @@
-"""The job's optimizer and the schedule of its rate: which classes of torch they name, and whether all arguments fit."""
+"""Validation of the job's optimizer and learning-rate schedule: existing classes of torch, valid arguments."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from hetpipe.weights.optimizer_trial import check_own_optimizer
 from hetpipe.weights.parameter_groups import matches, members_of
 from hetpipe.weights.prediction import check_predictable
 
-#: Switches of torch's optimizers that only make sense outside of a pipeline, with the reason.
+#: Options of torch's optimizers that only apply outside pipelines, with the reason.
 _REFUSED_SWITCHES: Mapping[str, str] = {
     "capturable": "it is for CUDA graphs, which a pipeline does not record; remove it",
     "differentiable": "nothing here differentiates through a step; remove it",
 }
 
-#: Parameter names that a message shows as examples.
+#: Limit on the parameter names shown as examples in a message.
 _SHOWN_NAMES = 3
 
 
 def check_optimization(job: Job, import_path: Path) -> None:
-    """Refuse whatever of a job's updates can be refused without its model.
+    """Check the job's update settings as far as possible without its model.
 
     Raises:
-        JobError: optimizer, groups, policy or schedule; with the path in the job.
-        CallableError: what the schedule names cannot be loaded.
+        JobError: invalid optimizer, groups, policy or schedule; with the path in the job.
+        CallableError: a callable of the schedule cannot be loaded.
     """
     kind = check_optimizer_arguments(job.optimizer, import_path)
     check_predictable(kind, job.optimizer.name, job.weights)
@@ -46,14 +46,14 @@ def check_optimization(job: Job, import_path: Path) -> None:
 
 
 def check_optimizer_arguments(spec: OptimizerSpec, import_path: Path | None = None) -> type[torch.optim.Optimizer]:
-    """Refuse what the class would refuse in every stage, and a class of the user's own that a pipeline cannot use.
+    """Check arguments that the class would reject in every stage, and the user's own classes.
 
     Args:
-        spec: the job's section.
-        import_path: the user's folder, where its own class is; None: no user code may be imported here.
+        spec: optimizer section of the job.
+        import_path: the user's folder, for classes of the user; None if user code must not be imported here.
 
     Raises:
-        JobError: with every unknown argument, or else with what the class says about the values.
+        JobError: lists every unknown argument, or else the class's error about the values.
         CallableError: the user's module cannot be used.
     """
     kind = check_optimizer_names(spec, import_path)
@@ -74,13 +74,14 @@ def check_optimizer_arguments(spec: OptimizerSpec, import_path: Path | None = No
 
 
 def check_optimizer_names(spec: OptimizerSpec, import_path: Path | None = None) -> type[torch.optim.Optimizer]:
-    """The class that `spec` names, which has all of its arguments. Makes no optimizer, as torch takes a second for it.
+    """Check the names of arguments; returns the class. Creates no optimizer, which takes torch a second.
 
     Args:
-        spec, import_path: as for `check_optimizer_arguments`.
+        spec: optimizer section of the job.
+        import_path: the user's folder, for classes of the user; None if user code must not be imported here.
 
     Raises:
-        JobError: with every unknown argument, or there is no such class.
+        JobError: lists every unknown argument, or the class does not exist.
         CallableError: the user's module cannot be used.
     """
     kind = optimizer_class(spec, None if import_path is None else partial(load_callable, import_path=import_path))
@@ -93,7 +94,7 @@ def check_optimizer_names(spec: OptimizerSpec, import_path: Path | None = None) 
 
 
 def _unknown(kind: type[torch.optim.Optimizer], path: str, arguments: Mapping[str, Any]) -> Iterator[str]:
-    # The first one takes the parameters, whatever its name.
+    # The first parameter receives the model's parameters, whatever its name.
     parameters = list(inspect.signature(kind).parameters.values())[1:]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     allowed = [parameter.name for parameter in parameters]
@@ -108,22 +109,22 @@ def _unknown(kind: type[torch.optim.Optimizer], path: str, arguments: Mapping[st
 def _refused_in_group(
     kind: type[torch.optim.Optimizer], path: str, arguments: Mapping[str, Any], own: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Torch looks at the values of groups only when it is too late; so each group stands for an optimizer."""
+    """Arguments of a group that the class rejects as arguments of its own; torch checks groups too late."""
     together = _refusal(kind, {**arguments, **own})
     if together is None:
         return
     alone = {name: _refusal(kind, {**arguments, name: value}) for name, value in own.items()}
     blamed = {name: refusal for name, refusal in alone.items() if refusal is not None}
     for name, refusal in blamed.items():
-        yield f"{path}.{name}: {kind.__name__} refuses it: {refusal}"
+        yield f"{path}.{name}: {kind.__name__} rejects it: {refusal}"
     if not blamed:
         yield f"{path}: {kind.__name__} rejects its arguments: {together}"
 
 
 def _refusal(kind: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) -> str | None:
-    """What the class says about arguments that it does not take."""
+    """The class's error about the arguments; None if it accepts them."""
     try:
-        # A matrix, because Muon takes nothing else.
+        # A matrix, because Muon accepts nothing else.
         kind([nn.Parameter(torch.zeros(2, 2))], **arguments)
     except Exception as error:  # noqa: BLE001 - the class may be the user's
         return str(error)
@@ -131,27 +132,27 @@ def _refusal(kind: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) ->
 
 
 def check_lr_schedule(schedule: LrScheduleSpec, optimizer: OptimizerSpec, import_path: Path) -> None:
-    """Refuse a schedule that torch would refuse in every stage.
+    """Check a schedule for errors that torch would raise in every stage.
 
     Args:
-        schedule: of the learning rate.
-        optimizer: what it moves; checked already.
-        import_path: the user's folder, where its callables are.
+        schedule: the learning-rate schedule.
+        optimizer: the optimizer, already validated.
+        import_path: the user's folder, for its callables.
 
     Raises:
-        JobError: with the path of what is wrong and what the class says about it.
-        CallableError: what it names cannot be loaded.
+        JobError: names the path in the job and the class's error.
+        CallableError: a callable cannot be loaded.
     """
     options = GroupOptions(optimizer, schedule, partial(load_callable, import_path=import_path))
-    # Some divide by their arguments only then.
+    # Some schedules only divide by their arguments here.
     options.advance()
 
 
 def check_groups(spec: OptimizerSpec, parameter_names: Sequence[str]) -> None:
-    """Refuse groups that the model has no parameters for.
+    """Check that every group matches parameters of the model.
 
     Raises:
-        JobError: with every pattern that matches no name, and every group that earlier ones leave nothing.
+        JobError: lists patterns without a match, and groups whose parameters all belong to earlier ones.
     """
     members = members_of(spec, parameter_names)
     problems: list[str] = []
@@ -164,14 +165,14 @@ def check_groups(spec: OptimizerSpec, parameter_names: Sequence[str]) -> None:
         ]
         if not idle and index not in members:
             problems.append(
-                f"{path}: every parameter that matches belongs to an earlier group, and the first one counts; put this "
-                "group before it, or remove it"
+                f"{path}: every parameter that matches belongs to an earlier group, and the first match applies; move "
+                "this group before it, or remove it"
             )
     if problems:
         raise JobError(problems)
 
 
 def _names_like(pattern: str, names: Sequence[str]) -> str:
-    """Some of the names, if possible similar ones."""
+    """Examples of the names, similar ones if possible."""
     shown = difflib.get_close_matches(pattern, names, n=_SHOWN_NAMES) or names[:_SHOWN_NAMES]
     return ", ".join(sorted(shown)) + (" …" if len(names) > len(shown) else "")

@@ -1,9 +1,8 @@
-"""Proof before training: does the cut model compute what the user's own model computes?
+"""Proof before training that the cut model computes the same as the user's own model.
 
-The user's model is run as the user would run it, *uncut*, and beside it the layers are run as stages run them, each
-one as a stage of its own, with weights put in place for that layer alone (*cut*). Same minibatch, same seeds; outputs,
-loss, gradients and buffers must be equal. `docs/semantics/proof.md` says what is checked, with what tolerance, and at
-what cost.
+The user's model is run as the user would run it, *uncut*; its layers are run as stages run them, each as a stage of its
+own, with weights put in place for that layer alone (*cut*). With the same minibatch and seeds, outputs, loss, gradients
+and buffers must be equal. `docs/semantics/proof.md` lists the checks, their tolerances and their cost.
 
 Two instances of the model are needed, so the user's callable is called a second time. Hooks on the layers of the uncut
 one seed the generators and normalise values where stages would, so that equal means equal to the bit.
@@ -38,22 +37,22 @@ from hetpipe.pipeline.seeds import (
 )
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 
-#: Samples of the minibatch that a model is proven on; some code needs whole minibatches, and gets them.
+#: Samples in the proof's minibatch; some user code needs whole minibatches, and gets them.
 PROVEN_SAMPLES = 4
 
-#: Whose minibatches the proof computes.
+#: Virtual worker whose minibatches the proof computes.
 _VW = VirtualWorkerIndex(0)
 _FIRST, _SECOND = Minibatch(1), Minibatch(2)
 _CPU = torch.device("cpu")
 
-#: By what share of their size other weights differ from the first ones, and by how much where these are zero.
+#: Relative difference between other weights and the initial ones, and absolute difference where these are zero.
 _CHANGED_SHARE = 0.05
 _CHANGED_ZERO = 1e-3
 
-#: What is wrong with a layer whose outputs depend on more than its inputs, weights, buffers and seed.
+#: Description of a layer whose outputs depend on more than its inputs, weights, buffers and seed.
 _KEEPS = (
-    "it reads what another layer left behind, or keeps something that is no buffer; pass it on as an output, or keep "
-    "it in a registered buffer"
+    "it reads state left by another layer, or keeps state outside its buffers; pass it on as an output, or keep it in "
+    "a registered buffer"
 )
 
 _HEAD = "model: the cut model does not compute what the model computes"
@@ -61,22 +60,22 @@ _HEAD = "model: the cut model does not compute what the model computes"
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The model was proven."""
+    """Result of a successful proof."""
 
     samples: int
-    """Of the minibatches that it was proven on."""
+    """Samples in each minibatch of the proof."""
     is_exact: bool
-    """Everything was equal to the bit; else within rounding."""
+    """Whether everything was equal to the bit, rather than within rounding."""
     notices: tuple[str, ...] = ()
-    """What the user should know, as sentences."""
+    """Notices for the user, as sentences."""
 
 
-#: Why there is a difference at a layer, or behind the last one, as sentences.
+#: Explains a difference at a layer, or after the last one, as sentences.
 Explain = Callable[[Layer | None], str]
 
 
 class UncutFailure(CallableError):
-    """The user's own model does not run on the minibatch of the proof."""
+    """The user's own model fails on the proof's minibatch."""
 
 
 def prove_model(
@@ -87,23 +86,23 @@ def prove_model(
     batches: tuple[Batch, Batch],
     seed: int,
 ) -> Proof:
-    """Compare the user's model with its layers; `chain` is left as it was, and the generators, too.
+    """Compare the user's model with its layers; `chain` and the generators are left unchanged.
 
     Args:
-        build: makes the user's model under the job's seed.
-        chain: the layers of a model that `build` has made, and that has not run yet.
-        loss: the job's.
-        batches: two minibatches of as many samples.
-        seed: of the job.
+        build: builds the user's model under the job's seed.
+        chain: the layers of a model built by `build` that has not run yet.
+        loss: the job's loss.
+        batches: two minibatches of equal size.
+        seed: seed of the job.
 
     Raises:
-        UncutFailure: the model or a layer does not run on these minibatches.
-        CallableError: the model would be trained to something else; the first place of difference and the fix.
+        UncutFailure: the model or a layer fails on these minibatches.
+        CallableError: the layers compute something else; names the first difference and the fix.
     """
     first, second = batches
     buffers = _buffers_of(chain)
     try:
-        # What user code warns of it says often enough when it trains.
+        # Warnings of user code will appear often enough during training.
         with preserved_generators(), torch.enable_grad(), warnings.catch_warnings(), _memory_errors_told(chain):
             warnings.simplefilter("ignore")
             return _Proof(build, chain, loss, seed).run(first, second)
@@ -114,36 +113,36 @@ def prove_model(
 def prove_data(
     key: str, reference: str, build: Callable[[], MapDataset], dataset: MapDataset, read: Callable[[MapDataset], Batch]
 ) -> None:
-    """Read one minibatch again, and once more from a data set that was made anew: it must be the same one.
+    """Check that a minibatch is the same when it is read again, and when it is read from a newly built data set.
 
-    The first and the last stage, and every later life of theirs, make the data set and read it each for themselves.
+    The first and the last stage, and their later incarnations, each build the data set and read it independently.
 
     Args:
-        key: of the job.
-        reference: what it names.
-        build: makes the data set under its seed.
-        dataset: one that `build` has made.
+        key: job key of the data set.
+        reference: value of the key.
+        build: builds the data set under its seed.
+        dataset: a data set built by `build`.
         read: reads the minibatch under its seed.
 
     Raises:
-        CallableError: it differs, so that inputs and targets would not belong together.
+        CallableError: it differs, so that inputs and targets would not match.
     """
     with preserved_generators():
         once = read(dataset)
         part = _different_part(read(dataset), once)
         if part:
             raise CallableError(
-                f"{key}: the {part} of one minibatch, read twice under one seed, differ: a sample may depend on its "
-                "index and on draws from torch, `random` or NumPy's global functions (numpy.random.rand), which are "
-                "seeded for every minibatch, and on nothing else; a generator that the data set keeps "
-                "(numpy.random.default_rng()) cannot be seeded: make it anew in __getitem__, as "
+                f"{key}: the {part} of one minibatch, read twice under one seed, differ: a sample may depend only on "
+                "its index and on draws from torch, `random` or NumPy's global functions (numpy.random.rand), which "
+                "are seeded for every minibatch; a generator that the data set keeps (numpy.random.default_rng()) "
+                "cannot be seeded: create it in __getitem__, as "
                 "numpy.random.default_rng(numpy.random.randint(2**31))"
             )
         part = _different_part(read(build()), once)
         if part:
             raise CallableError(
-                f"{key}: the {part} of one minibatch differ when `{reference}()` has been called anew: the first and "
-                "the last stage each make the data set for themselves, under one seed; draw what is drawn there from "
+                f"{key}: the {part} of one minibatch differ when `{reference}()` has been called again: the first and "
+                "the last stage each build the data set themselves, under one seed; make its random draws from "
                 "torch, `random` or NumPy's global functions, or from a generator with a fixed seed"
             )
 
@@ -159,15 +158,15 @@ class _Computed:
     """One minibatch of the uncut model."""
 
     outputs: tuple[Values, ...] | None
-    """Of every layer, in order; None if the model's forward does not call them one by one."""
+    """Outputs of every layer, in order; None if the model's forward does not call the layers one by one."""
     result: Values
-    """What the model returned."""
+    """Return value of the model."""
     loss: float
     gradients: dict[str, Tensor | None]
 
 
 class _Proof:
-    """One proof. `run` is called once."""
+    """One proof. Single use."""
 
     def __init__(self, build: Callable[[], nn.Module], chain: Sequence[Layer], loss: LossFunction, seed: int) -> None:
         self._chain = chain
@@ -180,17 +179,17 @@ class _Proof:
             for layer in chain
             for local, name in layer.parameters.items()
         }
-        #: Comparison of what runs alike, and of what does not.
+        #: Comparison of computations with equal operations, and of others.
         self._strict, self._loose = TensorComparison(), TensorComparison(is_loose=True)
         self._uncut = _Uncut(_made_again(build, chain), loss, seed)
         self._check_made_alike()
-        #: Layer → what it computes with that is not registered in it.
+        #: Layer → tensors that it uses without registering them.
         self._strangers: dict[int, list[Tensor]] = {}
 
     def run(self, first: Batch, second: Batch) -> Proof:
         uncut, chain = self._uncut, self._chain
         self._compare_as_made(first)
-        # From here on the weights are others than those that the model was made with, as after any update.
+        # From here on the weights differ from the initial ones, as after any update.
         others = other_weights(self._weights)
         uncut.take_over(others)
         before = _buffers_of(chain)
@@ -208,7 +207,7 @@ class _Proof:
     # -- what is compared --------------------------------------------------------------------------------------------
 
     def _compare_as_made(self, batch: Batch) -> None:
-        """On the weights that the model was made with, so that only its definition can differ."""
+        """Compare on the initial weights, where only the model's definition can differ."""
         computed = self._uncut.train(batch)
         self._check_loss(batch, computed)
         leaves = {name: weight.detach().requires_grad_() for name, weight in self._weights.items()}
@@ -220,14 +219,14 @@ class _Proof:
         """Run the layers on `weights` and compare.
 
         Returns:
-            The gradients, if every layer was seeded as in a stage; else nothing.
+            The gradients, if every layer was seeded as on a stage; else nothing.
         """
         comparison = self._loose if computed.outputs is None else self._strict
         cut = _Cut(self._chain, self._loss, self._seed, is_seeded=computed.outputs is not None)
         self._compare_forward(cut, comparison, computed, weights, batch, explain)
         if self._strangers and explain == self._explain_definition:
-            # Gradients of what is read behind the boundary are missing where it is registered; the outputs on other
-            # weights will tell where it is read.
+            # Weights that are read in another layer lack gradients where they are registered; the outputs on other
+            # weights will show where they are read.
             return {}
 
         def on_gradients(layer: Layer, found: Mapping[str, Tensor | None]) -> None:
@@ -236,7 +235,7 @@ class _Proof:
                 if difference:
                     self._fail(layer, f"gradient of {name}", difference, explain)
 
-        with _backward_told("its layers, each one as a stage of its own,"):
+        with _backward_told("its layers, each as a stage of its own,"):
             cut.backward(_FIRST, weights, on_gradients)
         for layer, ours in zip(self._chain, self._uncut.chain, strict=True):
             for local, name in layer.buffers.items():
@@ -284,13 +283,13 @@ class _Proof:
                 self._fail(layer, f"output {index}", difference, explain)
 
     def _compare_evaluations(self, weights: Mapping[str, Tensor], batch: Batch) -> None:
-        """In evaluation mode: the user's `eval()` on the model, and the flags that stages put."""
+        """Compare in evaluation mode: the user's `eval()` on the model, and the flags set by stages."""
         expected, outputs = self._uncut.evaluate(batch)
         comparison = self._loose if outputs is None else self._strict
 
         def explain(_: Layer | None) -> str:
             return (
-                "That is in evaluation mode: eval() of the model must change nothing but flags `training`, or what it "
+                "This is in evaluation mode: eval() of the model must change nothing but flags `training`, or what it "
                 "changes must be in the forward of the layers."
             )
 
@@ -315,17 +314,17 @@ class _Proof:
         first: Batch,
         second: Batch,
     ) -> list[tuple[Values, Values]]:
-        """Two forwards, then the backward of the first one: as in a pipeline.
+        """Run two forwards, then the backward of the first: as in a pipeline.
 
         Args:
             weights: leaves.
-            expected: the gradients of `first`; empty if they are not known.
-            outputs: those of every layer; None if they are not known.
+            expected: gradients of `first`; empty if unknown.
+            outputs: outputs of every layer; None if unknown.
             first: a minibatch.
-            second: another one.
+            second: another minibatch.
 
         Returns:
-            What every layer received and returned in the first forward.
+            Inputs and outputs of every layer in the first forward.
         """
         buffers = _buffers_of(self._chain)
         if not expected:
@@ -335,7 +334,7 @@ class _Proof:
 
             alone = _Cut(self._chain, self._loss, self._seed)
             alone.forward(_FIRST, weights, first)
-            with _backward_told("its layers, each one as a stage of its own,"):
+            with _backward_told("its layers, each as a stage of its own,"):
                 alone.backward(_FIRST, weights, on_first)
             _load_buffers(self._chain, buffers)
         cut = _Cut(self._chain, self._loss, self._seed)
@@ -367,7 +366,7 @@ class _Proof:
     def _compare_alone(
         self, weights: Mapping[str, Tensor], buffers: Sequence[Mapping[str, Tensor]], seen: list[tuple[Values, Values]]
     ) -> None:
-        """Every layer once more, the last one first, on what it received before: no other layer has run for it."""
+        """Run every layer again, the last one first, on its earlier inputs, without a preceding forward of others."""
         _load_buffers(self._chain, buffers)
         cut = _Cut(self._chain, self._loss, self._seed)
         for layer in reversed(self._chain):
@@ -375,7 +374,9 @@ class _Proof:
             try:
                 found = cut.run_layer(layer, _FIRST, weights, inputs)
             except CallableError as error:
-                raise CallableError(f"{error}. That is when it runs without the layers before it: {_KEEPS}") from error
+                raise CallableError(
+                    f"{error}. This happens when it runs without the layers before it: {_KEEPS}"
+                ) from error
             self._check_again(layer, found, expected, "without the layers before it")
 
     def _check_again(self, layer: Layer, found: Values, expected: Values, how: str) -> None:
@@ -394,25 +395,25 @@ class _Proof:
         raise CallableError(f"{_HEAD}: first difference at {where} ({what}, {difference}). {explain(layer)}")
 
     def _explain_definition(self, layer: Layer | None) -> str:
-        """Why the layers differ from the model although nothing was trained yet."""
+        """Why the layers differ from the model on its initial weights."""
         hidden = self._hidden_in(layer)
         if hidden:
             return hidden
         calls = f"{self._uncut.irregular}. " if self._uncut.irregular else ""
         return (
-            f"{calls}Give {type(self._uncut.model).__name__} a method layers() whose modules, one after the other, "
-            "compute what its forward computes, and put what stands between them into modules of their own."
+            f"{calls}Give {type(self._uncut.model).__name__} a method layers() whose modules, in sequence, compute "
+            "the same as its forward, and move computations between them into modules of their own."
         )
 
     def _explain_weights(self, layer: Layer | None) -> str:
         """Why the layers differ from the model on other weights only."""
         return self._hidden_in(layer) or (
-            "It computes with weights that it was made with, and not with those that are trained: read them from "
+            "It computes with the weights that it was built with instead of those that are trained: read them from "
             "registered parameters of the same layer, in forward."
         )
 
     def _hidden_in(self, layer: Layer | None) -> str:
-        """What `layer` uses without having registered it, as a sentence; empty if nothing was found."""
+        """Tensors that `layer` uses without registering them, as a sentence; empty if there are none."""
         layers = self._chain if layer is None else (layer,)
         for each in layers:
             used = {id(tensor) for tensor in self._strangers.get(each.index, ())}
@@ -435,7 +436,7 @@ class _Proof:
         return (parameter for layer in self._chain for parameter in layer.module.parameters())
 
     def _refuse_strangers(self) -> None:
-        """Refuse parameters that no optimizer would train: the cut model and the uncut one agree, both wrongly."""
+        """Check for parameters that no optimizer would train: cut and uncut model agree on them, both wrongly."""
         for layer in self._chain:
             used = {id(tensor) for tensor in self._strangers.get(layer.index, ())}
             if not used:
@@ -449,10 +450,10 @@ class _Proof:
             )
 
     def _check_loss(self, batch: Batch, computed: _Computed) -> None:
-        """Refuse a loss that keeps something.
+        """Check that the loss keeps no state.
 
         Raises:
-            CallableError: it computes with parameters of its own, or changes when it is called.
+            CallableError: it has parameters of its own, or changes when it is called.
         """
         if self._uncut.loss_strangers:
             shapes = ", ".join(str(list(tensor.shape)) for tensor in self._uncut.loss_strangers)
@@ -476,7 +477,7 @@ class _Proof:
             value = call_loss(self._loss, output[0] if len(output) == 1 else output, _copied(batch.target))
             values.append(float(value.detach()))
         changed = [name for name, buffer in module.named_buffers() if not same(buffer, before[name])]
-        where = "only the last stage of each virtual worker calls it, and nothing of it is averaged or saved"
+        where = "only the last stage of each virtual worker calls it, and its state is neither averaged nor saved"
         if changed:
             raise CallableError(
                 f"loss: its buffer {', '.join(changed)} changes when it is called, but {where}; put it into the last "
@@ -485,15 +486,15 @@ class _Proof:
         if not same(values[0], values[1]):
             raise CallableError(
                 f"loss: called twice with one output and one target it returns {values[0]:.6g} and {values[1]:.6g}, so "
-                f"it keeps something between calls, but {where}; put what it keeps into a buffer of the last layer"
+                f"it keeps state between calls, but {where}; put that state into a buffer of the last layer"
             )
 
     def _check_made_alike(self) -> None:
-        """Refuse a model that is another one each time it is made: every stage makes it for itself."""
+        """Check that the model is the same each time it is built: every stage builds it itself."""
         ours = self._uncut.chain
         if [dict(layer.parameters) for layer in ours] != [dict(layer.parameters) for layer in self._chain]:
             raise CallableError(
-                "model: called twice, it returned models with other layers or parameters; every stage makes it for "
+                "model: called twice, it returned models with other layers or parameters; every stage builds it "
                 "itself, so it must return the same one each time"
             )
         for layer, again in zip(self._chain, ours, strict=True):
@@ -502,14 +503,14 @@ class _Proof:
             for name, tensor in tensors.items():
                 if name not in others or not same(tensor, others[name]):
                     raise CallableError(
-                        f"model: made twice under one seed, its {name} differs; every stage makes the model for "
-                        "itself: draw from torch, `random` or NumPy's global functions, or from a generator with a "
-                        "fixed seed"
+                        f"model: built twice under one seed, its {name} differs; every stage builds the model itself: "
+                        "draw from torch, `random` or NumPy's global functions, or from a generator with a fixed "
+                        "seed"
                     )
 
 
 class _Uncut:
-    """The user's model, run as the user runs it, under hooks at its layers."""
+    """The user's model, run as the user would run it, with hooks on its layers."""
 
     def __init__(self, model: nn.Module, loss: LossFunction, seed: int) -> None:
         self.model = model.to(_CPU)
@@ -517,13 +518,13 @@ class _Uncut:
         self._loss = loss
         self._seed = seed
         self.notices: list[str] = []
-        #: What is odd about the order in which its forward calls the layers, as a sentence without its end.
+        #: Deviation from calling each layer once and in order, as a sentence without its end; empty if there is none.
         self.irregular = ""
-        #: It could not be compared layer by layer.
+        #: Whether it could only be compared as a whole, not layer by layer.
         self.is_whole = False
-        #: Leaves behind the loss that are nobody's parameters.
+        #: Leaves of the loss's graph that belong to no parameter.
         self.loss_strangers: list[Tensor] = []
-        #: The forward of `nn.Sequential` is its chain; but that it cannot hand on several values at once.
+        #: Whether the forward is the chain, as for `nn.Sequential`; it cannot pass several values between layers.
         self._is_chain = not has_forward(model) or (
             isinstance(model, nn.Sequential)
             and type(model).forward is nn.Sequential.forward
@@ -531,15 +532,15 @@ class _Uncut:
         )
         if not has_forward(model):
             self.notices.append(
-                f"{type(model).__name__} has layers() and no forward of its own: what its layers compute, one after "
-                "the other, is taken for what it computes"
+                f"{type(model).__name__} has layers() and no forward of its own: the sequence of its layers is taken "
+                "as its definition"
             )
 
     def is_strange(self, tensor: Tensor) -> bool:
         return any(tensor is stranger for stranger in self.loss_strangers)
 
     def take_over(self, weights: Mapping[str, Tensor]) -> None:
-        """Really have these weights from now on, as after a step of an optimizer."""
+        """Set the weights in the modules themselves, as a step of an optimizer does."""
         with torch.no_grad():
             for layer in self.chain:
                 for local, name in layer.parameters.items():
@@ -556,7 +557,7 @@ class _Uncut:
             if watch.is_regular:
                 return self._computed(batch, result, watch.outputs)
             self._note_whole(watch)
-            # Once more without hooks, which seeded some layers and others not.
+            # Again without hooks, which have seeded only some of the layers.
             _load_buffers(self.chain, buffers)
         seed_generators(self._seed)
         return self._computed(batch, self._call(batch, None), None)
@@ -581,7 +582,7 @@ class _Uncut:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> tuple[Values, tuple[Values, ...] | None]:
-        """Forward in the model's own evaluation mode: what it returns, and what every layer does."""
+        """Forward in the model's own evaluation mode: its result, and the outputs of every layer."""
         self.model.eval()
         if not self.is_whole:
             watch = _Watch(self.chain, lambda layer: evaluation_layer_seed(self._seed, _VW, _FIRST, layer.index))
@@ -595,7 +596,7 @@ class _Uncut:
 
     @torch.no_grad()
     def evaluate_bare(self, batch: Batch) -> Values | None:
-        """The same without hooks; None if the model draws random numbers even then."""
+        """The same without hooks; None if the model draws random numbers even in evaluation mode."""
         self.model.eval()
         seed_generators(self._seed)
         before = generator_states()
@@ -642,7 +643,7 @@ class _Uncut:
 
 
 class _Watch:
-    """Hooks on the layers of a model: they seed, normalise, and note what goes through, for one forward."""
+    """Hooks on the layers of a model that seed, normalise and record values during one forward."""
 
     def __init__(self, chain: Sequence[Layer], seed_of: Callable[[Layer], int]) -> None:
         self._chain = chain
@@ -652,7 +653,7 @@ class _Watch:
         self._outputs: list[Values] = []
         self.irregular = ""
         self.current: Layer | None = None
-        """The layer that is running."""
+        """The layer in progress."""
         self.received: Values = ()
 
     def __enter__(self) -> None:
@@ -666,7 +667,7 @@ class _Watch:
 
     @property
     def is_regular(self) -> bool:
-        """Whether the forward called each layer once, in order; else `irregular` says what it did."""
+        """Whether the forward called each layer once, in order; if not, `irregular` describes the deviation."""
         if not self.irregular and len(self._outputs) < len(self._chain):
             missing = self._chain[len(self._outputs)]
             self.irregular = f"The model's own forward never calls {place(missing)}"
@@ -674,7 +675,7 @@ class _Watch:
 
     @property
     def outputs(self) -> tuple[Values, ...] | None:
-        """Of every layer."""
+        """Outputs of every layer; None if the forward was irregular."""
         return tuple(self._outputs) if self.is_regular else None
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -702,7 +703,7 @@ class _Watch:
         if self._depth or self.irregular:
             return
         layer = self._chain[len(self._outputs)]
-        # Cloned: what comes next may work in place.
+        # Cloned: the next operation may modify it in place.
         self._outputs.append(tuple(value.detach().clone() for value in as_values(output, layer)))
         self.current = None
 
@@ -712,7 +713,7 @@ OnGradients = Callable[[Layer, Mapping[str, Tensor | None]], None]
 
 
 class _Cut:
-    """The layers, each one a stage of its own."""
+    """The layers, each as a stage of its own."""
 
     def __init__(self, chain: Sequence[Layer], loss: LossFunction, seed: int, *, is_seeded: bool = True) -> None:
         stage = StageCompute if is_seeded else _UnseededCompute
@@ -729,17 +730,17 @@ class _Cut:
             for layer in chain
         ]
         self.current = chain[0]
-        """The layer that is running."""
+        """The layer in progress."""
         self.strangers: dict[int, list[Tensor]] = {}
-        """Layer → what it computes with that is not registered in it."""
+        """Layer → tensors that it uses without registering them."""
 
     def forward(
         self, p: Minibatch, weights: Mapping[str, Tensor], batch: Batch, on_layer: OnLayer | None = None
     ) -> tuple[Values, float]:
-        """The outputs of the last layer, and the loss. `on_layer` hears what each layer received and returned."""
+        """Outputs of the last layer, and the loss. `on_layer` is called with each layer's inputs and outputs."""
         values = tuple(value.clone() for value in batch.inputs)
         for layer in self._chain:
-            # The layer may work in place.
+            # The layer may modify it in place.
             received = tuple(value.detach().clone() for value in values) if on_layer else ()
             given, values = values, self.run_layer(layer, p, weights, values)
             found = strangers(values, _of(layer, weights), given)
@@ -751,13 +752,13 @@ class _Cut:
         return outputs, self._stages[-1].loss(p, values, _copied(batch.target))
 
     def run_layer(self, layer: Layer, p: Minibatch, weights: Mapping[str, Tensor], values: Values) -> Values:
-        """What `layer` returns."""
+        """Outputs of `layer`."""
         self.current = layer
         with _told(layer, values):
             return self._stages[layer.index].forward(p, _of(layer, weights), values)
 
     def backward(self, p: Minibatch, weights: Mapping[str, Tensor], on_gradients: OnGradients) -> None:
-        """The backward of `p`; `on_gradients` hears the gradients of each layer's parameters, the last layer first."""
+        """Run the backward of `p`; `on_gradients` is called with each layer's parameter gradients, last layer first."""
         gradients: Sequence[Tensor | None] | None = None
         for layer in reversed(self._chain):
             self.current = layer
@@ -777,17 +778,17 @@ class _Cut:
 
 
 class _UnseededCompute(StageCompute):
-    """Draws on from one layer to the next, for the comparison with a model whose layers cannot be told apart."""
+    """Keeps drawing across layers without reseeding, for models whose layers cannot be distinguished in the forward."""
 
     def _seed_for(self, p: Minibatch, key: SeedKey) -> None:
-        """Leave the generators alone."""
+        """Do not seed."""
 
     def _seed_for_evaluation(self, number: int, key: SeedKey) -> None:
-        """Leave the generators alone."""
+        """Do not seed."""
 
 
 def place(layer: Layer) -> str:
-    """How a layer is called in a sentence: by its name, or by its number where that is its name."""
+    """Designation of a layer in messages: its name, or its number if that is its name."""
     return f"layer {layer.index}" if layer.name.isdigit() else layer.name
 
 
@@ -796,10 +797,10 @@ def _of(layer: Layer, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _made_again(build: Callable[[], nn.Module], chain: Sequence[Layer]) -> nn.Module:
-    """A second instance of the model.
+    """Build a second instance of the model.
 
     Raises:
-        CallableError: there is none.
+        CallableError: the model cannot be built or copied again.
     """
     model = build()
     known = {id(module) for layer in chain for module in layer.module.modules()}
@@ -818,12 +819,12 @@ def _made_again(build: Callable[[], nn.Module], chain: Sequence[Layer]) -> nn.Mo
 
 
 def other_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Leaves that differ from `weights` in every element, by a few percent of their size."""
+    """Leaves that differ from `weights` in every element, by a few percent of its magnitude."""
     generator = torch.Generator().manual_seed(0)
     others: dict[str, Tensor] = {}
     for name, weight in weights.items():
         size = float(torch.linalg.vector_norm(weight)) / max(1, weight.numel()) ** 0.5
-        # Of the same strides, as parameters that are stepped in place keep theirs.
+        # With the same strides, which parameters keep when they are stepped in place.
         other = torch.empty_like(weight)
         (torch.view_as_real(other) if other.is_complex() else other).uniform_(-1.0, 1.0, generator=generator)
         others[name] = other.mul_(size * _CHANGED_SHARE or _CHANGED_ZERO).add_(weight).requires_grad_()
@@ -852,7 +853,7 @@ def _load_buffers(chain: Sequence[Layer], buffers: Sequence[Mapping[str, Tensor]
 
 
 def _copied(target: Any) -> Any:
-    """A target whose tensors nobody else has."""
+    """A copy of a target with tensors of its own."""
     if isinstance(target, Tensor):
         return target.clone()
     if isinstance(target, tuple | list):
@@ -862,8 +863,8 @@ def _copied(target: Any) -> Any:
 
 def _in_flight(layer: Layer, what: str) -> CallableError:
     return CallableError(
-        f"model: in {place(layer)}, with two minibatches in flight, {what}: it keeps something of its newest forward "
-        "that the backward of an older one then reads; keep it in the graph (ctx.save_for_backward, or an output)"
+        f"model: in {place(layer)}, with two minibatches in flight, {what}: it keeps state of its latest forward that "
+        "the backward of an earlier one then reads; keep it in the graph (ctx.save_for_backward, or an output)"
     )
 
 
@@ -880,7 +881,7 @@ def _failure_in(layer: Layer, values: Values, error: Exception) -> str:
 
 @contextmanager
 def _told(layer: Layer, values: Values) -> Iterator[None]:
-    """What the layer's own code raises, as one sentence."""
+    """Convert an exception of the layer's own code to one sentence."""
     try:
         yield
     except HetpipeError:
@@ -891,7 +892,7 @@ def _told(layer: Layer, values: Values) -> Iterator[None]:
 
 @contextmanager
 def _backward_told(who: str) -> Iterator[None]:
-    """What a backward raises, as one sentence."""
+    """Convert an exception of a backward to one sentence."""
     try:
         yield
     except HetpipeError:
@@ -902,7 +903,7 @@ def _backward_told(who: str) -> Iterator[None]:
 
 @contextmanager
 def _memory_errors_told(chain: Sequence[Layer]) -> Iterator[None]:
-    """An allocation that failed is told as the size of the proof.
+    """Convert a failed allocation to an error that states the memory the proof needs.
 
     Raises:
         CallableError: the host has too little memory.
@@ -917,5 +918,5 @@ def _memory_errors_told(chain: Sequence[Layer]) -> Iterator[None]:
         raise CallableError(
             f"model: the proof before training does not fit into this host's memory: it needs about five times the "
             f"{num_bytes / 1e9:.1f} GB of the weights, and the activations of {PROVEN_SAMPLES} samples twice; inspect "
-            "the job on a node with more memory, or make room there"
+            "the job on a node with more memory, or free some there"
         ) from error

@@ -1,9 +1,9 @@
-"""One stage's life: enter where a segment names it, run segment after segment, work at the barriers, end.
+"""The lifecycle of one stage: enter the run, alternate segments and barriers, end.
 
 entry (the start of the run, or a barrier) ─► segment ─► barrier: publish, pull, buffers, evaluate, checkpoint
 ─► segment ─► … ─► done
 
-It is done at the barrier that ends the run, or at the one at which its virtual worker, being drained, leaves.
+It ends at the barrier that ends the run, or at the one at which its virtual worker, being drained, leaves.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hetpipe.weights.flat import FlatBuffer
 
 
 class StageRunner:
-    """Runs one stage from where it comes in to the end of the run, on the calling thread."""
+    """Runs one stage from its entry to the end of the run, on the calling thread."""
 
     def __init__(self, parts: StageParts, inbox: Inbox) -> None:
         self._parts = parts
@@ -57,21 +57,21 @@ class StageRunner:
 
     @property
     def peak_buffers(self) -> int:
-        """Weight buffers on the device, at most at once so far."""
+        """Peak number of weight buffers on the device so far."""
         return self._parts.pool.peak
 
     @property
     def peak_buffers_at_rest(self) -> int:
-        """The same between two actions: what the version store itself holds."""
+        """Peak number between two actions: the buffers held by the version store itself."""
         return self._parts.weights.peak_at_rest
 
     def run(self) -> StageDone:
-        """Run until the barrier that ends the run, or at which the virtual worker, being drained, leaves it.
+        """Run until the barrier that ends the run, or the one at which the virtual worker, being drained, leaves.
 
-        A run that ended before this stage came in is found over.
+        Returns immediately if the run ended before this stage entered.
 
         Raises:
-            HetpipeError: whatever ended this stage before that, as one sentence.
+            HetpipeError: the reason the stage ended early, as one sentence.
         """
         segment, identity = self._entry.wait(), self._parts.identity
         if identity.in_segment(segment) is not None:
@@ -97,9 +97,9 @@ class StageRunner:
         return StageDone(segment.start, DRAIN if identity.leaves_at(segment) else str(BarrierReasons(segment.reasons)))
 
     def _cross(self, segment: SegmentRecord) -> bool:
-        """Begin a segment from its weights, after the work at the barrier before it; returns whether that was the last.
+        """Start a segment from its weights, after the work at the barrier before it; returns whether the run is over.
 
-        At the start of the run there is no barrier, and nothing to do. Who leaves needs no weights any more.
+        There is no work at the start of the run. A stage that leaves pulls no weights.
         """
         leaves = self._parts.identity.leaves_at(segment)
         if not leaves:
@@ -122,16 +122,17 @@ class StageRunner:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _division(self, segment: SegmentRecord) -> tuple[Progress, dict[VirtualWorkerIndex, tuple[Block, ...]]]:
-        """The state at the start of a segment, and its minibatches: shared by all who were members when it began."""
+        """Progress at the start of a segment, and its minibatches, divided among its members."""
         progress = self._parts.synchroniser.progress()
-        assert progress.clock == segment.start, f"the segment under way began at {progress.clock}, not {segment.start}"
+        assert progress.clock == segment.start, f"the current segment began at {progress.clock}, not {segment.start}"
         members = [member.vw for member in segment.members]
         return progress, divide(progress, known_data(self._parts), members)
 
     def _reach_barrier(self, start: Clock) -> SegmentRecord:
         """Wait until the barrier that ends the segment from `start` is passed; returns the segment after it.
 
-        The barrier may be set lower meanwhile. If this virtual worker leaves there, the others may be further already.
+        The barrier may be moved to a lower clock meanwhile. If this virtual worker leaves there, the others may already
+        be further.
         """
         identity = self._parts.identity
         with self._inbox.bell:
@@ -148,15 +149,15 @@ class StageRunner:
                 self._waiter.sleep(reason, for_clock=True)
 
     def _wait_for_next_barrier(self, start: Clock) -> None:
-        """Wait until it is known where the segment from `start` will end."""
+        """Wait until the end of the segment from `start` is known."""
         with self._inbox.bell:
             while self._inbox.log.barrier is None or self._inbox.log.barrier.clock <= start:
                 self._inbox.collect(needs_frames=False)
-                self._waiter.sleep("the clock shard to say where the next barrier is", for_clock=True)
+                self._waiter.sleep("the clock shard to set the next barrier", for_clock=True)
         self._waiter.proceed()
 
     def _take_weights(self, clock: Clock) -> None:
-        """Pull w^(clock), where parameter servers hold it, and begin from it."""
+        """Pull w^(clock), if there are parameter servers, and load it."""
         if not self._parts.has_shards:
             self._parts.weights.start(clock, None)
             return
@@ -170,7 +171,7 @@ class StageRunner:
                 self._waiter.sleep(f"w^({clock}) from the parameter servers", for_clock=False)
             self._waiter.proceed()
             found = self._inbox.fetched.pop(clock)
-            # Before `found` comes to the device: one of them may be there.
+            # Before `found` is moved to the device, which may hold one of the others.
             for left in list(self._inbox.fetched):
                 self._parts.pool.release(self._inbox.fetched.pop(left))
             self._inbox.lost.clear()

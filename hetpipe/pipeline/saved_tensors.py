@@ -1,8 +1,8 @@
-"""What a graph keeps instead of the tensors that its operations save for the backward.
+"""Replacements for tensors that operations save for the backward.
 
-Autograd hands every tensor that is about to be saved to a *pack* function and keeps what that returns
-(`torch.autograd.graph.saved_tensors_hooks`). Here that is always an object that can `unpack` itself, so that pack
-functions may be put one into another and the graph refers to nothing but what it keeps.
+Autograd passes every tensor to be saved to a *pack* function and keeps its return value
+(`torch.autograd.graph.saved_tensors_hooks`). Here that is always an object with an `unpack` method, so that pack
+functions compose and the graph refers to nothing but the kept data.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from hetpipe.errors import CallableError
 
 
 class Packed(Protocol):
-    """What stands for one saved tensor."""
+    """A replacement for one saved tensor."""
 
     def unpack(self) -> Tensor:
-        """The tensor, when the backward asks for it; possibly more than once."""
+        """Return the tensor to the backward; may be called more than once."""
         ...
 
 
@@ -31,49 +31,49 @@ Pack = Callable[[Tensor], Packed]
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Kept:
-    """A tensor kept as it is."""
+    """A tensor kept unchanged."""
 
     tensor: Tensor
-    """Without its place in the graph, which would close a circle of references."""
+    """The tensor, detached from the graph to avoid a reference cycle."""
     version: int
-    """`version_of` it when it was saved; under hooks autograd leaves it to them to notice a change."""
+    """Its version (`version_of`) when it was saved; under hooks, autograd does not detect modifications itself."""
 
     def unpack(self) -> Tensor:
-        """The tensor.
+        """Return the tensor.
 
         Raises:
-            CallableError: somebody changed it in place after it was saved, so that the gradient would be wrong.
+            CallableError: it was modified in place after it was saved, so that the gradient would be wrong.
         """
         if version_of(self.tensor) != self.version:
             raise CallableError(
-                f"model: a tensor of shape {list(self.tensor.shape)} that the backward needs was changed in place "
+                f"model: a tensor of shape {list(self.tensor.shape)} that the backward needs was modified in place "
                 "after the forward had saved it; use an operation that is not in place, or a clone"
             )
         return self.tensor
 
 
 def keep(tensor: Tensor) -> Kept:
-    """Keep `tensor` as autograd without hooks would."""
+    """Keep `tensor` as autograd does without hooks."""
     return Kept(tensor.detach(), version_of(tensor))
 
 
 def version_of(tensor: Tensor) -> int:
-    """How often `tensor`, or something that shares its memory, was changed in place."""
+    """Number of in-place modifications of `tensor` or of tensors that share its memory."""
     return tensor._version  # noqa: SLF001 - the only name for it; torch's allow_mutation_on_saved_tensors uses it, too
 
 
 def storage_address(tensor: Tensor) -> int | None:
-    """Where the storage of `tensor` begins, which tells live storages apart; None if there is nothing in it."""
+    """Address of the tensor's storage, unique among live storages; None for an empty one."""
     return tensor.untyped_storage().data_ptr() or None if tensor.layout is torch.strided else None
 
 
 def saving_with(pack: Pack) -> saved_tensors_hooks:
-    """In this block, what this thread's operations save is packed by `pack`; inner blocks replace outer ones."""
+    """Pack the tensors saved by operations of this thread with `pack` in this block; inner blocks take precedence."""
     return saved_tensors_hooks(pack, _unpack)
 
 
 def refuses_hooks(error: BaseException) -> bool:
-    """Whether `error` is torch's answer to code that does not run under such hooks, as `torch.func.grad`."""
+    """Whether `error` is torch's error for code that does not run under such hooks, such as `torch.func.grad`."""
     return isinstance(error, RuntimeError) and "saved tensor hooks" in str(error)
 
 

@@ -1,6 +1,6 @@
-"""Seeds that depend on what is computed, never on where: another partition draws the same numbers.
+"""Seeds that depend on what is computed, never on where: every partition draws the same numbers.
 
-User code may draw from torch, from `random` or from NumPy's global functions; all three are seeded together.
+User code may draw from torch, `random` and NumPy's global functions; all three are seeded together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from hetpipe.values.ids import LayerIndex, Minibatch, VirtualWorkerIndex
 
-#: Seeds of NumPy's global generator lie below this.
+#: Exclusive upper bound on seeds of NumPy's global generator.
 _NUMPY_SEEDS = 1 << 32
 
 
@@ -26,7 +26,7 @@ def _digest(*parts: object) -> int:
 
 
 def layer_seed(seed: int, vw: VirtualWorkerIndex, p: Minibatch, layer: LayerIndex | str) -> int:
-    """The seed (63 bits) that layer `layer` runs the forward of minibatch `p` of `vw` under; dropout draws from it.
+    """Seed (63 bits) for the forward of minibatch `p` of `vw` in layer `layer`, for example for dropout.
 
     In a model that is cut by its own forward, `layer` is the name of the call that draws.
     """
@@ -34,30 +34,30 @@ def layer_seed(seed: int, vw: VirtualWorkerIndex, p: Minibatch, layer: LayerInde
 
 
 def fetch_seed(seed: int, vw: VirtualWorkerIndex, p: Minibatch) -> int:
-    """The seed (63 bits) under which the samples of minibatch `p` of `vw` are read, for random augmentation."""
+    """Seed (63 bits) for reading the samples of minibatch `p` of `vw`, for random augmentation."""
     return _digest("fetch", seed, vw, p)
 
 
 def evaluation_layer_seed(seed: int, vw: VirtualWorkerIndex, number: int, layer: LayerIndex | str) -> int:
-    """The seed (63 bits) of layer `layer` in evaluation minibatch `number` (from 1) of `vw`."""
+    """Seed (63 bits) for layer `layer` in evaluation minibatch `number` (from 1) of `vw`."""
     return _digest("evaluation layer", seed, vw, number, layer)
 
 
 def evaluation_fetch_seed(seed: int, vw: VirtualWorkerIndex, number: int) -> int:
-    """The seed (63 bits) under which the samples of evaluation minibatch `number` (from 1) of `vw` are read."""
+    """Seed (63 bits) for reading the samples of evaluation minibatch `number` (from 1) of `vw`."""
     return _digest("evaluation fetch", seed, vw, number)
 
 
 def dataset_seed(seed: int, key: str) -> int:
-    """The seed (63 bits) under which the data set of the job's key `key` is made: every process makes the same one."""
+    """Seed (63 bits) for building the data set of job key `key`: every process builds the same one."""
     return _digest("data set", seed, key)
 
 
 def seed_generators(seed: int, device: torch.device | None = None) -> None:
-    """Seed what user code draws from: torch on the CPU and on `device`, `random`, and NumPy where it is imported.
+    """Seed the generators of user code: torch on the CPU and on `device`, `random`, and NumPy if it is imported.
 
-    Generators that user code made itself (`numpy.random.default_rng()`) are out of reach; the proof before training
-    finds data sets and layers that draw from one.
+    Generators created by user code (`numpy.random.default_rng()`) cannot be seeded; the proof before training detects
+    data sets and layers that draw from one.
     """
     torch.default_generator.manual_seed(seed)
     if device is not None and device.type == "cuda":
@@ -70,7 +70,7 @@ def seed_generators(seed: int, device: torch.device | None = None) -> None:
 
 @contextmanager
 def preserved_generators(device: torch.device | None = None) -> Iterator[None]:
-    """Leave the generators of torch (CPU and `device`), `random` and NumPy after this block as they were before it."""
+    """Restore the generators of torch (CPU and `device`), `random` and NumPy after this block."""
     of_python, numpy = random.getstate(), _numpy()
     of_numpy = None if numpy is None else numpy.random.get_state()
     with torch.random.fork_rng(devices=[device] if device is not None and device.type == "cuda" else []):
@@ -83,7 +83,7 @@ def preserved_generators(device: torch.device | None = None) -> Iterator[None]:
 
 
 def generator_states() -> tuple[object, ...]:
-    """Where the generators of torch (on the CPU), `random` and NumPy stand; equal as long as nobody draws."""
+    """States of the generators of torch (CPU), `random` and NumPy; equal if nothing was drawn in between."""
     numpy = _numpy()
     kept = () if numpy is None else numpy.random.get_state()
     of_numpy = tuple(part.tobytes() if hasattr(part, "tobytes") else part for part in kept)
@@ -91,5 +91,5 @@ def generator_states() -> tuple[object, ...]:
 
 
 def _numpy() -> ModuleType | None:
-    """NumPy, which hetpipe itself does not need: who has not imported it has drawn nothing from it."""
+    """NumPy, if imported; else its generator is unused, since hetpipe itself does not depend on NumPy."""
     return sys.modules.get("numpy")

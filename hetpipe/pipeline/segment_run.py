@@ -1,8 +1,8 @@
-"""One stage between two barriers: the loop that carries out the schedule (`wsp.md` §3, §5).
+"""One stage between two barriers: the loop that executes the schedule (`wsp.md` §3, §5).
 
-The order decides from a `StageView`; this file knows what lies ready, and what forward and backward mean: which
-weights, which frames, which history lines. It ends when the pipeline is drained, every gradient is in an update and
-every wave below the barrier is pushed.
+The scheduling order decides on the basis of a `StageView`; this module maintains that view and defines what forward and
+backward do: which weights, which frames, which history lines. It ends when the pipeline is drained, every gradient is
+in an update and every wave below the barrier is pushed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _InFlight:
 
 
 class SegmentRun:
-    """Runs the segment that starts at `start`; `blocks` are this worker's minibatches, on the first and last stage."""
+    """Runs the segment that starts at `start`; `blocks` are this worker's minibatches, for the first and last stage."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class SegmentRun:
             weights=parts.sync.weights,
             schedule=parts.schedule,
         )
-        #: Last minibatch whose forward began, whose forward ran, and whose backward ran here.
+        #: Last minibatch whose forward began, whose forward completed, and whose backward completed here.
         self._begun = self._forwarded = self._backwarded = start * self._n
-        #: The last minibatch of the segment, once the barrier's frame went by.
+        #: The last minibatch of the segment, known once the barrier's frame has passed.
         self._last: int | None = None
-        #: The clock of that barrier, as the first stage read of it: the same for all stages of the pipeline.
+        #: The clock of that barrier as read by the first stage: the same for all stages of the pipeline.
         self._agreed_end: Clock | None = None
         #: Waves closed here.
         self._closed = Wave(start)
@@ -115,7 +115,7 @@ class SegmentRun:
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     def _next_action(self) -> Action | None:
-        """The next action, or None after a sleep, a barrier frame or news of a norm."""
+        """The next action; None after a sleep, a barrier frame or a frame about a norm."""
         with self._inbox.bell:
             self._inbox.collect(needs_frames=True)
             self._fetch_ahead()
@@ -148,7 +148,7 @@ class SegmentRun:
         self._clocks.fetch_ahead(self._begun)
 
     def _news_of_norms(self) -> Frame | None:
-        """A frame about the norm of a gradient, if that is the next one from a neighbour."""
+        """A frame about the norm of a gradient, if it is the next one from a neighbour."""
         behind = self._inbox.from_downstream
         if behind and behind[0].frame.kind is FrameKind.SQUARES:
             return behind.popleft().frame
@@ -163,7 +163,7 @@ class SegmentRun:
             self._updates.hear_norm(frame)
 
     def _drains_before(self, p: int) -> bool:
-        """Whether the minibatches in flight must be through before `p` may start."""
+        """Whether the minibatches in flight must complete before `p` may start."""
         return self._forwarded > self._backwarded and self._gate.starts_drained(p)
 
     def _sleep(self, wait: Wait) -> None:
@@ -176,10 +176,10 @@ class SegmentRun:
 
     @property
     def _end(self) -> Clock | None:
-        """The clock of this segment's barrier; None while it is not known.
+        """The clock of this segment's barrier; None if it is not known yet.
 
-        All of this worker's waves may be committed before it reads of a barrier that was set lower; then that barrier
-        is passed, and the next one announced, in the same batch of records.
+        If a barrier is moved to a lower clock, all waves of this worker may be committed before it reads that record;
+        the same batch of records then contains the passing of that barrier and the announcement of the next one.
         """
         segment, barrier = self._inbox.log.segment, self._inbox.log.barrier
         if segment is not None and segment.start > self._start:
@@ -199,7 +199,7 @@ class SegmentRun:
         return Ready(p, self._opening_arrival[1])
 
     def _has_weights(self, p: Minibatch) -> bool:
-        """First stage: whether the updates that `p` sees are made, and the pipeline is empty if it must be."""
+        """First stage: whether the updates that `p` requires are made, and the pipeline is empty if necessary."""
         seen = self._parts.versions.forward_through(p, start=self._start)
         if self._drains_before(p):
             return False
@@ -209,11 +209,11 @@ class SegmentRun:
         return True
 
     def _incoming(self) -> Ready | None:
-        """Later stages: the next forward, if the weights it wants are here.
+        """Later stages: the next forward, if the weights it requires are available.
 
-        Frames of an evaluation stand before that of a forward and have its place in the order: when it may run, the
-        weights that it sees are here, which are those that are evaluated. Those of a barrier's evaluation come when all
-        stages are through with the segment.
+        Frames of an evaluation precede those of a forward and take its position in the order: when that forward may
+        run, its weights, which are those to evaluate, are available. Frames of a barrier's evaluation arrive after all
+        stages have completed the segment.
         """
         head = self._inbox.head(FrameKind.FORWARD) or self._inbox.head(FrameKind.EVALUATE)
         if head is None or not self._is_here(head.frame):
@@ -221,7 +221,7 @@ class SegmentRun:
         return Ready(Minibatch(self._forwarded + 1), head.arrival)
 
     def _is_here(self, frame: Frame) -> bool:
-        """Whether the weights that a frame from the previous stage wants are here."""
+        """Whether the weights required by a frame from the previous stage are available."""
         is_own = frame.kind is FrameKind.EVALUATE and not self._parts.has_shards
         return is_own or self._clocks.is_here(Clock(frame.clock))
 
@@ -235,7 +235,7 @@ class SegmentRun:
     # -- computing ---------------------------------------------------------------------------------------------------
 
     def _forward(self, p: Minibatch) -> None:
-        """Run the forward of `p`, or what is left of an evaluation that comes before it."""
+        """Run the forward of `p`, or the rest of an evaluation that precedes it."""
         if (frame := self._taken_evaluation()) is not None:
             self._evaluations.take(frame, self._evaluated_weights(p, Clock(frame.clock)))
             return
@@ -269,7 +269,7 @@ class SegmentRun:
         self._forwarded = p
 
     def _compute_forward(self, p: Minibatch, version: Version, values: Values) -> Values:
-        """Read what this stage reads of minibatch `p`, run its layers, and on the last stage the loss."""
+        """Read this stage's data of minibatch `p`, run its layers, and on the last stage the loss."""
         parts, identity = self._parts, self._parts.identity
         if not (identity.is_first or identity.is_last):
             return self._run_layers(p, version, values)
@@ -299,17 +299,17 @@ class SegmentRun:
         return _InFlight(Clock(frame.clock), frame.samples), values
 
     def _taken_evaluation(self) -> Frame | None:
-        """Later stages: the next frame from the previous stage, if it is of an evaluation."""
+        """Later stages: the next frame from the previous stage, if it belongs to an evaluation."""
         with self._inbox.bell:
             if self._inbox.head(FrameKind.EVALUATE) is None:
                 return None
             return self._inbox.from_upstream.popleft().frame
 
     def _evaluate_if_due(self, p: Minibatch, clock: Clock) -> None:
-        """First stage: evaluate the weights of `clock`, or, where only stages hold weights, the own ones that `p` sees.
+        """First stage: evaluate the weights of `clock`; without parameter servers, the stage's own weights for `p`.
 
-        Those are of the clock whose waves are all in them; under policies by which later stages see newer updates, they
-        evaluate with these.
+        The latter count for the newest clock all of whose waves they contain; under policies whose later stages use
+        newer updates, those stages evaluate with theirs.
         """
         if not self._parts.has_shards:
             clock = Clock(self._parts.versions.forward_through(p, start=self._start) // self._n)
@@ -317,7 +317,7 @@ class SegmentRun:
             self._evaluations.run(clock, self._evaluated_weights(p, clock))
 
     def _evaluated_weights(self, p: Minibatch, clock: Clock) -> FlatBuffer:
-        """What an evaluation before `p` of the weights of `clock` computes with."""
+        """Weights for an evaluation of `clock` before minibatch `p`."""
         published = None
         if self._parts.has_shards and clock != self._clocks.in_use:
             published = self._parts.pool.to_device(self._fetched(clock))
@@ -326,7 +326,7 @@ class SegmentRun:
         return self._parts.weights.evaluated(p, published)
 
     def _fetched(self, clock: Clock) -> FlatBuffer:
-        """w^(clock), which is here; what is older will not be used."""
+        """Take w^(clock), which is available, and drop older ones."""
         with self._inbox.bell:
             for unused in [c for c in self._inbox.fetched if c < clock]:
                 self._parts.pool.release(self._inbox.fetched.pop(unused))
@@ -335,7 +335,7 @@ class SegmentRun:
     def _switch(self, p: Minibatch, clock: Clock) -> None:
         self._parts.weights.switch(p, clock, self._fetched(clock))
         with self._inbox.bell:
-            # Only now: while it is there, no other fetched weights come to the device.
+            # Not earlier: while this entry exists, no other fetched weights are moved to the device.
             del self._inbox.fetched[clock]
         self._clocks.in_use = clock
 
@@ -358,11 +358,11 @@ class SegmentRun:
             self._updates.flush()
 
     def _compute_backward(self, p: Minibatch, flying: _InFlight, version: Version) -> dict[str, Tensor | None]:
-        """Run the layers backward and send the gradients of the inputs upstream; returns those of the weights."""
+        """Run the backward and send the gradients of the inputs upstream; returns those of the weights."""
         parts = self._parts
         started = parts.clock.monotonic()
         gradients = self._take_gradients(p)
-        # What it recomputes draws again, from the process's generators.
+        # Recomputation draws from the process's generators again.
         with parts.guard, later_failures_told(f"the backward of minibatch {p} on {self._parts.identity}"):
             found = parts.compute.backward(p, version.weights, gradients)
         parts.weights.backwarded(p)
@@ -374,7 +374,7 @@ class SegmentRun:
         return found.weights
 
     def _take_gradients(self, p: Minibatch) -> tuple[Tensor | None, ...] | None:
-        """What the next stage sent back of minibatch `p`; None on the last stage, which starts from the loss."""
+        """Gradients of the outputs of minibatch `p` from the next stage; None on the last stage."""
         if self._parts.identity.is_last:
             return None
         with self._inbox.bell:
@@ -385,7 +385,7 @@ class SegmentRun:
     # -- waves and the barrier ---------------------------------------------------------------------------------------
 
     def _updated(self, p: Minibatch) -> None:
-        """The update after minibatch `p` is made."""
+        """Handle a completed update, the last minibatch of which is `p`."""
         if p % self._n == 0 or p == self._last:
             self._close_wave(p)
 
@@ -409,14 +409,14 @@ class SegmentRun:
         return self._blocks[first : min(first + self._n, self._backwarded - self._start * self._n)]
 
     def _pass_barrier_on(self) -> bool:
-        """If no more forwards will come in this segment, say so downstream; returns whether that happened now."""
+        """If no more forwards follow in this segment, notify the next stage; returns whether that happened now."""
         if self._parts.identity.is_first:
             end = self._end
             p = Minibatch(self._forwarded + 1)
             if end is None or p <= min(end * self._n, self._start * self._n + len(self._blocks)):
                 return False
             if self._parts.replicas is not None and p <= end * self._n and not self._clocks.opens(p):
-                return False  # the other replicas must not pass the wave by in which this one has nothing to do
+                return False  # replicas must not skip the wave in which this one has no minibatch
         elif self._inbox.head(FrameKind.BARRIER) is None:
             return False
         else:
@@ -428,7 +428,7 @@ class SegmentRun:
         return True
 
     def _finish_last_wave(self) -> None:
-        """The barrier is known: what waited for more minibatches need not."""
+        """Complete the updates that would wait for minibatches beyond the barrier, now that it is known."""
         if self._last != self._backwarded:
             return
         self._updates.flush()
@@ -441,8 +441,8 @@ class SegmentRun:
     def _close_empty_waves(self) -> None:
         with self._inbox.bell:
             ends = (self._agreed_end, self._end)
-        # This stage may read of the barrier later than the first one did: replicas must not wait for a wave that the
-        # others never begin.
+        # This stage may read the record of the barrier later than the first stage did: replicas must not wait for a
+        # wave that the others never start.
         end = min(clock for clock in ends if clock is not None)
         while self._closed < end:
             wave = self._closed

@@ -1,4 +1,4 @@
-"""What one stage's loop is built from: who it is, what surrounds it, and what it computes with."""
+"""The components of a stage's loop: its identity, its environment, and its computation."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ from hetpipe.weights.policy import StageWeights
 
 
 class Replicas(Protocol):
-    """The same stage of all replicas. All of them make the same calls in the same order."""
+    """The same stage of all replicas. Collective: all replicas must make the same calls in the same order."""
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over the replicas; shapes and dtypes are the same everywhere.
+        """All-reduce: replace each tensor by its sum over the replicas; shapes and dtypes must agree.
 
         Raises:
-            DeadlineExceeded: another replica did not come in time.
+            DeadlineExceeded: another replica did not take part in time.
         """
         ...
 
     def copy_first_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by replica 0's.
+        """Broadcast: replace each tensor by that of replica 0.
 
         Raises:
-            DeadlineExceeded: another replica did not come in time.
+            DeadlineExceeded: another replica did not take part in time.
         """
         ...
 
 
-#: Longest time a frame may wait for room on its link.
+#: Maximum time for which a frame waits for room on its link.
 SEND_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class StageIdentity:
-    """Which stage of which virtual worker, in which life."""
+    """Identity of a stage: stage, virtual worker, and incarnation."""
 
     vw: VirtualWorkerIndex
     stage: StageIndex
@@ -66,31 +66,31 @@ class StageIdentity:
 
     @property
     def is_first(self) -> bool:
-        """It reads inputs and opens minibatches."""
+        """Whether it reads inputs and starts minibatches."""
         return self.stage == 0
 
     @property
     def is_last(self) -> bool:
-        """It reads targets and computes the loss."""
+        """Whether it reads targets and computes the loss."""
         return self.stage == self.num_stages - 1
 
     def in_segment(self, segment: SegmentRecord) -> SegmentMember | None:
-        """The entry of this life of its virtual worker among the members of a segment."""
+        """The entry of its virtual worker's incarnation among the members of a segment; None if it is not a member."""
         lives = (member for member in segment.members if member.vw == self.vw)
         return next((member for member in lives if member.incarnation == self.incarnation), None)
 
     def leaves_at(self, segment: SegmentRecord) -> bool:
-        """Whether this life of its virtual worker was drained, and leaves at the barrier before a segment."""
+        """Whether its virtual worker's incarnation was drained and leaves at the barrier before a segment."""
         return any((member.vw, member.incarnation) == (self.vw, self.incarnation) for member in segment.left)
 
     def __str__(self) -> str:
-        """As people say it."""
+        """Format for messages."""
         return f"stage {self.stage} of virtual worker {self.vw}"
 
 
 @dataclass(frozen=True, slots=True)
 class StageData:
-    """The data sets (first and last stage only) and what is measured on them."""
+    """The data sets (first and last stage only) and the metrics computed on them."""
 
     spec: DataSpec
     train: MapDataset | None
@@ -98,23 +98,23 @@ class StageData:
     metrics: Mapping[str, LossFunction]
     """`loss` and the job's own; last stage only."""
     evaluate_every_waves: int | None = None
-    """How often the weights are evaluated within an epoch; None: not at all."""
+    """Waves between two evaluations within an epoch; None for no such evaluations."""
     max_evaluation_batches: int | None = None
-    """Minibatches of such an evaluation, at most."""
+    """Limit on the minibatches of such an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clipping:
-    """Gradients of a larger norm are scaled down to it."""
+    """Clipping of gradients to a maximum norm."""
 
     max_norm: float
     over_stages: bool
-    """The norm is taken over all stages, or else over each by itself."""
+    """Whether the norm is taken over all stages, rather than over each stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageParts:
-    """Everything a stage's loop drives."""
+    """The components that a stage's loop drives."""
 
     identity: StageIdentity
     sync: SyncSpec
@@ -124,10 +124,10 @@ class StageParts:
     versions: VersionTable
     weights: StageWeights
     has_shards: bool
-    """Parameter servers publish weights; if not, nothing is fetched."""
+    """Whether parameter servers publish weights; if not, none are fetched."""
     clipping: Clipping | None
     replicas: Replicas | None
-    """The same stage of the other virtual workers under `allreduce`."""
+    """The same stage of the other virtual workers; `allreduce` only."""
     pool: BufferPool
     order: Order
     schedule: Schedule
@@ -138,15 +138,15 @@ class StageParts:
     history: HistoryWriter
     timeline: TimelineWriter
     metrics: MetricsWriter
-    """Of the last stage, where the losses are."""
+    """Writes the metrics of the last stage, which has the losses."""
     report: Callable[[StageReport], None]
     clock: TimeSource
     part_writer: PartWriter
     guard: AbstractContextManager[object]
-    """Held while torch's global generator is in use; a lock where stages share a process."""
+    """Held while torch's global generator is in use; a lock if stages share a process."""
     stall_seconds: float
-    """Longest wait for anything before the stage gives up, naming what it waited for."""
+    """Maximum duration of any wait; afterwards the stage fails with the reason of the wait."""
     last_checkpoint_seconds: float
-    """How long the checkpoint that ends the run is tried again; added to that for it."""
+    """Extra time for retries of the checkpoint that ends the run."""
     run_dir: Path = Path()
-    """Of the run; messages name files in it."""
+    """Folder of the run; for file names in messages."""

@@ -1,4 +1,4 @@
-"""What a stage needs of whoever keeps the virtual workers in step. `server.shard.client.ShardClient` is one answer."""
+"""The stage's interface to the synchronisation of virtual workers, implemented by `server.shard.client.ShardClient`."""
 
 from __future__ import annotations
 
@@ -14,73 +14,77 @@ from hetpipe.weights.flat import FlatBuffer
 
 
 class SyncListener(Protocol):
-    """Hears what background threads find out. Called on their threads; must be quick and must not raise."""
+    """Callbacks on the synchroniser's background threads; they must be quick and must not raise."""
 
     def on_records(self, records: Sequence[Record]) -> None:
-        """More of the decision log, in order."""
+        """Receive the next records of the decision log, in order."""
         ...
 
     def on_fetched(self, clock: Clock, published: FlatBuffer | None) -> None:
-        """w^(clock) is here, in host memory (its one holder is the listener), or None: freed before it was needed."""
+        """Receive w^(clock) in host memory, with ownership; None if it was freed before it was needed."""
         ...
 
     def on_error(self, error: Exception) -> None:
-        """A background thread cannot go on."""
+        """Receive the error with which a background thread ended."""
         ...
 
 
 class Synchroniser(Protocol):
-    """For the compute thread of one stage. Calls that transfer weights return at once; the others block briefly."""
+    """Used by the compute thread of one stage. Transfers of weights are asynchronous; other calls block briefly."""
 
     #: Bytes of weights sent and received so far.
     pushed_bytes: int
     pulled_bytes: int
 
     def join(self) -> bool:
-        """Say that this stage is there; returns whether the first weights are awaited of it. Repeatable.
+        """Register this stage; returns whether it must provide the initial weights. Idempotent.
 
         Raises:
-            StaleIncarnation: this life of its virtual worker is over.
+            StaleIncarnation: this incarnation of its virtual worker has ended.
         """
         ...
 
-    def push_first_weights(self, weights: FlatBuffer) -> None:
-        """Stage w_0, which is in host memory, on every shard and report it. Blocks."""
+    def push_initial_weights(self, weights: FlatBuffer) -> None:
+        """Stage the initial weights w_0, in host memory, on every shard and report them. Blocks."""
         ...
 
     def push_wave(self, wave: Wave, update: FlatBuffer | None, blocks: Blocks | None, *, segment: Clock) -> None:
-        """Push ũ, which is in host memory, and report it, after all earlier waves.
+        """Push ũ, in host memory, and report it after all earlier waves. Takes ownership of `update`.
 
-        The holder of `update` passes over; None for an empty wave.
+        `update` is None for an empty wave.
         """
         ...
 
     def fetch(self, clock: Clock, *, ahead: bool) -> None:
-        """Pull w^(clock); it arrives at `SyncListener.on_fetched`. `ahead`: a guess, which may come too late."""
+        """Pull w^(clock) for `SyncListener.on_fetched`. With `ahead`, a prefetch, which may be too late."""
         ...
 
     def hold(self, switch: int) -> tuple[Clock, Clock]:
-        """The clock for minibatch switch·N, and the next barrier. Raises `ClockNotPublished`: not yet."""
+        """Hold the clock for minibatch switch·N; returns it and the next barrier.
+
+        Raises:
+            ClockNotPublished: the clock is not published yet.
+        """
         ...
 
     def progress(self) -> Progress:
-        """The progress at the start of the segment under way."""
+        """The progress at the start of the current segment."""
         ...
 
     def exchange_buffers(self, clock: Clock, mine: FlatBuffer, *, deadline_seconds: float) -> FlatBuffer:
-        """Send this stage's model buffers; returns what they became over all who were members before the barrier."""
+        """Send this stage's model buffers; returns their average over the members before the barrier."""
         ...
 
     def report_checkpoint(self, clock: Clock, path: Path | None, *, failure: str = "") -> bool:
-        """This stage's part of the checkpoint is on disk; returns whether all parts are. May be asked again.
+        """Report this stage's part of the checkpoint; returns whether all parts are on disk. Idempotent.
 
         Args:
-            clock: of the barrier.
-            path: of the part; None: it could not be written.
-            failure: why not.
+            clock: clock of the barrier.
+            path: path of the part; None if it could not be written.
+            failure: why it could not be written.
 
         Raises:
-            CheckpointNotWritten: the checkpoint was given up.
+            CheckpointNotWritten: the checkpoint was abandoned.
         """
         ...
 
@@ -89,5 +93,5 @@ class Synchroniser(Protocol):
         ...
 
     def drain(self, *, deadline_seconds: float) -> None:
-        """Wait until everything pushed so far is staged and reported."""
+        """Wait until all pushes so far are staged and reported."""
         ...

@@ -1,4 +1,4 @@
-"""What a stage counts and says about itself while it runs."""
+"""Counters and reports of a running stage."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hetpipe.pipeline.waiting import Waiter
 from hetpipe.values.ids import Clock, Minibatch
 from hetpipe.values.run import StageProgress, StageReport
 
-#: Seconds between two reports.
+#: Interval of reports.
 REPORT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What is asked of a stage's parts for a report and for the metrics; see `StageProgress` and `WaveMetrics`."""
+    """Measurements of a stage's components for reports and metrics (`StageProgress`, `WaveMetrics`)."""
 
     weight_bytes: int
     activation_bytes: int
@@ -29,7 +29,7 @@ class Figures:
 
 
 class Tally:
-    """Losses by wave, computing time, and a report about once a second."""
+    """Losses per wave, computing time, and a report about once a second."""
 
     def __init__(
         self,
@@ -51,35 +51,35 @@ class Tally:
         self._clock = clock
         self._measure = measure
         self._metrics = metrics
-        #: Norm of the latest gradient that was stepped, before it was clipped.
+        #: Norm of the latest stepped gradient, before clipping.
         self.gradient_norm: float | None = None
         self._reported_at = clock.monotonic()
         waiter.show_life = self.tick
         self._compute_seconds = 0.0
-        #: Of minibatches whose backward is still to come: what their forward took.
+        #: Forward seconds of the minibatches whose backward is still to come.
         self._forward_seconds: dict[Minibatch, float] = {}
         self._minibatches = 0
         self._samples = 0
         self._waves = Clock(0)
         self._first_loss: float | None = None
         self._last_loss: float | None = None
-        #: Loss and samples of the minibatches whose wave is not closed yet, in their order.
+        #: Loss and samples of the minibatches in the open wave, in order.
         self._losses: dict[Minibatch, tuple[float, int]] = {}
 
     def begin(self, clock: Clock) -> None:
-        """This stage came into the run at `clock`."""
+        """Record that this stage entered the run at `clock`."""
         self._waves = clock
 
     def loss(self, p: Minibatch, value: float, num_samples: int) -> None:
-        """The mean loss of minibatch `p`; last stage only."""
+        """Record the mean loss of minibatch `p`; last stage only."""
         self._losses[p] = (value, num_samples)
         self._samples += num_samples
 
     def computed(self, activity: Activity, p: Minibatch, started: float) -> None:
-        """A computation that began at `started` has ended.
+        """Record the end of a computation that began at `started`.
 
-        A minibatch and all that it took count when its backward has ended. So seconds per minibatch, between any two
-        reports, are those of whole minibatches.
+        All time of a minibatch counts at the end of its backward, so that the seconds per minibatch between any two
+        reports are those of whole minibatches.
         """
         ended = self._clock.monotonic()
         if activity is Activity.FORWARD:
@@ -92,7 +92,7 @@ class Tally:
         self._timeline.record(activity, start_seconds=started, end_seconds=ended, p=p)
 
     def wave_closed(self, num_waves: int, last: Minibatch) -> None:
-        """All minibatches of a wave are done here, the last one was `last`; of the next wave some may be computed."""
+        """Record that a wave is complete, with `last` as its last minibatch; the next wave may have begun."""
         self._waves = Clock(num_waves)
         done = [self._losses.pop(p) for p in list(self._losses) if p <= last]
         if not done:
@@ -116,7 +116,7 @@ class Tally:
         )
 
     def tick(self, *, now: bool = False) -> None:
-        """Report if it is time, or `now`."""
+        """Report if the interval has passed, or `now`."""
         moment = self._clock.monotonic()
         if not now and moment - self._reported_at < REPORT_SECONDS:
             return

@@ -1,9 +1,9 @@
-"""From the gradients of minibatches to updates of a stage's weights.
+"""Updates of a stage's weights from the gradients of minibatches.
 
 gradients of a minibatch ─► average over an update ─► sum over replicas ─► clip ─► step
 
-Clipping by the norm over all stages takes two trips: the squared norms travel upstream, from stage to stage, and the
-norm comes back downstream. Until then the gradient waits, and so do the minibatches that need its update.
+Clipping by the norm over all stages takes a round trip: squared norms are sent upstream from stage to stage, and the
+norm is sent back downstream. Meanwhile the gradient waits, as do the minibatches that need its update.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from hetpipe.weights.averaging import GradientsByName, GradientSum, divided
 
 @dataclass(slots=True)
 class _Waiting:
-    """A gradient that waits for its norm."""
+    """A gradient waiting for its norm."""
 
     p: Minibatch
     gradients: GradientsByName
     squares: list[float]
-    """Of this stage and, once they came, all behind it."""
+    """Squared norms of this stage and, once received, of all later stages."""
     is_own: bool
-    """This replica has a minibatch in it."""
+    """Whether it contains a minibatch of this replica."""
 
 
 class Updates:
-    """Makes the updates of one stage in one segment."""
+    """The updates of one stage in one segment."""
 
     def __init__(self, parts: StageParts, tally: Tally, made: Callable[[Minibatch], None], start: int) -> None:
-        """Begin after minibatch `start`.
+        """Start after minibatch `start`.
 
         Args:
             parts: the stage.
-            tally: hears of norms and of time.
-            made: is called after each update, with the last minibatch in it.
+            tally: receives norms and times.
+            made: called after each update with its last minibatch.
             start: the last minibatch before the segment.
         """
         self._parts = parts
@@ -57,33 +57,33 @@ class Updates:
         self._gathered = GradientSum()
         self._latest = Minibatch(start)
         self._waiting: deque[_Waiting] = deque()
-        #: The last minibatch whose gradient is in an update that was made.
+        #: The last minibatch whose gradient is in a completed update.
         self.through = Minibatch(start)
 
     @property
     def is_settled(self) -> bool:
-        """Whether every gradient that came in is in an update."""
+        """Whether every gradient added so far is in an update."""
         return not self._gathered.minibatches and not self._waiting
 
     def add(self, p: Minibatch, gradients: GradientsByName, samples: int) -> None:
-        """Take in the gradients of minibatch `p`; makes an update if it is the last of one."""
+        """Add the gradients of minibatch `p`; makes an update if it is the last of one."""
         self._gathered.add(gradients, samples)
         self._latest = p
         if self._parts.versions.is_update(p):
             self._finish(p)
 
     def flush(self) -> None:
-        """No more minibatches come: make an update of what is gathered."""
+        """Make an update of the gradients added so far; no more minibatches follow."""
         if self._gathered.minibatches:
             self._finish(self._latest)
 
     def join_empty_wave(self, last: Minibatch) -> None:
-        """This replica has no minibatch in a wave that ends at `last`; the others may."""
+        """Take part in a wave that ends at `last` without a minibatch of this replica."""
         if self._parts.replicas is not None:
             self._finish(last)
 
     def hear_squares(self, frame: Frame) -> None:
-        """The squared norms of the stages behind have come."""
+        """Receive the squared norms of the later stages."""
         waiting = next(entry for entry in self._waiting if entry.p == frame.minibatch)
         (behind,) = frame.tensors
         assert behind is not None, "squared norms are a tensor"
@@ -91,7 +91,7 @@ class Updates:
         self._pass_on(waiting)
 
     def hear_norm(self, frame: Frame) -> None:
-        """The norm over all stages has come."""
+        """Receive the norm over all stages."""
         (norm,) = frame.tensors
         assert norm is not None, "a norm is a tensor"
         self._send_norm(frame.minibatch, norm)
@@ -116,12 +116,12 @@ class Updates:
             self._pass_on(waiting)
 
     def _averaged(self) -> GradientsByName | None:
-        """The gradient of the update, or None if no replica has a sample in it."""
+        """The gradient of the update; None if no replica has a sample in it."""
         replicas = self._parts.replicas
         if replicas is None:
             return self._gathered.take_average()
         own, samples = self._gathered.take_sum()
-        # A replica that did not use a parameter, or had no minibatch, adds zero.
+        # A replica that did not use a parameter, or had no minibatch, contributes zero.
         like = self._parts.weights.at_barrier.views
         summed = {name: torch.zeros_like(like[name]) if (g := own.get(name)) is None else g for name in self._names}
         counts = [float(samples), *(float(own.get(name) is not None) for name in self._names)]
@@ -149,9 +149,9 @@ class Updates:
             self._parts.downstream.send(frame, deadline_seconds=SEND_SECONDS)
 
     def _step_clipped(self, norm: float) -> None:
-        """Step the gradient that has waited longest, whose norm this is."""
+        """Step the oldest waiting gradient, to which this norm belongs."""
         clipping = self._parts.clipping
-        assert clipping is not None, "only clipping makes a gradient wait"
+        assert clipping is not None, "gradients wait for clipping only"
         waiting = self._waiting.popleft()
         if not math.isfinite(norm):
             self._refuse_own(waiting)
@@ -160,10 +160,10 @@ class Updates:
         self._step(waiting.p, gradients, is_own=waiting.is_own)
 
     def _refuse_own(self, waiting: _Waiting) -> None:
-        """The norm is not finite: that is this stage's affair if one of its own gradients is not.
+        """Raise if the norm is not finite because of one of this stage's gradients.
 
         Raises:
-            NonFiniteUpdate: naming the first of its parameters whose gradient it is.
+            NonFiniteUpdate: names the first parameter with a non-finite gradient.
         """
         bad = (name for name, square in zip(self._names, waiting.squares, strict=False) if not math.isfinite(square))
         name = next(bad, None)

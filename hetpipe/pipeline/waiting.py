@@ -1,4 +1,4 @@
-"""Waiting, made visible: how long, for whom, and why; and its end when patience runs out."""
+"""Waits of the compute thread: how long, for what, and with which deadline."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from hetpipe.errors import DeadlineExceeded
 from hetpipe.observe.timeline import Activity, TimelineWriter
 from hetpipe.values.run import StageReport, StageWaiting
 
-#: A wait longer than this is said aloud, and again after each further stretch of it.
+#: A wait longer than this is reported, and again after each further period of this length.
 SAY_AFTER_SECONDS = 5.0
 
-#: Longest sleep between two signs of life.
+#: Maximum sleep between two signs of life.
 _WAKE_SECONDS = 1.0
 
 
 class Waiter:
-    """Sleeps on a bell for the compute thread and keeps the accounts.
+    """Waits on the inbox's condition for the compute thread, and accounts for the time.
 
-    `waiting_seconds`: a wanted clock was not published yet. `idle_seconds`: nothing at all to compute.
+    `waiting_seconds`: time in which a required clock was not published. `idle_seconds`: other time without work.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Waiter:
         self.idle_seconds = 0.0
         self._since: float | None = None
         self._said_at = 0.0
-        #: Called by whoever waits or works for long: a process that reports nothing counts as hung.
+        #: Called regularly during waits and long computations: a process without reports counts as hung.
         self.show_life: Callable[[], None] = lambda: None
 
     def sleep(
@@ -54,16 +54,16 @@ class Waiter:
         at_most_seconds: float = SAY_AFTER_SECONDS,
         extra_seconds: float = 0.0,
     ) -> None:
-        """Sleep until the bell rings or it is time to speak; the bell is held.
+        """Sleep until the condition is notified or a report is due; the lock must be held.
 
         Args:
-            reason: ends "… waits for".
-            for_clock: how the time is counted.
-            at_most_seconds: ends the sleep earlier, for who has to look around now and then.
+            reason: what is waited for; completes "… waits for".
+            for_clock: whether the time counts as waiting rather than idle.
+            at_most_seconds: limits the sleep, for callers that poll.
             extra_seconds: added to `stall_seconds` for this wait.
 
         Raises:
-            DeadlineExceeded: this wait has lasted for `stall_seconds` and `extra_seconds`.
+            DeadlineExceeded: this wait has exceeded the sum of `stall_seconds` and `extra_seconds`.
         """
         now = self._clock.monotonic()
         if self._since is None:
@@ -84,5 +84,5 @@ class Waiter:
         self._timeline.record(Activity.WAIT, start_seconds=now, end_seconds=after, reason=reason)
 
     def proceed(self) -> None:
-        """The wait is over: there is something to do."""
+        """End the current wait, because there is work."""
         self._since = None

@@ -266,7 +266,7 @@ def _largest_shortage(facts: PlanFacts, minibatches_per_wave: int) -> str | None
             missing = _bytes_of(stage, index, len(stages), costs, memory) - costs.memory_bytes[stage.kind]
             if missing > worst:
                 worst = missing
-                sentence = f"stage {index} of virtual worker {vw} would miss {bytes_text(missing)} on {stage.device}"
+                sentence = f"stage {index} of virtual worker {vw} would lack {bytes_text(missing)} on {stage.device}"
     return sentence
 
 
@@ -323,7 +323,7 @@ def _moved(facts: PlanFacts, forecast: _Forecast, stages: Sequence[SimulatedStag
     needed = _bytes_of(changed[move.target], move.target, len(stages), facts.costs, forecast.memory)
     missing = needed - facts.costs.memory_bytes[target.kind]
     if missing > 0:
-        return f"{start} {target.device} would miss {bytes_text(missing)}."
+        return f"{start} {target.device} would lack {bytes_text(missing)}."
     times = _stage_ticks(changed, facts.costs)
     slowest = max(range(len(times)), key=times.__getitem__)
     now = f"the longest would be stage {slowest} with {time_text(milliseconds(times[slowest]))}"

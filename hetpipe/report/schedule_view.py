@@ -60,7 +60,7 @@ def legend_of(timeline: Timeline, *, predicted: str = "W") -> Iterator[str]:
     """The notation of versions, with examples from the picture."""
     made = timeline.stages[0].updates[0].through
     minibatches = "minibatch 1" if made == 1 else f"minibatches 1 to {made}"
-    yield f"W0: the first weights; W{made}: updated with {minibatches}"
+    yield f"W0: the initial weights; W{made}: updated with {minibatches}"
     furthest = max((box for stage in timeline.stages for box in stage.boxes), key=lambda box: box.steps_ahead)
     if furthest.steps_ahead:
         ahead = count(furthest.steps_ahead, "update")

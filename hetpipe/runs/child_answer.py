@@ -67,7 +67,7 @@ class ReportingChild:
         self._child.exited.wait()
 
     def _on_exit(self, exit_code: int, last_words: str) -> None:
-        words = f"; its last words: {last_words}" if last_words else ""
+        words = f"; its last output: {last_words}" if last_words else ""
         self._messages.put(f"{self._title} {exit_sentence(exit_code)} before it was done{words}")
 
 

@@ -201,14 +201,14 @@ class RunningJob:
         """Retry until the coordinator has accepted it, or is lost."""
         mending = Mending(self._clock, say=lambda _: None)
         mending.whole()
-        has_told = False
+        has_reported = False
         while True:
             try:
                 self._client.invoke(STOP_JOB, StopJobRequest(mode, self._job_id))
             except HetpipeError as error:
-                if not has_told:
+                if not has_reported:
                     self._inbox.put(StopRefused(error))
-                    has_told = True
+                    has_reported = True
                 if not isinstance(error, Unavailable | UnknownJob) or not _mends(mending, error):
                     return
             else:

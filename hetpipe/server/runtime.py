@@ -152,7 +152,7 @@ def alive(host: str, health_port: int | None) -> Iterator[Callable[[], None]]:
         What to call once it serves, too.
 
     Raises:
-        PortInUse: the port is taken.
+        PortInUse: the port is in use.
     """
     if health_port is None:
         yield lambda: None

@@ -40,9 +40,6 @@ _OWN_COMMANDS = frozenset(
 #: The user as which Redis replays its append-only file; logging in as it is disabled.
 _REPLAY_USER = "user default off resetpass ~* &* +@all"
 
-#: The user as which Redis replays its append-only file; logging in as it is disabled.
-_REPLAY_USER = "user default off resetpass ~* &* +@all"
-
 #: Commands used by the scripts; Redis checks them against the permissions of the calling user.
 _SCRIPT_COMMANDS = frozenset(
     {

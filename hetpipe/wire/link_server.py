@@ -88,7 +88,7 @@ class LinkServer:
         """Listen; returns `HOST:PORT`.
 
         Raises:
-            PortInUse: the port is taken.
+            PortInUse: the port is in use.
             UserError: `host` is not an address of this machine.
         """
         try:

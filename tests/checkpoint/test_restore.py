@@ -92,7 +92,7 @@ def test_who_comes_back_takes_its_own_optimizer_state_only(run_dir: Path) -> Non
 
 
 def test_who_comes_back_before_the_run_has_a_checkpoint_begins_as_the_run_did(run_dir: Path) -> None:
-    """It may have to make the first weights."""
+    """It may have to make the initial weights."""
     stage = Stage(run_dir / "new", newest_checkpoint(run_dir), incarnation=1)
     assert stage.restore() == 3
     assert (stage.took_weights, stage.optimizer.num_updates) == (True, 5)

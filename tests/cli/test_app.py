@@ -364,7 +364,7 @@ def test_an_installation_without_the_demos_files_says_so(monkeypatch: pytest.Mon
     assert job == root / "examples" / "digits" / "job.yaml"
     monkeypatch.setattr(bundled, "_COPIES", tmp_path)
     monkeypatch.setattr(bundled, "_PACKAGE", tmp_path)
-    assert "install it from a wheel, or from a whole copy of the source" in invoke("demo").stderr
+    assert "install it from a wheel, or from a complete copy of the source" in invoke("demo").stderr
 
 
 def test_what_nobody_thought_of_is_one_sentence_too() -> None:

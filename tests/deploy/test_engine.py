@@ -82,7 +82,7 @@ def test_one_that_is_not_ready_in_time() -> None:
             container.status = "running"
 
     with pytest.raises(
-        DeadlineExceeded, match=rf"agent-1 waits for agent-0, .* within {READY_SECONDS:.0f} s; its last words: line 2"
+        DeadlineExceeded, match=rf"agent-1 waits for agent-0, .* within {READY_SECONDS:.0f} s; its last output: line 2"
     ):
         started(FakeDocker(on_start=never))
 
@@ -110,7 +110,7 @@ def test_one_that_ends_before_it_is_ready() -> None:
     def dies(container: FakeContainer) -> None:
         container.status, container.exit_code = "exited", 3
 
-    with pytest.raises(JobFailed, match="coordinator ended with exit status 3 before it was ready; its last words"):
+    with pytest.raises(JobFailed, match="coordinator ended with exit status 3 before it was ready; its last output"):
         started(FakeDocker(on_start=dies))
 
 
@@ -118,7 +118,7 @@ def test_one_that_ends_before_it_is_ready() -> None:
     ("explanation", "kind", "sentence"),
     [
         ('could not select device driver "" with capabilities: [[gpu]]', UserError, "NVIDIA container toolkit"),
-        ("Bind for 127.0.0.1:7400 failed: port is already allocated", UserError, "port .* is taken; .* --port"),
+        ("Bind for 127.0.0.1:7400 failed: port is already allocated", UserError, "port .* is in use; .* --port"),
         ("no space left on device", JobFailed, "could not be started: no space left on device"),
     ],
 )

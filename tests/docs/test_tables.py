@@ -71,7 +71,7 @@ def test_the_life_of_a_job() -> None:
 
 
 def test_the_life_of_a_virtual_worker() -> None:
-    rows = table_after(STATE_MACHINES, "## Life of a virtual worker")
+    rows = table_after(STATE_MACHINES, "## Virtual worker")
     assert rows == [
         [state.value, step.value, following.value]
         for state, row in virtual_workers.TABLE.items()

@@ -349,7 +349,7 @@ class TestRefusals:
             _, facts = bench.facts("show", "wait")
         assert (facts["is forked"], facts["environment"]["OMP_NUM_THREADS"]) == (False, "7")
         assert len(spawned) == 1
-        assert lines[-1]["reason"].endswith("what was read while that was loaded: OMP_NUM_THREADS")
+        assert lines[-1]["reason"].endswith("variables that are read at load time: OMP_NUM_THREADS")
         bench.environment = {**environment(), "MINE": "1"}
         _, facts = bench.facts("show", "wait")
         assert (facts["is forked"], facts["environment"]["MINE"]) == (True, "1")
@@ -385,7 +385,7 @@ def test_messages_are_bounded_and_none_but_json() -> None:
         send_message(ours, {"a": "\udcff"}, [0])
         assert receive_message(theirs) is not None
         ours.sendall((MAX_MESSAGE_BYTES + 1).to_bytes(4, "big"))
-        with pytest.raises(ProtocolViolation, match="at most"):
+        with pytest.raises(ProtocolViolation, match="more than the maximum of 8388608"):
             receive_message(theirs)
     for data in (b"\0\0\0\2[]", b"\0\0\0\2x]", b"\0\0\0\5{}"):
         ours, theirs = socket.socketpair()

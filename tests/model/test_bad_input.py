@@ -233,7 +233,7 @@ def test_no_module_at_all() -> None:
 
 def test_a_package_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "timm", None)
-    told = r"^model: `timm` is of the package `timm`, which is not installed beside hetpipe; install "
+    told = r"^model: `timm` is part of the package `timm`, which is not installed; install "
     told += r"it on every node: pip "
     with pytest.raises(CallableError, match=told):
         load_callable("timm:create_model", tmp_path)
@@ -275,13 +275,13 @@ def test_an_output_whose_loss_is_none() -> None:
 
 def test_a_model_that_depends_on_the_data_as_a_whole_trains_in_one_stage_and_says_why() -> None:
     line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "if value.mean() > 0" in text)
-    why = rf"the forward of the model asks for a number that depends on weights, .* \({HERE} line {line}\)"
+    why = rf"the forward of the model reads a number that depends on weights, .* \({HERE} line {line}\)"
     subject = subject_of("Branching")
     assert len(subject.chain) == 1
     (notice,) = prove_subject(subject, ROOT, SYSTEM_CLOCK).notices
     assert re.fullmatch(rf"The model cannot be cut: {why}, so it trains in one stage per virtual worker", notice)
     told = rf"^workers\.stages: gives a virtual worker 2 stages, but the model cannot be cut: {why}; "
-    told += r"let it train with `work"
+    told += r"train the model with `work"
     with pytest.raises(CallableError, match=told):
         prove_subject(subject_of("Branching", stages=2), ROOT, SYSTEM_CLOCK)
 
@@ -290,7 +290,7 @@ def test_a_module_that_depends_on_the_data_is_named() -> None:
     subject = subject_of("Containing")
     assert len(subject.chain) > 1
     (notice,) = prove_subject(subject, ROOT, SYSTEM_CLOCK).notices
-    assert re.match(rf"A module runs whole, on one stage: the forward of inner asks .* \({HERE} line \d+\)", notice)
+    assert re.match(rf"A module runs whole, on one stage: the forward of inner reads .* \({HERE} line \d+\)", notice)
 
 
 @pytest.mark.parametrize("data", ["masks", "unmasked"])
@@ -306,7 +306,8 @@ def test_a_branch_of_which_one_answer_was_recorded_is_refused_with_the_line_that
     text = Path(__file__).read_text().splitlines()
     line = next(n for n, each in enumerate(text, 1) if "# the line that decides" in each)
     told = (
-        rf"^model: .* let it train with `workers: {{stages: 1}}`; its inputs decide about that \({HERE} line {line}\)$"
+        r"^model: .* train the model with `workers: {stages: 1}`; "
+        rf"the model's integer inputs decide that \({HERE} line {line}\)$"
     )
     with pytest.raises(CallableError, match=told):
         run_in_process(
@@ -320,13 +321,13 @@ def test_complex_values_cross_no_cut() -> None:
     subject = subject_of("Spectral", stages=2)
     cut = subject.chain[0].cut
     assert cut is not None
-    assert [each.label for each in cut.survey.cuts if "is of type complex64, which does not cross cuts" in each.reason]
+    assert [each.label for each in cut.survey.cuts if "is of type complex64, which cannot cross cuts" in each.reason]
     assert len(subject.chain) > 1
     assert prove_subject(subject, ROOT, SYSTEM_CLOCK).equality == "bits"
 
 
 def test_a_complex_parameter() -> None:
-    told = r"^model: filter is of type complex64, which crosses no link and no shard; .*; keep its "
+    told = r"^model: filter is of type complex64, which links and shards do not support; .*; keep its "
     told += r"real and its imaginary part"
     with pytest.raises(CallableError, match=told):
         inspect_subject(subject_of("ComplexWeight"), ROOT)
@@ -336,11 +337,10 @@ def test_a_complex_parameter() -> None:
 def test_a_model_that_raises_in_a_later_minibatch_only(stages: int, tmp_path: Path) -> None:
     line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "raise ValueError" in text)
     told = (
-        r"model: the forward of minibatch \d on .* failed, although the model ran on the minibatch that it was cut on: "
+        r"model: the forward of minibatch \d on .* failed, although the model ran on the minibatch on which it was "
+        r"cut: "
     )
-    told += (
-        rf"ValueError: no sample above 11 \({HERE} line {line}\); it keeps something between minibatches or depends on"
-    )
+    told += rf"ValueError: no sample above 11 \({HERE} line {line}\); it keeps state between minibatches or depends on"
     with pytest.raises(CallableError, match=told):
         run_in_process(
             InProcessRun(
@@ -363,7 +363,7 @@ def test_lists_of_boxes() -> None:
             return {"image": ROWS, "targets": {"boxes": torch.zeros(index + 1, 4)}}
 
     told = r"^data\.train: samples 0 and 1 cannot be stacked into one minibatch: the entry targets of "
-    told += r"the one is a dict of "
+    told += r"one is a dict of "
     with pytest.raises(CallableError, match=told + r"boxes: of shape \[1, 4\].*\(pad or crop them\)"):
         read_batch(Boxes(), range(2))
     told = r"^data\.train: sample 0: its entry targets is of type dict when samples are stacked; .*: "

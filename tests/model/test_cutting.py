@@ -334,5 +334,5 @@ def test_a_model_that_needs_other_values_later_is_told_so() -> None:
     value = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0))
     subject = Subject(Wavering, (value,), loss=lambda output: output.square().mean())
     last = len(subject.layers) - 1
-    with pytest.raises(CallableError, match=r"takes another way|is used here"):
+    with pytest.raises(CallableError, match=r"takes a different path|is used here"):
         subject.stages((last,), (value,))

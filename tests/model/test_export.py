@@ -94,16 +94,16 @@ def test_a_hugging_face_model_is_read_by_from_pretrained(name: str, tmp_path: Pa
 def test_what_cannot_be_exported_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = mixed_job("mixed", weights="wave", stages=2)
     train(job, tmp_path / "run")
-    told = r"^model: `tests\.model\.test_runs:mixed` returns a Mixed, which is no Hugging Face model: it has no "
+    told = r"^model: `tests\.model\.test_runs:mixed` returns a Mixed, which is not a Hugging Face model: it has no "
     with pytest.raises(UserError, match=told + "save_pretrained; .*--to safetensors"):
         export_hugging_face(job, ROOT, tmp_path / "run", tmp_path / "out")
-    with pytest.raises(UserError, match=r"is there already; name a new folder"):
+    with pytest.raises(UserError, match=r"already exists; name a new folder"):
         export_hugging_face(job, ROOT, tmp_path / "run", tmp_path / "run")
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
         export_hugging_face(job, ROOT, tmp_path / "no-run", tmp_path / "out")
     other = job.model_copy(update={"model": "tests.model.test_export:saving"})
     with pytest.raises(
-        CheckpointError, match=r"is not of the model that .* returns here: it has .*; export in the folder"
+        CheckpointError, match=r"does not fit the model that .* returns here: it has .*; export in the folder"
     ):
         export_hugging_face(other, ROOT, tmp_path / "run", tmp_path / "out")
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)

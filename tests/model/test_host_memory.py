@@ -112,7 +112,7 @@ def test_what_needs_its_weights_to_be_built_is_a_whole_model_in_one_process(tmp_
 def test_one_process_of_a_node_at_a_time_builds_a_whole_model(tmp_path: Path) -> None:
     clock = FakeClock(auto_advance=True)
     path = tmp_path / "building-n0.lock"
-    deadline = pytest.raises(DeadlineExceeded, match="which build the whole model one after the other")
+    deadline = pytest.raises(DeadlineExceeded, match="which build the whole model one at a time")
     with one_at_a_time(path, clock, deadline_seconds=1.0), deadline, one_at_a_time(path, clock, deadline_seconds=1.0):
         raise AssertionError("two at once")
     before = clock.monotonic()

@@ -147,7 +147,7 @@ def test_ties_stay_on_one_stage_where_weights_are_predicted(weights: WeightPolic
     cut = subject.chain[0].cut
     assert cut is not None
     reasons = [each.reason for each in cut.survey.cuts]
-    assert [each for each in reasons if "parameter tied.weight is used before and behind it" in each], reasons
+    assert [each for each in reasons if "parameter tied.weight is used before and after it" in each], reasons
     assert not [name for border in range(1, len(subject.chain)) for name in cut.value_names(border) if "param" in name]
     assert owners["tied.weight"] == owners["norms.3.weight"], "all uses are in one layer"
     with pytest.raises(CallableError, match=told):

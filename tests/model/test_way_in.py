@@ -80,7 +80,7 @@ class Bare(nn.Module):
 
 def test_an_output_without_loss_is_told() -> None:
     batch = Batch((torch.zeros(2, 2),), torch.zeros(2), 2)
-    with pytest.raises(CallableError, match=r"loss: is not given, and the model's output \(Tensor\) has no tensor"):
+    with pytest.raises(CallableError, match=r"loss: is not set, and the model's output \(Tensor\) has no tensor"):
         layers_of(Bare(), batch, None)
     assert own_loss({"loss": torch.tensor(1.0)}) == 1.0
 

@@ -234,5 +234,5 @@ def test_if_all_die_at_the_last_barrier_the_run_does_not_pass_for_finished(tmp_p
 
 def test_where_only_stages_have_weights_nobody_comes_back(tmp_path: Path) -> None:
     what = Case(kind="none", workers=1, stages=2, minibatches=8)
-    with pytest.raises(ProtocolViolation, match="cannot come back into the run: its weights were in its stages only"):
+    with pytest.raises(ProtocolViolation, match="cannot rejoin the run: its weights were in its stages only"):
         survive(what, tmp_path, death("before staged", 2))

@@ -41,7 +41,7 @@ def run(folder: Path, **optimizer: object) -> dict[tuple[int, str], list[float]]
         for way in ("forward", "backward")
     }
     for layer in range(NUM_LAYERS):
-        # The inspection before the run makes some forward passes of each layer, with the first weights.
+        # The inspection before the run makes some forward passes of each layer, with the initial weights.
         inspected, found[layer, "forward"] = found[layer, "forward"][:-COUNT], found[layer, "forward"][-COUNT:]
         assert set(inspected) == {START}
     return found

@@ -66,7 +66,7 @@ def test_without_a_port_nothing_is_served() -> None:
 def test_a_taken_port_is_one_sentence_and_a_closed_endpoint_frees_its() -> None:
     with metrics_endpoint(HOST, 0, "agent") as port, pytest.raises(PortInUse) as caught:
         metrics_endpoint(HOST, port, "agent").__enter__()
-    assert str(caught.value) == f"address {HOST}:{port} is taken; choose another with --metrics-port"
+    assert str(caught.value) == f"address {HOST}:{port} is in use; choose another with --metrics-port"
     with metrics_endpoint(HOST, port, "agent"):
         assert "hetpipe_info" in scrape(port)
 

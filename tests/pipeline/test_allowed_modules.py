@@ -98,7 +98,7 @@ def test_no_key_of_a_job_gets_around_it(folder: Path, key: str) -> None:
         import_everything(job(**EVIL_JOBS[key]), folder)
 
     assert str(caught.value) == (
-        f"{key}: the module `evil_of_this_test` is not among those that this node's agent imports (allowed_*); have "
+        f"{key}: the module `evil_of_this_test` is not among those that this node's agent allows (allowed_*); have "
         "its operator add `--allow-modules evil_of_this_test`"
     )
     assert not (folder / "ran").exists()

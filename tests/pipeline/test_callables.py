@@ -213,10 +213,8 @@ class TestLoadCallable:
     def test_a_namesake_that_is_imported_already(self, folder: Path) -> None:
         (folder / "json.py").write_text("def build(): ...\n", encoding="utf-8")
         message = refused("json:build", folder)
-        assert message.startswith(
-            f"loss: the module `json` of {folder} is hidden by the one that is already imported from"
-        )
-        assert message.endswith("give yours another name")
+        assert message.startswith(f"loss: the module `json` of {folder} is shadowed by the one already imported from")
+        assert message.endswith("rename your module")
 
     def test_a_checkout_of_hetpipe_is_no_namesake(self, folder: Path) -> None:
         (folder / "hetpipe").mkdir()
@@ -241,7 +239,7 @@ class TestModel:
                 "needs_width",
                 "model: `user_code:needs_width` is called without arguments, but missing a required argument",
             ),
-            ("instance", "model: `user_code:instance` is a module already; name a function that returns a new one"),
+            ("instance", "model: `user_code:instance` is a module itself; name a function that returns a new one"),
         ],
     )
     def test_bad(self, folder: Path, name: str, message: str) -> None:
@@ -272,7 +270,7 @@ class TestDatasets:
             ("empty", "is empty; a dataset needs at least one sample"),
             ("singles", "sample 0 is a tuple of 1; each sample must be a pair (input, target)"),
             ("mapping", "returned an object of type dict; return a map-style dataset"),
-            ("stream", "returned an IterableDataset; hetpipe deals samples by their index"),
+            ("stream", "returned an IterableDataset; hetpipe assigns samples by index"),
             ("no_length", "returned an object of type NoLength without __len__; return a map-style dataset"),
             ("returns_none", "returned None without __len__ and __getitem__"),
             ("broken_sample", "reading its length and first sample raised ZeroDivisionError: division by zero ("),

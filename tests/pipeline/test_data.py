@@ -62,14 +62,14 @@ def test_the_key_says_which_data_set() -> None:
 
 def test_ragged_samples_are_named_with_their_shapes() -> None:
     assert refused(lambda index: (torch.zeros(3, 20 + index), 0)) == (
-        "data.train: samples 0 and 5 cannot be stacked into one minibatch: the input of the one is of shape [3, 20], "
-        "that of the other of shape [3, 25]; bring all samples to one shape in __getitem__ (pad or crop them), or set "
+        "data.train: samples 0 and 5 cannot be stacked into one minibatch: the input of one is of shape [3, 20], "
+        "of the other of shape [3, 25]; bring all samples to one shape in __getitem__ (pad or crop them), or set "
         "`batch_size: 1`"
     )
-    assert "the target of the one is of shape [0], that of the other of shape [5]" in refused(
+    assert "the target of one is of shape [0], of the other of shape [5]" in refused(
         lambda index: (torch.zeros(3), torch.zeros(index))
     )
-    assert "the input of the one is (of shape [2], of shape [1])" in refused(
+    assert "the input of one is (of shape [2], of shape [1])" in refused(
         lambda index: ((torch.zeros(2), torch.zeros(index + 1)), 0)
     )
 

@@ -1,4 +1,4 @@
-"""A stage comes in where a segment names its virtual worker, and makes the first weights if it is asked to."""
+"""A stage comes in where a segment names its virtual worker, and makes the initial weights if it is asked to."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Stage:
             self.looks_left -= 1
         return self.looks_left == 0
 
-    def push_first_weights(self, weights: FlatBuffer) -> None:
+    def push_initial_weights(self, weights: FlatBuffer) -> None:
         self.pushed.append(weights.views["0.weight"].clone())
 
 
@@ -133,7 +133,7 @@ def test_it_finds_the_run_over() -> None:
 def test_a_run_that_ended_before_its_last_checkpoint_was_written_did_not_end_well() -> None:
     gone = EvictRecord(2, Vw(0), Incarnation(0), Clock(9))
     stage = Stage(lambda: stage.hear(segment(9, (0, 0), reasons=("epoch", "end")), gone))
-    with pytest.raises(CheckpointNotWritten, match="had ended at clock 9, and nobody is left to write its last"):
+    with pytest.raises(CheckpointNotWritten, match="had ended at clock 9, and no stage is left to write the last"):
         stage.entry.wait()
 
     late = Stage(lambda: late.hear(segment(9, (0, 0), reasons=("epoch", "end")), gone), complete_after=3)
@@ -169,5 +169,5 @@ def test_without_parameter_servers_only_founders_come_in(incarnation: int, reaso
     assert stage.entry.wait() is start
 
     late = Stage(lambda: late.hear(segment(3, (1, 1), reasons=("join",))), has_shards=False)
-    with pytest.raises(ProtocolViolation, match="cannot come back into the run"):
+    with pytest.raises(ProtocolViolation, match="cannot rejoin the run"):
         late.entry.wait()

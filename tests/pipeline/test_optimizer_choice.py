@@ -101,20 +101,20 @@ def test_bad_arguments(name: str, arguments: dict[str, object], problems: tuple[
         (
             spec("SGD", {"lr": 0.2}, {"lr": -0.2, "momentum": 0.5, "weight_decay": -1.0}),
             (
-                "optimizer.groups[1].lr: SGD refuses it: Invalid learning rate: -0.2",
-                "optimizer.groups[1].weight_decay: SGD refuses it: Invalid weight_decay value: -1.0",
+                "optimizer.groups[1].lr: SGD rejects it: Invalid learning rate: -0.2",
+                "optimizer.groups[1].weight_decay: SGD rejects it: Invalid weight_decay value: -1.0",
             ),
         ),
         (
             spec("SGD", {"nesterov": True}, momentum=0.0),
-            ("optimizer.groups[0].nesterov: SGD refuses it: Nesterov momentum requires a momentum and zero",),
+            ("optimizer.groups[0].nesterov: SGD rejects it: Nesterov momentum requires a momentum and zero",),
         ),
         (
             spec("SGD", {"momentum": 0.0, "dampening": 0.5}, {"dampening": 0.5}, momentum=0.9, nesterov=True),
             (
-                "optimizer.groups[0].momentum: SGD refuses it: Nesterov momentum",
-                "optimizer.groups[0].dampening: SGD refuses it: Nesterov momentum",
-                "optimizer.groups[1].dampening: SGD refuses it: Nesterov momentum",
+                "optimizer.groups[0].momentum: SGD rejects it: Nesterov momentum",
+                "optimizer.groups[0].dampening: SGD rejects it: Nesterov momentum",
+                "optimizer.groups[1].dampening: SGD rejects it: Nesterov momentum",
             ),
         ),
         (

@@ -184,7 +184,7 @@ def test_layers_without_a_forward_are_the_definition_and_the_user_is_told() -> N
     proof = proven(NoForward)
     assert proof.is_exact
     (notice,) = proof.notices
-    assert notice.startswith("NoForward has layers() and no forward of its own: what its layers compute")
+    assert notice.startswith("NoForward has layers() and no forward of its own: the sequence of its layers")
 
 
 class ListOfParameters(nn.Module):
@@ -299,7 +299,7 @@ class Scales(nn.Module):
 
 def test_an_eval_that_changes_more_than_flags_is_refused() -> None:
     sentence = refusal(lambda: mlp(Scales()))
-    assert "first difference at layer 1" in sentence and "That is in evaluation mode" in sentence
+    assert "first difference at layer 1" in sentence and "This is in evaluation mode" in sentence
 
 
 class Center(nn.Module):
@@ -336,7 +336,7 @@ def test_a_loss_with_parameters_of_its_own_or_with_a_memory_is_refused() -> None
 
     assert "loss: it computes with parameters of its own (of shape [3])" in refusal(mlp, loss=with_parameters)
     assert "loss: its buffer mean changes when it is called" in refusal(mlp, loss=drifts)
-    assert "so it keeps something between calls" in refusal(mlp, loss=counts)
+    assert "so it keeps state between calls" in refusal(mlp, loss=counts)
 
 
 def test_hooks_that_no_stage_would_call_are_refused_by_name() -> None:
@@ -384,7 +384,7 @@ def test_a_model_that_is_another_one_each_time_is_refused() -> None:
             model.get_parameter("0.weight").copy_(torch.tensor(np.random.default_rng().normal(size=(WIDTH, WIDTH))))
         return model
 
-    assert "made twice under one seed, its parameter 0.weight differs" in refusal(factory)
+    assert "built twice under one seed, its parameter 0.weight differs" in refusal(factory)
 
 
 # -- what is right ---------------------------------------------------------------------------------------------------
@@ -651,5 +651,5 @@ def test_a_generator_that_the_data_set_keeps_is_refused_with_the_fix() -> None:
 
 
 def test_a_data_set_that_is_another_one_each_time_is_refused() -> None:
-    with pytest.raises(CallableError, match=r"differ when `mydata:train\(\)` has been called anew"):
+    with pytest.raises(CallableError, match=r"differ when `mydata:train\(\)` has been called again"):
         data_proven(lambda: Augmented(lambda: 0.0, start=float(np.random.default_rng().random())))

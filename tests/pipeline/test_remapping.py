@@ -302,7 +302,7 @@ def test_a_change_in_place_is_noticed_as_without_hooks() -> None:
     with remapping:
         outputs = run_layers(chain_of(model), leaves, x)
     remapping.read_from(leaves_of(buffer_like(model, 2)))
-    with pytest.raises(CallableError, match=r"shape \[5, 8\] .* changed in place"):
+    with pytest.raises(CallableError, match=r"shape \[5, 8\] .* modified in place"):
         gradients_of(outputs, leaves, x)
 
 
@@ -319,7 +319,7 @@ def test_what_refuses_hooks_is_told_with_a_way_out() -> None:
 def test_weights_of_another_buffer_are_refused() -> None:
     leaves = leaves_of(buffer_like(nn.Linear(2, 2), 1))
     leaves["bias"] = torch.zeros(2, requires_grad=True)
-    with pytest.raises(AssertionError, match="bias does not lie in the buffer"), Remapping(leaves):
+    with pytest.raises(AssertionError, match="bias is not in the buffer"), Remapping(leaves):
         pass
 
 

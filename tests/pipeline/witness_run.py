@@ -7,7 +7,7 @@ a function of the samples alone, which are dealt anew when somebody dies, and su
 in float64, up to three epochs. How many waves a virtual worker makes need not be known beforehand.
 
 The judgement. What the weights must hold is derived from the decision log's lines in the history: `used` says which
-samples a committed wave counted, a resumed run's `facts.json` says what its first weights held already, and what a
+samples a committed wave counted, a resumed run's `facts.json` says what its initial weights held already, and what a
 rewind to an older checkpoint undid does not count. `judge` compares each digit of each layer with that. Every sample of
 an epoch belongs to one committed wave, so missing digits name waves that were lost, or torn if not all of their digits
 are missing; digits too many name waves that were added twice, or else updates that no commit stands for. Where several

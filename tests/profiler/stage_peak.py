@@ -83,7 +83,7 @@ class StagePeak:
     optimizer_bytes: int
     """The optimizer's state."""
     module_bytes: int
-    """The modules' own parameters and buffers. The first weights stay where they were made, though nobody uses them."""
+    """The modules' own parameters and buffers. The unused initial weights stay where they were made."""
 
 
 class _SeenCompute(StageCompute):

@@ -122,7 +122,7 @@ class Shards:
         """Never called within a segment."""
         raise AssertionError
 
-    def push_first_weights(self, weights: FlatBuffer) -> None:
+    def push_initial_weights(self, weights: FlatBuffer) -> None:
         """Never called within a segment."""
         raise AssertionError(weights)
 

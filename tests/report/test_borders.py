@@ -24,7 +24,7 @@ from hetpipe.values.ids import DeviceId
 from hetpipe.values.profile import AliveValue, ForbiddenCut, LayerProfile, Profile
 
 MIB = 1 << 20
-BUFFER = "buffer seen is written before it and used behind it"
+BUFFER = "buffer seen is written before it and used after it"
 
 
 def layer(
@@ -95,11 +95,11 @@ virtual worker 0, stage 0 | 1: before layer 3 (c)
   9.5 MiB forward (1.26 ms), 9 MiB back (1.19 ms), of both 8 MiB tied weights; alive: parameter:embed.weight 8 MiB, \
 b:0 1 MiB, mask:0 512 KiB (no gradient)
   not before layer 1 (a): 9.5 MiB forward, 9 MiB back; the longest stage would take 54.4 % longer
-  not before layer 2 (b): 9.5 MiB forward, 9 MiB back; forbidden: buffer seen is written before it and used behind it
+  not before layer 2 (b): 9.5 MiB forward, 9 MiB back; forbidden: buffer seen is written before it and used after it
   not before layer 4 (head): 9 MiB forward, 9 MiB back; the longest stage would take 40.6 % longer
 
 forbidden cuts
-no cut before b: buffer seen is written before it and used behind it
+no cut before b: buffer seen is written before it and used after it
 no cut before c.up … c.down (3 places): it is recomputed
 """
 

@@ -81,7 +81,7 @@ def test_memory_keeps_n_down() -> None:
     costs = Costs(facts.costs.profile, facts.costs.cluster.model_copy(update={"device_types": tight}))
     reasons = reasons_of(replace(facts, costs=costs, options=PlanOptions()))
     assert reasons.waves[0].startswith("N = 2 is the smallest within 2 % of the fastest")
-    assert reasons.waves[-1].startswith("With these cuts N = 3 does not fit: stage 0 of virtual worker 0 would miss ")
+    assert reasons.waves[-1].startswith("With these cuts N = 3 does not fit: stage 0 of virtual worker 0 would lack ")
     assert reasons.waves[-1].endswith(" on n0/0.")
 
 

@@ -131,7 +131,7 @@ def test_why_a_plan_has_no_utilisation_is_told() -> None:
     facts = plans.equal_mix()
     facts = replace(facts, plan=with_utilisation(facts.plan, facts.costs.profile, facts.costs.cluster))
     assert "MFU" in "\n".join(screen(facts, 120))
-    assert "not given: the profile has no FLOPs of its layers; make it again" in "\n".join(screen(facts, 200))
+    assert "not given: the profile has no FLOPs of its layers; create it again" in "\n".join(screen(facts, 200))
 
 
 def test_policy_and_schedule() -> None:

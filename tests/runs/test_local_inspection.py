@@ -86,7 +86,7 @@ def test_mistakes_come_back_as_they_are(tmp_path: Path) -> None:
     with pytest.raises(JobError) as raised:
         inspected(tmp_path, "tell({'error': 'JobError', 'problems': ['one', 'two']})\n")
     assert raised.value.problems == ("one", "two")
-    with pytest.raises(JobFailed, match=r"inspection of the model was killed by SIGKILL .*; its last words: no luck"):
+    with pytest.raises(JobFailed, match=r"inspection of the model was killed by SIGKILL .*; its last output: no luck"):
         inspected(tmp_path, "print('no luck', flush=True)\nos.kill(os.getpid(), 9)\n")
 
 

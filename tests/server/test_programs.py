@@ -184,7 +184,7 @@ def test_metrics_are_served_until_the_end(start: Start, tmp_path: Path) -> None:
 
     status, output, errors = start("coordinator", "--metrics-port", str(port), "--log", "/dev/null").end()
     assert (status, output) == (1, "")
-    assert errors == f"address 127.0.0.1:{port} is taken; choose another with --metrics-port\n"
+    assert errors == f"address 127.0.0.1:{port} is in use; choose another with --metrics-port\n"
 
     service.process.send_signal(signal.SIGTERM)
     assert service.end() == (0, "", "")

@@ -373,48 +373,46 @@ def _with_many_segments(setting: Setting) -> Setting:
 
 
 BUGS: dict[str, Bug] = {
-    "no-incarnation": Bug("1: no incarnation in the key of what is staged", _no_incarnation, 12),
-    "staged-in-memory": Bug("2: what is staged is known in memory only", _staged_only_in_memory, 3),
-    "answered-before-written": Bug("3: a push is acknowledged before it is written down", _answered_before_written, 3),
+    "no-incarnation": Bug("1: the key of staged waves lacks the incarnation", _no_incarnation, 12),
+    "staged-in-memory": Bug("2: staged waves are recorded in memory only", _staged_only_in_memory, 3),
+    "answered-before-written": Bug("3: a push is acknowledged before it is logged", _answered_before_written, 3),
     "answered-before-synced": Bug("3: with fsync, acknowledged before it is synced", _answered_before_synced, 6),
     "events-not-synced": Bug("3: the same, of the events of the decision log", _events_not_synced, 6),
     "gate-off-by-one": Bug("4: D off by one in the gate", _gate_off_by_one, 4),
-    "commit-off-by-one": Bug("4: D off by one in the rule of commits", _commit_off_by_one, 24),
+    "commit-off-by-one": Bug("4: D off by one in the commit rule", _commit_off_by_one, 24),
     "dead-in-minimum": Bug("5: an evicted worker stays in the minimum", _dead_in_the_minimum, 0),
     "minimum-of-nothing": Bug("6: the minimum over no members", _minimum_of_nothing, 0),
-    "old-term": Bug("7: an old term is taken", _old_term_taken, 9),
-    "folder-not-synced": Bug("8: a snapshot is renamed, its folder not synced", _folder_not_synced, 6),
+    "old-term": Bug("7: a request of an old term is accepted", _old_term_taken, 9),
+    "folder-not-synced": Bug("8: a snapshot is renamed without fsync of its folder", _folder_not_synced, 6),
     "reported-early": Bug("10: a wave is reported before all shards have it", _reported_after_the_first_shard, 0),
     "published-early": Bug("10: a clock is published before all shards have it", _published_before_all_shards, 0),
-    "clock-begins-again": Bug("13: the log begins again in the same term", _clock_begins_again, 3),
-    "rejoins-below": Bug("16: who comes back begins below the global clock", _rejoins_below, 0),
-    "hold-not-written": Bug("the clocks that were chosen are not written down", _holds_not_written, 6),
+    "clock-begins-again": Bug("13: the log restarts at zero in the same term", _clock_begins_again, 3),
+    "rejoins-below": Bug("16: a new incarnation starts below the global clock", _rejoins_below, 0),
+    "hold-not-written": Bug("granted clocks are not logged", _holds_not_written, 6),
     "eviction-takes-back": Bug("an eviction drops committed waves", _eviction_takes_back, 111),
     "held-clock-freed": Bug("a clock is freed while it is held", _held_clock_freed, 5),
-    "old-barrier-drops": Bug("a restarted shard reads an old barrier and drops new pushes", _old_barrier_drops, 18),
+    "old-barrier-drops": Bug("a restarted shard replays an old barrier and drops new pushes", _old_barrier_drops, 18),
     "report-of-any-segment": Bug(
         "a late report counts in the next segment", _report_of_any_segment, 3, _with_late_copies
     ),
-    "stop-forgotten": Bug(
-        "an eviction forgets that somebody asked for the end", _stop_forgotten, 3, _with_endless_staleness
-    ),
+    "stop-forgotten": Bug("an eviction discards a pending stop request", _stop_forgotten, 3, _with_endless_staleness),
     "next-barrier": Bug(
-        "a stage takes the next segment's barrier for its own", _next_barrier_for_own, 4, _with_slow_readers
+        "a stage treats the next segment's barrier as its own", _next_barrier_for_own, 4, _with_slow_readers
     ),
     "dealt-among-survivors": Bug(
-        "samples are dealt among those who are left", _dealt_among_survivors, 10, _with_many_segments
+        "samples are divided among the survivors only", _dealt_among_survivors, 10, _with_many_segments
     ),
-    "records-forgotten": Bug("records are forgotten that a restarted shard needs", _records_forgotten, 12),
+    "records-forgotten": Bug("records that a restarted shard needs are deleted", _records_forgotten, 12),
     "serves-early": Bug(
         "a restarted shard serves before it has caught up", _serves_before_it_knows, 1, _with_dying_shards
     ),
-    "leaver-in-minimum": Bug("who has left stays in the minimum", _leaver_in_the_minimum, 9),
-    "leaver-not-awaited": Bug("the barrier does not wait for the last wave of who leaves", _leaver_not_awaited, 32),
-    "leaver-refused": Bug("who has left is refused when it repeats a report", _leaver_refused, 5, _with_leavers),
-    "stranger-for-good": Bug("a shard refuses who joined a moment ago", _stranger_for_good, 0),
+    "leaver-in-minimum": Bug("a worker that has left stays in the minimum", _leaver_in_the_minimum, 9),
+    "leaver-not-awaited": Bug("the barrier does not wait for the last wave of a leaver", _leaver_not_awaited, 32),
+    "leaver-refused": Bug("a leaver is rejected when it retries a report", _leaver_refused, 5, _with_leavers),
+    "stranger-for-good": Bug("a shard rejects a worker that has just joined", _stranger_for_good, 0),
 }
 
-#: Of them those that storms show, too → a storm that does; the others are rare there.
+#: Bugs that storms detect as well → the seed of a storm that does; the others are rare in storms.
 IN_STORMS: dict[str, int] = {
     "answered-before-synced": 13,
     "answered-before-written": 3,

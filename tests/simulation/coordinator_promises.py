@@ -21,7 +21,7 @@ _SILENT_SECONDS = 8.0
 _SILENT_QUEUE_SECONDS = Patience().queue_notice_seconds + 3.0
 
 #: How the sentence of a job ends that was given up although the store knows what was handed in.
-_GIVEN_UP = ("no parameter server tells of it", "its folder for state holds nothing of it", "its disk is gone")
+_GIVEN_UP = ("no parameter server reports it", "its state folder does not contain it", "its disk is gone")
 
 _WANTED = frozenset({LifeState.READY, LifeState.DONE})
 

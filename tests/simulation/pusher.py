@@ -33,7 +33,7 @@ class Pusher:
         self._queue: deque[_Wave] = deque()
         self._is_busy = False
 
-    def push_first_weights(self) -> None:
+    def push_initial_weights(self) -> None:
         """Stage w_0, which is zero, and report it."""
         who = self._stage.requester
         self._to_shards(

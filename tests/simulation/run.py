@@ -89,7 +89,7 @@ class Run:
         return len(there) == stage.num_stages and all(one.alive or one.is_done for one in there)
 
     def makes_weights(self, vw: int) -> bool:
-        """Whether a virtual worker shall make the first weights."""
+        """Whether a virtual worker shall make the initial weights."""
         return self.servers[0].clock_part.log.makes_weights(VirtualWorkerIndex(vw))
 
     def is_gone(self, vw: int, incarnation: int) -> bool:

@@ -129,11 +129,11 @@ class Stage(Process):
         self._make_weights()
 
     def _make_weights(self) -> None:
-        """Make the first weights, if its virtual worker shall; who makes them may die, so that another one shall."""
+        """Make the initial weights, if its virtual worker shall; who makes them may die, so that another one shall."""
         if self.segment is not None:
             return
         if self.world.makes_weights(self.vw):
-            self.pusher.push_first_weights()
+            self.pusher.push_initial_weights()
         else:
             self.world.scheduler.at(10, self._make_weights, self)
 

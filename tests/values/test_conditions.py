@@ -22,7 +22,7 @@ def test_the_first_one_that_holds_is_the_cause() -> None:
     ("error", "sentence", "cause"),
     [
         ("CheckpointNotWritten", "the checkpoint at clock 400 was given up", FULL),
-        ("StateLost", "parameter server 0 has lost what it kept of the job", FULL),
+        ("StateLost", "parameter server 0 has lost its state of the job", FULL),
         ("OSError", "stage 0 failed: OSError: [Errno 28] No space left on device", FULL),
         ("StoreUnavailable", "no term could be taken", AWAY),
         ("JobFailed", "stage 0 of virtual worker 1 was killed by SIGKILL", None),

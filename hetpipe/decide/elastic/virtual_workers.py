@@ -19,28 +19,28 @@ from enum import StrEnum
 
 from hetpipe.decide.lifecycle.configs import Assignment, agents_of, later_life, stage_commands, with_agents
 from hetpipe.decide.lifecycle.exchange import (
-    AddAsked,
+    AddRequested,
     Admit,
     AdmitAcknowledged,
     AfterDrain,
     AgentDeparts,
     Announce,
-    ClocksTold,
+    ClocksReported,
     Drain,
     DrainAcknowledged,
-    DrainAsked,
+    DrainedPersisted,
+    DrainRequested,
     Evict,
     EvictAcknowledged,
     Instruction,
-    KeepOut,
-    KeptOut,
     MemberGone,
-    MemberSeen,
+    MemberRegistered,
     NewPlan,
     NewWorker,
+    PersistDrained,
     Replanned,
     SendCommand,
-    ShardNotAsked,
+    ShardCallFailed,
     Tick,
 )
 from hetpipe.decide.lifecycle.patience import Patience
@@ -249,20 +249,20 @@ class VirtualWorker:
         return 0.0 if self.crashes <= 1 else 2.0 ** (self.crashes - 2)
 
 
-ShardAnswer = EvictAcknowledged | AdmitAcknowledged | DrainAcknowledged | ShardNotAsked
+ShardAnswer = EvictAcknowledged | AdmitAcknowledged | DrainAcknowledged | ShardCallFailed
 
 WorkersInput = (
     StageNews
     | ChildExit
     | MemberGone
-    | MemberSeen
+    | MemberRegistered
     | AgentDeparts
     | ShardAnswer
     | Replanned
-    | DrainAsked
-    | AddAsked
-    | KeptOut
-    | ClocksTold
+    | DrainRequested
+    | AddRequested
+    | DrainedPersisted
+    | ClocksReported
     | Tick
 )
 
@@ -398,7 +398,7 @@ class VirtualWorkers:
         Returns:
             Instructions, in order.
         """
-        return self.handle(DrainAsked(vw, then), now=now)
+        return self.handle(DrainRequested(vw, then), now=now)
 
     def replan(self, plan: VirtualWorkerPlan, emulations: tuple[StageEmulation, ...]) -> None:
         """Set another plan of a virtual worker from its next incarnation on.
@@ -433,17 +433,17 @@ class VirtualWorkers:
                 self._on_stage_report(fact, now=now)
             case ChildExit():
                 self._on_child_exit(fact, now=now)
-            case MemberGone() | MemberSeen() | AgentDeparts():
+            case MemberGone() | MemberRegistered() | AgentDeparts():
                 self._on_agent(fact, now=now)
-            case EvictAcknowledged() | AdmitAcknowledged() | DrainAcknowledged() | ShardNotAsked():
+            case EvictAcknowledged() | AdmitAcknowledged() | DrainAcknowledged() | ShardCallFailed():
                 self._on_shard_answer(fact, now=now)
-            case DrainAsked() | AddAsked():
+            case DrainRequested() | AddRequested():
                 self._on_request(fact, now=now)
-            case ClocksTold(clocks=clocks):
+            case ClocksReported(clocks=clocks):
                 for worker in self:
                     if worker.state in COMPUTING and worker.vw in clocks.local:
                         worker.on_clock(clocks.local[worker.vw])
-            case KeptOut():
+            case DrainedPersisted():
                 self._drained.on_answer(fact, now=now)
             case Tick():
                 self._tick(now=now)
@@ -487,11 +487,11 @@ class VirtualWorkers:
         if failure is not None:
             self._fails(worker, failure, now=now)
 
-    def _on_agent(self, fact: MemberGone | MemberSeen | AgentDeparts, *, now: float) -> None:
+    def _on_agent(self, fact: MemberGone | MemberRegistered | AgentDeparts, *, now: float) -> None:
         match fact:
             case MemberGone():
                 self._agent_gone(fact, now=now)
-            case MemberSeen(info=info):
+            case MemberRegistered(info=info):
                 self._agent_seen(info)
             case AgentDeparts(agent=agent):
                 self._agent_departs(agent, now=now)
@@ -550,23 +550,23 @@ class VirtualWorkers:
                 for agent in self._agents_of(worker) & self._absent:
                     # It left while the call of the clock shard was pending.
                     self._agent_gone(MemberGone(MemberId(agent), f"agent {agent} is gone"), now=now)
-            case ShardNotAsked(error=StaleIncarnation.__name__) if worker.state is LifeState.ADMITTING:
+            case ShardCallFailed(error=StaleIncarnation.__name__) if worker.state is LifeState.ADMITTING:
                 # It has seen a later incarnation than this coordinator knows of.
                 worker.incarnation = Incarnation(worker.incarnation + 1)
                 worker.ask_at = now + self._patience.retry_seconds
-            case ShardNotAsked():
+            case ShardCallFailed():
                 worker.request_failed(answer.sentence, again_at=now + self._patience.retry_seconds, now=now)
                 if worker.unanswered_seconds(now) >= self._survive.absence.total_seconds():
                     self._out.append(_clock_shard_silent(worker, answer.error, now=now))
 
     # -- requests of users ------------------------------------------------------------------------------------------
 
-    def _on_request(self, wish: DrainAsked | AddAsked, *, now: float) -> None:
+    def _on_request(self, wish: DrainRequested | AddRequested, *, now: float) -> None:
         worker = self._workers[wish.vw]
         match wish:
-            case DrainAsked(then=then):
+            case DrainRequested(then=then):
                 self._drain(worker, stays_out=then == "out", now=now)
-            case AddAsked():
+            case AddRequested():
                 self._add(worker, now=now)
 
     def _drain(self, worker: VirtualWorker, *, stays_out: bool, now: float) -> None:
@@ -810,15 +810,15 @@ class DrainedWorkers:
         self._is_asked = False
         self._ask_at = 0.0
 
-    def request(self, workers: Iterable[VirtualWorker], assignment: Assignment, *, now: float) -> list[KeepOut]:
+    def request(self, workers: Iterable[VirtualWorker], assignment: Assignment, *, now: float) -> list[PersistDrained]:
         """The next request: one at a time, and none when the set is up to date."""
         wanted = frozenset(worker.vw for worker in workers if worker.stays_out)
         if wanted == self._kept or self._is_asked or now < self._ask_at:
             return []
         self._is_asked = True
-        return [KeepOut(tuple(sorted(wanted)), assignment.plan.term, assignment.shards[0])]
+        return [PersistDrained(tuple(sorted(wanted)), assignment.plan.term, assignment.shards[0])]
 
-    def on_answer(self, answer: KeptOut, *, now: float) -> None:
+    def on_answer(self, answer: DrainedPersisted, *, now: float) -> None:
         """Process the result of a request."""
         self._is_asked = False
         if answer.is_kept:

@@ -1,7 +1,7 @@
 """Adoption of a running job by a new coordinator, based on the state at its clock shard. Pure.
 
 The decision log determines which incarnations count, the agents which processes exist. An incarnation that counts is
-assumed ready; `Returning` then compares it with the registration of each agent, and finds what is missing.
+assumed ready; `Returning` then compares it with the registration of each agent, and detects what is missing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hetpipe.values.members import MemberId, MemberInfo, MemberRole
 from hetpipe.values.run import StageDone, StageFailed
 from hetpipe.values.run_document import LifeSeen, RunDescription
 
-#: Text for followers.
+#: Announcement to followers.
 ADOPTED = "a new coordinator leads the job, which went on without one"
 
 
@@ -55,10 +55,10 @@ def workers_of(description: RunDescription, *, now: float) -> dict[VirtualWorker
 
 
 def worker_of(vw: VirtualWorkerIndex, seen: LifeSeen | None, *, stays_out: bool, now: float) -> VirtualWorker:
-    """One virtual worker; one that is not in the log was about to join the run, and has yet to be admitted.
+    """One virtual worker; one that is not in the log was about to join the run, and must still be admitted.
 
-    Each earlier incarnation counts as a death, but not as an early one. A virtual worker that was to stay out but is
-    active is drained again if necessary.
+    Each earlier incarnation counts as a death, but not as an early one. A virtual worker that was drained on request
+    but is active is drained again if necessary.
     """
     if seen is None:
         state = LifeState.OUT if stays_out else LifeState.AWAITING
@@ -91,7 +91,7 @@ def _state_of(seen: LifeSeen, *, stays_out: bool) -> LifeState:
 
 
 def _gone(vw: VirtualWorkerIndex, incarnation: Incarnation, *, now: float) -> VirtualWorker:
-    """A virtual worker whose newest incarnation no longer counts; its remaining processes are to be ended."""
+    """A virtual worker whose newest incarnation no longer counts; its remaining processes must be ended."""
     sentence = f"virtual worker {vw} was lost while an earlier coordinator led"
     cause = Failure(Rank.GONE, JobFailed.__name__, sentence, now)
     return VirtualWorker(
@@ -124,7 +124,7 @@ def not_registered(assignment: Assignment) -> dict[MemberId, MemberGone]:
     return {member: MemberGone(member, f"{member} did not register with the new coordinator") for member in members}
 
 
-Found = MemberGone | StageNews | ChildExit
+MissingFact = MemberGone | StageNews | ChildExit
 """A fact that no other process will report."""
 
 
@@ -175,8 +175,8 @@ class Returning:
             for vw, term, incarnation in sorted(older)
         ]
 
-    def check(self, *, now: float) -> Iterator[Found]:
-        """The facts that are certain by now."""
+    def check(self, *, now: float) -> Iterator[MissingFact]:
+        """The facts that are certain at this time."""
         for key, until in list(self._missing.items()):
             if now >= until:
                 del self._missing[key]
@@ -200,5 +200,5 @@ class Returning:
     def _last_report(self, life: StageLife) -> StageDone | StageFailed:
         if self._over is not None:
             return StageDone(self._over.published, self._over.barrier_reason)
-        sentence = f"{life} was gone when a new coordinator asked for it"
+        sentence = f"{life} was gone when a new coordinator adopted the job"
         return StageFailed(JobFailed.__name__, sentence, secondary=True)

@@ -1,8 +1,8 @@
 """The conditions of one job: reports of processes, notification of followers, current state. Pure.
 
-A process reports the newest state of each of its conditions, and how often it was raised. A first change of a kind is
-announced immediately. Further ones of the same kind are batched for a moment, and for a flapping kind at most `BURST`
-summaries with counts are sent per `WINDOW_SECONDS`. The current state is available at any time.
+A process reports the newest state of each of its conditions, with the number of times it was raised. The first change
+of a kind is announced immediately. Further ones of the same kind are batched briefly, and for a flapping kind at most
+`BURST` summaries with counts are sent per `WINDOW_SECONDS`. The current state is available at any time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from hetpipe.values.conditions import Condition, ConditionKind
 from hetpipe.values.events import ConditionCleared, ConditionRaised, NumberedEvent
 
-#: Batching delay after an event of a kind: a full disk is noticed by all processes.
+#: Batching delay after an event of a kind: all processes detect a full disk.
 GATHER_SECONDS = 2.0
 
 #: Maximum notifications per kind, and the window in seconds.
@@ -36,15 +36,15 @@ class _Entry:
     """One condition, over all processes that report it."""
 
     newest: Condition
-    """Of the process that raised it; `times` over all."""
+    """As reported by the process that raised it; `times` is summed over all."""
     reporters: set[str] = field(default_factory=set)
-    """Subjects for which it holds."""
-    heard: dict[str, Condition] = field(default_factory=dict)
+    """Subjects for which it is active."""
+    reports_by_source: dict[str, Condition] = field(default_factory=dict)
     """The last report of each process."""
-    told: bool = False
-    """Whether followers were last notified that it holds."""
-    untold: int = 0
-    """How often it was raised since the last notification, while it did not hold."""
+    announced: bool = False
+    """Whether it was active in the last notification."""
+    unannounced: int = 0
+    """Number of times it was raised since the last notification, while it was not active."""
 
 
 class ConditionBoard:
@@ -54,7 +54,7 @@ class ConditionBoard:
         self._entries: dict[_Key, _Entry] = {}
         #: By kind: changes since the last event, and the times of the last events.
         self._changed: dict[ConditionKind, list[str]] = {}
-        self._told_at: dict[ConditionKind, deque[float]] = {kind: deque(maxlen=BURST) for kind in ConditionKind}
+        self._announced_at: dict[ConditionKind, deque[float]] = {kind: deque(maxlen=BURST) for kind in ConditionKind}
 
     def recall(self, events: Iterable[NumberedEvent]) -> None:
         """Start from the events sent by earlier coordinators, in order. Processes report their conditions again."""
@@ -63,13 +63,13 @@ class ConditionBoard:
                 case ConditionRaised(condition=kind, who=names, sentence=sentence, since=since, times=times):
                     for who in names:
                         raised = Condition(kind, who, sentence, since, times=times)
-                        self._entries[kind, who] = _Entry(raised, {_RECALLED}, told=True)
+                        self._entries[kind, who] = _Entry(raised, {_RECALLED}, announced=True)
                 case ConditionCleared(condition=kind, who=names, sentence=sentence, cleared=cleared):
                     for who in names:
                         entry = self._entries.get((kind, who))
                         if entry is not None:
                             entry.newest = replace(entry.newest, cleared=cleared, clearance=sentence)
-                            entry.reporters, entry.told = set(), False
+                            entry.reporters, entry.announced = set(), False
                 case _:
                     """other events are irrelevant here"""
 
@@ -89,19 +89,19 @@ class ConditionBoard:
         for kind in [kind for kind in self._changed if now >= self._next_at(kind)]:
             events = list(self._events(kind, self._changed.pop(kind)))
             if events:
-                self._told_at[kind].append(now)
+                self._announced_at[kind].append(now)
             out += events
         return out
 
     @property
     def all(self) -> tuple[Condition, ...]:
-        """Every condition that holds or has held, by the time at which it was last raised."""
+        """Every condition that is or was active, by the time at which it was last raised."""
         found = (entry.newest for entry in self._entries.values() if entry.newest.times)
         return tuple(sorted(found, key=lambda one: (one.since, one.kind, one.who)))
 
     @property
     def current(self) -> Mapping[ConditionKind, int]:
-        """The number of processes for which each kind holds; 0 for none."""
+        """Number of processes for which each kind is active; 0 for none."""
         holding = Counter(kind for (kind, _), entry in self._entries.items() if entry.newest.holds)
         return {kind: holding[kind] for kind in ConditionKind}
 
@@ -114,8 +114,12 @@ class ConditionBoard:
             if not report.times or not self._has_room():
                 return
             entry = self._entries[key] = _Entry(replace(report, times=0, cleared=report.cleared or report.since))
-        raised, held, before = self._raised(entry, source, report), entry.newest.holds, entry.heard.get(source)
-        entry.heard[source] = report
+        raised, held, before = (
+            self._raised(entry, source, report),
+            entry.newest.holds,
+            entry.reports_by_source.get(source),
+        )
+        entry.reports_by_source[source] = report
         has_begun = not held or (before is not None and before.since < report.since)
         entry.reporters.discard(_RECALLED)
         if report.holds:
@@ -129,48 +133,50 @@ class ConditionBoard:
             entry.newest = replace(report, sentence=report.sentence or entry.newest.sentence, times=times)
         else:
             entry.newest = replace(entry.newest, times=times)
-        entry.untold += raised if has_begun else 0  # else it was raised again while it held
-        if entry.newest.holds != held or entry.untold:
+        entry.unannounced += raised if has_begun else 0  # else it was raised again while active
+        if entry.newest.holds != held or entry.unannounced:
             names = self._changed.setdefault(report.kind, [])
             if report.who not in names:
                 names.append(report.who)
 
     def _raised(self, entry: _Entry, source: str, report: Condition) -> int:
-        """How often it was raised since it was last heard of."""
-        before = entry.heard.get(source)
+        """Number of times it was raised since the last report."""
+        before = entry.reports_by_source.get(source)
         if before is not None:
-            # A process that was started again counts from 0 once more.
+            # A restarted process counts from 0 again.
             return report.times - before.times if report.times >= before.times else report.times
-        if _RECALLED in entry.reporters or (entry.newest.times and not entry.heard):
+        if _RECALLED in entry.reporters or (entry.newest.times and not entry.reports_by_source):
             return int(report.holds and not entry.newest.holds)
         return report.times
 
     def _has_room(self) -> bool:
         if len(self._entries) < MAX_KEPT:
             return True
-        over = next((key for key, entry in self._entries.items() if not entry.newest.holds and not entry.told), None)
+        over = next(
+            (key for key, entry in self._entries.items() if not entry.newest.holds and not entry.announced), None
+        )
         if over is not None:
             del self._entries[over]
         return over is not None
 
     def _next_at(self, kind: ConditionKind) -> float:
-        told = self._told_at[kind]
-        if not told:
+        announced = self._announced_at[kind]
+        if not announced:
             return 0.0
-        return max(told[-1] + GATHER_SECONDS, told[0] + WINDOW_SECONDS if len(told) == BURST else 0.0)
+        return max(announced[-1] + GATHER_SECONDS, announced[0] + WINDOW_SECONDS if len(announced) == BURST else 0.0)
 
     def _events(self, kind: ConditionKind, names: Sequence[str]) -> Iterator[_Event]:
-        """What followers are to know of a kind, as one event for all that began and one for all that ended."""
+        """Notifications for a kind: one event for all conditions that were raised, one for all that were cleared."""
         entries = [self._entries[kind, who] for who in names if (kind, who) in self._entries]
-        raised = [entry for entry in entries if entry.untold]
-        cleared = [entry for entry in entries if not entry.newest.holds and (entry.told or entry.untold)]
+        raised = [entry for entry in entries if entry.unannounced]
+        cleared = [entry for entry in entries if not entry.newest.holds and (entry.announced or entry.unannounced)]
         if raised:
             first = min(raised, key=lambda entry: entry.newest.since).newest
-            who, times = tuple(entry.newest.who for entry in raised), sum(entry.untold for entry in raised)
+            who, times = tuple(entry.newest.who for entry in raised), sum(entry.unannounced for entry in raised)
             yield ConditionRaised(kind, who, first.sentence, first.since, times)
         if cleared:
             last = max(cleared, key=lambda entry: entry.newest.cleared or 0.0).newest
             who = tuple(entry.newest.who for entry in cleared)
             yield ConditionCleared(kind, who, last.clearance, last.cleared or 0.0, self.current[kind])
         for entry in entries:
-            entry.told, entry.untold = entry.newest.holds, 0
+            entry.announced, entry.unannounced = entry.newest.holds, 0

@@ -33,10 +33,10 @@ class Assignment:
     """Per virtual worker and stage; empty without emulation."""
 
     def with_worker(self, worker: VirtualWorkerPlan, emulations: tuple[StageEmulation, ...] = ()) -> Assignment:
-        """A copy with another plan of one virtual worker, from its next incarnation on; a new index is added.
+        """A copy with another plan for one virtual worker, from its next incarnation on; a new index is added.
 
         Args:
-            worker: its stages.
+            worker: the plan of its stages.
             emulations: their emulations; empty without emulation.
         """
         at = worker.index
@@ -46,7 +46,7 @@ class Assignment:
 
 
 def agents_of(worker: VirtualWorkerPlan, agents: Sequence[AgentInfo]) -> tuple[AgentInfo, ...]:
-    """Those of `agents` used by a virtual worker, with the devices of its stages only."""
+    """The `agents` used by a virtual worker, with the devices of its stages only."""
     used = {(stage.agent, stage.device) for stage in worker.stages}
     found = [
         replace(agent, devices=tuple(device for device in agent.devices if (agent.agent, device.device) in used))
@@ -92,7 +92,7 @@ def check_progress(progress: Progress, *, folder: str, num_samples: int) -> None
     """
     if len(progress.used) != len(empty_bitmap(num_samples)):
         raise CheckpointError(
-            f"checkpoint {folder} is of about {8 * len(progress.used)} samples, but data.train has {num_samples}; "
+            f"checkpoint {folder} is for about {8 * len(progress.used)} samples, but data.train has {num_samples}; "
             "resume with the data the run began with"
         )
 
@@ -129,9 +129,9 @@ def stage_commands(assignment: Assignment) -> list[StartStageCommand]:
 
 
 def _emulated(job: Job, plan: Plan) -> dict[tuple[VirtualWorkerIndex, int], DeviceConfig]:
-    """The emulated device of each initial stage, if any; later incarnations use those of their index.
+    """Emulated device of each initial stage, if any; later incarnations use those of their index.
 
-    Virtual workers that join later get the next ones.
+    Virtual workers that join later use the following devices.
     """
     if not job.cluster.devices:
         return {}
@@ -150,8 +150,8 @@ def later_life(
         assignment: the plan and the current agents.
         vw: its index.
         incarnation: the new incarnation.
-        restore: folder of the newest checkpoint of this run; None: there is none, so the one given at the run's start
-            is used.
+        restore: folder of the newest checkpoint of this run; None if there is none, and the one given at the start of
+            the run is used.
     """
     return [
         replace(
@@ -178,9 +178,9 @@ def run_document(
         assignment: the job, its plan, and its members.
         data: the data specification.
         start: progress at the start of the run.
-        eval_samples: samples of an evaluation; None: unknown.
+        eval_samples: samples of an evaluation; None if unknown.
         submitted_wall: submission time, in seconds since 1970.
-        proof: of the model, before training.
+        proof: proof of the model, before training.
     """
     return RunDocument(
         job=assignment.job.model_dump(mode="json"),

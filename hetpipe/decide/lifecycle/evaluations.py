@@ -23,7 +23,7 @@ class Evaluations:
     _MAX_INCOMPLETE = 4
 
     def __init__(self, num_samples: int | None) -> None:
-        """Expect parts that cover `num_samples`; None: unknown."""
+        """Expect parts that cover `num_samples`; None if unknown."""
         self._num_samples = num_samples
         self._parts: dict[Clock, dict[VirtualWorkerIndex, StageEvaluation]] = {}
         #: Clock of the newest part of each virtual worker, which sends none for an earlier clock.
@@ -94,8 +94,8 @@ MAX_LISTED = 100
 class EvaluationHistory:
     """All evaluations of a job, across rewinds and coordinators.
 
-    It contains the history of the current weights: a rewind drops later evaluations. Only the newest `MAX_EVENTS` are
-    kept, as of all events of a job; this limit is only reached by evaluating within epochs.
+    It contains the evaluations that led to the current weights: a rewind drops later ones. Only the newest `MAX_EVENTS`
+    are kept, as for all events of a job; only evaluations within epochs can reach this limit.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class EvaluationHistory:
     def add(self, evaluated: Evaluated) -> bool:
         """Add an evaluation; False for a duplicate: stages repeat their reports to a new coordinator.
 
-        One within an epoch may arrive before that of the previous barrier, whose last part comes from another node.
+        An evaluation within an epoch may precede that of the previous barrier, whose last part is from another node.
         """
         place = bisect_left(self._held, evaluated.clock, key=lambda held: held.clock)
         is_known = place < len(self._held) and self._held[place].clock == evaluated.clock
@@ -140,7 +140,7 @@ class EvaluationHistory:
 
     @property
     def last_whole(self) -> Evaluated | None:
-        """The last one over all of the evaluation data."""
+        """The last one over the whole evaluation data."""
         return next((one for one in reversed(self._held) if one.whole), None)
 
     @property
@@ -152,7 +152,7 @@ class EvaluationHistory:
         best = 0 if summary.best is None else held.index(summary.best)
         spaced = [round(place * (len(held) - 1) / (MAX_LISTED - 1)) for place in range(MAX_LISTED)]
         if best not in spaced:
-            # It replaces its nearest neighbour, except the two ends.
+            # It replaces its nearest neighbour, except the first and the last.
             spaced[min(range(1, MAX_LISTED - 1), key=lambda place: abs(spaced[place] - best))] = best
         return tuple(held[place] for place in sorted(spaced))
 

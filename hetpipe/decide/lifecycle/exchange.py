@@ -29,7 +29,7 @@ from hetpipe.values.sync import DataSpec, Progress
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterSeen:
+class ResourcesOffered:
     """Free resources for a job waiting for members, and its turn in the queue."""
 
     cluster: ClusterView
@@ -38,7 +38,7 @@ class ClusterSeen:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The plan is made and stored, and every shard is configured with it."""
+    """The plan is computed and stored, and every shard is configured with it."""
 
     run: PlannedRun
     data: DataSpec
@@ -73,14 +73,14 @@ class MemberGone:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberSeen:
+class MemberRegistered:
     """A process has registered, for the first time or again."""
 
     info: MemberInfo
 
 
 @dataclass(frozen=True, slots=True)
-class ShardHeard:
+class ShardHeartbeat:
     """Status of the job in a heartbeat of one of its parameter servers."""
 
     member: MemberId
@@ -91,11 +91,11 @@ class ShardHeard:
 
 
 @dataclass(frozen=True, slots=True)
-class ConditionsTold:
+class ConditionsReported:
     """A process's report of the job's conditions."""
 
     source: str
-    """The process."""
+    """Name of the reporting process."""
     conditions: tuple[Condition, ...]
     """The newest state of each condition that it monitors."""
 
@@ -115,7 +115,7 @@ class AdmitAcknowledged:
     vw: VirtualWorkerIndex
     incarnation: Incarnation
     restore: str | None
-    """Folder of the newest complete checkpoint of the run, or None before the first."""
+    """Folder of the newest complete checkpoint of the run; None before the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Replanned:
     incarnation: Incarnation
     """The measured incarnation."""
     plan: VirtualWorkerPlan | None
-    """The new plan; None: the current plan is kept."""
+    """The new plan; None to keep the current plan."""
     recut: Recut | None
     """The recut on which it is based, if any."""
     gain: float | None
@@ -144,8 +144,8 @@ class Replanned:
 
 
 @dataclass(frozen=True, slots=True)
-class ShardNotAsked:
-    """`Evict`, `Admit` or `Drain` failed; it may have taken effect."""
+class ShardCallFailed:
+    """`Evict`, `Admit` or `Drain` failed, but may have taken effect."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -155,15 +155,15 @@ class ShardNotAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class StopAsked:
+class StopRequested:
     """A user requests that the job stop."""
 
     mode: StopMode
 
 
 @dataclass(frozen=True, slots=True)
-class KeptOut:
-    """Result of a `KeepOut`."""
+class DrainedPersisted:
+    """Result of a `PersistDrained`."""
 
     out: tuple[VirtualWorkerIndex, ...]
     is_kept: bool
@@ -171,11 +171,11 @@ class KeptOut:
 
 
 AfterDrain = Literal["out", "again"]
-"""Whether a virtual worker that has left stays out, or restarts as soon as its agents are available."""
+"""Whether a virtual worker that has left stays out, or restarts once its agents are available."""
 
 
 @dataclass(frozen=True, slots=True)
-class DrainAsked:
+class DrainRequested:
     """A virtual worker is to be drained."""
 
     vw: VirtualWorkerIndex
@@ -183,7 +183,7 @@ class DrainAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class AddAsked:
+class AddRequested:
     """A virtual worker that has left, or is not being restarted, is to be restarted."""
 
     vw: VirtualWorkerIndex
@@ -207,15 +207,15 @@ class AgentDeparts:
 
 
 @dataclass(frozen=True, slots=True)
-class ClocksTold:
+class ClocksReported:
     """The newest clocks of the clock shard."""
 
     clocks: ClockSnapshot
 
 
 @dataclass(frozen=True, slots=True)
-class WrappedUp:
-    """The last clocks, or None when the clock shard did not report them."""
+class FinalClocks:
+    """The final clocks; None if the clock shard did not report them."""
 
     clocks: ClockSnapshot | None
 
@@ -226,7 +226,7 @@ class Tick:
 
 
 Input = (
-    ClusterSeen
+    ResourcesOffered
     | InspectionStep
     | InspectionPhase
     | InspectionResult
@@ -237,22 +237,22 @@ Input = (
     | StageNews
     | ChildExit
     | MemberGone
-    | MemberSeen
-    | ShardHeard
-    | ConditionsTold
+    | MemberRegistered
+    | ShardHeartbeat
+    | ConditionsReported
     | EvictAcknowledged
     | AdmitAcknowledged
     | DrainAcknowledged
-    | KeptOut
-    | ShardNotAsked
+    | DrainedPersisted
+    | ShardCallFailed
     | Replanned
-    | DrainAsked
-    | AddAsked
+    | DrainRequested
+    | AddRequested
     | NewWorker
     | AgentDeparts
-    | StopAsked
-    | ClocksTold
-    | WrappedUp
+    | StopRequested
+    | ClocksReported
+    | FinalClocks
     | Tick
 )
 
@@ -284,14 +284,14 @@ class Prepare:
     goes_back: bool = False
     """The job has trained, but its progress is unknown: it continues from its newest checkpoint, as after a rewind."""
     above: Term = Term(0)
-    """Highest term of a process that still existed; the new one is above it."""
+    """Highest term of processes that may still exist; the new term is above it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
     """Prepare again, from the newest checkpoint of the run. Answered by `Prepared` or `TaskFailed`.
 
-    The plan is the same except for its term, and so are the agents.
+    The plan and the agents are the same, except for the term.
     """
 
     number: int
@@ -301,11 +301,11 @@ class Rewind:
     shards: tuple[MemberInfo, ...]
     """Current shards, in index order."""
     eval_samples: int | None
-    """Samples of an evaluation; None: unknown."""
+    """Samples of an evaluation; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
-class AskBarrier:
+class RequestBarrier:
     """Request a barrier that ends the run from the clock shard. Only a failure is answered, by `TaskFailed`."""
 
     term: Term
@@ -314,7 +314,7 @@ class AskBarrier:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Evict an incarnation at the clock shard. Answered by `EvictAcknowledged` or `ShardNotAsked`."""
+    """Evict an incarnation at the clock shard. Answered by `EvictAcknowledged` or `ShardCallFailed`."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -333,12 +333,12 @@ class NewPlan:
     left_at: Clock | None
     """Barrier at which its last incarnation left, with the checkpoint that contains its optimizer state."""
     awaited_until: float
-    """Monotonic second from which on an older checkpoint is used."""
+    """Monotonic second at which an older checkpoint is used instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Admit a new incarnation at the clock shard. Answered by `AdmitAcknowledged` or `ShardNotAsked`."""
+    """Admit a new incarnation at the clock shard. Answered by `AdmitAcknowledged` or `ShardCallFailed`."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -368,12 +368,12 @@ class Replan:
     """Minimum gain, as a fraction; below it nothing changes."""
     emulations: tuple[StageEmulation, ...]
     gone: frozenset[AgentId] = frozenset()
-    """Agents without which it continues, whatever the gain; then nothing was measured."""
+    """Lost agents that must be replaced, whatever the gain; nothing was measured then."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettleReplan:
-    """The new plan of a virtual worker is in force, or was abandoned: clean up. Not answered."""
+    """Clean up after a new plan of a virtual worker came into force or was abandoned. Not answered."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -382,7 +382,7 @@ class SettleReplan:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Drain an incarnation at the clock shard. Answered by `DrainAcknowledged` or `ShardNotAsked`."""
+    """Drain an incarnation at the clock shard. Answered by `DrainAcknowledged` or `ShardCallFailed`."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -391,8 +391,8 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepOut:
-    """Persist the set of drained virtual workers at the clock shard. Answered by `KeptOut`."""
+class PersistDrained:
+    """Persist the set of drained virtual workers at the clock shard. Answered by `DrainedPersisted`."""
 
     out: tuple[VirtualWorkerIndex, ...]
     """In index order."""
@@ -401,8 +401,8 @@ class KeepOut:
 
 
 @dataclass(frozen=True, slots=True)
-class WrapUp:
-    """Fetch the last clocks. Always answered by `WrappedUp`."""
+class FetchClocks:
+    """Fetch the final clocks. Always answered by `FinalClocks`."""
 
     shards: tuple[MemberInfo, ...]
 
@@ -414,6 +414,18 @@ class Release:
     shards: tuple[MemberInfo, ...]
 
 
-Task = Prepare | Rewind | AskBarrier | Evict | Admit | Drain | KeepOut | Replan | SettleReplan | WrapUp | Release
+Task = (
+    Prepare
+    | Rewind
+    | RequestBarrier
+    | Evict
+    | Admit
+    | Drain
+    | PersistDrained
+    | Replan
+    | SettleReplan
+    | FetchClocks
+    | Release
+)
 
 Instruction = SendCommand | Announce | Task

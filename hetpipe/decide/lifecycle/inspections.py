@@ -53,7 +53,7 @@ def inspect_command(asked: InspectionRequest, job: Job, job_id: JobId, submissio
 
 
 def is_to_measure(job: Job) -> bool:
-    """Whether a profile is needed and not given by the job: to plan the run, or for emulation."""
+    """Whether a profile is needed but not given by the job: to plan the run, or for emulation."""
     return job.cluster.profile is None and (job.cluster.emulate or not job.is_planned)
 
 
@@ -63,12 +63,12 @@ def next_to_measure(
     """The next agent to measure, with the device types; None when every type has been measured.
 
     Args:
-        agents: in the order of requests.
+        agents: agents in the order of requests.
         asked: number of agents that have answered.
         measured: the measured types.
 
     Returns:
-        The position of the agent, and the types.
+        The index of the agent, and the types; None when every type has been measured.
 
     Raises:
         PlanError: an agent did not measure one of its types.
@@ -78,7 +78,7 @@ def next_to_measure(
         if missing and position < asked:
             raise PlanError(
                 f"agent {agent.agent} on {agent.host} registered devices of type {', '.join(missing)} but found none "
-                "to measure the model on; start the agent anew, or give cluster.profile"
+                "to measure the model on; restart the agent, or give cluster.profile"
             )
         if missing:
             return position, missing
@@ -94,11 +94,11 @@ class Inspections:
         Args:
             agents: in the order of requests.
             to_measure: whether the model is to be measured.
-            model: the report submitted with the job; None: the first agent makes one.
+            model: the report submitted with the job; None if the first agent is to make one.
         """
         self._agents = agents
         self._to_measure = to_measure
-        #: Number of agents that were asked or have no missing types.
+        #: Number of agents that have answered or have no missing types.
         self._asked = 0
         self._step: ProfileStep | None = None
         #: Its current phase, if reported.
@@ -124,7 +124,7 @@ class Inspections:
         """Whether this agent's answer is pending."""
         return self._asked > 0 and self._agents[self._asked - 1].agent == agent
 
-    def heard(self, news: InspectionStep | InspectionPhase) -> None:
+    def on_progress(self, news: InspectionStep | InspectionPhase) -> None:
         """Record the progress of the inspecting agent."""
         if isinstance(news, InspectionPhase):
             self._phase = news

@@ -22,23 +22,23 @@ from hetpipe.decide.lifecycle.evaluations import EvaluationHistory
 from hetpipe.decide.lifecycle.exchange import (
     AgentDeparts,
     Announce,
-    AskBarrier,
-    ClusterSeen,
-    ConditionsTold,
+    ConditionsReported,
+    FetchClocks,
+    FinalClocks,
     Input,
     Instruction,
     MemberGone,
-    MemberSeen,
+    MemberRegistered,
     NewWorker,
     Prepared,
     Release,
+    RequestBarrier,
+    ResourcesOffered,
     SendCommand,
-    ShardHeard,
-    StopAsked,
+    ShardHeartbeat,
+    StopRequested,
     TaskFailed,
     Tick,
-    WrappedUp,
-    WrapUp,
 )
 from hetpipe.decide.lifecycle.lifecycle import TABLE, JobStep, Lifecycle
 from hetpipe.decide.lifecycle.patience import Patience
@@ -105,7 +105,7 @@ class JobMachine:
         self._entered = self._heard = self._noticed = now
         self._out: list[Instruction] = []
         #: The last reported position in the queue.
-        self._told_place: QueuePlace | None = None
+        self._announced_place: QueuePlace | None = None
         self.stages = StageTable()
         #: The result of the job; None before its end.
         self.ended: JobEnded | None = None
@@ -118,7 +118,7 @@ class JobMachine:
         #: Reports of the parameter servers about the job since their configuration.
         self._disks = LostDisks()
         self._prepared: Prepared | None = None
-        #: Set once the stages are started.
+        #: Set when the stages are started.
         self._training: JobTraining | None = None
         self._stop_now = False
         #: When to request the barrier of a stop; None without a stop, or once requested.
@@ -148,7 +148,7 @@ class JobMachine:
         machine = cls(run.plan.job_id, assignment.job, run.submission, patience=patience, now=now)
         machine._resume(assignment, description, now=now)
         if stop is not None and (stop is StopMode.NOW or machine.state is not JobState.STOPPING):
-            machine._stop_asked(stop, now=now)
+            machine._stop_requested(stop, now=now)
         return machine
 
     @classmethod
@@ -158,8 +158,8 @@ class JobMachine:
         """Create the machine of a job with unknown progress: it is rewound to its newest checkpoint.
 
         Args:
-            job_id: the job's.
-            job: as it was submitted.
+            job_id: id of the job.
+            job: the job as submitted.
             submission: the submission, with the folder of the run and its checkpoints.
             cause: why the progress is unknown.
             patience: timeouts that are not set by users.
@@ -172,7 +172,7 @@ class JobMachine:
         return machine
 
     def _resume(self, assignment: Assignment, description: RunDescription, *, now: float) -> None:
-        """Continue the job as left by an earlier coordinator."""
+        """Continue the job in the state left by an earlier coordinator."""
         run, state = description.run, adoption.state_of(description)
         self._preparation.take_over(assignment, eval_samples=run.eval_samples)
         self._lifecycle = Lifecycle(self.job_id, state)
@@ -239,7 +239,7 @@ class JobMachine:
 
     @property
     def proof(self) -> ProofReport | None:
-        """Result of the proof of the model; None before that, and if unknown."""
+        """Result of the proof of the model; None before the proof, and if unknown."""
         return None if self.run is None else self.run.proof
 
     @property
@@ -262,7 +262,7 @@ class JobMachine:
         return bool(self.shards) and self.shards[0].id == member
 
     def is_settled(self, *, now: float) -> bool:
-        """Whether the job has ended and its processes have ended, too, or had the time to."""
+        """Whether the job and its processes have ended, or the latter have had the time to."""
         over = now - self._entered >= self._patience.exit_seconds
         return self.ended is not None and not self._preparation.is_preparing and (self.stages.all_exited or over)
 
@@ -277,15 +277,15 @@ class JobMachine:
             return True
         return self.state is not JobState.FAILED and now - self._entered < self._patience.exit_seconds
 
-    def may_tell(self, agent: AgentId, news: AgentNews) -> bool:
+    def may_report(self, agent: AgentId, news: AgentNews) -> bool:
         """Whether `agent` may report `news`: about a process planned on its node, or in reply to a request.
 
-        Reports about unknown or past entities have no effect, whoever sends them.
+        Reports about unknown or past entities have no effect, regardless of the sender.
         """
         if isinstance(news, InspectionPhase | InspectionStep | InspectionResult):
             return self._preparation.is_asked(agent)
         if isinstance(news, LinkAwaited | LinkResult):
-            return self._preparation.may_tell_link(agent, news)
+            return self._preparation.may_report_link(agent, news)
         life = self.stages.get(news.key)
         return life is None or life.agent == agent
 
@@ -311,7 +311,12 @@ class JobMachine:
         """
         match fact:
             case (
-                ClusterSeen() | InspectionStep() | InspectionPhase() | InspectionResult() | LinkAwaited() | LinkResult()
+                ResourcesOffered()
+                | InspectionStep()
+                | InspectionPhase()
+                | InspectionResult()
+                | LinkAwaited()
+                | LinkResult()
             ):
                 self._prepare(fact, now=now)
             case Prepared():
@@ -325,21 +330,21 @@ class JobMachine:
             case AgentDeparts(agent=agent):
                 self._agent_departs(agent, now=now)
                 self._train(fact, now=now)
-            case MemberSeen(info=info):
+            case MemberRegistered(info=info):
                 self._rewinds.seen(info)
-                self._member_seen(info, now=now)
+                self._member_registered(info, now=now)
                 self._train(fact, now=now)
-            case ShardHeard():
-                self._shard_heard(fact, now=now)
-            case ConditionsTold():
-                self._conditions_told(fact, now=now)
+            case ShardHeartbeat():
+                self._on_heartbeat(fact, now=now)
+            case ConditionsReported():
+                self._on_conditions(fact, now=now)
             case StageNews(report=StageConditions(conditions=conditions)):
                 if self.stages.get(fact.key) is not None:
-                    self._conditions_told(ConditionsTold(str(fact.key), conditions), now=now)
-            case StopAsked():
-                self._stop_asked(fact.mode, now=now)
-            case WrappedUp():
-                self._wrapped_up(fact.clocks, now=now)
+                    self._on_conditions(ConditionsReported(str(fact.key), conditions), now=now)
+            case StopRequested():
+                self._stop_requested(fact.mode, now=now)
+            case FinalClocks():
+                self._on_final_clocks(fact.clocks, now=now)
             case Tick():
                 self._tick(now=now)
             case _:
@@ -362,7 +367,7 @@ class JobMachine:
         for output in outputs:
             match output:
                 case JobStep.CLUSTER_LACKS:
-                    self._told_place = self._preparation.place
+                    self._announced_place = self._preparation.place
                     self._step(output, now=now, remark=str(self._preparation.place))
                 case JobStep():
                     self._step(output, now=now, remark=self._preparation.remark(output))
@@ -374,8 +379,8 @@ class JobMachine:
     def _shards_prepared(self, prepared: Prepared, *, now: float) -> None:
         self._preparation.is_preparing = False
         if self.state is not JobState.PLANNING:
-            # It was abandoned meanwhile: the shards have been configured unnecessarily.
-            self._wrap_up()
+            # The job was abandoned meanwhile: the shards have been configured unnecessarily.
+            self._fetch_clocks()
             return
         self._prepared = prepared
         self._preparation.prepared(prepared)
@@ -399,7 +404,7 @@ class JobMachine:
             now=now,
         )
         self._out += self._training.begin(now=now)
-        for fact in self._rewinds.old_news():
+        for fact in self._rewinds.pending_facts():
             self._train(fact, now=now)
 
     def _task_failed(self, failed: TaskFailed, *, now: float) -> None:
@@ -410,8 +415,8 @@ class JobMachine:
             return
         self._preparation.is_preparing = False
         if self.state is not JobState.PLANNING:
-            # It was abandoned meanwhile: some shards may have been configured.
-            self._wrap_up()
+            # The job was abandoned meanwhile: some shards may have been configured.
+            self._fetch_clocks()
             return
         if not self._rewinds.is_retryable(failed, now=now):
             self._fail(Failure(Rank.REPORTED, failed.error, failed.sentence, now, failed.problems), now=now)
@@ -428,18 +433,18 @@ class JobMachine:
             if isinstance(told, Failure):
                 self._add_failure(told, now=now)
             elif self.ended is None:
-                self._tell(told)
+                self._emit(told)
         if self._training is training:
             self._advance(training, now=now)
 
-    def _tell(self, told: Instruction) -> None:
-        match told:
+    def _emit(self, instruction: Instruction) -> None:
+        match instruction:
             case Announce(event=Evaluated() as event):
                 evaluated = replace(event, rewinds=self.rewinds)
                 if self.evaluations.add(evaluated):
                     self._announce(evaluated)
             case _:
-                self._out.append(told)
+                self._out.append(instruction)
 
     def _enlarge(self, new: NewWorker, *, now: float) -> None:
         """Add a virtual worker to the run, and to any later preparation."""
@@ -452,8 +457,8 @@ class JobMachine:
         self._training.enlarge(new, self._prepared, now=now)
         self._train(Tick(), now=now)
 
-    def _member_seen(self, info: MemberInfo, *, now: float) -> None:
-        """A process that was absent when all were told to end, or one of an earlier term, has missed that command."""
+    def _member_registered(self, info: MemberInfo, *, now: float) -> None:
+        """Handle a registration: a process that missed the order to end, or one of an earlier term, must still end."""
         agent = AgentId(info.id)
         if self._stop_now and agent in {agent.agent for agent in self.agents}:
             self._out.append(SendCommand(agent, StopJobCommand(self.job_id)))
@@ -487,13 +492,13 @@ class JobMachine:
     def _agent_departs(self, agent: AgentId, *, now: float) -> None:
         """Handle an agent that is shutting down within seconds: progress must be in a checkpoint by then.
 
-        Where parameter servers hold the weights its virtual workers are drained. Where the stages do, the whole job
-        takes a barrier with a checkpoint, and continues from that when all its agents are back.
+        If parameter servers hold the weights, its virtual workers are drained. If the stages hold them, the whole job
+        takes a barrier with a checkpoint, and continues from it when all its agents are back.
         """
         if agent not in {claimed.agent for claimed in self.agents}:
             return
         self._rewinds.departs(agent)
-        sentence = f"agent {agent} was told to end"
+        sentence = f"agent {agent} is shutting down"
         if self.state is JobState.INSPECTING:
             self._queue_again(f"{sentence}, and the job has not begun", now=now)
         elif not self.job.has_shards and self._notice is None:
@@ -507,9 +512,9 @@ class JobMachine:
                 self._ask_barrier(now=now)
 
     def _queue_again(self, lacks: str, *, now: float) -> None:
-        """Return to the queue: no work has been done yet that would be lost."""
+        """Return to the queue: there is no work yet that would be lost."""
         self._preparation.queue_again(lacks)
-        self._told_place = self._preparation.place
+        self._announced_place = self._preparation.place
         self._step(JobStep.CLUSTER_LACKS, now=now, remark=str(self._preparation.place))
 
     def _advance(self, training: JobTraining, *, now: float) -> None:
@@ -527,32 +532,32 @@ class JobMachine:
         ):
             self._rewind(self._notice, now=now)
         elif training.lives.all_done or (self._stop_now and self.stages.all_exited):
-            self._wrap_up(now=now)
+            self._fetch_clocks(now=now)
 
-    def _conditions_told(self, told: ConditionsTold, *, now: float) -> None:
+    def _on_conditions(self, report: ConditionsReported, *, now: float) -> None:
         if self.ended is None:
-            self.conditions.take(told.source, told.conditions)
-            self._tell_conditions(now=now)
+            self.conditions.take(report.source, report.conditions)
+            self._announce_conditions(now=now)
 
-    def _tell_conditions(self, *, now: float) -> None:
+    def _announce_conditions(self, *, now: float) -> None:
         for event in self.conditions.due(now=now):
             self._announce(event)
 
     # -- back to a checkpoint --------------------------------------------------------------------------------------
 
-    def _shard_heard(self, heard: ShardHeard, *, now: float) -> None:
+    def _on_heartbeat(self, beat: ShardHeartbeat, *, now: float) -> None:
         if self._training is None or self._wrapping_up or self._stop_now:
             return
         for shard in self.shards:
-            if shard.id == heard.member:
-                lost = self._disks.heard(shard, serves=heard.serves, reason=heard.reason)
+            if shard.id == beat.member:
+                lost = self._disks.on_heartbeat(shard, serves=beat.serves, reason=beat.reason)
                 if lost:
                     self._rewind(Failure(Rank.GONE, StateLost.__name__, lost, now), now=now)
 
     def _rewind(self, cause: Failure, *, now: float) -> None:
         """Start a rewind; reports of processes and parameter servers are ignored from now on.
 
-        A job with a pending stop ends instead: a user can resume it from the same checkpoint.
+        A job with a pending stop ends instead: the user can resume it from the same checkpoint.
         """
         if self.state is JobState.STOPPING:
             self._stop_now = True
@@ -562,7 +567,7 @@ class JobMachine:
         if self._training is None or self._prepared is None or JobStep.REWIND not in TABLE[self.state]:
             self._fail(cause, now=now)
             return
-        # Virtual workers may have got other plans since the preparation.
+        # The plans of virtual workers may have changed since the preparation.
         newest = self._training.lives.assignment
         run = replace(self._prepared.run, plan=newest.plan, emulations=newest.emulations)
         self._prepared = replace(self._prepared, run=run)
@@ -579,7 +584,7 @@ class JobMachine:
             return
         self._heard = now
         if self.state.is_queued:
-            # The wait for members begins only once no earlier process is left.
+            # The wait for members starts only when no earlier process is left.
             self._rewinds.clear(self.stages, everybody=num_devices_wanted(self.job) is None, now=now)
             return
         found: Instruction | Failure | None
@@ -597,7 +602,7 @@ class JobMachine:
 
     # -- towards the end -------------------------------------------------------------------------------------------
 
-    def _stop_asked(self, mode: StopMode, *, now: float) -> None:
+    def _stop_requested(self, mode: StopMode, *, now: float) -> None:
         if self.state.is_terminal:
             return
         before = self._lifecycle.state
@@ -613,13 +618,13 @@ class JobMachine:
             self._training.lives.close()
             self._train(Tick(), now=now)
         elif not self._preparation.is_preparing:
-            self._wrap_up(now=now)
+            self._fetch_clocks(now=now)
 
     def _ask_barrier(self, *, now: float) -> None:
         """Request the barrier at which the job stops, if it is due."""
         if self._ask_barrier_at is not None and now >= self._ask_barrier_at and self._prepared is not None:
             self._ask_barrier_at = None
-            self._out.append(AskBarrier(self._prepared.plan.term, self.shards[0]))
+            self._out.append(RequestBarrier(self._prepared.plan.term, self.shards[0]))
 
     def _add_failure(self, failure: Failure, *, now: float) -> None:
         if not self.state.is_terminal and not self._stop_now and not self._wrapping_up:
@@ -638,19 +643,19 @@ class JobMachine:
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
-    def _wrap_up(self, *, now: float | None = None) -> None:
-        """Request the last clocks, once; the reply ends the job if it has not ended yet, and releases the shards."""
+    def _fetch_clocks(self, *, now: float | None = None) -> None:
+        """Request the final clocks, once; the reply ends the job if it has not ended yet, and releases the shards."""
         if self._wrapping_up:
             return
         self._wrapping_up = True
         if self._training is not None and now is not None:
             self._running_seconds = self._training.running_seconds(now=now)
-        self._out.append(WrapUp(self.shards))
+        self._out.append(FetchClocks(self.shards))
 
-    def _wrapped_up(self, clocks: ClockSnapshot | None, *, now: float) -> None:
+    def _on_final_clocks(self, clocks: ClockSnapshot | None, *, now: float) -> None:
         if self.state in {JobState.RUNNING, JobState.STOPPING}:
             self._end_well(clocks, now=now)
-        # Not before the end is stored: a coordinator that dies in between finds the job again.
+        # Not before the end is stored: if this coordinator dies in between, the next one finds the job again.
         self._out.append(Release(self.shards))
 
     def _end_well(self, clocks: ClockSnapshot | None, *, now: float) -> None:
@@ -673,14 +678,14 @@ class JobMachine:
         self._break_off(self._step(JobStep.FAIL, now=now), failure)
 
     def _break_off(self, state: JobState, cause: Failure) -> None:
-        """End without a barrier, in `state`, because of `cause`."""
+        """End the job without a barrier, in `state`, because of `cause`."""
         conditions = self.conditions.all
         sentence = consequence(cause.sentence, cause.error, conditions)
         error = cause.error if state is JobState.FAILED else ""
         self._end(JobEnded(state, sentence, error, cause.problems, conditions=conditions))
         self._stop_processes()
         if self.shards and not self._preparation.is_preparing:
-            self._wrap_up()
+            self._fetch_clocks()
 
     def _end(self, ended: JobEnded) -> None:
         self.ended = ended
@@ -699,7 +704,7 @@ class JobMachine:
     def _tick(self, *, now: float) -> None:
         if self.state.is_terminal:
             return
-        self._tell_conditions(now=now)
+        self._announce_conditions(now=now)
         if self._failures and not self._wrapping_up:
             self._decide(now=now)
             return
@@ -714,16 +719,16 @@ class JobMachine:
         if self._rewinds.is_waiting:
             self._go_back(now=now)
         if self.state.is_queued and not self._rewinds.is_waiting:
-            self._tell_place(now=now)
+            self._announce_place(now=now)
         elif not self.state.is_terminal and self.state is not JobState.RUNNING:
             self._wait(now=now)
 
     def _wait(self, *, now: float) -> None:
         """Report the current wait, and enforce its timeout."""
-        silent = now - self._newest_word(now=now)
+        silent = now - self._last_report_at(now=now)
         limit, error = self._patience.limit(self.state, is_stopping_now=self._stop_now)
         if self.state is JobState.STOPPING and self._stop_now and silent >= limit:
-            self._wrap_up(now=now)
+            self._fetch_clocks(now=now)
         elif silent >= limit:
             sentence = (
                 f"the coordinator gave up job {self.job_id} after {silent:.0f} s of waiting for {self._awaited()}"
@@ -734,20 +739,20 @@ class JobMachine:
             waited = now - self._entered
             self._announce(Waiting(f"the coordinator waits for {self._awaited()} (job {self.job_id})", waited))
 
-    def _newest_word(self, *, now: float) -> float:
-        """Time of the last sign of life of the awaited process; of several, the oldest."""
+    def _last_report_at(self, *, now: float) -> float:
+        """Time of the last report of the awaited process; of several, the earliest."""
         if self.state is not JobState.STARTING:
             return self._heard
         if self._training is not None and self._training.lives.is_on_leave:
             self._heard = now
         return min((life.heard for life in self.stages.unready() if not life.exited), default=self._heard)
 
-    def _tell_place(self, *, now: float) -> None:
+    def _announce_place(self, *, now: float) -> None:
         """Report the position in the queue: soon after a change, else periodically."""
         place = self._preparation.place
-        pause = self._patience.notice_seconds if place != self._told_place else self._patience.queue_notice_seconds
+        pause = self._patience.notice_seconds if place != self._announced_place else self._patience.queue_notice_seconds
         if place is not None and now - self._noticed >= pause:
-            self._noticed, self._told_place = now, place
+            self._noticed, self._announced_place = now, place
             self._announce(Waiting(f"pending: {place}", now - self._entered))
 
     def _awaited(self) -> str:
@@ -779,7 +784,7 @@ class JobMachine:
 
 
 def _some(lives: list[StageLife]) -> str:
-    """The first few of them."""
+    """The first few of them, as text."""
     named, rest = lives[:_MAX_NAMED], len(lives) - _MAX_NAMED
     phases = [f", which is {life.phase}" if life.phase else "" for life in named]
     told = "; ".join(f"{life}{phase}" for life, phase in zip(named, phases, strict=True))

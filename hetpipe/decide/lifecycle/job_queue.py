@@ -55,7 +55,7 @@ class Turn:
     position: int = 1
     """Among all waiting jobs; 1 is the oldest."""
     behind: JobId | None = None
-    """The job ahead; None: none."""
+    """The job ahead; None if there is none."""
 
 
 def turns(waiting: Sequence[tuple[JobId, Job]], cluster: ClusterView) -> list[Turn]:
@@ -80,9 +80,9 @@ def could_fit(job: Job, cluster: ClusterView) -> bool:
 
 
 def missing(job: Job, cluster: ClusterView) -> str:
-    """Missing resources, as the end of a sentence; empty when everything is available."""
+    """Missing resources, as the end of a sentence; empty if nothing is missing."""
     if cluster.unled:
-        return f"waits for {untold(cluster.unled[0])}"
+        return f"waits for {unknown_usage(cluster.unled[0])}"
     needs = []
     if cluster.free_devices < _least(job):
         needs.append(f"{_devices_wanted(job)} {_devices_there(job, cluster)}")
@@ -95,15 +95,15 @@ def missing(job: Job, cluster: ClusterView) -> str:
     return ", and ".join(needs)
 
 
-def untold(job_id: JobId) -> str:
+def unknown_usage(job_id: JobId) -> str:
     """The reason why free resources are unknown while a running job has no leader."""
-    return f"the parameter servers to tell what job {job_id} uses, which goes on without a coordinator"
+    return f"the parameter servers to report what job {job_id} uses, which goes on without a coordinator"
 
 
 def claim_devices(num_devices: int | None, agents: Sequence[AgentInfo]) -> tuple[AgentInfo, ...]:
-    """The first `num_devices` devices in order, as agents with those devices only; others are omitted.
+    """The first `num_devices` devices in order, as agents with those devices only; agents without any are omitted.
 
-    None: all devices.
+    None claims all devices.
     """
     if num_devices is None:
         num_devices = sum(len(agent.devices) for agent in agents)
@@ -134,7 +134,7 @@ def _devices_there(job: Job, cluster: ClusterView) -> str:
     if _least(job) > cluster.all_devices:
         agents = _count(len(cluster.agents), "registered agent")
         have = "has" if len(cluster.agents) == 1 else "have"
-        return f"which are more than the {agents} {have} ({cluster.all_devices}): start more agents, or stop this job"
+        return f"more than the {agents} {have} ({cluster.all_devices}): start more agents, or stop this job"
     named = cluster.held[:_MAX_NAMED]
     rest = len(cluster.held) - len(named)
     who = ", ".join(f"job {job_id} holds {number}" for job_id, number in named) + (f" and {rest} more" if rest else "")

@@ -1,9 +1,9 @@
 """The description of the cluster used for planning. Pure.
 
-The nodes and devices are those of the registered agents, one node each (`cluster_of`), or those of the cluster file
-that the job names. Each link is stated, measured, or assumed, and known to be (`KnownLinks`): what the user states in a
-cluster file holds, all of it; without one, a pair of nodes that was measured has a link of its own where it differs
-from the rest, and a pair that was not has what is assumed. `describe` joins that with the profile of the model.
+Nodes and devices are those of the registered agents, one node each (`cluster_of`), or those of the cluster file in the
+job. Each link is stated, measured, or assumed, and its source is recorded (`KnownLinks`): links in a cluster file take
+precedence as a whole; without one, a measured pair of nodes has its own link if it differs from the default, and other
+pairs have the assumed link. `describe` combines the cluster with the profile of the model.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _MOST_NAMED = 3
 #: Significant digits of a measured figure; more would be noise.
 _DIGITS = 3
 
-#: Of one message between two processes, through whatever device.
+#: Latency of one message between two processes, over any device.
 LATENCY_SECONDS = 50e-6
 
-#: Stages of one node exchange tensors through host memory, whatever joins their devices: gloo moves about this much
-#: between two processes of one machine, measured with messages of 1 MiB.
+#: Stages of one node exchange tensors through host memory, whatever connects their devices: gloo transfers about this
+#: much between two processes of one machine, measured with messages of 1 MiB.
 WITHIN_NODE = LinkSpec(bandwidth_bytes_per_second=2e9, latency_seconds=LATENCY_SECONDS)
 
-#: 10 Gbit/s Ethernet: common between machines with GPUs, and where it is wrong it is easy to say so.
+#: 10 Gbit/s Ethernet: common between machines with GPUs, and easy to override.
 BETWEEN_NODES = LinkSpec(bandwidth_bytes_per_second=1.25e9, latency_seconds=LATENCY_SECONDS)
 
 #: Assumed figures of links that are neither stated nor measured.
@@ -56,12 +56,12 @@ ASSUMED_LINKS = Links(intra_node=WITHIN_NODE, inter_node=BETWEEN_NODES)
 def cluster_of(agents: Sequence[AgentInfo], links: Links = ASSUMED_LINKS) -> Cluster:
     """The cluster of these agents' devices.
 
-    Devices are named by their place among those of their agent, in the order given. A type has the memory that the
-    smallest device of it reports; an agent has divided its host's memory among its CPU devices already.
+    Devices are named by their index among those of their agent, in the given order. The memory of a type is the
+    smallest reported for it; agents have already divided their host's memory among CPU devices.
 
     Args:
-        agents: with the devices that count, at least one in all.
-        links: how fast they reach each other.
+        agents: agents with the devices to include, at least one in all.
+        links: the links of the cluster.
     """
     memory: dict[str, int] = {}
     for agent in agents:
@@ -86,7 +86,7 @@ class LinkOrigin:
 
     @property
     def words(self) -> str:
-        """Names the link in messages."""
+        """Name of the link in messages."""
         node, other = self.between
         return f"within {node}" if node == other else f"between {node} and {other}"
 
@@ -101,13 +101,13 @@ class KnownLinks:
 
     @property
     def sources(self) -> tuple[LinkSource, ...]:
-        """The sources that occur, the best first."""
+        """The sources that occur, the most reliable first."""
         order: tuple[LinkSource, ...] = ("stated", "measured", "assumed")
         present = {origin.source for origin in self.origins}
         return tuple(source for source in order if source in present)
 
     def words(self, source: LinkSource) -> str:
-        """Names of the links of `source`; of many the first ones. Empty if there are none."""
+        """Names of the links of `source`, limited to the first ones; empty if there are none."""
         names = [origin.words for origin in self.origins if origin.source == source]
         more = len(names) - _MOST_NAMED
         return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
@@ -154,19 +154,19 @@ def stated_links(links: Links, nodes: Sequence[str]) -> KnownLinks:
 def known_links(
     nodes: Sequence[str], measured: MeasuredLinks, *, now: float, assumed: Links = ASSUMED_LINKS
 ) -> KnownLinks:
-    """The links among `nodes` that no file states.
+    """The links among `nodes` without a cluster file.
 
-    Where all nodes were measured, `intra_node` is the slowest of them, and so is `inter_node` of all pairs; the others
-    are overrides. Of one pair the newest valid measurement counts.
+    If all nodes were measured, `intra_node` is the slowest of them, and likewise `inter_node` for all pairs; the others
+    are overrides. For each pair the newest valid measurement counts.
 
     Args:
-        nodes: of the cluster.
-        measured: what is known; what is of other nodes, or no longer valid at `now`, does not count.
+        nodes: nodes of the cluster.
+        measured: known measurements; those of other nodes, and those no longer valid at `now`, are ignored.
         now: seconds since 1970-01-01 UTC.
         assumed: the links that were not measured.
 
     Raises:
-        UserError: a link was measured that is too slow for a cluster.
+        UserError: a measured link is too slow for a cluster.
     """
     found = _newest(measured.links, now)
     copies = {
@@ -203,12 +203,12 @@ def together(measured: Iterable[MeasuredLinks]) -> MeasuredLinks:
 
 
 def spec_of(measurement: LinkMeasurement, copies: tuple[CopyMeasurement | None, CopyMeasurement | None]) -> LinkSpec:
-    """A measured link as a stage meets it: a frame leaves its device, travels, and goes onto the other device.
+    """Effective link between stages: a frame is copied from its device, transferred, and copied to the other device.
 
-    The three follow one another, so their times add up. A stage on a CPU copies nothing: copies by memcpy do not count.
+    The three steps are sequential, so their times add up. Stages on CPUs need no copies: those by memcpy do not count.
 
     Raises:
-        UserError: it is too slow for a cluster.
+        UserError: the link is too slow for a cluster.
     """
     legs = [measurement.speed, *(copy.speed for copy in copies if copy is not None and copy.method == "cuda")]
     latency = sum(leg.latency_seconds for leg in legs)
@@ -217,7 +217,7 @@ def spec_of(measurement: LinkMeasurement, copies: tuple[CopyMeasurement | None, 
         words = LinkOrigin(measurement.between, "measured").words
         raise UserError(
             f"the link {words} was measured at {bandwidth:.3g} bytes per second and {latency:.3g} s of latency, which "
-            "is too slow to train over; mend the network, or leave out one of the nodes"
+            "is too slow to train over; repair the network, or leave out one of the nodes"
         )
     return LinkSpec(bandwidth_bytes_per_second=_rounded(bandwidth), latency_seconds=_rounded(latency))
 
@@ -232,12 +232,12 @@ def _newest(measurements: Sequence[LinkMeasurement], now: float) -> dict[frozens
 
 
 def _slowest_copy(copies: Sequence[CopyMeasurement]) -> CopyMeasurement | None:
-    """A cluster file has one link for all devices of a node: that of the slowest."""
+    """The slowest copy, because a cluster file has one link for all devices of a node."""
     return min(copies, key=lambda copy: copy.speed.bytes_per_second, default=None)
 
 
 def _common(pairs: Sequence[tuple[str, str]], specs: dict[tuple[str, str], LinkSpec], assumed: LinkSpec) -> LinkSpec:
-    """What stands for all pairs that have no link of their own: the slowest if all were measured, else the assumed."""
+    """Default link of all pairs: the slowest if all were measured, else the assumed one."""
     if not pairs or any(pair not in specs for pair in pairs):
         return assumed
     return min(
@@ -262,17 +262,17 @@ class PlanningInputs:
 
 
 def describe(job: Job, inspected: Inspected, agents: Sequence[AgentInfo], *, now: float) -> PlanningInputs:
-    """What `job` is planned by on the devices of `agents`.
+    """The inputs to plan `job` on the devices of `agents`.
 
     Args:
-        job: as it was submitted.
-        inspected: what was found of its model.
-        agents: with the devices that it claims, and with what was measured of their links.
-        now: seconds since 1970-01-01 UTC, for which measurements of links must be valid.
+        job: the job as submitted.
+        inspected: results of the inspection of its model.
+        agents: agents with the claimed devices and the measurements of their links.
+        now: seconds since 1970-01-01 UTC, at which measurements of links must be valid.
 
     Raises:
-        PlanError: the job's profile is of something else, or the measurements are not all of one model.
-        UserError: a type of the cluster was not measured, nor is it in the catalogue; or a link is too slow.
+        PlanError: the job's profile does not match, or the measurements are of different models.
+        UserError: a type of the cluster was not measured and is not in the catalogue; or a link is too slow.
     """
     known = _links(job, agents, now=now)
     cluster = job.cluster.file or cluster_of(agents, known.links)

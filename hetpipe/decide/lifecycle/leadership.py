@@ -1,8 +1,8 @@
 """Leadership of a coordinator, as a state table. Several may share one store; the holder of the lease leads.
 
-The lease is counted from before the request to the store, and for less than the granted time: so no other coordinator
-can hold it while this one considers itself the leader, whatever the network does, if clock rates differ by less than a
-tenth. Pure: events with the monotonic time in, decisions with their reasons out.
+The lease is counted from before the request to the store, and for less than the granted time. No other coordinator can
+therefore hold it while this one considers itself the leader, whatever the network does, if clock rates differ by less
+than a tenth. Pure: events with the monotonic time in, decisions with reasons out.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from enum import StrEnum
 
 from hetpipe.errors import InvalidTransition
 
-#: Share of the granted lease that a leader relies on: clocks may differ by the rest, and stopping takes a moment.
+#: Share of the granted lease that a leader relies on: the rest allows for clock drift and for the time to stop.
 _RELIED_ON = 0.9
 
-#: Renewals per lease by a leader; a standby candidate asks twice as often.
+#: Renewals per lease by a leader; a standby candidate sends requests twice as often.
 _ASKS_PER_LEASE = 5
 
 
@@ -29,10 +29,10 @@ class Standing(StrEnum):
     """Leader: act."""
     HOLDING = "holding"
     """The store has not responded for longer than the lease: keep running jobs, start nothing. No other candidate can
-    get the lead from an unreachable store; if it is reachable, it will reject this coordinator.
+    get the lead from an unreachable store; if it becomes reachable, it will reject this coordinator.
     """
     STEPPED_DOWN = "stepped_down"
-    """It has lost the lead: end."""
+    """It has lost the lead: exit."""
 
 
 class LeadStep(StrEnum):
@@ -45,9 +45,9 @@ class LeadStep(StrEnum):
     UNANSWERED = "unanswered"
     """The store did not answer, or too late."""
     WAITED = "waited"
-    """Time went by."""
+    """Time passed."""
     RAN_OUT = "ran_out"
-    """The lease has expired, as far as this coordinator can know."""
+    """The lease has expired, as far as this coordinator can tell."""
     END_ASKED = "end_asked"
     """It has finished all its work."""
 
@@ -89,7 +89,7 @@ TABLE: Mapping[Standing, Mapping[LeadStep, Standing]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class LeadGranted:
     """The store granted or renewed the lead."""
 
     asked: float
@@ -97,30 +97,30 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class LeadRefused:
     """Another candidate has the lead."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Unanswered:
+class NoAnswer:
     """The store did not answer."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Waited:
-    """Time went by."""
+class TimePassed:
+    """Time passed."""
 
 
 @dataclass(frozen=True, slots=True)
-class EndAsked:
+class ShutdownRequested:
     """The coordinator has finished all its work."""
 
 
-Event = Granted | Refused | Unanswered | Waited | EndAsked
+Event = LeadGranted | LeadRefused | NoAnswer | TimePassed | ShutdownRequested
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Decision:
     reason: str
     """Reason, as a clause for messages."""
     left_seconds: float
-    """Until the lease expires; 0 without one."""
+    """Time until the lease expires; 0 without one."""
 
 
 class Leadership:
@@ -155,10 +155,10 @@ class Leadership:
         Raises:
             InvalidTransition: the table has no such step; the standing is unchanged.
         """
-        if isinstance(event, Granted):
+        if isinstance(event, LeadGranted):
             self._held_until = max(self._held_until, event.asked + _RELIED_ON * self._lease_seconds)
             self._silence = "it has not answered since"
-        elif isinstance(event, Unanswered):
+        elif isinstance(event, NoAnswer):
             self._silence = event.why
         step, reason = self._judge(event, now)
         following = TABLE[self.standing].get(step)
@@ -171,17 +171,17 @@ class Leadership:
     def _judge(self, event: Event, now: float) -> tuple[LeadStep, str]:
         """The step of an event, with the reason as a clause."""
         match event:
-            case EndAsked():
-                return LeadStep.END_ASKED, "it was told to end"
-            case Refused(why=why):
+            case ShutdownRequested():
+                return LeadStep.END_ASKED, "it is shutting down"
+            case LeadRefused(why=why):
                 return LeadStep.REFUSED, why
             case _ if now >= self._held_until and self.standing is Standing.LEADING:
                 held = _RELIED_ON * self._lease_seconds
                 return LeadStep.RAN_OUT, f"the store has not renewed its lead for {held:.1f} s ({self._silence})"
-            case Granted():
+            case LeadGranted():
                 late = LeadStep.UNANSWERED, "the store granted the lead too late"
                 return late if now >= self._held_until else (LeadStep.GRANTED, "the store grants it the lead")
-            case Unanswered(why=why):
+            case NoAnswer(why=why):
                 return LeadStep.UNANSWERED, why
-            case Waited():
+            case TimePassed():
                 return LeadStep.WAITED, "nothing has changed"

@@ -89,7 +89,7 @@ class Lifecycle:
     """State and recent history of one job."""
 
     def __init__(self, name: str, state: JobState = JobState.SUBMITTED) -> None:
-        """Start in the initial state, or in that left by another coordinator."""
+        """Start in the initial state, or in the state left by another coordinator."""
         self._name = name
         self._story: deque[str] = deque(maxlen=_STORY_LENGTH)
         #: Current state; changed by `take` only.

@@ -1,4 +1,4 @@
-"""Survey of links between nodes: those without a valid measurement are measured one after the other. Pure.
+"""Survey of links between nodes: those without a valid measurement are measured one at a time. Pure.
 
 `LinkSurvey` is one survey, for a job before it is planned or, in `ClusterLinks`, for an operator. Each agent of a pair
 runs one end: the first listens and measures, the second connects to the address reported by the first. A pair that
@@ -69,23 +69,23 @@ class LinkSurvey:
     """The link measurements for one job. Every call takes the monotonic time and returns commands for agents."""
 
     def __init__(self, agents: Sequence[AgentInfo], *, job_id: JobId, run_dir: str, link: AskedLink) -> None:
-        """Measure what is not known of the links among `agents`.
+        """Measure the unknown links among `agents`.
 
         Args:
-            agents: with the devices that the job claims, and what is known of their links.
-            job_id: the job's.
-            run_dir: the folder of the run, where the processes that measure have their logs.
+            agents: agents with the claimed devices and the known measurements of their links.
+            job_id: id of the job.
+            run_dir: folder of the run, for the logs of the measuring processes.
             link: the job's key `link`.
         """
         self._job_id = job_id
         self._task = LinkTask(number=0, other=AgentId(""), run_dir=run_dir, link=link)
         self._pairs = pairs_to_measure(agents)
-        #: Of the current pair; -1 before the first.
+        #: Index of the current pair; -1 before the first.
         self._number = -1
         self._is_over = not self._pairs
         self._is_called = False
-        #: Results of the pair's ends.
-        self._told: list[LinkResult] = []
+        #: Results received for the current pair.
+        self._results: list[LinkResult] = []
         self._until = self._pair_until = 0.0
         self._found = MeasuredLinks()
         self._problems: list[str] = []
@@ -121,7 +121,7 @@ class LinkSurvey:
         return [] if self._is_over else self._next(now=now)
 
     def handle(self, news: LinkNews, *, now: float) -> list[SendCommand]:
-        """Process a report accepted by `may_tell`; those of another pair have no effect."""
+        """Process a report accepted by `may_report`; those of another pair have no effect."""
         if self._is_over or news.number != self._number:
             return []
         pair = self._pairs[self._number]
@@ -131,22 +131,24 @@ class LinkSurvey:
         if news.problem:
             return self._skip(news.problem, now=now)
         # Only the measuring end reports a link.
-        self._told = [told for told in self._told if bool(told.measured.links) != bool(news.measured.links)] + [news]
-        return self._both_told(pair, now=now) if len(self._told) > 1 else []
+        self._results = [told for told in self._results if bool(told.measured.links) != bool(news.measured.links)] + [
+            news
+        ]
+        return self._both_reported(pair, now=now) if len(self._results) > 1 else []
 
-    def _both_told(self, pair: Pair, *, now: float) -> list[SendCommand]:
-        for told in self._told:
+    def _both_reported(self, pair: Pair, *, now: float) -> list[SendCommand]:
+        for told in self._results:
             self._found = merged(self._found, told.measured)
-        links = MeasuredLinks(links=tuple(link for told in self._told for link in told.measured.links))
+        links = MeasuredLinks(links=tuple(link for told in self._results for link in told.measured.links))
         return [SendCommand(pair.second.agent, KeepLinksCommand(self._job_id, links)), *self._next(now=now)]
 
     def tick(self, *, now: float) -> list[SendCommand]:
-        """Time has passed."""
+        """Advance the time."""
         if self._is_over or now < self._pair_until:
             return []
-        return self._skip(f"nothing came of it within {PAIR_SECONDS:.0f} s", now=now)
+        return self._skip(f"there was no result within {PAIR_SECONDS:.0f} s", now=now)
 
-    def may_tell(self, agent: AgentId, news: LinkNews) -> bool:
+    def may_report(self, agent: AgentId, news: LinkNews) -> bool:
         """Whether `agent` may send this report: about its own end of the current pair only."""
         if news.number >= len(self._pairs):
             return False
@@ -168,13 +170,13 @@ class LinkSurvey:
         ends = (pair.first.agent, pair.second.agent)
         return agent in ends and stage == end_key(self._job_id, self._number, is_first=agent == pair.first.agent)
 
-    def told_to(self, agents: Sequence[AgentInfo]) -> tuple[AgentInfo, ...]:
-        """The agents, each with the measurements of its links."""
+    def with_links(self, agents: Sequence[AgentInfo]) -> tuple[AgentInfo, ...]:
+        """The agents, each with the measurements of its links added."""
         return tuple(replace(agent, links=merged(agent.links, self._found.of(agent.agent))) for agent in agents)
 
     def _next(self, *, now: float) -> list[SendCommand]:
         self._number += 1
-        self._told, self._is_called, self._pair_until = [], False, now + PAIR_SECONDS
+        self._results, self._is_called, self._pair_until = [], False, now + PAIR_SECONDS
         left = len(self._pairs) - self._number
         if left and now >= self._until:
             self._problems.append(f"{left} more links were not measured, as that has taken {SURVEY_SECONDS:.0f} s")
@@ -212,9 +214,9 @@ class ClusterLinks:
         """Start a survey, or return its progress: the request id identifies the survey.
 
         Args:
-            request_id: of the operator's request.
+            request_id: id of the operator's request.
             agents: registered agents, with the measurements of their links.
-            fresh: remeasure known links, too.
+            fresh: whether to measure known links again.
             now: monotonic seconds.
 
         Raises:
@@ -223,7 +225,7 @@ class ClusterLinks:
         job_id, sent = JobId(f"{_PREFIX}{request_id}"), []
         if self._survey is None or job_id != self._job_id:
             if self._survey is not None and not self._survey.is_over:
-                raise ResourceExhausted(f"links are measured for somebody else; wait for {self._survey.awaited}")
+                raise ResourceExhausted(f"another survey of links is in progress; wait for {self._survey.awaited}")
             if fresh:
                 agents = [replace(agent, links=MeasuredLinks()) for agent in agents]
             self._job_id, self._survey = job_id, LinkSurvey(agents, job_id=job_id, run_dir="", link="auto")
@@ -232,12 +234,12 @@ class ClusterLinks:
 
     def handle(self, agent: AgentId, news: LinkNews, *, now: float) -> list[SendCommand] | None:
         """Process a report; None if it was not requested."""
-        if self._survey is None or news.job_id != self._job_id or not self._survey.may_tell(agent, news):
+        if self._survey is None or news.job_id != self._job_id or not self._survey.may_report(agent, news):
             return None
         return self._survey.handle(news, now=now)
 
     def tick(self, *, now: float) -> list[SendCommand]:
-        """Time has passed."""
+        """Advance the time."""
         return [] if self._survey is None else self._survey.tick(now=now)
 
     def is_under_way(self, job_id: JobId) -> bool:

@@ -25,7 +25,7 @@ _MAX_NEWS = 2_000
 MAX_ORPHANS = 1_000
 
 #: Maximum number of those based on the reports of a single member only.
-MAX_HEARSAY = 100
+MAX_UNCONFIRMED = 100
 
 
 def _news_of_agents() -> defaultdict[AgentId, deque[AgentNews]]:
@@ -37,9 +37,9 @@ class Orphan:
     """One orphan."""
 
     job_id: JobId
-    #: When a clock shard last reported it, or any process first did; in monotonic seconds.
-    heard: float
-    #: Its record in the store; None: none.
+    #: When it was last reported by a clock shard, or first by any process; in monotonic seconds.
+    reported_at: float
+    #: Its record in the store; None if there is none.
     record: JobRecord | None = None
     #: Its clock shard and the reported term; None before a report.
     clock_shard: MemberInfo | None = None
@@ -47,38 +47,38 @@ class Orphan:
     #: Requested way to stop.
     stop: StopMode | None = None
     #: The members that have reported it.
-    tellers: set[MemberId] = field(default_factory=set)
-    #: Parameter servers that reported its clocks and could not be reached, and those that do not serve the job.
+    reporters: set[MemberId] = field(default_factory=set)
+    #: Parameter servers that reported its clocks but could not be reached, and those that do not serve the job.
     unreached: set[MemberId] = field(default_factory=set)
     refused: set[MemberId] = field(default_factory=set)
     #: Reports of each agent about its processes.
     news: defaultdict[AgentId, deque[AgentNews]] = field(default_factory=_news_of_agents)
-    #: Whether a query is pending or it is abandoned; if not, when to retry.
+    #: Whether a query is pending or the orphan is abandoned; if not, when to retry.
     is_asked: bool = False
     again_at: float = 0.0
     #: Why the last query of the clock shard failed.
     refusal: str = ""
-    #: What its registered clock shard has lost of it, as a sentence; empty while unknown.
+    #: Loss of its state reported by its registered clock shard, as a sentence; empty if there is none.
     lost: str = ""
     #: Status reports of parameter servers.
     disks: LostDisks = field(default_factory=LostDisks)
 
     @property
-    def is_hearsay(self) -> bool:
+    def is_unconfirmed(self) -> bool:
         """Whether it is based on reports of members only: the store has no such job.
 
-        It may be real, if the store has lost its data, or forged: see `Orphans.is_credible`.
+        It may be real, if the store has lost its data, or forged; cf. `Orphans.is_credible`.
         """
         return self.record is None
 
     @property
     def why_given_up(self) -> str:
         """Why it has no leader, as a sentence."""
-        told = self.lost or "no parameter server tells of it"
+        reason = self.lost or "no parameter server reports it"
         if self.refusal:
-            told = f"a new one cannot lead it: {self.refusal}"
+            reason = f"a new one cannot lead it: {self.refusal}"
         state = "under way" if self.record is None else self.record.state.value
-        return f"job {self.job_id} was {state} when its coordinator ended, and {told}"
+        return f"job {self.job_id} was {state} when its coordinator ended, and {reason}"
 
 
 class Orphans:
@@ -87,44 +87,44 @@ class Orphans:
     def __init__(self, patience: Patience, *, now: float) -> None:
         self._patience = patience
         self._orphans: dict[JobId, Orphan] = {}
-        #: Until then a job reported only by members may be one that the store has lost.
-        self._hearsay_until = now + patience.adoption_seconds
+        #: Until then, a job reported by members only may be one that the store has lost.
+        self._unconfirmed_until = now + patience.adoption_seconds
 
     def __contains__(self, job_id: JobId) -> bool:
         """Whether a job is an orphan."""
         return job_id in self._orphans
 
     def __iter__(self) -> Iterator[Orphan]:
-        """In the order of discovery."""
+        """Iterate in the order of discovery."""
         return iter(list(self._orphans.values()))
 
     def get(self, job_id: JobId) -> Orphan | None:
         """The orphan with this id, if there is one."""
         return self._orphans.get(job_id)
 
-    def hear_of(self, job_id: JobId, *, now: float, teller: MemberId | None = None) -> Orphan | None:
-        """Add a job without a leader; None when there are too many of them.
+    def discover(self, job_id: JobId, *, now: float, reporter: MemberId | None = None) -> Orphan | None:
+        """Add a job without a leader; None if there are too many.
 
         Args:
             job_id: its id.
             now: monotonic seconds.
-            teller: the reporting member; None: the store.
+            reporter: the reporting member; None for the store.
         """
         known = self._orphans.get(job_id)
-        if known is None and len(self._orphans) < MAX_ORPHANS and not self._tells_too_much(teller):
+        if known is None and len(self._orphans) < MAX_ORPHANS and not self._exceeds_limit(reporter):
             known = self._orphans[job_id] = Orphan(job_id, now)
-        if known is not None and teller is not None:
-            known.tellers.add(teller)
+        if known is not None and reporter is not None:
+            known.reporters.add(reporter)
         return known
 
-    def _tells_too_much(self, teller: MemberId | None) -> bool:
+    def _exceeds_limit(self, reporter: MemberId | None) -> bool:
         """Whether too many orphans are based on this member's reports alone, so that further ones are ignored."""
-        alone = (orphan.is_hearsay and orphan.tellers == {teller} for orphan in self._orphans.values())
-        return teller is not None and sum(alone) >= MAX_HEARSAY
+        alone = (orphan.is_unconfirmed and orphan.reporters == {reporter} for orphan in self._orphans.values())
+        return reporter is not None and sum(alone) >= MAX_UNCONFIRMED
 
-    def clock_told(self, job_id: JobId, shard: MemberInfo, term: Term, *, now: float) -> None:
+    def on_clock_report(self, job_id: JobId, shard: MemberInfo, term: Term, *, now: float) -> None:
         """Process a clock shard's report. The highest term is authoritative, if that clock shard can be queried."""
-        orphan = self.hear_of(job_id, now=now, teller=shard.id)
+        orphan = self.discover(job_id, now=now, reporter=shard.id)
         if orphan is None or shard.id in orphan.refused:
             return
         known = orphan.clock_shard
@@ -135,14 +135,14 @@ class Orphans:
         if is_worse:
             return
         if not orphan.refusal or orphan.clock_shard != shard:
-            orphan.heard = now
+            orphan.reported_at = now
         orphan.clock_shard, orphan.term = shard, term
 
-    def shard_told(self, job_id: JobId, shard: MemberInfo, *, serves: bool, reason: str) -> None:
+    def on_shard_report(self, job_id: JobId, shard: MemberInfo, *, serves: bool, reason: str) -> None:
         """Process a heartbeat of its clock shard: one that has lost the job is no longer waited for."""
         orphan = self._orphans.get(job_id)
         if orphan is not None:
-            orphan.lost = orphan.disks.heard(shard, serves=serves, reason=reason)
+            orphan.lost = orphan.disks.on_heartbeat(shard, serves=serves, reason=reason)
 
     def is_credible(self, orphan: Orphan, *, now: float) -> bool:
         """Whether other jobs must wait until the resources of this one are known.
@@ -150,7 +150,7 @@ class Orphans:
         Reports of a job that is not in the store are trusted right after the start of the coordinator, as the store may
         have lost its data. Later they may be forged, and block only the reporting members' own resources.
         """
-        return not orphan.is_hearsay or now < self._hearsay_until
+        return not orphan.is_unconfirmed or now < self._unconfirmed_until
 
     def due(self, *, now: float) -> list[Orphan]:
         """Orphans whose clock shard is to be queried now; their query is pending until `not_adopted` or `pop`."""
@@ -178,7 +178,7 @@ class Orphans:
             orphan.unreached.add(orphan.clock_shard.id)
 
     def refuse(self, orphan: Orphan, shard: MemberInfo) -> None:
-        """Record that a parameter server reported clocks of a job that it does not serve: it is not queried again."""
+        """Record that a parameter server reported clocks of a job it does not serve: it is not queried again."""
         orphan.refused.add(shard.id)
         if orphan.clock_shard is not None and orphan.clock_shard.id == shard.id:
             orphan.clock_shard, orphan.term = None, Term(0)
@@ -195,7 +195,7 @@ class Orphans:
         return found
 
     def _is_given_up(self, orphan: Orphan, *, now: float) -> bool:
-        waited = now - orphan.heard
+        waited = now - orphan.reported_at
         return waited >= self._patience.adoption_seconds or bool(orphan.lost) or orphan.stop is StopMode.NOW
 
     def awaited(self, job_id: JobId, *, now: float) -> str:
@@ -205,11 +205,11 @@ class Orphans:
             return ""
         if orphan.clock_shard is None:
             lasts = self._patience.adoption_seconds
-            what = f"waits for a parameter server to tell of it, {now - orphan.heard:.0f} s of {lasts:.0f} s"
+            what = f"waits for a parameter server to report it, {now - orphan.reported_at:.0f} s of {lasts:.0f} s"
         else:
             refusal = f" ({orphan.refusal})" if orphan.refusal else ""
-            what = f"asks its clock shard, {orphan.clock_shard}, how far it is{refusal}"
-        return f"nobody leads it since its coordinator ended: the new one {what}"
+            what = f"asks its clock shard, {orphan.clock_shard}, for its state{refusal}"
+        return f"its coordinator ended, and the new one {what}"
 
     def pop(self, job_id: JobId) -> Orphan | None:
         """Remove an orphan."""

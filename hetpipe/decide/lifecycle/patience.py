@@ -25,7 +25,7 @@ class Patience:
     stop_seconds: float = 600.0
     """The barrier of a stop; minibatches in flight must complete."""
     exit_seconds: float = 5.0
-    """Processes that were told to end, or have reached their end."""
+    """Exit of processes that were ordered to end or have finished."""
     settle_seconds: float = 1.0
     """Wait for a failure closer to the root cause than the first one reported."""
     echo_seconds: float = LEASE_SECONDS + AFTER_LEASE_SECONDS
@@ -33,13 +33,13 @@ class Patience:
     retry_seconds: float = 1.0
     """Retry interval of necessary requests to the clock shard."""
     longest_tick_seconds: float = 2.0
-    """Expected interval of ticks; after a longer one the coordinator itself was not running."""
+    """Expected interval of ticks; after a longer one the coordinator itself was suspended."""
     notice_seconds: float = 5.0
     """Time until a wait is reported, and between two reports."""
     queue_notice_seconds: float = 60.0
     """Interval of reports of an unchanged position in the queue."""
     adoption_seconds: float = 60.0
-    """Wait for a parameter server that reports a job without a coordinator; then the job fails."""
+    """Wait for a parameter server to report a job without a coordinator; then the job fails."""
     picture_seconds: float = 1.0
     """Interval of progress tables."""
 
@@ -73,5 +73,5 @@ class Patience:
 
 
 def patience_for(lease_seconds: float) -> Patience:
-    """The default timeouts in a cluster with such leases."""
+    """Default timeouts in a cluster with leases of this duration."""
     return Patience(echo_seconds=lease_seconds + AFTER_LEASE_SECONDS)

@@ -14,14 +14,14 @@ from hetpipe.decide.lifecycle.known_cluster import PlanningInputs, describe
 from hetpipe.decide.planner.assignment import Offered, assign
 from hetpipe.decide.planner.choose import choose_plan
 from hetpipe.decide.planner.costs import Costs
-from hetpipe.decide.planner.emulation import PlayedStage, emulations
+from hetpipe.decide.planner.emulation import EmulatedStage, emulations
 from hetpipe.decide.planner.optimizer_slots import slots_of
 from hetpipe.decide.planner.options import PlanOptions
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.decide.planner.ranking import Predict
 from hetpipe.decide.simulator.documents import costs_of, schedule_in, simulated_plan, weight_policy
 from hetpipe.decide.simulator.options import SimulationOptions
-from hetpipe.decide.simulator.prediction import Played, predicted, run_forecast
+from hetpipe.decide.simulator.prediction import Emulation, predicted, run_forecast
 from hetpipe.decide.sync.segment import planned_lengths
 from hetpipe.errors import InfeasiblePlan, PlanError
 from hetpipe.job.file import Job
@@ -42,7 +42,7 @@ class Planner(Protocol):
     def __call__(
         self, profile: Profile, cluster: Cluster, options: PlanOptions, *, predict: Predict = ...
     ) -> PlanDocument:
-        """The plan, and what `predict` says of it and of the alternatives; the planner has one of its own."""
+        """The plan, with the predictions of `predict` for it and its alternatives; the default is the planner's own."""
         ...
 
 
@@ -63,13 +63,13 @@ class PlannedRun:
     emulations: tuple[tuple[StageEmulation, ...], ...] = ()
     """Per virtual worker and stage; empty without emulation."""
     model: ModelReport | None = None
-    """Result of the inspection; None if no longer known."""
+    """Report of the inspection; None if no longer known."""
     known_proof: ProofReport | None = None
-    """Result of the proof from another coordinator, where `model` is no longer known."""
+    """Result of the proof from another coordinator, if `model` is no longer known."""
 
     @property
     def links_sentence(self) -> str:
-        """The links used for planning; empty where a cluster file states them all, or nothing was planned."""
+        """The links used for planning; empty if a cluster file states them all, or nothing was planned."""
         if self.document is None or self.described is None or self.described.known.sources == ("stated",):
             return ""
         return self.described.known.sentence
@@ -86,7 +86,7 @@ class PlannedRun:
 
         Args:
             submission: the submission to continue with; its model report is dropped, as the plan contains it.
-            agents: with the claimed devices.
+            agents: agents with the claimed devices.
             shards: its parameter servers, in index order.
         """
         return Assignment(
@@ -100,7 +100,7 @@ class PlannedRun:
 
 
 def num_devices_wanted(job: Job) -> int | None:
-    """Number of devices to claim for a job; None: all, for the planner to choose from."""
+    """Number of devices to claim for a job; None for all, among which the planner chooses."""
     if job.is_planned:
         return job.num_devices
     if job.cluster.emulate and job.cluster.file is not None:
@@ -130,9 +130,9 @@ def plan_run(
     described = describe(job, inspected, agents, now=now)
     if job.is_planned:
         plan = plan_job(job, model, agents, term, job_id)
-        return PlannedRun(job, plan, described, emulations=_played_as_cut(job, described, plan), model=model)
+        return PlannedRun(job, plan, described, emulations=_emulations_of_cut(job, described, plan), model=model)
     if job.cluster.emulate:
-        planner = partial(planner, predict=partial(predicted, played=_played_as(job)))
+        planner = partial(planner, predict=partial(predicted, played=_emulation_of(job)))
     document = planner(described.profile, described.cluster, options_of(job, reserve_bytes=described.reserve_bytes))
     document = described.known.noted_in(document, described.cluster)
     counts = [[last - first for first, last in (s.layers for s in vw.stages)] for vw in document.virtual_workers]
@@ -140,10 +140,10 @@ def plan_run(
     played: tuple[tuple[StageEmulation, ...], ...] = ()
     if job.cluster.emulate:
         stages = [
-            [PlayedStage(s.device, *s.layers, recompute=s.recompute) for s in vw.stages]
+            [EmulatedStage(s.device, *s.layers, recompute=s.recompute) for s in vw.stages]
             for vw in document.virtual_workers
         ]
-        played = _played(job, Costs(described.profile, described.cluster), stages, document.shards)
+        played = _emulations(job, Costs(described.profile, described.cluster), stages, document.shards)
     planned = job.with_plan(counts, document.minibatches_per_wave, document.staleness)
     return PlannedRun(planned, plan, described, document, played, model)
 
@@ -180,7 +180,7 @@ def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocum
             deterministic=job.sync.deterministic and document.has_shards,
         ),
         chain([first], segments),
-        played=_played_as(job) if job.cluster.emulate else None,
+        played=_emulation_of(job) if job.cluster.emulate else None,
     )
     return document.model_copy(update={"run": forecast})
 
@@ -189,18 +189,18 @@ def options_of(job: Job, *, slots: int | None = None, reserve_bytes: int = 0) ->
     """The planner options of a job.
 
     Args:
-        job: whose cut is left to the planner, or its memory looked at.
-        slots: tensors of parameter size that the optimizer keeps; None: as is known of the job's.
-        reserve_bytes: what the framework takes of every device.
+        job: a job to plan, or to check for memory.
+        slots: parameter-sized tensors that the optimizer keeps; None to derive them from the job's optimizer.
+        reserve_bytes: memory used by the framework on every device.
 
     Raises:
-        PlanError: the memory of the job's optimizer is not known.
+        PlanError: the memory of the job's optimizer is unknown.
     """
     if slots is None:
         slots = slots_of(job.optimizer, job.weights)
     if slots is None:
         raise PlanError(
-            f"how much memory {job.optimizer.name} keeps per parameter is not known; use another optimizer, or say "
+            f"the memory that {job.optimizer.name} keeps per parameter is unknown; use another optimizer, or set "
             "workers.stages yourself"
         )
     devices, sync, placement = job.workers.devices, job.sync, job.parameter_servers.placement
@@ -228,50 +228,50 @@ def _offered(job: Job, cluster: Cluster, agents: Sequence[AgentInfo]) -> Offered
     """Map the agents' devices to those of the cluster: by name if the job's file has them, else by order.
 
     Raises:
-        PlanError: there are too few to play the cluster, or the job's names for devices mean others here.
+        PlanError: there are too few to emulate the cluster, or the job's device names refer to other devices here.
     """
     real = [(agent.agent, DeviceId(device.device)) for agent in agents for device in agent.devices]
     if job.cluster.file is not None and not job.cluster.emulate:
         return {device: (agent, device) for agent, device in real}
     if len(real) < len(cluster.devices):
         raise PlanError(
-            f"cluster.file has {len(cluster.devices)} devices to play, and {len(real)} are free; start more agents"
+            f"cluster.file has {len(cluster.devices)} devices to emulate, and {len(real)} are free; start more agents"
         )
     if job.cluster.file is None and job.workers.devices is not None and list(cluster.devices) != [d for _, d in real]:
         raise PlanError(
-            "workers.devices names devices of nodes on which another job uses some; wait for its end, or give "
+            "workers.devices names devices of nodes that another job partly uses; wait for its end, or give "
             "cluster.file"
         )
     return dict(zip(cluster.devices, real, strict=False))
 
 
-def _played_as_cut(job: Job, described: PlanningInputs, plan: Plan) -> tuple[tuple[StageEmulation, ...], ...]:
-    """Emulated devices of the cluster, dealt in order, virtual worker by virtual worker, stage by stage."""
+def _emulations_of_cut(job: Job, described: PlanningInputs, plan: Plan) -> tuple[tuple[StageEmulation, ...], ...]:
+    """Emulated devices of the cluster, assigned in order, virtual worker by virtual worker, stage by stage."""
     cluster = described.cluster
     costs = Costs(described.profile, cluster)
     names = iter(cluster.devices)
     if len(cluster.devices) < job.num_devices:
         raise PlanError(
-            f"the job has {job.num_devices} stages, but cluster.file has {len(cluster.devices)} devices to play; lower "
-            "workers.count or workers.stages"
+            f"the job has {job.num_devices} stages, but cluster.file has {len(cluster.devices)} devices to emulate; "
+            "lower workers.count or workers.stages"
         )
     stages = [
-        [PlayedStage(next(names), int(s.first_layer), int(s.last_layer)) for s in vw.stages]
+        [EmulatedStage(next(names), int(s.first_layer), int(s.last_layer)) for s in vw.stages]
         for vw in plan.virtual_workers
     ]
     for vw, played in enumerate(stages):
         _check_memory(job, costs, vw, played)
     nodes = [node.name for node in cluster.nodes if node.devices]
-    return _played(job, costs, stages, [nodes[shard % len(nodes)] for shard in range(plan.num_shards)])
+    return _emulations(job, costs, stages, [nodes[shard % len(nodes)] for shard in range(plan.num_shards)])
 
 
-def _played_as(job: Job) -> Played:
+def _emulation_of(job: Job) -> Emulation:
     stragglers = {DeviceId(name): factor for name, factor in job.cluster.stragglers.items()}
-    return Played(stragglers, with_links=job.cluster.emulate_links)
+    return Emulation(stragglers, with_links=job.cluster.emulate_links)
 
 
-def _played(
-    job: Job, costs: Costs, stages: Sequence[Sequence[PlayedStage]], shard_nodes: Sequence[str]
+def _emulations(
+    job: Job, costs: Costs, stages: Sequence[Sequence[EmulatedStage]], shard_nodes: Sequence[str]
 ) -> tuple[tuple[StageEmulation, ...], ...]:
     cluster = job.cluster
     return tuple(
@@ -280,7 +280,7 @@ def _played(
     )
 
 
-def _check_memory(job: Job, costs: Costs, vw: int, stages: Sequence[PlayedStage]) -> None:
+def _check_memory(job: Job, costs: Costs, vw: int, stages: Sequence[EmulatedStage]) -> None:
     """Check that every stage fits in its device's memory."""
     options = options_of(job, slots=slots_of(job.optimizer, job.weights) or 0)
     memory = options.memory(job.minibatches_per_wave)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hetpipe.decide.lifecycle.configs import Assignment, with_agents
-from hetpipe.decide.lifecycle.exchange import ClusterSeen, Instruction, Prepare, Prepared, SendCommand
+from hetpipe.decide.lifecycle.exchange import Instruction, Prepare, Prepared, ResourcesOffered, SendCommand
 from hetpipe.decide.lifecycle.inspections import Inspections, inspect_command, is_to_measure
 from hetpipe.decide.lifecycle.job_queue import ClusterView, Turn, claim_devices, missing
 from hetpipe.decide.lifecycle.lifecycle import JobStep
@@ -26,7 +26,7 @@ from hetpipe.values.members import MemberId, MemberInfo
 from hetpipe.values.run import AgentInfo
 
 InspectionNews = InspectionStep | InspectionPhase | InspectionResult
-PreparationInput = ClusterSeen | InspectionNews | LinkNews
+PreparationInput = ResourcesOffered | InspectionNews | LinkNews
 
 PreparationOutput = JobStep | Instruction | Failure
 """A step of the job, an instruction for the shell, or why the job cannot continue."""
@@ -43,18 +43,18 @@ class JobPreparation:
         #: Claimed devices, by agent, and claimed shards, by index. Empty before resources are claimed.
         self.agents: tuple[AgentInfo, ...] = ()
         self.shards: tuple[MemberInfo, ...] = ()
-        #: A task that configures shards is in progress: they must not be released before it ends.
+        #: Whether a task that configures shards is in progress: they must not be released before it ends.
         self.is_preparing = False
-        #: Position in the queue; None before members are searched for, and once it has them.
+        #: Position in the queue; None before resources are searched for, and once they are claimed.
         self.place: QueuePlace | None = None
         self._inspections: Inspections | None = None
-        #: After the inspections of a job whose plan depends on links that are not stated.
+        #: Set after the inspections of a job whose plan depends on links that are not stated.
         self._survey: LinkSurvey | None = None
         #: Samples of an evaluation, as determined by another coordinator.
         self._eval_samples: int | None = None
-        #: The job has trained before, and is prepared again from its newest checkpoint.
+        #: Whether the job has trained before, and is prepared again from its newest checkpoint.
         self.goes_back = False
-        #: Highest term of the processes that still existed then.
+        #: Highest term of processes that still existed then.
         self.above = Term(0)
 
     def take_over(self, assignment: Assignment, *, eval_samples: int | None) -> None:
@@ -69,11 +69,11 @@ class JobPreparation:
             Instructions, in order.
         """
         match fact, state:
-            case ClusterSeen(), JobState.SUBMITTED | JobState.PENDING:
+            case ResourcesOffered(), JobState.SUBMITTED | JobState.PENDING:
                 return self._cluster_seen(fact.cluster, fact.turn, now=now)
             case ((InspectionStep() | InspectionPhase() | InspectionResult()), JobState.INSPECTING):
                 assert self._inspections is not None
-                return self._inspection_told(fact, self._inspections, now=now)
+                return self._on_inspection_report(fact, self._inspections, now=now)
             case ((LinkAwaited() | LinkResult()), JobState.INSPECTING) if self._survey is not None:
                 return self._surveyed(self._survey, self._survey.handle(fact, now=now))
         return []
@@ -89,9 +89,9 @@ class JobPreparation:
         """Whether links are being measured; the duration is bounded."""
         return self._survey is not None and not self._survey.is_over
 
-    def may_tell_link(self, agent: AgentId, news: LinkNews) -> bool:
+    def may_report_link(self, agent: AgentId, news: LinkNews) -> bool:
         """Whether `agent` may send this report of a link."""
-        return self._survey is not None and self._survey.may_tell(agent, news)
+        return self._survey is not None and self._survey.may_report(agent, news)
 
     def may_be_end(self, agent: AgentId, stage: StageKey) -> bool:
         """Whether this is the key of the process that `agent` starts to measure a link."""
@@ -113,7 +113,7 @@ class JobPreparation:
         return Prepare(inspected, self.agents, self.shards, goes_back=self.goes_back, above=self.above)
 
     def queue_again(self, lacks: str) -> None:
-        """Release all claims: no work has been done yet that would be lost."""
+        """Release all claims: there is no work yet that would be lost."""
         self.agents, self.shards, self._inspections, self._survey = (), (), None, None
         self.place = QueuePlace(1, lacks)
 
@@ -127,7 +127,7 @@ class JobPreparation:
 
     @property
     def members(self) -> tuple[MemberId, ...]:
-        """The members that must be available for training to restart: those that hold the weights."""
+        """Members required to restart training: those that hold the weights."""
         agents = () if self.job.has_shards else tuple(MemberId(agent.agent) for agent in self.agents)
         return (*(shard.id for shard in self.shards), *agents)
 
@@ -143,7 +143,7 @@ class JobPreparation:
 
     @property
     def eval_samples(self) -> int | None:
-        """Samples covered by a complete evaluation; None: unknown."""
+        """Samples in a complete evaluation; None if unknown."""
         return self._eval_samples if self._inspections is None else self._inspections.inspected.model.eval_samples
 
     def remark(self, step: JobStep) -> str:
@@ -162,7 +162,8 @@ class JobPreparation:
             case JobState.INSPECTING:
                 return "the inspection of the model" if self._inspections is None else self._inspections.awaited
             case _:
-                return f"the parameter servers at {', '.join(shard.address for shard in self.shards)} to take the plan"
+                addresses = ", ".join(shard.address for shard in self.shards)
+                return f"the parameter servers at {addresses} to accept the plan"
 
     def _cluster_seen(self, cluster: ClusterView, turn: Turn, *, now: float) -> list[PreparationOutput]:
         lacks = missing(self.job, cluster)
@@ -179,12 +180,12 @@ class JobPreparation:
         self._inspections = Inspections(self.agents, to_measure=to_measure, model=model)
         return [JobStep.CLUSTER_READY, *self._inspect(self._inspections, now=now)]
 
-    def _inspection_told(
-        self, told: InspectionNews, inspections: Inspections, *, now: float
+    def _on_inspection_report(
+        self, report: InspectionNews, inspections: Inspections, *, now: float
     ) -> list[PreparationOutput]:
-        match told:
+        match report:
             case InspectionStep() | InspectionPhase():
-                inspections.heard(told)
+                inspections.on_progress(report)
                 return []
             case InspectionResult(error="") as result:
                 inspections.add(result)
@@ -193,7 +194,7 @@ class JobPreparation:
                 return [Failure(Rank.REPORTED, error, "; ".join(problems), now, problems)]
 
     def _inspect(self, inspections: Inspections, *, now: float) -> list[PreparationOutput]:
-        """Request the next inspection, or continue when there is none."""
+        """Request the next inspection, or continue if there is none."""
         try:
             asked = inspections.next()
         except PlanError as error:
@@ -211,5 +212,5 @@ class JobPreparation:
         """Continue with the links, or after them once all are measured."""
         if not survey.is_over:
             return [*commands]
-        self.agents = survey.told_to(self.agents)
+        self.agents = survey.with_links(self.agents)
         return [*commands, JobStep.INSPECTED, self.prepare()]

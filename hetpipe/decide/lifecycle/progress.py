@@ -17,10 +17,10 @@ from hetpipe.values.sync import DataSpec, Progress
 #: Span over which rates are measured.
 RATE_SECONDS = 10.0
 
-#: Time without a report after which a rate begins to fall; reports come about once a second.
+#: Time without a report after which a rate begins to fall; reports arrive about once a second.
 STALE_SECONDS = 3.0
 
-#: A virtual worker that waits for this share of its time counts as held up.
+#: Share of waiting time from which on a virtual worker counts as held up.
 HELD_UP_SHARE = 0.5
 
 StagePlace = tuple[VirtualWorkerIndex, StageIndex]
@@ -28,7 +28,7 @@ StagePlace = tuple[VirtualWorkerIndex, StageIndex]
 
 
 def total_samples(data: DataSpec) -> int:
-    """Samples the whole run commits; an upper bound by less than a batch per pass for a run given by minibatches.
+    """Samples that the whole run commits; for a run given by minibatches an upper bound, by less than a batch per pass.
 
     >>> total_samples(DataSpec(num_samples=10, batch_size=4, seed=0, epochs=3, total_minibatches=None))
     30
@@ -108,7 +108,7 @@ class ProgressBoard:
         self._staleness = staleness
         self._started = now
         self._is_adopted = is_adopted
-        #: Samples of each last stage, and seconds that each first stage waited for a clock.
+        #: Samples of each last stage, and seconds for which each first stage waited for a clock.
         self._rates = {vw.index: _Rate(deque([(now, 0.0)])) for vw in plan.virtual_workers}
         self._waits = {vw.index: _Rate(deque([(now, 0.0)])) for vw in plan.virtual_workers}
         #: The newest report per stage, with counts over all incarnations.
@@ -144,7 +144,7 @@ class ProgressBoard:
         return now - self._started
 
     def local_clock(self, vw: VirtualWorkerIndex, clocks: ClockSnapshot | None) -> Clock:
-        """Waves that `vw` has committed, as far as known."""
+        """Waves that `vw` has committed, if known."""
         if clocks is not None and vw in clocks.local:
             return clocks.local[vw]
         first = self.reports.get((vw, StageIndex(0)))
@@ -155,7 +155,7 @@ class ProgressBoard:
     ) -> ProgressTable:
         """The progress table at `now`, given the `states` of the virtual workers.
 
-        Distances are relative to the slowest member; a restarting virtual worker is not one.
+        Distances are relative to the slowest member; a virtual worker that is restarting is not a member.
         """
         locals_ = {vw.index: self.local_clock(vw.index, clocks) for vw in self.plan.virtual_workers}
         up = {vw: clock for vw, clock in locals_.items() if states[vw] in UP}

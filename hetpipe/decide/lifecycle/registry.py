@@ -1,8 +1,8 @@
-"""Membership by the heartbeats received by this coordinator, and command mailboxes of agents.
+"""Membership, as determined by the heartbeats received by this coordinator, and command mailboxes of agents.
 
-The store has the same members for later coordinators, but liveness is decided here: so a temporary outage of the store
-evicts no member. Each agent has a mailbox with the commands that it has not executed yet. Not thread-safe; every call
-takes the monotonic time.
+The store has the same members for later coordinators, but liveness is decided here, so that a temporary outage of the
+store evicts no member. Each agent has a mailbox with the commands that it has not executed yet. Not thread-safe; every
+call takes the monotonic time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hetpipe.values.link_measurement import MeasuredLinks, merged
 from hetpipe.values.members import ROLE_NAMES, Member, MemberId, MemberInfo, MemberRole, Registration
 
 #: Maximum number of members: each costs memory, and is sent to every observer. The limits are per role, so that one
-#: role cannot use up those that a job needs.
+#: role cannot exhaust those of another.
 MAX_MEMBERS: Mapping[MemberRole, int] = {
     MemberRole.AGENT: 600,
     MemberRole.PARAMETER_SERVER: 300,
@@ -30,8 +30,8 @@ MAX_MEMBERS: Mapping[MemberRole, int] = {
 #: Maximum number of workers per operator.
 MAX_WORKERS_OF_OWNER = 25
 
-#: Replaced registrations that are remembered; a process whose registration is no longer remembered registers again.
-_MAX_TAKEN = 1_000
+#: Number of replaced registrations that are remembered; a process with an older one registers again.
+_MAX_REPLACED = 1_000
 
 
 @dataclass(slots=True)
@@ -39,11 +39,11 @@ class _Live:
     record: MemberRecord
     expires: float
     departs: bool = False
-    """It has announced that it is about to leave."""
+    """Whether it has announced that it is about to leave."""
     owner: str = ""
     """Identity of its certificate; empty without TLS."""
-    has_told: bool = False
-    """It has sent a heartbeat, and thus reported which jobs it serves."""
+    has_reported: bool = False
+    """Whether it has sent a heartbeat, and thus reported the jobs it serves."""
 
 
 class Registry:
@@ -52,8 +52,8 @@ class Registry:
     def __init__(self, lease_seconds: float) -> None:
         self.lease_seconds = lease_seconds
         self._live: dict[MemberId, _Live] = {}
-        #: Registrations whose id was taken by another process, oldest first.
-        self._taken: deque[Registration] = deque(maxlen=_MAX_TAKEN)
+        #: Registrations whose id was registered by another process, oldest first.
+        self._replaced: deque[Registration] = deque(maxlen=_MAX_REPLACED)
         #: Expired leases, by role.
         self.expired: Counter[MemberRole] = Counter()
 
@@ -71,7 +71,7 @@ class Registry:
         if before is not None:
             _check_owner(before, owner)
         if before is not None and before.record.info.role is not info.role:
-            raise ProtocolViolation(f"{before.record.info} is called {info.id} already; give each process its own name")
+            raise ProtocolViolation(f"{before.record.info} already has the id {info.id}; give each process its own")
         if before is None:
             self._check_room(info.role, owner)
 
@@ -93,7 +93,7 @@ class Registry:
         old, new = before.record.info, record.info
         if (old.pid, old.host, old.address) == (new.pid, new.host, new.address):
             return None
-        self._taken.append(before.record.registration)
+        self._replaced.append(before.record.registration)
         return old
 
     def check(self, member_id: MemberId, registration: Registration, *, owner: str = "") -> MemberRecord:
@@ -101,14 +101,14 @@ class Registry:
 
         Raises:
             UnknownMember: there is none.
-            MemberReplaced: and another process has its id.
-            PermissionDenied: it is another owner's.
+            MemberReplaced: there is none, because another process has registered its id.
+            PermissionDenied: it belongs to another owner.
         """
         live = self._live.get(member_id)
         if live is not None:
             _check_owner(live, owner)
-        if live is not None and registration in self._taken:
-            raise MemberReplaced(f"{live.record.info} has taken the name {member_id}; give each process its own")
+        if live is not None and registration in self._replaced:
+            raise MemberReplaced(f"{live.record.info} has registered as {member_id}; give each process its own name")
         if live is None:
             raise UnknownMember(f"{member_id} is not registered, or its lease has expired; register again")
         if live.record.registration != registration:
@@ -120,11 +120,11 @@ class Registry:
 
         Raises:
             UnknownMember: there is no such live member.
-            MemberReplaced: and another process has its id.
+            MemberReplaced: there is none, because another process has registered its id.
         """
         record = self.check(member_id, registration)
         live = self._live[member_id]
-        live.expires, live.has_told = now + self.lease_seconds, True
+        live.expires, live.has_reported = now + self.lease_seconds, True
         return record
 
     def renew_all(self, *, now: float) -> None:
@@ -133,7 +133,7 @@ class Registry:
             live.expires = now + self.lease_seconds
 
     def depart(self, member_id: MemberId, registration: Registration) -> bool:
-        """Record that a member is about to leave, until it registers again; returns False for a repetition.
+        """Record that a member is about to leave, until it registers again; returns False for a duplicate.
 
         Raises:
             UnknownMember: there is no such live member.
@@ -153,10 +153,10 @@ class Registry:
                 info = replace(info, links=merged(info.links, measured.of(end)))
                 live.record = replace(live.record, info=info)
 
-    def has_told(self, member_id: MemberId) -> bool:
+    def has_reported(self, member_id: MemberId) -> bool:
         """Whether a member has sent a heartbeat since it registered."""
         live = self._live.get(member_id)
-        return live is not None and live.has_told
+        return live is not None and live.has_reported
 
     def departs(self, member_id: MemberId) -> bool:
         """Whether a member has announced that it is about to leave."""
@@ -200,7 +200,7 @@ def _check_own(info: MemberInfo) -> None:
     """Check that a process registers only resources of its role and name.
 
     Raises:
-        ProtocolViolation: it does not.
+        ProtocolViolation: it reports others.
     """
     is_agent, is_shard = info.role is MemberRole.AGENT, info.role is MemberRole.PARAMETER_SERVER
     if not is_agent and (info.devices or info.stages or info.links):
@@ -209,7 +209,7 @@ def _check_own(info: MemberInfo) -> None:
         raise ProtocolViolation(f"{info} requests an index among the parameter servers, but is none")
     for device in info.devices:
         if device.device.rpartition("/")[0] != info.id:
-            raise ProtocolViolation(f"{info} offers device {device.device}, which is not of its node")
+            raise ProtocolViolation(f"{info} offers device {device.device}, which is not on its node")
     if not info.links.is_of(info.id):
         raise ProtocolViolation(f"{info} reports links of other nodes")
 
@@ -244,7 +244,7 @@ class Mailboxes:
         self._boxes.pop(agent, None)
 
     def post(self, agent: AgentId, command: Command) -> None:
-        """Queue a command; no effect when the agent is gone, since its processes then end by themselves."""
+        """Queue a command; no effect if the agent is gone, since its processes then end on their own."""
         box = self._boxes.get(agent)
         if box is not None:
             box.last_sequence += 1
@@ -280,7 +280,7 @@ class Mailboxes:
             )
 
     def take_batch(self, agent: AgentId, batch: int) -> bool:
-        """True once for every batch number of a registration, which only grows.
+        """Accept a batch; returns False for a duplicate. Batch numbers of a registration increase.
 
         Raises:
             ProtocolViolation: the number is invalid.

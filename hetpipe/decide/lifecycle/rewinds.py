@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hetpipe import errors
 from hetpipe.decide.elastic.virtual_workers import WorkersInput
-from hetpipe.decide.lifecycle.exchange import DrainAsked, MemberGone, Prepared, Rewind, TaskFailed
+from hetpipe.decide.lifecycle.exchange import DrainRequested, MemberGone, Prepared, Rewind, TaskFailed
 from hetpipe.decide.lifecycle.patience import Patience
 from hetpipe.decide.lifecycle.preparation import JobPreparation
 from hetpipe.decide.lifecycle.root_cause import Failure, Rank
@@ -27,7 +27,7 @@ from hetpipe.values.members import MemberId, MemberInfo
 
 
 @dataclass(slots=True)
-class _WayBack:
+class _Rewind:
     """One rewind in progress."""
 
     cause: Failure
@@ -35,11 +35,11 @@ class _WayBack:
     #: Its start, and when the job may be prepared again.
     since: float
     ready_at: float
-    #: The previous preparation is unknown: the job is prepared completely, from the inspection on.
+    #: Whether the previous preparation is unknown: the job is prepared completely, from the inspection on.
     is_whole: bool = False
-    #: The shell is preparing the job.
+    #: Whether the shell is preparing the job.
     is_preparing: bool = False
-    #: Since when preparing has failed; None while nothing prevents it.
+    #: Since when preparation has failed; None while nothing prevents it.
     barred_since: float | None = None
     #: The reason of the last failure.
     refusal: str = ""
@@ -52,20 +52,20 @@ class Rewinds:
         """Start without a rewind in progress."""
         self._survive = job.survive
         self._patience = patience
-        #: Number of rewinds, and of the newest folder; abandoned rewinds have folders, too.
+        #: Number of rewinds, and of the newest folder; abandoned rewinds have folders as well.
         self.count = self._number = submission.rewinds
-        #: Consecutive ones without a newer checkpoint.
+        #: Consecutive rewinds without a newer checkpoint.
         self._fruitless = 0
         #: Clock at which the job last continued; None before it was prepared.
         self._began_at: Clock | None = None
         #: Members that are gone, and notices about re-registered ones.
         self._absent: dict[MemberId, MemberGone] = {}
         self._known: dict[MemberId, MemberInfo] = {}
-        #: Those that left, or are about to leave, on notice: they are expected to return, at any time.
+        #: Agents that left, or are about to leave, after an announcement: they are expected to return.
         self._on_leave: set[MemberId] = set()
         #: Virtual workers drained on request.
         self._out: tuple[VirtualWorkerIndex, ...] = ()
-        self._way: _WayBack | None = None
+        self._way: _Rewind | None = None
 
     @property
     def is_under_way(self) -> bool:
@@ -74,7 +74,7 @@ class Rewinds:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether one is in progress and not being prepared yet."""
+        """Whether a rewind is in progress and not being prepared yet."""
         return self._way is not None and not self._way.is_preparing
 
     # -- facts
@@ -85,10 +85,10 @@ class Rewinds:
         self._absent[gone.member] = gone
 
     def departs(self, agent: AgentId) -> None:
-        """Record that an agent is shutting down and starts nothing any more."""
+        """Record that an agent is shutting down and starts no more processes."""
         member = MemberId(agent)
         self._on_leave.add(member)
-        self._absent[member] = MemberGone(member, f"agent {agent} was told to end")
+        self._absent[member] = MemberGone(member, f"agent {agent} is shutting down")
 
     def seen(self, info: MemberInfo) -> None:
         """Record a registration."""
@@ -97,7 +97,7 @@ class Rewinds:
         self._known[info.id] = info
 
     def note_end(self, fact: WorkersInput, stages: StageTable) -> None:
-        """Process a report about processes of which only the end matters."""
+        """Process a fact about processes; only their end matters."""
         match fact:
             case ChildExit(key=key):
                 life = stages.get(key)
@@ -113,7 +113,7 @@ class Rewinds:
 
     def begin_whole(self, cause: Failure, *, now: float) -> None:
         """Start a rewind because of `cause` with a complete preparation, from the inspection on."""
-        self._way = _WayBack(cause, Clock(0), now, ready_at=now, is_whole=True)
+        self._way = _Rewind(cause, Clock(0), now, ready_at=now, is_whole=True)
 
     @property
     def is_whole(self) -> bool:
@@ -121,11 +121,11 @@ class Rewinds:
         return self._way is not None and self._way.is_whole
 
     def clear(self, stages: StageTable, *, everybody: bool, now: float) -> None:
-        """Whether the complete preparation can start: all earlier processes have ended, or had the time to.
+        """Whether the complete preparation can start: all earlier processes have ended, or have had the time to.
 
         Args:
             stages: the earlier processes.
-            everybody: the job uses all devices, so members that may still register are waited for.
+            everybody: whether the job uses all devices, so that members that may still register are waited for.
             now: monotonic seconds.
         """
         way = self._way
@@ -140,7 +140,7 @@ class Rewinds:
         self._way.is_preparing, self._way.since = False, now
 
     def may_prepare(self, members: JobPreparation, *, now: float) -> bool | Failure:
-        """Whether the shell may retry, or why retrying is hopeless."""
+        """Whether the shell may retry; a failure if retrying is hopeless."""
         way = self._way
         assert way is not None
         missing = self._missing(members)
@@ -163,13 +163,13 @@ class Rewinds:
         clock = Clock(0) if training.clocks is None else training.clocks.published
         pause = 2.0 ** (self._fruitless - 1) if self._fruitless else 0.0
         ready_at = now + min(pause, self._survive.backoff.total_seconds())
-        self._way = _WayBack(cause, max(clock, self._began_at or clock), now, ready_at)
+        self._way = _Rewind(cause, max(clock, self._began_at or clock), now, ready_at)
         self._out = tuple(life.vw for life in training.lives if life.stays_out)
 
     def check(
         self, stages: StageTable, members: JobPreparation, before: Prepared, *, now: float
     ) -> Rewind | Failure | None:
-        """The next step: nothing yet, prepare the job again, or fail with a reason.
+        """The next step: None to wait, prepare the job again, or fail.
 
         Args:
             stages: the earlier processes.
@@ -220,14 +220,14 @@ class Rewinds:
             self._fruitless += 1
         if self._fruitless > self._survive.restarts:
             times = "once" if self._fruitless == 1 else f"{self._fruitless} times in a row"
-            why = f"the job had to go back to clock {start} {times} without a newer checkpoint, and is given up"
+            why = f"the job had to go back to clock {start} {times} without a newer checkpoint, and is abandoned"
             return Failure(Rank.GONE, way.cause.error, f"{way.cause.sentence}; {why}", now)
         return Rewound(way.from_clock, start, prepared.submission.run_dir, way.cause.sentence)
 
-    def old_news(self) -> Iterable[WorkersInput]:
+    def pending_facts(self) -> Iterable[WorkersInput]:
         """Facts for the new training: missing members, and drained virtual workers."""
         yield from self._absent.values()
-        yield from (DrainAsked(vw, "out") for vw in self._out)
+        yield from (DrainRequested(vw, "out") for vw in self._out)
 
     def awaited(self, stages: StageTable, members: JobPreparation) -> str:
         """Description of the current wait."""

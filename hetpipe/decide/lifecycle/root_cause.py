@@ -1,7 +1,7 @@
 """Root-cause analysis: selects the failure to report among several. Pure.
 
-When one process of a run dies, its neighbours fail too, and their reports may come first. So the coordinator keeps
-collecting for a moment after the first failure and then reports the one closest to the cause. If all reports are
+When one process of a run dies, its neighbours fail too, and their reports may come first. The coordinator therefore
+keeps collecting for a moment after the first failure and then reports the one closest to the cause. If all reports are
 consequences, a process must have died silently, and its lease is given the time to expire.
 """
 
@@ -20,7 +20,7 @@ class Rank(IntEnum):
     REPORTED = 1
     """A process failed and reported why."""
     EXITED = 2
-    """A process ended without a report, or because of something that a restart may fix."""
+    """A process ended without a report, or for a reason that a restart may fix."""
     GONE = 3
     """A member stopped responding, or left; or a process hangs."""
     ECHO = 4

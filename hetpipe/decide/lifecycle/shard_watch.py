@@ -1,7 +1,7 @@
 """Supervision of a job's parameter servers: missing ones, and those that lost its state. Pure.
 
-Training stalls while one is missing, but loses nothing: a restarted parameter server has everything it acknowledged.
-One that lost its state causes a rewind to a checkpoint.
+Training stalls while one is missing, but loses nothing: a restarted parameter server has all acknowledged state. One
+that lost its state causes a rewind to a checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Lost:
     sentence: str
     since: float
     noticed: float
-    #: The different address at which it was restarted.
+    #: A different address at which it was restarted, as a clause; empty if there is none.
     elsewhere: str = ""
 
 
@@ -52,7 +52,7 @@ class ShardWatch:
         self._lost.setdefault(shard.id, _Lost(shard, sentence, now, now))
 
     def seen(self, info: MemberInfo) -> None:
-        """Record a registration: a missing one is back if its address is unchanged."""
+        """Record a registration: a missing one has returned if its address is unchanged."""
         lost = self._lost.get(info.id)
         if lost is None:
             return
@@ -67,11 +67,11 @@ class ShardWatch:
         for lost in self._lost.values():
             waited = now - lost.since
             if waited >= self._absence_seconds:
-                sentence = f"{lost.sentence}; it did not come back at {lost.shard.address} within {waited:.0f} s"
+                sentence = f"{lost.sentence}; it did not return at {lost.shard.address} within {waited:.0f} s"
                 found.append(Failure(Rank.GONE, JobFailed.__name__, sentence + lost.elsewhere, lost.since))
             elif now - lost.noticed >= self._notice_seconds:
                 lost.noticed = now
-                awaited = f"the parameter server to come back at {lost.shard.address}{lost.elsewhere}"
+                awaited = f"the parameter server to return at {lost.shard.address}{lost.elsewhere}"
                 found.append(Waiting(f"the coordinator waits for {awaited}: {lost.sentence}", waited))
         return found
 
@@ -87,7 +87,7 @@ class LostDisks:
         #: Consecutive heartbeats without the job.
         self._missed: Counter[MemberId] = Counter()
 
-    def heard(self, shard: MemberInfo, *, serves: bool, reason: str) -> str:
+    def on_heartbeat(self, shard: MemberInfo, *, serves: bool, reason: str) -> str:
         """Process a heartbeat's status of the job.
 
         Args:
@@ -101,4 +101,4 @@ class LostDisks:
         self._missed[shard.id] = 0 if serves else self._missed[shard.id] + 1
         if self._missed[shard.id] < _BEATS:
             return ""
-        return f"{shard} has lost what it kept of the job: {reason or 'its folder for state holds nothing of it'}"
+        return f"{shard} has lost its state of the job: {reason or 'its state folder does not contain it'}"

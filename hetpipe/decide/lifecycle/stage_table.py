@@ -51,15 +51,15 @@ class StageLife:
     state: StageState = StageState.STARTING
     #: 0 until it reports.
     pid: int = 0
-    #: Kind of the link to the next stage, and why; empty until it is ready, and on the last stage.
+    #: Kind of the link to the next stage, and why; empty before it is ready, and on the last stage.
     link: str = ""
     #: Whether the process is known to have ended.
     exited: bool = False
-    #: Reasons of the barrier at which it ended; none before.
+    #: Reasons of the barrier at which it ended; empty before.
     done_reasons: BarrierReasons = BarrierReasons()
     #: Time of its last report, in monotonic seconds.
     heard: float = 0.0
-    #: Its phase before it is ready, if reported.
+    #: Its startup phase before it is ready, if reported.
     phase: str = ""
 
     @property
@@ -203,5 +203,5 @@ def failure_of_exit(life: StageLife, news: ChildExit, *, is_lost: bool, now: flo
     kind, how = JobFailed.__name__, exit_sentence(news.exit_code)
     if news.exit_code < 0:
         return Failure(Rank.KILLED, kind, f"{life} {how}", now)
-    words = f"; its last words: {news.last_output}" if news.last_output else ""
+    words = f"; its last output: {news.last_output}" if news.last_output else ""
     return Failure(Rank.EXITED, kind, f"{life} {how} before the run did{words}", now)

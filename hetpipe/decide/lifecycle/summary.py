@@ -1,7 +1,7 @@
-"""The result of a run, as `hetpipe train --json` prints it. Pure.
+"""The result of a run, as printed by `hetpipe train --json`. Pure.
 
-Sums over the cluster are computed here: losses, evaluation, bytes, waiting. All counts are of this run alone, so that
-`samples / wall_seconds` is its rate also after `--resume`; clocks are those of the whole training.
+Sums over the cluster are computed here: losses, evaluation, bytes, waiting. All counts are for this run alone, so that
+`samples / wall_seconds` is its rate even after `--resume`; clocks are those of the whole training.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class FinishedRun:
     run_dir: str
     plan: Plan
     start: Progress
-    told_clocks: ClockSnapshot | None
+    reported_clocks: ClockSnapshot | None
     """Final clocks from the clock shard; None if it reported none."""
     reports: Mapping[tuple[VirtualWorkerIndex, StageIndex], StageProgress]
     """The last report of every stage."""
     evaluations: EvaluationHistory
     running_seconds: float
-    """From the moment all stages were ready to the end of the last one; start-up does not count."""
+    """Time from when all stages were ready to the end of the last one; excludes the startup."""
     staleness: int | None
-    """D, or None for `asp`."""
+    """D; None for `asp`."""
     deaths: Mapping[VirtualWorkerIndex, int]
     """Incarnations of each virtual worker that ended before the run."""
     rewinds: int = 0
@@ -48,28 +48,28 @@ class FinishedRun:
     proof: ProofReport | None = None
     """Proof of the model, before training; None if unknown."""
     peak: Peak = Peak(None)
-    """Of all devices in use together."""
+    """Combined peak of all devices in use."""
 
     @property
     def clocks(self) -> ClockSnapshot:
-        """The final clocks, as far as known."""
-        return self.told_clocks or clocks_from_reports(self.plan, self.start, self.reports.values())
+        """The final clocks, if known."""
+        return self.reported_clocks or clocks_from_reports(self.plan, self.start, self.reports.values())
 
 
 def result_object(record: FinishedRun) -> dict[str, Any]:
-    """The JSON object of a run. Numbers that are not finite, which JSON does not have, become null.
+    """The JSON object of a run. Non-finite numbers, which JSON lacks, become null.
 
-    `loss`: mean over the virtual workers of the mean loss of each one's first and last wave. `waiting_seconds`: of each
-    virtual worker's first stage, where a wanted clock is waited for. `idle_seconds`: mean over each one's stages.
-    `deaths`: lives of each virtual worker that ended before the run; what is summed is summed over all its lives.
-    `conditions`: what endangered the run, by the time at which it began; what has no `cleared` held to the end.
-    `rewinds`: how often the whole job went back to a checkpoint; everything else is of what came after the last one,
-    but for the evaluations: those that led to the weights count, also from before it.
-    `eval`: the last one over all of the evaluation data.
+    `loss`: mean over the virtual workers of the mean losses of each one's first and last wave. `waiting_seconds`: time
+    that each virtual worker's first stage waited for a required clock. `idle_seconds`: mean over each one's stages.
+    `deaths`: incarnations of each virtual worker that ended before the run; sums cover all incarnations.
+    `conditions`: conditions of the run, by the time they were raised; those without `cleared` were active at the end.
+    `rewinds`: number of rewinds of the job. Everything else refers to the time after the last one, except the
+    evaluations, which include those before it that led to the weights.
+    `eval`: the last evaluation over the whole evaluation data.
     `evaluations`: their number, the best, and a list of all or of some of them (see `EvaluationHistory.listed`).
-    `proof`: what was proven of the model before training; null if nobody knows.
-    `stages`: those that reported, by virtual worker and place; peaks of bytes, and the newest norm and rate.
-    `violations` is null: only the checker of the history can tell.
+    `proof`: proof of the model, before training; null if unknown.
+    `stages`: those with reports, by virtual worker and stage; peak bytes, and the newest norm and rate.
+    `violations` is null: only a check of the history can determine it.
     """
     clocks, start, seconds = record.clocks, record.start, record.running_seconds
     samples = clocks.samples - start.samples
@@ -112,7 +112,7 @@ def result_object(record: FinishedRun) -> dict[str, Any]:
 
 
 def speed_of(proof: ProofReport | None, samples_per_second: float, peak: Peak) -> ModelSpeed:
-    """Convert samples/s to tokens/s and the share of the devices' peak, with the work counted before training."""
+    """Convert samples/s to tokens/s and the share of the devices' peak, using the work counted before training."""
     return model_speed(samples_per_second, None if proof is None else proof.work, peak)
 
 

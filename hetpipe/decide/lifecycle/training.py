@@ -1,6 +1,6 @@
 """The training phase of a job: virtual workers, progress, evaluations, missing members. Pure.
 
-The part of `job_machine` that deals with processes; facts in, instructions out, and failures that the job cannot
+The part of `job_machine` that deals with processes; facts in, instructions out, and failures that the job does not
 survive.
 """
 
@@ -19,9 +19,9 @@ from hetpipe.decide.lifecycle.configs import Assignment
 from hetpipe.decide.lifecycle.evaluations import EvaluationHistory, Evaluations
 from hetpipe.decide.lifecycle.exchange import (
     Announce,
-    ClocksTold,
+    ClocksReported,
     MemberGone,
-    MemberSeen,
+    MemberRegistered,
     NewWorker,
     Prepared,
     Replanned,
@@ -124,20 +124,20 @@ class JobTraining:
         """Process one fact.
 
         Returns:
-            Instructions, in order, and failures that the job cannot survive.
+            Instructions, in order, and failures that the job does not survive.
         """
         out: list[WorkersOutput] = []
         match fact:
             case StageNews() if self._stages.get(fact.key) is not None:
-                out += map(Announce, self._heard(fact, now=now))
+                out += map(Announce, self._on_report(fact, now=now))
             case MemberGone(member=member, sentence=sentence):
                 for shard in self._assignment.shards:
                     if shard.id == member:
                         self._shard_watch.gone(shard, sentence, now=now)
-            case MemberSeen(info=info):
+            case MemberRegistered(info=info):
                 self._shard_watch.seen(info)
                 out += [] if self._returning is None else self._returning.seen(info, now=now)
-            case ClocksTold(clocks=clocks):
+            case ClocksReported(clocks=clocks):
                 self.clocks = clocks
             case Replanned():
                 out += self._repartitions.planned(fact, self._lives, now=now)
@@ -168,7 +168,7 @@ class JobTraining:
                 run_dir=run_dir,
                 plan=self._prepared.plan,
                 start=self._prepared.start,
-                told_clocks=self.clocks,
+                reported_clocks=self.clocks,
                 reports=self._board.reports,
                 evaluations=evaluations,
                 running_seconds=running_seconds,
@@ -191,7 +191,7 @@ class JobTraining:
         """Seconds since training began; 0 before."""
         return 0.0 if self._board is None else self._board.running_seconds(now=now)
 
-    def _heard(self, news: StageNews, *, now: float) -> list[JobEvent]:
+    def _on_report(self, news: StageNews, *, now: float) -> list[JobEvent]:
         """Event for a stage's report that does not concern its incarnation."""
         match news.report:
             case StageProgress() as progress if self._board is not None:

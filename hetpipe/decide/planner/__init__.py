@@ -1,1 +1,1 @@
-"""Who does what: where the model is cut, which device computes which stage, which shard holds which parameter. Pure."""
+"""The planner: cuts of the model, the device of each stage, and the shard of each parameter. Pure."""

@@ -1,4 +1,4 @@
-"""From measurements and estimates to the public profile. Pure."""
+"""Construction of the public profile from measurements and estimates. Pure."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def profile_of(
 ) -> Profile:
     """The profile of a model.
 
-    Where types keep different amounts of activations, because they choose other kernels, the largest counts.
+    If device types keep different amounts of activations, because they choose different kernels, the largest counts.
 
     Args:
-        model: what the job calls it.
+        model: name of the model in the job.
         batch_size: samples per minibatch.
-        measured: one per type that is here, at least one, all of the same model.
-        estimated: one per further type.
-        tokens_per_sample: as the job says; None: as was measured.
+        measured: one measurement per available type, at least one, all of the same model.
+        estimated: one estimate per further type.
+        tokens_per_sample: value of the job; None for the measured value.
     """
     every = [*measured, *estimated]
     columns = zip(*(measurement.layers for measurement in every), strict=True)
@@ -47,17 +47,17 @@ def profile_of(
 
 
 def profile_for(job: Job, measured: Sequence[Measurement], types: Iterable[str]) -> Profile:
-    """The profile of a job's model on all types that were measured, and on those of `types` that were not, by estimate.
+    """The profile of a job's model on all measured types, and, by estimate, on those of `types` that were not measured.
 
     Raises:
-        UserError: a type was neither measured, nor is it in the catalogue.
+        UserError: a type was not measured and is not in the catalogue.
     """
     here = [measurement.device_type for measurement in measured]
     others = [kind for kind in dict.fromkeys(types) if kind not in here]
     for kind in others:
         if kind not in CATALOGUE:
             raise UserError(
-                f"device type {kind} is not among those here ({', '.join(here)}), and the catalogue does not know it; "
+                f"device type {kind} is not among those here ({', '.join(here)}), and is not in the catalogue; "
                 f"{did_you_mean(kind, [*CATALOGUE, *here])}"
             )
     return profile_of(
@@ -70,7 +70,7 @@ def profile_for(job: Job, measured: Sequence[Measurement], types: Iterable[str])
 
 
 def reserve_for(measured: Sequence[Measurement], types: Iterable[str]) -> int:
-    """What to leave to the framework on every device: the most that was measured on any of `types`; 0 without any."""
+    """Memory to reserve for the framework on every device: the maximum measured on any of `types`; 0 without any."""
     wanted = set(types)
     return max((one.reserve_bytes for one in measured if one.device_type in wanted), default=0)
 

@@ -1,4 +1,4 @@
-"""From a plan on paper to the plan of a run: its device names become agents' devices, its bytes become slices. Pure."""
+"""Conversion of a plan document to the plan of a run: its devices become agents' devices, its bytes slices. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hetpipe.values.plan import (
 )
 from hetpipe.values.plan_document import PlanDocument, SliceRange
 
-#: Name of a device in a plan document → the agent that has it, and what that agent calls it.
+#: Device name in a plan document → the agent that has it, and the agent's name for it.
 Offered = Mapping[DeviceId, tuple[AgentId, DeviceId]]
 
 
@@ -27,20 +27,20 @@ def assign(document: PlanDocument, model: ModelReport, offered: Offered, *, term
     """The plan of a run.
 
     Args:
-        document: who computes what.
-        model: what the model is.
-        offered: the devices that agents offer; every device that the document uses.
+        document: the plan document.
+        model: report on the model.
+        offered: devices offered by agents, including all those in the document.
         term: the term of the plan.
         job_id: the job's id.
 
     Raises:
-        PlanError: the document is of another model, or a device is not offered.
+        PlanError: the document is for another model, or a device is not offered.
     """
     num_layers = document.virtual_workers[0].stages[-1].layers[1]
     if num_layers != len(model.layers):
         raise PlanError(
             f"the plan is for a model of {num_layers} layers, but the job's model has {len(model.layers)}; profile the "
-            "job again and plan anew"
+            "job and plan again"
         )
     workers = tuple(
         VirtualWorkerPlan(
@@ -72,7 +72,7 @@ def _offer(offered: Offered, device: DeviceId) -> tuple[AgentId, DeviceId]:
 
 
 def _slices(layer: LayerReport, document: PlanDocument) -> Iterator[SlicePlan]:
-    """The slices of a layer's parameters, which are placed one by one or, under the layer's name, one after another."""
+    """The slices of a layer's parameters, which are placed individually or, under the layer's name, consecutively."""
     ends = list(accumulate(parameter.num_bytes for parameter in layer.parameters))
     for parameter, end in zip(layer.parameters, ends, strict=True):
         where, offset = document.placement.get(parameter.name), 0
@@ -80,7 +80,7 @@ def _slices(layer: LayerReport, document: PlanDocument) -> Iterator[SlicePlan]:
         if by_layer:
             where, offset = document.placement.get(layer.name), end - parameter.num_bytes
         if where is None:
-            raise PlanError(f"the plan says nothing of parameter {parameter.name}; profile the job again and plan anew")
+            raise PlanError(f"the plan does not place parameter {parameter.name}; profile the job and plan again")
         pieces = ((where, 0, ends[-1]),) if isinstance(where, int) else where
         if by_layer:
             pieces = tuple(_between_elements(parameter, piece, offset) for piece in pieces)
@@ -88,7 +88,7 @@ def _slices(layer: LayerReport, document: PlanDocument) -> Iterator[SlicePlan]:
 
 
 def _between_elements(parameter: TensorSpec, piece: SliceRange, offset: int) -> SliceRange:
-    """A piece of a layer, whose cuts know nothing of its parameters: within this one they move down to an element."""
+    """The part of a layer's piece within one parameter, with its ends rounded down to whole elements."""
     size = DTYPE_BYTES[parameter.dtype]
     shard, *ends = piece
     start, stop = (end - (end - offset) % size if 0 < end - offset < parameter.num_bytes else end for end in ends)
@@ -108,11 +108,11 @@ def _pieces(
         if start >= stop:
             continue
         if start % size or stop % size:
-            raise PlanError(f"the plan cuts parameter {parameter.name} within an element; plan anew")
+            raise PlanError(f"the plan cuts parameter {parameter.name} within an element; plan again")
         covered += stop - start
         yield SlicePlan(parameter, layer, ShardIndex(shard), start // size, stop // size)
     if covered != parameter.num_bytes:
         raise PlanError(
             f"the plan places {covered} of the {parameter.num_bytes} bytes of parameter {parameter.name}; profile the "
-            "job again and plan anew"
+            "job and plan again"
         )

@@ -1,4 +1,4 @@
-"""What the same devices would do without hetpipe: all-reduce data parallelism, and one device by itself.
+"""Baselines on the same devices without hetpipe: all-reduce data parallelism, and single devices.
 
 Both keep weights, a gradient and the optimizer's tensors on each device, and one minibatch's activations; no shards.
 """
@@ -22,11 +22,11 @@ class Baseline:
     samples_per_second: float | None
     """None if the model does not fit."""
     reason: str
-    """On what it runs, or why it cannot."""
+    """The devices used, or why it is infeasible."""
 
 
 def whole_model_bytes(costs: Costs, optimizer_slots: int) -> int:
-    """What a device needs to train the whole model: parameters × (2 + slots) + activations."""
+    """Memory to train the whole model on one device: parameters × (2 + slots) + activations."""
     return costs.parameter_bytes[-1] * (2 + optimizer_slots) + costs.activation_bytes[-1]
 
 
@@ -42,7 +42,7 @@ def ring_ms(parameter_bytes: int, num_devices: int, slowest: LinkSpec) -> float:
 
 
 def slowest_link(costs: Costs, devices: Sequence[DeviceId]) -> LinkSpec:
-    """The link with the least effective bandwidth between any two of at least two devices; then the latest one."""
+    """The slowest link by effective bandwidth, then by latency, between any two of at least two devices."""
     cluster = costs.cluster
     nodes = [node_of(device) for device in devices]
     used = sorted(set(nodes))
@@ -79,7 +79,7 @@ def all_reduce(costs: Costs, optimizer_slots: int) -> Baseline:
 
 
 def single_devices(costs: Costs, optimizer_slots: int) -> tuple[Baseline, ...]:
-    """One device by itself, for each type in the cluster."""
+    """A single device, for each type in the cluster."""
     needed = whole_model_bytes(costs, optimizer_slots)
     found = []
     for kind in sorted(set(costs.cluster.devices.values())):

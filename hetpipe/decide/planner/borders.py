@@ -1,7 +1,7 @@
-"""Borders of stages: what is alive at each, what another border would cost, and where none can be. Pure.
+"""Borders between stages: the tensors alive there, the cost of alternative borders, and places without one. Pure.
 
-The searches in `cuts` and `pipelines` never use a forbidden cut. Here is what people are told of that, and of the
-borders that were chosen.
+The searches in `cuts` and `pipelines` never use a forbidden cut. This module explains forbidden cuts and the chosen
+borders to users.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from hetpipe.values.ids import DeviceId
 from hetpipe.values.plan_document import BorderAlternative, PlannedBorder
 from hetpipe.values.profile import ForbiddenCut, Profile
 
-#: More reasons than this are not told in one sentence.
+#: Limit on the reasons in one sentence.
 _MOST_REASONS = 4
 
-#: Bottlenecks that differ by less count as equal.
+#: Relative difference below which bottlenecks count as equal.
 _SAME = 5e-4
 
 
 class Forbidden(Protocol):
-    """Neighbouring places where the model cannot be cut."""
+    """Adjacent places where the model cannot be cut."""
 
     @property
     def before(self) -> str:
-        """The call behind the first of them."""
+        """The call after the first of them."""
         ...
 
     @property
     def upto(self) -> str:
-        """The call behind the last of them."""
+        """The call after the last of them."""
         ...
 
     @property
     def places(self) -> int:
-        """How many they are."""
+        """Their number."""
         ...
 
     @property
     def reason(self) -> str:
-        """Why."""
+        """Why the model cannot be cut there."""
         ...
 
 
@@ -79,7 +79,7 @@ class Stage(Protocol):
 
 
 def forbidden_cuts(profile: Profile) -> tuple[ForbiddenCut, ...]:
-    """Every place where no stage may end, within layers and between them, in order."""
+    """All places where no stage may end, within and between layers, in order."""
     found: list[ForbiddenCut] = []
     for index, layer in enumerate(profile.layers):
         found += layer.forbidden
@@ -90,7 +90,7 @@ def forbidden_cuts(profile: Profile) -> tuple[ForbiddenCut, ...]:
 
 
 def place_text(forbidden: Forbidden) -> str:
-    """Where it is.
+    """Location of forbidden places, as text.
 
     >>> place_text(ForbiddenCut(before="h.0.attn", upto="h.0.mlp", places=7, reason=""))
     'before h.0.attn … h.0.mlp (7 places)'
@@ -102,7 +102,7 @@ def place_text(forbidden: Forbidden) -> str:
 
 
 def too_few_cuts(num_stages: int, max_stages: int, forbidden: Sequence[Forbidden], *, fix: str) -> str:
-    """Why so many stages cannot be: the reasons of the forbidden cuts, each once, and the fix.
+    """Why there cannot be so many stages: the reasons of the forbidden cuts, each once, and the fix.
 
     >>> too_few_cuts(3, 2, [ForbiddenCut(before="b", upto="b", reason="n is written before it")], fix="use 2")
     '3 stages cannot share a model that can be cut into 2 at most: no cut before b: n is written before it; use 2'
@@ -124,10 +124,10 @@ def too_few_cuts(num_stages: int, max_stages: int, forbidden: Sequence[Forbidden
 
 
 def check_borders(stages: Sequence[Stage], costs: Costs, vw: int) -> None:
-    """Refuse a stage of a stated plan that ends at a forbidden cut.
+    """Check that no stage of a user's plan ends at a forbidden cut.
 
     Raises:
-        PlanError: naming the reason and the closest allowed cuts.
+        PlanError: names the reason and the closest allowed cuts.
     """
     for index, stage in enumerate(stages[:-1]):
         reason = costs.forbidden.get(stage.last)
@@ -145,7 +145,7 @@ def check_borders(stages: Sequence[Stage], costs: Costs, vw: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """Stages of one virtual worker with one border elsewhere."""
+    """The stages of one virtual worker with one border moved."""
 
     stages: Sequence[_Span]
     costs: Costs
@@ -164,7 +164,7 @@ class _Moved:
         )
 
     def shortage(self) -> tuple[int, DeviceId] | None:
-        """The most that a device misses."""
+        """The largest memory shortage and its device; None if everything fits."""
         missing = []
         for index, stage in enumerate(self.stages):
             needed = self.costs.stage_bytes(
@@ -190,7 +190,7 @@ class _Span:
 
 
 def borders_of(workers: Sequence[Sequence[Stage]], costs: Costs, memory: MemoryModel) -> tuple[PlannedBorder, ...]:
-    """The borders of a plan; of virtual workers that are alike, those of the first."""
+    """The borders of a plan; of equal virtual workers, those of the first."""
     found: list[PlannedBorder] = []
     known: set[tuple[object, ...]] = set()
     for vw, worker in enumerate(workers):
@@ -230,7 +230,7 @@ def _border(
 def _alternatives(
     index: int, stages: Sequence[_Span], costs: Costs, memory: MemoryModel
 ) -> Iterator[BorderAlternative]:
-    """The neighbours on both sides, up to the first that is allowed, and the cut that moves least."""
+    """Alternative borders: the next ones on both sides up to the first allowed one, and the one that moves least."""
     here, behind = stages[index], stages[index + 1]
     now = _Moved(stages, costs, memory).bottleneck_ticks()
     between = range(here.first + 1, behind.last)
@@ -275,7 +275,7 @@ def _alternative(
     moved = _Moved(changed, costs, memory)
     shortage = moved.shortage()
     if shortage is not None:
-        return with_reason(f"{shortage[1]} would miss {shortage[0]} bytes")
+        return with_reason(f"{shortage[1]} would lack {shortage[0]} bytes")
     ticks = moved.bottleneck_ticks()
     change = ticks / now - 1 if now else 0.0
     if change > _SAME:

@@ -1,6 +1,6 @@
-"""From a profile, a cluster and wishes to a plan document: what `hetpipe plan` shows and a run begins with.
+"""Planning: from a profile, a cluster and options to the plan document that `hetpipe plan` shows and a run starts from.
 
-It also says what of the devices' peak the plan uses, as a whole and in each stage (`values.utilisation`).
+Includes the plan's utilisation of the devices' peak, in total and per stage (`values.utilisation`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hetpipe.decide.planner.jobs import JobPlan, Jobs
 from hetpipe.decide.planner.options import AllocationName, PlanOptions, schedule_for
 from hetpipe.decide.planner.partitioner import Partitioner
 from hetpipe.decide.planner.pipelines import Pipeline
-from hetpipe.decide.planner.ranking import Predict, Ranked, Ranking
+from hetpipe.decide.planner.ranking import Predict, RankedPlan, Ranking
 from hetpipe.errors import PlanError
 from hetpipe.values.cluster import Cluster
 from hetpipe.values.fit import check_fits
@@ -41,18 +41,18 @@ ALLOCATIONS: Mapping[AllocationName, Allocation] = {
     "parallel": parallel,
 }
 
-#: Those that need nothing but the cluster; a plan says what each of them would have done.
+#: Allocations without further parameters; a plan lists the prediction of each.
 _COMPARED: tuple[AllocationName, ...] = ("NP", "ED", "HD", "auto")
 
 
 def choose_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, predict: Predict) -> PlanDocument:
-    """The plan that the options ask for, and what the alternatives would do.
+    """The plan according to the options, with predictions for the alternatives.
 
     Args:
         profile: the layers on every type of the cluster.
         cluster: devices and links.
-        options: what is asked for.
-        predict: says what the chosen plan and each alternative allocation will do, so that the figures compare.
+        options: options of the planner.
+        predict: predicts the chosen plan and every alternative allocation, so that their figures are comparable.
 
     Raises:
         PlanError: the model does not fit, or the options contradict each other or the cluster.
@@ -62,7 +62,7 @@ def choose_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, pre
     costs = Costs(profile, cluster)
     jobs = Jobs(costs, options, Partitioner(costs, recompute=options.recompute))
     if not any(compute[-1] for compute in costs.compute.values()):
-        raise PlanError("every layer takes 0 ms in the profile, so nothing can be planned by it; profile again")
+        raise PlanError("every layer takes 0 ms in the profile, so no plan can be computed from it; profile again")
     ranking = Ranking(jobs, predict)
     chosen = ranking.of(options.allocation, ALLOCATIONS[options.allocation])
     document = _document(chosen, tuple(_alternatives(ranking, jobs, chosen.predicted)))
@@ -70,7 +70,7 @@ def choose_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, pre
 
 
 def closed_form(plan: JobPlan, options: PlanOptions, *, waves: int | None = None) -> Predicted:  # noqa: ARG001 - a `Predict`
-    """The prediction without a simulator: the job rate that the searches use."""
+    """The job rate by closed form, without simulation."""
     return Predicted(
         samples_per_second=plan.rate.samples_per_second,
         cross_node_bytes_per_minibatch=plan.rate.cross_node_bytes_per_minibatch,
@@ -97,7 +97,7 @@ def _alternatives(ranking: Ranking, jobs: Jobs, chosen: Predicted) -> Iterator[A
 
 
 def _compared(rate: float, chosen: Predicted) -> str:
-    """How `rate` compares, in words.
+    """Comparison of `rate` with the chosen plan, as text.
 
     >>> _compared(50.0, Predicted(samples_per_second=200.0, cross_node_bytes_per_minibatch=0.0))
     'loses 75.0 %'
@@ -109,9 +109,9 @@ def _compared(rate: float, chosen: Predicted) -> str:
 
 
 def _limit(plan: JobPlan) -> str:
-    """What holds a plan back, in words."""
+    """The bottleneck of a plan, as text."""
     if plan.rate.network_binds:
-        return f"the network card of {plan.rate.busiest_node} lets no more through"
+        return f"the network card of {plan.rate.busiest_node} is the bottleneck"
     if plan.rate.round_trip_binds:
         return "it waits for the round trip of weights"
     slowest = min(range(len(plan.workers)), key=lambda index: plan.workers[index].minibatches_per_tick)
@@ -122,7 +122,7 @@ def _limit(plan: JobPlan) -> str:
     return f"of its {len(plan.workers)} virtual workers number {slowest}, {mix}, is the slowest"
 
 
-def _document(chosen: Ranked, alternatives: tuple[Alternative, ...]) -> PlanDocument:
+def _document(chosen: RankedPlan, alternatives: tuple[Alternative, ...]) -> PlanDocument:
     plan, options = chosen.plan, chosen.options
     costs = plan.costs
     jobs = Jobs(costs, options, Partitioner(costs, recompute=options.recompute))
@@ -175,11 +175,11 @@ def _worker(worker: Pipeline, plan: JobPlan, jobs: Jobs) -> PlannedWorker:
 
 
 def with_utilisation(plan: PlanDocument, profile: Profile, cluster: Cluster) -> PlanDocument:
-    """`plan` with tokens/s and MFU at the predicted speed, also of each stage.
+    """`plan` with tokens/s and MFU at the predicted speed, in total and per stage.
 
-    A stage computes its layers for every sample of its virtual worker. Under a bound all virtual workers close their
-    waves at one pace in the long run, so each trains as many samples as any other; without one, each at its own speed.
-    Idle devices do not count, as those that a run does not use do not.
+    A stage computes its layers for every sample of its virtual worker. With a staleness bound all virtual workers
+    complete waves at the same average rate, so all train the same number of samples; without one, each runs at its own
+    speed. Idle devices do not count, nor do devices that a run does not use.
     """
     rate, dtype = plan.predicted.samples_per_second, profile.compute_dtype
     if plan.staleness is None:
@@ -206,7 +206,7 @@ def with_utilisation(plan: PlanDocument, profile: Profile, cluster: Cluster) -> 
     speed = model_speed(rate, all_work, peak_of_types(kinds, cluster.device_types, dtype))
     reason = speed.model_flops_utilisation_reason
     if whole is None:
-        reason = "the profile has no FLOPs of its layers; make it again with this version of `hetpipe profile`"
+        reason = "the profile has no FLOPs of its layers; create it again with this version of `hetpipe profile`"
     predicted = plan.predicted.model_copy(
         update={
             "tokens_per_second": speed.tokens_per_second,

@@ -1,9 +1,9 @@
-"""Where a network card holds a job back: which pipeline of each virtual worker serves the job best together?
+"""Choice of one pipeline per virtual worker where a network card is the bottleneck.
 
-A pipeline that is slower by itself but sends less may be better for the job. Of each virtual worker's pipelines those
-are dropped that another one beats or equals in rate, largest stage time and bytes on every node. Up to `COMBINED`
-combinations of the others are searched exactly, by branch and bound; more by improving one virtual worker at a time,
-until none gains. With more than `IMPROVED` pipelines in all nobody should begin.
+A pipeline that is slower by itself but sends less may be better for the job. For each virtual worker, pipelines are
+dropped if another one is at least as good in rate, largest stage time and bytes on every node. Up to `COMBINED`
+combinations of the remaining ones are searched exactly, by branch and bound; more by changing one virtual worker at a
+time until no change helps. The latter is not worthwhile beyond `IMPROVED` pipelines in total.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from hetpipe.decide.planner.costs import TICKS_PER_MS
 from hetpipe.decide.planner.job_rate import CardSide
 from hetpipe.decide.planner.pipelines import Pipeline
 
-#: Most combinations that are searched exactly.
+#: Limit on combinations for the exact search.
 COMBINED = 20_000
 
-#: Most pipelines, of all virtual workers together, that are worth the time.
+#: Limit on pipelines, over all virtual workers, for the search one virtual worker at a time.
 IMPROVED = 5_000
 
 _TICKS_PER_SECOND = 1000 * TICKS_PER_MS
@@ -28,18 +28,18 @@ _SAME = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """One pipeline of one virtual worker, reduced to what counts."""
+    """One pipeline of one virtual worker, reduced to its relevant figures."""
 
     position: int
-    """Among the pipelines given."""
+    """Its index among the given pipelines."""
     minibatches_per_second: float
     bottleneck_ticks: int
     moved: tuple[int, ...]
-    """Bytes per direction of a network card, and wave."""
+    """Bytes per wave, for each direction of each network card."""
 
 
 class Combinations:
-    """Searches the product of every virtual worker's pipelines for one N. The larger key is the better job."""
+    """Searches the product of all virtual workers' pipelines for one N, maximising a key."""
 
     def __init__(
         self,
@@ -49,13 +49,13 @@ class Combinations:
         network_cards: Mapping[str, float],
         bytes_moved: Callable[[Pipeline], Mapping[CardSide, int]],
     ) -> None:
-        """Prepare.
+        """Prepare the search.
 
         Args:
-            pipelines: of each virtual worker.
+            pipelines: candidates for each virtual worker.
             minibatches_per_wave: N.
-            network_cards: node → bytes per second each way.
-            bytes_moved: a pipeline → the bytes that leave and enter each node on its account, per wave.
+            network_cards: node → bytes per second in each direction.
+            bytes_moved: pipeline → bytes per wave that it causes to leave and enter each node.
         """
         sides: list[CardSide] = [side for node in sorted(network_cards) for side in ((node, "in"), (node, "out"))]
         self._cards = [network_cards[node] for node, _ in sides]
@@ -77,7 +77,7 @@ class Combinations:
             self._candidates.append(_undominated(candidates))
 
     def best(self) -> tuple[Pipeline, ...]:
-        """The pipeline of each virtual worker that together give the best job, as far as the search goes."""
+        """The best combination found: one pipeline for each virtual worker."""
         if math.prod(len(own) for own in self._candidates) <= COMBINED:
             chosen = self._by_branch_and_bound()
         else:
@@ -100,7 +100,7 @@ class Combinations:
 
     def _by_branch_and_bound(self) -> list[_Candidate]:
         num_workers, num_sides = len(self._candidates), len(self._cards)
-        #: The least that the virtual workers from each one on move, and the best they do.
+        #: Lower bounds on the bytes, and upper bounds on the rates, of the virtual workers from each index on.
         least = [[0] * num_sides]
         fastest, shortest = [math.inf], [0]
         for own in reversed(self._candidates):
@@ -150,14 +150,14 @@ class Combinations:
 
 
 def _better(one: tuple[float, int], other: tuple[float, int]) -> bool:
-    """Lexicographic, but rates that differ by rounding only are equal."""
+    """Lexicographic comparison in which rates that differ only by rounding are equal."""
     if abs(one[0] - other[0]) > _SAME * max(one[0], other[0]):
         return one[0] > other[0]
     return one[1] > other[1]
 
 
 def _undominated(candidates: Sequence[_Candidate]) -> list[_Candidate]:
-    """Those that no other beats or equals in everything; of equals the first."""
+    """Candidates that no other one equals or beats in every figure; of equals the first."""
     kept: list[_Candidate] = []
     order = sorted(candidates, key=lambda one: (-one.minibatches_per_second, one.bottleneck_ticks, sum(one.moved)))
     for one in order:

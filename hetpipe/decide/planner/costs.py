@@ -1,7 +1,7 @@
-"""What a stage costs: time, memory, bytes over the network. The definitions that every search and the simulator share.
+"""Costs of a stage: time, memory, bytes over the network. Definitions shared by all searches and the simulator.
 
-Times are whole *ticks* (picoseconds), bytes whole numbers: sums are exact in any order, so two searches that find the
-same optimum find the same number. Floats appear only in what people read.
+Times are whole *ticks* (picoseconds), bytes integers: sums are exact in any order, so two searches that find the same
+optimum find the same number. Floats are used for display only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hetpipe.values.profile import Profile
 
 TICKS_PER_MS = 10**9
 
-#: What a shard adds to its weights, in bytes of updates per second: three passes over memory by one core.
+#: Rate at which a shard adds updates, in bytes per second: three passes over memory by one core.
 APPLY_BYTES_PER_SECOND = 4e9
 
 
@@ -28,25 +28,25 @@ def ticks(milliseconds: float) -> int:
 
 
 def milliseconds(num_ticks: int) -> float:
-    """Ticks as people read them."""
+    """Ticks in milliseconds, for display."""
     return num_ticks / TICKS_PER_MS
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryModel:
-    """What a stage keeps on its device, besides activations: the numbers that do not depend on the cut."""
+    """Memory of a stage besides activations: the parameters that do not depend on the cut."""
 
     weights: WeightPolicy = "wave"
     minibatches_per_wave: int = 1
     optimizer_slots: int = 0
     """Tensors of parameter size that the optimizer keeps per parameter."""
     reserve_bytes: int = 0
-    """What the framework itself takes on every device."""
+    """Memory used by the framework itself on every device."""
     with_shards: bool = True
     schedule: Schedule = "1f1b"
-    """One that the policy can use."""
+    """A schedule that the policy supports."""
     accumulate: int = 1
-    """Minibatches whose gradients make one update together; under `flush` and `double_buffer` it is always N."""
+    """Minibatches per update; under `flush` and `double_buffer` it is always N."""
     waits_for_norm: bool = False
     """Whether gradients are clipped by their norm over all stages (`clip: global`)."""
 
@@ -55,7 +55,7 @@ class MemoryModel:
     _bound: PerStage = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Look up once what every stage of every cut asks."""
+        """Cache the policy, which is used for every stage of every cut."""
         object.__setattr__(self, "policy", POLICIES[self.weights])
         object.__setattr__(self, "_bound", bound_of(self.weights, self.schedule))
 
@@ -67,17 +67,17 @@ class MemoryModel:
 
     @property
     def gradients(self) -> int:
-        """1, and another where the average of several minibatches' gradients grows beside it."""
+        """Parameter-sized gradient buffers: 1, or 2 if the average over several minibatches is accumulated."""
         averaged = self.policy.minibatches_per_update(self.minibatches_per_wave, self.accumulate)
         return 1 if averaged == 1 else 2
 
     def held_for_norm(self, stage: int, num_stages: int) -> int:
-        """What waits for norms over all stages, beyond what a stage keeps without clipping.
+        """Parameter-sized tensors that wait for norms over all stages, beyond those needed without clipping.
 
-        A gradient that waits takes no room of its own: the update that it will make is one of the weight buffers. But
-        `wave` and `vertical` decay the weights that a minibatch used, so these wait, too: for every minibatch that is
-        back at this stage and not yet at the first, from where the norm comes. When the pipeline drains, that is
-        whatever was in flight there; one gradient of these is counted anyway.
+        A waiting gradient needs no memory of its own: the update made from it is one of the weight buffers. But `wave`
+        and `vertical` decay the weights that a minibatch used, so these are kept as well: for every minibatch whose
+        backward is done at this stage but not yet at the first, which sends the norm. When the pipeline drains, these
+        are all minibatches that were in flight there; one gradient of them is counted already.
 
         >>> MemoryModel(weights="vertical", minibatches_per_wave=8, waits_for_norm=True).held_for_norm(1, 4)
         3
@@ -87,15 +87,15 @@ class MemoryModel:
         return self.in_flight(0, num_stages) - 1
 
     def in_flight(self, stage: int, num_stages: int) -> int:
-        """S_i."""
+        """Limit on the minibatches in flight (S_i)."""
         return self._bound(stage, num_stages, self.minibatches_per_wave)
 
 
 class Costs:
-    """A profile on a cluster's links, prepared for fast sums over consecutive layers [first, last)."""
+    """A profile on the links of a cluster, prepared for fast sums over consecutive layers [first, last)."""
 
     def __init__(self, profile: Profile, cluster: Cluster) -> None:
-        """Prepare.
+        """Compute prefix sums.
 
         Args:
             profile: the layers.
@@ -112,27 +112,27 @@ class Costs:
         }
         self.parameter_bytes = _sums([layer.parameter_bytes for layer in layers])
         self.activation_bytes = _sums([layer.activation_bytes for layer in layers])
-        #: What enters the layer after each cut: the model's input, then each layer's output.
+        #: Bytes entering the layer after each cut: the model's input, then each layer's output.
         self.cut_bytes = [profile.input_bytes, *(layer.output_bytes for layer in layers)]
-        #: What comes back from there: the gradients of what needs one. Nothing of the model's input.
+        #: Bytes returning there: gradients of the values that need one. None for the model's input.
         self.returning_bytes = [0, *(layer.backward_bytes for layer in layers)]
-        #: Cuts at which no stage may end, and why.
+        #: Cuts at which no stage may end, with the reason.
         self.forbidden = {cut: layer.no_cut for cut, layer in enumerate(layers, 1) if layer.no_cut}
-        #: The cuts between stages that are allowed, ascending.
+        #: Allowed cuts between stages, ascending.
         self.allowed = tuple(cut for cut in range(1, self.num_layers) if cut not in self.forbidden)
         self._transfers: dict[LinkSpec, tuple[list[int], list[int]]] = {}
 
     @property
     def max_stages(self) -> int:
-        """No virtual worker has more."""
+        """Maximum number of stages of a virtual worker."""
         return len(self.allowed) + 1
 
     def arriving(self, link: LinkSpec) -> list[int]:
-        """Ticks to move what goes forward at each cut over `link`; entry 0 is not a transfer between stages."""
+        """Ticks of the forward transfer at each cut over `link`; entry 0 is not a transfer between stages."""
         return self._both(link)[0]
 
     def returning(self, link: LinkSpec) -> list[int]:
-        """Ticks to move what comes back at each cut over `link`."""
+        """Ticks of the backward transfer at each cut over `link`."""
         return self._both(link)[1]
 
     def _both(self, link: LinkSpec) -> tuple[list[int], list[int]]:
@@ -145,7 +145,7 @@ class Costs:
         return found
 
     def compute_ticks(self, kind: str, first: int, last: int, *, recompute: bool = False) -> int:
-        """Forward and backward of layers [first, last) on type `kind`; with `recompute`, forward once more."""
+        """Forward and backward of layers [first, last) on type `kind`; with `recompute`, a second forward."""
         both = self.compute[kind]
         total = both[last] - both[first]
         if recompute:
@@ -153,7 +153,7 @@ class Costs:
         return total
 
     def receive_ticks(self, first: int, last: int, before: LinkSpec | None, behind: LinkSpec | None) -> int:
-        """The transfers that count as a stage's: activations over `before`, gradients back over `behind`.
+        """Transfers that count towards a stage: activations over `before`, gradients back over `behind`.
 
         `before` is None on the first stage and `behind` None on the last.
         """
@@ -164,7 +164,7 @@ class Costs:
     def stage_bytes(
         self, first: int, last: int, *, stage: int, num_stages: int, memory: MemoryModel, recompute: bool = False
     ) -> int:
-        """Bytes that stage `stage` of `num_stages` keeps on its device."""
+        """Memory of stage `stage` of `num_stages`, in bytes."""
         parameters = self.parameter_bytes[last] - self.parameter_bytes[first]
         activations = self.activation_bytes[last] - self.activation_bytes[first]
         num_in_flight = memory.in_flight(stage, num_stages)
@@ -173,12 +173,12 @@ class Costs:
 
     @cached_property
     def memory_bytes(self) -> dict[str, int]:
-        """Type → what a device of it has."""
+        """Device type → memory in bytes."""
         return {name: kind.memory_bytes for name, kind in self.cluster.device_types.items()}
 
 
 def minibatches_per_tick(stage_ticks: Sequence[int], memory: MemoryModel) -> float:
-    """The rate of one virtual worker by the closed form.
+    """Closed-form rate of one virtual worker.
 
     min over i of min(1 / t_i, S_i / Σ_{j ≥ i} t_j); under `flush` N / (Σ t_j + (N − 1)·max t_j).
 

@@ -1,12 +1,12 @@
-"""Where is the model cut, if the order of the devices is known? The smallest largest stage time, exactly.
+"""Cuts for a given order of devices that minimise the largest stage time, exactly.
 
-A stage [first, last) takes `stop[last] − start[first]` ticks, where `start[first]` is the compute before `first` less
-the transfer that arrives there, and `stop[last]` the compute before `last` plus the transfer that returns there. So one
-bisection among the sorted stops finds every last cut within a bound. Memory then limits last per first. Where a stage
-may recompute, it has two such *ways*, valid on neighbouring ranges of last. Sets of cuts are bits of an integer.
+A stage [first, last) takes `stop[last] − start[first]` ticks, where `start[first]` is the compute before `first` minus
+the transfer that arrives there, and `stop[last]` the compute before `last` plus the transfer that returns there. One
+bisection among the sorted stops therefore finds every last cut within a bound. Memory limits last per first. A stage
+that may recompute has two such *ways*, valid on adjacent ranges of last. Sets of cuts are bit sets in an integer.
 
-`ReachTables` makes these `Reach`es from costs; `least_cuts` and `cuts_within` cut an order of them, fast enough to try
-thousands of orders. Which order is best is asked in `orders`.
+`ReachTables` builds these `Reach` objects from costs; `least_cuts` and `cuts_within` cut an order of them, fast enough
+to try thousands of orders. The best order is searched in `orders`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hetpipe.values.cluster import LinkSpec
 # -- how far one stage reaches from a cut within a bound ---------------------------------------------------------------
 
 
-#: More ticks than any stage takes, and than any bound.
+#: Infinity: more ticks than any stage time or bound.
 FAR = 1 << 120
 
 
@@ -33,9 +33,9 @@ class Starts:
     """One way to begin a stage, for every first cut."""
 
     ticks: Sequence[int]
-    """Compute before the cut less the arriving transfer; −FAR where a stage cannot begin."""
+    """Compute before the cut minus the arriving transfer; −FAR where a stage cannot begin."""
     best: Sequence[int]
-    """The largest of `ticks` up to each cut."""
+    """Prefix maximum of `ticks`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,63 +43,63 @@ class Stops:
     """One way to end a stage, for every last cut."""
 
     least: Sequence[int]
-    """The smallest compute before the cut plus returning transfer, from each cut on; FAR where none can end."""
+    """Suffix minimum of the compute before the cut plus the returning transfer; FAR where no stage can end."""
     ordered: Sequence[int]
-    """The same of single cuts, ascending."""
+    """The same values of single cuts, ascending."""
     cuts: Sequence[int]
-    """The set of cuts of the first 0, 1, 2, … entries of `ordered`."""
+    """Sets of the cuts of the first 0, 1, 2, … entries of `ordered`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The last cut up to which memory suffices, for every first cut; below the first cut where none does."""
+    """For every first cut, the largest last cut that fits in memory; below the first cut if none fits."""
 
     last: Sequence[int]
     best: Sequence[int]
-    """The largest of `last` up to each cut."""
+    """Prefix maximum of `last`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to run a stage: its times, and the range of last cuts, per first cut, for which it is chosen."""
+    """One way to run a stage: its times, and for each first cut the range of last cuts where it applies."""
 
     starts: Starts
     stops: Stops
     beyond: Sequence[int] | None
-    """Only last cuts after this one."""
+    """Exclusive lower bound on last cuts; None for no bound."""
     upto: Limits
 
 
 class Reach(Protocol):
-    """What a stage reaches; all sets and cuts as bits and positions."""
+    """The cuts that a stage can reach; sets are bit sets, cuts are indices."""
 
     def image(self, firsts: int, bound: int, wanted: int) -> int:
-        """Those of the `wanted` last cuts that a stage reaches from any of `firsts` within `bound` ticks. Exact."""
+        """Subset of the `wanted` last cuts that a stage starting at any of `firsts` reaches within `bound`. Exact."""
 
     def furthest(self, first: int, bound: int) -> int:
-        """No stage that begins at `first` or before ends after this cut; less than 0 if none ends at all."""
+        """Upper bound on the last cut of stages that begin at or before `first`; negative if there are none."""
 
     def earliest(self, last: int, bound: int) -> int:
-        """No stage that ends at `last` or behind begins before this cut; num_layers + 1 if none begins at all."""
+        """Lower bound on the first cut of stages that end at or after `last`; num_layers + 1 if there are none."""
 
     def under(self, bound: int) -> Reach:
-        """The simplest reach that gives the same answers for this bound and all smaller ones."""
+        """The simplest reach with the same results for this bound and all smaller ones."""
 
 
 class StageReach:
-    """A stage that only time limits: its device has memory for all layers.
+    """A stage limited by time only: its device has memory for all layers.
 
-    A case of its own for speed alone: with `LimitedReach` in its place the search takes 1.4 to 1.6 times as long.
+    Separate from `LimitedReach` for speed alone: the search takes 1.4 to 1.6 times as long without it.
     """
 
     __slots__ = ("_above", "_starts", "_stops")
 
     def __init__(self, starts: Starts, stops: Stops, above: Sequence[int]) -> None:
-        """Combine.
+        """Combine starts and stops.
 
         Args:
-            starts: with the arriving link or links.
-            stops: with the returning link or links.
+            starts: for the arriving link or links.
+            stops: for the returning link or links.
             above: for every cut, the set of the cuts after it.
         """
         self._starts = starts
@@ -107,10 +107,10 @@ class StageReach:
         self._above = above
 
     def image(self, firsts: int, bound: int, wanted: int) -> int:
-        """As promised.
+        """Implement `Reach.image`.
 
-        The furthest first cut usually reaches all there is. Where it does not, the lowest cut that is still missing
-        says which first cut to try next: the closest one before it, from where a stage also gets furthest.
+        The first cut that gets furthest usually reaches the whole set. Otherwise, the lowest missing cut determines the
+        next first cut to try: the closest one before it from which a stage gets furthest.
         """
         start, best = self._starts.ticks, self._starts.best
         ordered, cuts, above = self._stops.ordered, self._stops.cuts, self._above
@@ -129,28 +129,28 @@ class StageReach:
         return found
 
     def furthest(self, first: int, bound: int) -> int:
-        """As promised."""
+        """Implement `Reach.furthest`."""
         return bisect_right(self._stops.least, bound + self._starts.best[first]) - 1
 
     def earliest(self, last: int, bound: int) -> int:
-        """As promised."""
+        """Implement `Reach.earliest`."""
         return bisect_left(self._starts.best, self._stops.least[last] - bound)
 
     def under(self, bound: int) -> Reach:
-        """As promised."""
+        """Implement `Reach.under`."""
         return self
 
 
 class LimitedReach:
-    """A stage that memory limits, too."""
+    """A stage limited by time and memory."""
 
     __slots__ = ("_above", "_limited_from", "_unlimited", "_ways", "_within")
 
     def __init__(self, ways: Sequence[Way], above: Sequence[int], within: Sequence[int]) -> None:
-        """Combine.
+        """Combine the ways.
 
         Args:
-            ways: with and without recomputation, as far as allowed; their ranges do not overlap.
+            ways: with and without recomputation, as allowed; their ranges do not overlap.
             above: for every cut, the set of the cuts after it.
             within: for every cut, the set of the cuts up to it.
         """
@@ -159,7 +159,7 @@ class LimitedReach:
         self._within = within
         first = ways[0]
         self._unlimited = StageReach(first.starts, first.stops, above)
-        #: The time of the fastest stage that is too large to be run in the first way.
+        #: Time of the fastest stage that is too large for the first way.
         self._limited_from = min(
             (
                 first.stops.least[last + 1] - start
@@ -170,7 +170,7 @@ class LimitedReach:
         )
 
     def image(self, firsts: int, bound: int, wanted: int) -> int:
-        """As promised."""
+        """Implement `Reach.image`."""
         above, within = self._above, self._within
         found = 0
         for way in self._ways:
@@ -196,7 +196,7 @@ class LimitedReach:
         return found
 
     def furthest(self, first: int, bound: int) -> int:
-        """As promised."""
+        """Implement `Reach.furthest`."""
         end = -1
         for way in self._ways:
             in_time = bisect_right(way.stops.least, bound + way.starts.best[first]) - 1
@@ -204,7 +204,7 @@ class LimitedReach:
         return end
 
     def earliest(self, last: int, bound: int) -> int:
-        """As promised."""
+        """Implement `Reach.earliest`."""
         start = len(self._above)
         for way in self._ways:
             in_time = bisect_left(way.starts.best, way.stops.least[last] - bound)
@@ -212,7 +212,7 @@ class LimitedReach:
         return start
 
     def under(self, bound: int) -> Reach:
-        """As promised: nothing that takes no longer than `bound` may be too large."""
+        """Implement `Reach.under`: simplifies if no stage within `bound` can be too large."""
         return self if bound >= self._limited_from else self._unlimited
 
 
@@ -222,10 +222,10 @@ class LimitedReach:
 #: `auto`: a stage recomputes its activations only if it would not fit otherwise.
 Recompute = Literal["auto", "on", "off"]
 
-#: Links of the same speed and latency share one.
+#: Index of a distinct link speed and latency.
 LinkIndex = NewType("LinkIndex", int)
 
-#: The links one of which a transfer takes; none before the first stage and behind the last.
+#: Alternative links of a transfer; empty before the first stage and after the last.
 LinkSet = frozenset[LinkIndex]
 
 NO_LINK: LinkSet = frozenset()
@@ -235,21 +235,21 @@ _SHARE = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a stage's position asks of the memory of its device."""
+    """Memory requirements of a stage's position, and the capacity of its device."""
 
     copies: int
     """Parameter-sized tensors."""
     in_flight: int
     """S_i."""
     capacity_bytes: int
-    """What the device has left after the framework's reserve."""
+    """Memory of the device without the framework's reserve."""
 
 
 class ReachTables:
-    """Reaches by type of device, memory and links. Grows with use; never forgets."""
+    """Reaches by device type, memory and links. Cached without eviction."""
 
     def __init__(self, costs: Costs, recompute: Recompute) -> None:
-        """Prepare.
+        """Create empty tables.
 
         Args:
             costs: the profile on the cluster.
@@ -281,12 +281,12 @@ class ReachTables:
         return found
 
     def load(self, kind: str, stage: int, num_stages: int, memory: MemoryModel) -> Load:
-        """What stage `stage` of `num_stages` asks of a device of type `kind`."""
+        """Load of stage `stage` of `num_stages` on a device of type `kind`."""
         capacity = self._costs.memory_bytes[kind] - memory.reserve_bytes
         return Load(memory.copies(stage, num_stages), memory.in_flight(stage, num_stages), capacity)
 
     def reach(self, kind: str, load: Load, arriving: LinkSet, returning: LinkSet) -> Reach:
-        """The reach of a stage on type `kind`; of several links the fastest counts, for each cut."""
+        """The reach of a stage on type `kind`; with several links, the fastest one counts for each cut."""
         key = (kind, load, arriving, returning)
         found = self._reaches.get(key)
         if found is None:
@@ -294,17 +294,17 @@ class ReachTables:
         return found
 
     def longest_ticks(self, kinds: Sequence[str], links: LinkSet) -> int:
-        """No stage on these types and links takes longer."""
+        """Upper bound on the stage time on these types and links."""
         compute = max(self._compute_ticks(kind, again=True)[-1] for kind in kinds)
         arriving = max(max(self._arriving[link]) for link in links)
         return compute + arriving + max(max(self._returning[link]) for link in links)
 
     def balanced_ticks(self, counts: Mapping[str, int]) -> int:
-        """The stage time if `counts` devices of each type shared the compute in proportion to their speed."""
+        """Stage time if `counts` devices of each type shared the compute in proportion to their speed."""
         return int(1 / sum(count / max(1, self._costs.compute[kind][-1]) for kind, count in counts.items()))
 
     def progress(self, kinds: Sequence[str]) -> list[int]:
-        """The share of the model's compute before each cut, summed over `kinds`; in no particular unit."""
+        """The model's compute before each cut, summed over `kinds`; in arbitrary units."""
         rows = [self._costs.compute[kind] for kind in kinds]
         return [
             sum(_SHARE * done // max(1, row[-1]) for done, row in zip(column, rows, strict=True))
@@ -333,7 +333,7 @@ class ReachTables:
         return LimitedReach(ways, self._above, self._within)
 
     def _compute_ticks(self, kind: str, *, again: bool) -> list[int]:
-        """Compute before each cut; `again`: with forward twice."""
+        """Compute before each cut; `again`: with a second forward."""
         found = self._compute.get((kind, again))
         if found is None:
             found = self._costs.compute[kind]
@@ -389,7 +389,7 @@ class ReachTables:
         return found
 
     def _limit(self, load: Load, *, again: bool) -> Limits | None:
-        """The last cut that memory allows per first cut; None where all layers fit from every cut."""
+        """The last cut that fits in memory, per first cut; None if all layers fit from every cut."""
         key = (load, again)
         if key not in self._limits:
             costs = self._costs
@@ -416,21 +416,21 @@ class ReachTables:
 
 @dataclass(frozen=True, slots=True)
 class OrderCuts:
-    """Where an order of devices is cut, and its largest stage time."""
+    """Cuts of an order of devices, and the largest stage time."""
 
     ticks: int
     cuts: tuple[int, ...]
-    """The last cut of every stage."""
+    """Last cut of every stage."""
 
 
 def least_cuts(reaches: Sequence[Reach], num_layers: int, lower: int, upper: int) -> OrderCuts | None:
-    """The cuts with the smallest largest stage time, if it is at most `upper`.
+    """The cuts with the smallest largest stage time, if it is at most `upper`; else None.
 
     Args:
-        reaches: of the stages in order.
-        num_layers: of the model.
-        lower: no plan at all is faster.
-        upper: slower plans are of no interest.
+        reaches: reaches of the stages, in order.
+        num_layers: number of layers of the model.
+        lower: proven lower bound on the largest stage time.
+        upper: upper bound on the result.
     """
     reaches = [reach.under(upper) for reach in reaches]
     if not might_pass(reaches, num_layers, upper):
@@ -440,7 +440,7 @@ def least_cuts(reaches: Sequence[Reach], num_layers: int, lower: int, upper: int
 
 
 def might_pass(reaches: Sequence[Reach], num_layers: int, bound: int) -> bool:
-    """False proves that no cuts keep every stage within `bound`; stages may begin before the previous one ends."""
+    """False proves that no cuts keep every stage within `bound`; a relaxation in which stages may overlap."""
     cut = 0
     for stage, reach in enumerate(reaches):
         cut = reach.furthest(cut, bound)
@@ -450,7 +450,7 @@ def might_pass(reaches: Sequence[Reach], num_layers: int, bound: int) -> bool:
 
 
 def cuts_within(reaches: Sequence[Reach], num_layers: int, bound: int) -> tuple[int, ...] | None:
-    """Cuts that keep every stage within `bound` ticks, the latest ones that do; None if there are none. Exact."""
+    """The latest cuts that keep every stage within `bound` ticks; None if there are none. Exact."""
     earliest = [num_layers]
     for reach in reversed(reaches):
         if earliest[-1] > num_layers:
@@ -474,7 +474,7 @@ def cuts_within(reaches: Sequence[Reach], num_layers: int, bound: int) -> tuple[
 
 
 def _trace(reaches: Sequence[Reach], sets: Sequence[int], bound: int) -> tuple[int, ...]:
-    """The cuts, from the last back to the first, through the sets of cuts that were reached after each stage."""
+    """Backtrack from the last cut to the first, through the sets of cuts reached after each stage."""
     cuts = [sets[-1].bit_length() - 1]
     for reach, firsts in zip(reversed(reaches[1:]), reversed(sets[1:-1]), strict=True):
         cuts.append(latest_start(reach, firsts, cuts[-1], bound))
@@ -482,7 +482,7 @@ def _trace(reaches: Sequence[Reach], sets: Sequence[int], bound: int) -> tuple[i
 
 
 def latest_start(reach: Reach, firsts: int, last: int, bound: int) -> int:
-    """The latest of `firsts` from which a stage reaches `last` within `bound`; one of them does."""
+    """The latest of `firsts` from which a stage reaches `last` within `bound`; at least one must."""
     wanted = 1 << last
     while True:
         first = firsts.bit_length() - 1
@@ -492,7 +492,7 @@ def latest_start(reach: Reach, firsts: int, last: int, bound: int) -> int:
 
 
 def _bisect(reaches: Sequence[Reach], num_layers: int, lower: int, upper: int) -> tuple[int, tuple[int, ...] | None]:
-    """The least bound in lower … upper with cuts, and these; (upper, None) if there is none."""
+    """The smallest bound in lower … upper with cuts, and the cuts; (upper, None) if there are none."""
     low, high = lower, upper
     while low < high:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""What a stage must do to play a device of another cluster: how long to compute, and how slow its links are. Pure."""
+"""Emulation of another cluster's devices by stages: computation times and link speeds. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hetpipe.values.run import LinkTime, StageEmulation
 
 
 @dataclass(frozen=True, slots=True)
-class PlayedStage:
-    """Consecutive layers [first, last) on the device of another cluster."""
+class EmulatedStage:
+    """Consecutive layers [first, last) on a device of the emulated cluster."""
 
     device: DeviceId
     first: int
@@ -23,21 +23,21 @@ class PlayedStage:
 
 def emulations(
     costs: Costs,
-    stages: Sequence[PlayedStage],
+    stages: Sequence[EmulatedStage],
     shard_nodes: Sequence[str],
     *,
     with_links: bool,
     stragglers: Mapping[str, float] | None = None,
 ) -> tuple[StageEmulation, ...]:
-    """How each stage of one virtual worker plays its device.
+    """The emulation of each stage of one virtual worker.
 
     Args:
-        costs: the profile on the cluster that is played.
+        costs: the profile on the emulated cluster.
         stages: first stage first.
         shard_nodes: the node of each shard.
         with_links: whether transfers take their links' times as well; a shard on a stage's own node is reached over the
             link within the node, as in the simulator.
-        stragglers: device → how many times longer it computes than its profile says.
+        stragglers: device → slowdown factor relative to its profile.
     """
     nodes = [node_of(stage.device) for stage in stages]
     return tuple(
@@ -54,8 +54,8 @@ def emulations(
     )
 
 
-def _ticks(costs: Costs, stage: PlayedStage) -> tuple[int, int]:
-    """Forward alone, and everything."""
+def _ticks(costs: Costs, stage: EmulatedStage) -> tuple[int, int]:
+    """Ticks of the forward, and of forward and backward."""
     kind = costs.cluster.devices[stage.device]
     forward = costs.forward[kind][stage.last] - costs.forward[kind][stage.first]
     return forward, costs.compute_ticks(kind, stage.first, stage.last, recompute=stage.recompute)

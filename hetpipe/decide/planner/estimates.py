@@ -1,25 +1,25 @@
-"""How long would a layer take on a device that is not here? The roofline, pure.
+"""Roofline estimates of layer times on device types that were not measured. Pure.
 
 A computation with F floating-point operations that moves B bytes cannot end before
 
     roofline(type) = max(F / peak(type), B / bandwidth(type))
 
-so it is bound by whichever is larger: its arithmetic intensity F / B against peak / bandwidth decides, layer by layer.
+so the larger bound applies: its arithmetic intensity F / B, compared with peak / bandwidth, decides, layer by layer.
 From a type that was measured and is in the catalogue, another type's time follows by the ratio of the two:
 
     time(other) = time(measured) · roofline(other) / roofline(measured)
 
-which keeps what the measured device really reaches of its bounds. A CPU has no entry in the catalogue; from it only the
-work is taken, and the time is built up from the bounds and from what is known of reaching them:
+which preserves the measured device's efficiency. CPUs have no entry in the catalogue; from their measurements only the
+work is used, and the time is computed from the bounds and typical efficiencies:
 
     time(other) = F / (COMPUTE_EFFICIENCY · peak) + B / bandwidth + OPERATION_SECONDS · operations
 
-B is the parameters, the activations kept and the output: each is read or written about once forward, and twice
-backward, where gradients of the same size stand beside them.
+B is the parameters, the kept activations and the output: each is read or written about once in the forward, and twice
+in the backward, together with gradients of the same size.
 
-Limits: peaks say nothing of caches, of kernels that do not fit a generation, of clocks that fall under load. Between
-GPUs of neighbouring generations expect errors of tens of per cent, from a CPU no more than the order of magnitude.
-Layers too small to fill a GPU are bound by its launches, which differ less between types than the ratio says.
+Limits: peaks do not account for caches, kernels that do not suit a generation, or clocks that drop under load. Between
+GPUs of neighbouring generations expect errors of tens of percent, from a CPU only the order of magnitude. Layers too
+small to fill a GPU are bound by kernel launches, which differ less between types than the ratio suggests.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from dataclasses import dataclass, replace
 from hetpipe.values.catalogue import CATALOGUE, CatalogueEntry
 from hetpipe.values.measurement import LayerMeasurement, Measurement, Work
 
-#: The share of a GPU's peak that large matrix products and convolutions reach.
+#: Share of a GPU's peak that large matrix products and convolutions achieve.
 COMPUTE_EFFICIENCY = 0.5
-#: The time in which eager PyTorch launches one operation.
+#: Launch overhead of one operation in eager PyTorch.
 OPERATION_SECONDS = 5e-6
 
 _MS = 1000.0
-#: Backward reads and writes gradients beside what forward moved.
+#: Traffic of a backward relative to the forward: it also reads and writes gradients.
 _BACKWARD_TRAFFIC = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The two bounds of a device type."""
+    """The performance bounds of a device type."""
 
     flops_per_second: float
     bytes_per_second: float
 
     def roofline_seconds(self, flops: int, num_bytes: int) -> float:
-        """The least time of a computation.
+        """Lower bound on the time of a computation.
 
         >>> Bounds(flops_per_second=100.0, bytes_per_second=10.0).roofline_seconds(1000, 50)
         10.0
@@ -57,15 +57,15 @@ class Bounds:
 
 
 def bounds_of(entry: CatalogueEntry, dtype: str) -> Bounds:
-    """What bounds arithmetic in `dtype` on a type of the catalogue."""
+    """Bounds of a catalogue type for arithmetic in `dtype`."""
     return Bounds(entry.peak_flops(dtype), entry.memory_bytes_per_second)
 
 
 def estimated(measurements: Sequence[Measurement], kind: str) -> Measurement:
-    """What the catalogue's type `kind` would measure; from the first measured type that the catalogue has, if any.
+    """Estimate the measurement of catalogue type `kind`, from the first measured type in the catalogue, if any.
 
     Args:
-        measurements: of the same model, at least one.
+        measurements: measurements of the same model, at least one.
         kind: a name of the catalogue.
     """
     source = next((found for found in measurements if found.device_type in CATALOGUE), measurements[0])
@@ -79,7 +79,7 @@ def estimated(measurements: Sequence[Measurement], kind: str) -> Measurement:
 
 
 def scaled(layer: LayerMeasurement, measured: Bounds, target: Bounds) -> LayerMeasurement:
-    """`layer` as a device within `target` would take it, from the times of one within `measured`."""
+    """`layer` on a device with bounds `target`, from its times on one with bounds `measured`."""
 
     def ratio(work: Work, num_bytes: int) -> float:
         before = measured.roofline_seconds(work.flops, num_bytes)
@@ -96,7 +96,7 @@ def scaled(layer: LayerMeasurement, measured: Bounds, target: Bounds) -> LayerMe
 
 
 def built_up(layer: LayerMeasurement, target: Bounds) -> LayerMeasurement:
-    """`layer` as a device within `target` would take it, from its work alone."""
+    """`layer` on a device with bounds `target`, from its work alone."""
 
     def time_ms(work: Work, num_bytes: int) -> float:
         compute = work.flops / (COMPUTE_EFFICIENCY * target.flops_per_second)
@@ -111,5 +111,5 @@ def built_up(layer: LayerMeasurement, target: Bounds) -> LayerMeasurement:
 
 
 def traffic_bytes(layer: LayerMeasurement) -> int:
-    """B of a forward."""
+    """B of a forward, in bytes."""
     return layer.parameter_bytes + layer.activation_bytes + layer.output_bytes

@@ -1,11 +1,11 @@
-"""How fast is a whole job, and how much does it send between nodes? The objective of every search over allocations.
+"""Rate of a whole job, and its traffic between nodes: the objective of every search over allocations.
 
-Three things can hold a job back. Bounded staleness holds every virtual worker to the slowest one in the long run, so
-together they do V times its rate. A node's network card carries activations, gradients, pushes and pulls. And with a
-bound D a wave waits for the round trip of the weights of earlier ones (`round_trip`).
+Three bounds apply. Bounded staleness limits every virtual worker to the rate of the slowest one in the long run, so the
+job's rate is V times that. A node's network card carries activations, gradients, pushes and pulls. And with a bound D,
+a wave waits for the round trip of the weights of earlier ones (`round_trip`).
 
-A card sends and receives at once. What a cut moves forward and back differs (only what needs a gradient comes back), so
-each direction of a card has a figure of its own.
+Network cards are full duplex. The bytes of a cut differ by direction (only values that need a gradient have one), so
+each direction of a card is bounded separately.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ _TICKS_PER_SECOND = 1000 * TICKS_PER_MS
 
 @dataclass(frozen=True, slots=True)
 class JobRate:
-    """What a job does in the long run, by closed form."""
+    """Closed-form rates of a job in the long run."""
 
     samples_per_second: float
     """The smallest of the next three."""
     compute_samples_per_second: float
-    """V times the slowest virtual worker."""
+    """V times the rate of the slowest virtual worker."""
     network_samples_per_second: float
-    """What the busiest network card lets through; infinite where nothing crosses nodes."""
+    """Limit of the busiest network card; infinite if nothing crosses nodes."""
     round_trip_samples_per_second: float
-    """What waiting for published weights lets through; infinite where nothing is waited for."""
+    """Limit of waiting for published weights; infinite if nothing waits."""
     busiest_node: str | None
-    """The node of that card."""
+    """Node of the busiest card."""
     cross_node_bytes_per_minibatch: float
-    """Every byte that leaves a node, per minibatch of the job."""
+    """All bytes that leave a node, per minibatch of the job."""
 
     @property
     def network_binds(self) -> bool:
-        """Whether it is a network card that holds the job back."""
+        """Whether a network card is the bottleneck."""
         return self.network_samples_per_second < min(
             self.compute_samples_per_second, self.round_trip_samples_per_second
         )
 
     @property
     def round_trip_binds(self) -> bool:
-        """Whether it is the wait for published weights."""
+        """Whether waiting for published weights is the bottleneck."""
         return self.round_trip_samples_per_second < self.compute_samples_per_second and not self.network_binds
 
 
 def samples_per_second(minibatches_per_tick: float, batch_size: int) -> float:
-    """A rate as people read it."""
+    """A rate in samples per second, for display."""
     return minibatches_per_tick * _TICKS_PER_SECOND * batch_size
 
 
@@ -71,9 +71,10 @@ def bytes_moved(
     minibatches_per_wave: int,
     pulls_per_wave: float = 1.0,
 ) -> dict[CardSide, int]:
-    """Bytes that leave and that enter each node on account of one virtual worker, per wave of that worker.
+    """Bytes that leave and that enter each node because of one virtual worker, per wave of that worker.
 
-    N activations and N gradients per cut between nodes; per wave one push of every parameter, and so many pulls.
+    N activations and N gradients per cut between nodes; per wave one push of every parameter, and `pulls_per_wave`
+    pulls.
     """
     pushed, pulled = dict[str, int](), dict(placed.bytes_on)
     nodes = [node_of(stage.device) for stage in stages]
@@ -100,22 +101,22 @@ def bytes_moved(
 
 
 def bytes_leaving(moved: Mapping[CardSide, int]) -> int:
-    """All of `bytes_moved`, each byte once."""
+    """Sum of `bytes_moved`, with each byte counted once."""
     return sum(num_bytes for (_, side), num_bytes in moved.items() if side == "out")
 
 
 def network_minibatches_per_second(
     moved: Mapping[CardSide, int], *, minibatches: int, network_cards: Mapping[str, float]
 ) -> tuple[float, str | None]:
-    """What the cards let through, and the node that is busiest.
+    """Limit of the network cards, and the busiest node.
 
     Args:
         moved: bytes per `minibatches` minibatches of the job.
-        minibatches: how many the bytes are for.
-        network_cards: node → bytes per second each way.
+        minibatches: number of minibatches that the bytes refer to.
+        network_cards: node → bytes per second in each direction.
 
     Returns:
-        Minibatches per second (infinite where nothing moves), and the first of the busiest nodes.
+        Minibatches per second (infinite if nothing is moved), and the first of the busiest nodes.
     """
     least, busiest = math.inf, None
     for (node, _), num_bytes in sorted(moved.items()):
@@ -138,10 +139,10 @@ def job_rate(
     Args:
         slowest_minibatches_per_tick: closed-form rate of the slowest virtual worker.
         moved: `bytes_moved` of each virtual worker.
-        costs: for the batch size.
+        costs: costs for the batch size.
         minibatches_per_wave: N.
-        network_cards: node → bytes per second each way.
-        trip: what the round trip of weights allows each virtual worker.
+        network_cards: node → bytes per second in each direction.
+        trip: limits of the round trip of weights.
     """
     batch_size = costs.profile.batch_size
     total: dict[CardSide, int] = {}

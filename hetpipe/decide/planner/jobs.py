@@ -1,9 +1,9 @@
-"""From groups of devices to a whole job: pipelines, N, shards, and the rate of it all.
+"""Evaluation of groups of devices as whole jobs: pipelines, N, shards, and the resulting rate.
 
-Which devices form a virtual worker is asked elsewhere (`decide.planner.allocation`); here is what the answer is worth.
-For given groups and N the search is exact over the pipelines that `decide.planner.pipelines` considers as long as no
-network card binds, and no round trip of weights (`decide.planner.round_trip`), by which it judges what it has found;
-where a card binds, it is as `decide.planner.combinations` says.
+Groups are formed elsewhere (`decide.planner.allocation`). For given groups and N the search is exact over the pipelines
+considered by `decide.planner.pipelines` as long as neither a network card nor the round trip of weights is the
+bottleneck; the round trip (`decide.planner.round_trip`) is then used to evaluate what was found. If a card is the
+bottleneck, the search is that of `decide.planner.combinations`.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from hetpipe.values.policies import DEFAULT_PLACEMENT, PlacementName
 #: One group of devices per virtual worker.
 Groups = Sequence[Sequence[DeviceId]]
 
-#: Rates that differ by less than this are the same rate, computed in another order.
+#: Relative difference below which rates are equal, as rounding depends on the order of sums.
 _SAME = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """Who computes what, with which N, and what comes of it."""
+    """A complete plan: stages, N, and the resulting rate."""
 
     costs: Costs
-    """For the batch size that is planned with."""
+    """Costs for the planned batch size."""
     workers: tuple[Pipeline, ...]
     minibatches_per_wave: int
     placed: PlacedParameters
@@ -48,12 +48,12 @@ class JobPlan:
 
     @property
     def bottleneck_ticks(self) -> int:
-        """The largest stage time of all."""
+        """The largest stage time of all virtual workers."""
         return max(worker.bottleneck_ticks for worker in self.workers)
 
 
 def is_better(one: JobPlan, other: JobPlan) -> bool:
-    """Whether `one` has the higher rate; of equals the smaller N, then the smaller largest stage time."""
+    """Whether `one` has the higher rate; on ties the smaller N, then the smaller largest stage time."""
     here, there = one.rate.samples_per_second, other.rate.samples_per_second
     if abs(here - there) > _SAME * max(here, there):
         return here > there
@@ -61,10 +61,10 @@ def is_better(one: JobPlan, other: JobPlan) -> bool:
 
 
 def best_of(jobs: Jobs, groupings: Iterable[Groups]) -> JobPlan:
-    """The best plan of several groupings; of equals the first.
+    """The best plan of several groupings; on ties the first.
 
     Raises:
-        PlanError: none is feasible; that of the first.
+        PlanError: none is feasible; the error of the first one.
     """
     best: JobPlan | None = None
     refusal: PlanError | None = None
@@ -77,19 +77,19 @@ def best_of(jobs: Jobs, groupings: Iterable[Groups]) -> JobPlan:
         if best is None or is_better(found, best):
             best = found
     if best is None:
-        raise refusal or PlanError("there is no way to form virtual workers from no devices")
+        raise refusal or PlanError("there are no devices to form virtual workers from")
     return best
 
 
 class Jobs:
-    """Judges groups of devices. Remembers what it finds, so one serves a whole search."""
+    """Evaluates groups of devices. Caches results, so one instance serves a whole search."""
 
     def __init__(self, costs: Costs, options: PlanOptions, partitioner: Partitioner) -> None:
-        """Prepare.
+        """Create an evaluator.
 
         Args:
             costs: the profile on the cluster.
-            options: what was asked for.
+            options: options of the planner.
             partitioner: finds min-max partitions.
         """
         self.costs = costs
@@ -100,13 +100,13 @@ class Jobs:
         self.network_cards = {node.name: costs.cluster.network_card(node.name) for node in costs.cluster.nodes}
         self._relatives: dict[tuple[PlanOptions, tuple[DeviceId, ...]], Jobs] = {}
         self._node_rank = {node.name: rank for rank, node in enumerate(costs.cluster.nodes)}
-        #: Many N have the same cuts.
+        #: Many N share the same cuts.
         self._exchanges = lru_cache(maxsize=16)(self._exchanges_between)
-        #: The parameters on these shards, where that does not depend on pipelines.
+        #: Parameters by shards' nodes, for placements that do not depend on pipelines.
         self.place_on = lru_cache(maxsize=64)(self._place_by_shards)
 
     def under(self, placement: PlacementName, staleness: int | None) -> Jobs:
-        """The same with another placement and D; pipelines, which do not depend on these, are shared."""
+        """The same for another placement and D; pipelines do not depend on these and are shared."""
         options = replace(self.options, placement=placement, staleness=staleness)
         return self._like(options, self.devices)
 
@@ -124,14 +124,14 @@ class Jobs:
         return found
 
     def ladder(self, groups: Groups) -> Iterator[JobPlan]:
-        """The best plan of these groups for each N worth trying, ascending, each N at most half as large again.
+        """The best plan of these groups for each N worth trying, ascending, in steps of at most one half.
 
-        The last one is the largest for which memory suffices, or one four times as large as an N with which neither
-        staleness nor a network card holds the stages back: a larger N cannot gain.
+        The last N is the largest that fits in memory, or four times an N with which neither staleness nor a network
+        card is the bottleneck: a larger N cannot help.
 
         Raises:
-            PlanError: the given N does not go, the placement is not possible, or there are several virtual workers
-                without parameter servers.
+            PlanError: the given N is invalid, the placement is impossible, or there are several virtual workers without
+                parameter servers.
         """
         choices, step = self.choices(groups), self.options.accumulate
         if self.options.minibatches_per_wave is not None:
@@ -156,7 +156,7 @@ class Jobs:
         return all(self.pipelines.fits(group, minibatches_per_wave) for group in groups)
 
     def _largest(self, groups: Groups, low: int, beyond: int) -> int:
-        """The largest N from `low`, which fits (or is 0), to below `beyond` that fits."""
+        """The largest N that fits, from `low`, which fits (or is 0), to below `beyond`."""
         while beyond - low > 1:
             middle = (low + beyond) // 2
             if self._fit(groups, middle):
@@ -167,23 +167,23 @@ class Jobs:
 
     @property
     def most_workers(self) -> int | None:
-        """No grouping has more virtual workers; None: there may be any number."""
+        """Maximum number of virtual workers; None for no limit."""
         return None if self.options.with_shards else 1
 
     @property
     def placement(self) -> PlacementName:
-        """That of the options, or the one that a search by closed form takes where none is asked for."""
+        """The placement of the options, or the one that closed-form searches assume if none is given."""
         return self.options.placement or DEFAULT_PLACEMENT
 
     def memory(self, minibatches_per_wave: int) -> MemoryModel:
-        """What stages keep with N minibatches per wave."""
+        """Memory model of stages for N minibatches per wave."""
         return self.options.memory(minibatches_per_wave)
 
     def choices(self, groups: Groups) -> Sequence[int]:
-        """Every N to compare groups with, ascending; which of them fit in memory is not looked at.
+        """Every N for which to compare groups, ascending, whether or not it fits in memory.
 
         Raises:
-            PlanError: the given N does not go, or there are several virtual workers without parameter servers.
+            PlanError: the given N is invalid, or there are several virtual workers without parameter servers.
         """
         if self.most_workers is not None and len(groups) > self.most_workers:
             raise PlanError(f"without parameter servers there is one virtual worker, and this makes {len(groups)}")
@@ -195,21 +195,21 @@ class Jobs:
         return waves.choices(searched, num_stages, options.weights, options.accumulate)
 
     def best(self, groups: Groups) -> JobPlan:
-        """The plan with the highest rate over all N; of equals the one with the smallest N.
+        """The plan with the highest rate over all N; on ties the one with the smallest N.
 
         Raises:
-            PlanError: no N fits, or the placement is not possible, or `choices` refuses the groups.
+            PlanError: no N fits, the placement is impossible, or `choices` rejects the groups.
         """
         return self._best_waves(groups)
 
     def best_with(self, minibatches_per_wave: int, groups: Groups) -> JobPlan | None:
-        """The plan with the highest rate for this N; of equals the one with the smallest largest stage time.
+        """The plan with the highest rate for this N; on ties the one with the smallest largest stage time.
 
         Returns:
             None if a virtual worker does not fit in memory.
 
         Raises:
-            PlanError: the placement is not possible.
+            PlanError: the placement is impossible.
         """
         fastest = _all_there(self.pipelines.fastest(group, minibatches_per_wave) for group in groups)
         if fastest is None:
@@ -218,16 +218,16 @@ class Jobs:
         if minibatches_per_wave >= max(map(len, groups)) and not self.options.policy.drains:
             chosen = fastest
         else:
-            # What holds the job back in no way: the largest stage time decides.
+            # Not the bottleneck of the job: the largest stage time decides.
             chosen = [self.pipelines.shortest(group, minibatches_per_wave, slowest) for group in groups]
         plan = self.judge(chosen, minibatches_per_wave)
         return self._relieve_network(groups, plan) if plan.rate.network_binds else plan
 
     def judge(self, workers: Sequence[Pipeline], minibatches_per_wave: int) -> JobPlan:
-        """These pipelines as a job.
+        """Evaluate these pipelines as a job.
 
         Raises:
-            PlanError: the placement is not possible for them.
+            PlanError: the placement is impossible for them.
         """
         placed = self.place(workers)
         moved = [self._bytes_moved(worker, placed, minibatches_per_wave) for worker in workers]
@@ -251,13 +251,13 @@ class Jobs:
         return JobPlan(self.costs, tuple(workers), minibatches_per_wave, placed, rate)
 
     def place(self, workers: Sequence[Pipeline]) -> PlacedParameters:
-        """The parameters on shards: one shard on each node that computes, or as many as were asked for, in turn.
+        """The parameters on shards: one shard on each node that computes, or the given number, assigned in turn.
 
-        Nodes without work hold no shard: so an idle node can never slow a job down. Where nobody has shards, nothing is
+        Nodes without work hold no shard, so an idle node cannot slow a job down. Without parameter servers nothing is
         placed.
 
         Raises:
-            PlanError: the placement is not possible for these pipelines.
+            PlanError: the placement is impossible for these pipelines.
         """
         shards = self.shards_on({node_of(stage.device) for worker in workers for stage in worker.stages})
         if shards and self.placement == "ed_local":
@@ -270,7 +270,7 @@ class Jobs:
         return self.place_on(shards)
 
     def shards_on(self, nodes: Iterable[str]) -> tuple[str, ...]:
-        """The node of each shard, if these nodes compute."""
+        """The node of each shard, if `nodes` compute."""
         if not self.options.with_shards:
             return ()
         return shard_nodes(sorted(nodes, key=self._node_rank.__getitem__), self.options.num_shards)
@@ -285,22 +285,22 @@ class Jobs:
         if not choices:
             raise PlanError(
                 f"the weight policy {self.options.weights} needs {most_stages} minibatches per wave for the longest "
-                "virtual worker, more than 4 per stage of the shortest; make their numbers of stages more alike, or "
-                "give --minibatches-per-wave"
+                "virtual worker, more than 4 per stage of the shortest; choose more equal numbers of stages, or "
+                "set --minibatches-per-wave"
             )
         best: JobPlan | None = None
         for n in choices:
             found = self.best_with(n, groups)
             if found is None:
-                break  # a larger N needs no less memory
+                break  # a larger N needs at least as much memory
             if best is None or is_better(found, best):
                 best = found
             if n >= most_stages and not self.options.policy.drains and not self._is_held_back(found, n, groups):
-                break  # with N ≥ K only the network and the round trip of weights gain from a larger N
+                break  # with N ≥ K a larger N only helps the network and the round trip of weights
         return best or self._refuse(choices[0], groups)
 
     def _is_held_back(self, found: JobPlan, n: int, groups: Groups) -> bool:
-        """Whether the devices compute faster than the network or the round trip lets them, also by other cuts."""
+        """Whether the network or the round trip limits the job below the speed of its devices, for any cuts."""
         fastest = _all_there(self.pipelines.fastest(group, n) for group in groups)
         assert fastest is not None, "a plan was found"
         return (
@@ -328,13 +328,13 @@ class Jobs:
         return place_bytes(self.costs.profile, shards=shards, placement=self.placement)
 
     def _relieve_network(self, groups: Groups, start: JobPlan) -> JobPlan:
-        """The best combination where a network card binds; never worse than `start`."""
+        """The best combination if a network card is the bottleneck; at least as good as `start`."""
         n = start.minibatches_per_wave
         if not len(groups) < sum(self.pipelines.num_several(group) for group in groups) <= IMPROVED:
             return start
         several = [self.pipelines.several(group, n) for group in groups]
         if self.placement == "ed_local":
-            # They must share one partition, so they change together.
+            # They must share one partition, so they are changed together.
             others: Iterable[tuple[Pipeline, ...]] = zip(*several, strict=False)
         else:
             combinations = Combinations(
@@ -364,7 +364,7 @@ class Jobs:
 
 
 def _all_there(workers: Iterable[Pipeline | None]) -> list[Pipeline] | None:
-    """The workers, or None if one is missing."""
+    """The workers; None if one is missing."""
     found: list[Pipeline] = []
     for worker in workers:
         if worker is None:

@@ -1,6 +1,6 @@
-"""How many tensors of its parameters' size an optimizer keeps: what the memory of a plan depends on. Pure.
+"""Optimizer slots: the number of parameter-sized tensors that an optimizer keeps, for the memory of a plan. Pure.
 
-From the state that each class of `torch.optim` makes per parameter; a test compares with the classes themselves.
+Derived from the state that each class of `torch.optim` keeps per parameter; a test compares with the classes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ALWAYS = {
     "Rprop": 2,
     "Muon": 1,
 }
-#: Arguments that cost one more when they are set.
+#: Arguments that add one tensor when they are set.
 _MORE = {
     "SGD": ("momentum",),
     "Adam": ("amsgrad",),
@@ -35,7 +35,7 @@ _MORE = {
 
 
 def optimizer_slots(name: str, arguments: Mapping[str, Any]) -> int | None:
-    """Tensors of parameter size per parameter, or None for an optimizer that is not known.
+    """Parameter-sized tensors per parameter; None for an unknown optimizer.
 
     >>> optimizer_slots("SGD", {"lr": 0.1}), optimizer_slots("SGD", {"momentum": 0.9}), optimizer_slots("AdamW", {})
     (0, 1, 2)
@@ -46,7 +46,7 @@ def optimizer_slots(name: str, arguments: Mapping[str, Any]) -> int | None:
 
 
 def slots_of(optimizer: OptimizerSpec, weights: WeightPolicy) -> int | None:
-    """The same for the optimizer of a job: of its groups the one that keeps most, and what its weight policy needs.
+    """Slots of a job's optimizer: the maximum over its groups, plus the needs of the weight policy.
 
     >>> slots_of(OptimizerSpec(name="SGD"), "wave"), slots_of(OptimizerSpec(name="SGD"), "predict")
     (0, 1)
@@ -62,7 +62,7 @@ def slots_of(optimizer: OptimizerSpec, weights: WeightPolicy) -> int | None:
 
 
 def _predicts_with_gradient(name: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether the last gradient is kept, because the optimizer's own tensors do not say how it moves the weights."""
+    """Whether the last gradient is kept, because the optimizer's state alone does not determine the next update."""
     if name == "SGD":
         return not arguments.get("momentum") or bool(arguments.get("nesterov"))
     return name == "RMSprop" and not arguments.get("momentum")

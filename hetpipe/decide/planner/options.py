@@ -1,4 +1,4 @@
-"""What a user may ask of the planner."""
+"""Options of the planner."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from hetpipe.values.suggest import did_you_mean
 
 AllocationName = Literal["NP", "ED", "HD", "auto", "explicit", "parallel"]
 
-#: `auto`: the weight policy's own.
+#: `auto`: the weight policy's own schedule.
 ScheduleChoice = Literal["auto"] | Schedule
 
 SCHEDULE_CHOICES: tuple[ScheduleChoice, ...] = ("auto", *SCHEDULES)
 
 
 def schedule_for(weights: WeightPolicy, schedule: str) -> Schedule:
-    """The schedule that `schedule` means under a policy.
+    """The schedule that `schedule` stands for under a policy.
 
     Raises:
-        PlanError: there is none of that name, or the policy cannot use it.
+        PlanError: there is no schedule of that name, or the policy does not support it.
     """
     if schedule not in SCHEDULE_CHOICES:
         raise PlanError(f"there is no schedule {schedule!r}; {did_you_mean(schedule, SCHEDULE_CHOICES)}")
@@ -44,44 +44,44 @@ def schedule_for(weights: WeightPolicy, schedule: str) -> Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """The choices of `hetpipe plan`, with their defaults."""
+    """Options of `hetpipe plan`, with their defaults."""
 
     allocation: AllocationName = "auto"
     workers: tuple[tuple[DeviceId, ...], ...] | None = None
-    """The devices of each virtual worker; needed by `explicit`, and only there."""
+    """The devices of each virtual worker; for the allocation `explicit` only, which requires them."""
     minibatches_per_wave: int | None = None
-    """N; None: the best."""
+    """N; None for the best."""
     placement: PlacementName | None = None
-    """None: the fastest."""
+    """None for the fastest."""
     staleness: int | None = 0
-    """D; None: no bound. Of no meaning beside `max_staleness`."""
+    """D; None for no bound. Ignored if `max_staleness` is set."""
     max_staleness: int | None = None
-    """The largest D; the smallest with which the job is as fast as with this one is chosen. None: D is given."""
+    """The largest D; the smallest D with the same speed is chosen. None if D is given."""
     pull: PullTiming = "every_wave"
-    """Whether weights are fetched for every wave, or where D requires it."""
+    """Whether weights are pulled for every wave, or only when D requires it."""
     weights: WeightPolicy = "wave"
     schedule: ScheduleChoice = "auto"
     accumulate: int = 1
-    """Minibatches whose gradients make one update together; N is a multiple of it."""
+    """Minibatches per update; N is a multiple of it."""
     waits_for_norm: bool = False
     """Whether gradients are clipped by their norm over all stages."""
     with_shards: bool = True
-    """Whether parameter servers hold the weights, too; without them there is one virtual worker."""
+    """Whether parameter servers hold the weights; without them there is one virtual worker."""
     optimizer_slots: int = 0
     """Tensors of parameter size that the optimizer keeps per parameter."""
     recompute: Recompute = "auto"
     reserve_bytes: int = 0
-    """What the framework takes on every device."""
+    """Memory used by the framework on every device."""
     num_shards: int | None = None
     """Parameter-server shards; None: one on each node that computes."""
     max_batch: int | None = None
-    """The largest global batch that is safe; needed by `parallel`, and only there."""
+    """The largest acceptable global batch; for the allocation `parallel` only, which requires it."""
 
     def __post_init__(self) -> None:
-        """Refuse a schedule that the policy cannot use.
+        """Validate the options.
 
         Raises:
-            PlanError: saying which it can.
+            PlanError: the policy does not support the schedule, or D is invalid.
         """
         schedule_for(self.weights, self.schedule)
         if self.max_staleness is not None and self.max_staleness < 0:
@@ -96,11 +96,11 @@ class PlanOptions:
 
     @property
     def least_pulls_per_wave(self) -> float:
-        """Pulls that each virtual worker makes at least: one per D + 1 waves where only D requires them."""
+        """Minimum pulls per wave of each virtual worker: one per D + 1 waves if pulls are made only when D requires."""
         return 1.0 if self.pull == "every_wave" else 1.0 / ((self.staleness or 0) + 1)
 
     def memory(self, minibatches_per_wave: int) -> MemoryModel:
-        """What stages keep with N minibatches per wave."""
+        """Memory model of stages for N minibatches per wave."""
         return MemoryModel(
             weights=self.weights,
             minibatches_per_wave=minibatches_per_wave,

@@ -1,19 +1,18 @@
-"""In which order do the devices of one virtual worker stand, and where is the model cut? Exact: guess well, then prove.
+"""Exact search for the order of one virtual worker's devices together with the cuts: guess well, then prove.
 
-Good plans come cheaply: from sweeps that keep few states, and from trying the neighbours of the best order so far. The
-exact sweeps then mostly prove that one tick less is impossible. From the bottom up:
+Good plans are cheap to find: by sweeps that keep few states, and by local changes of the best order so far. The exact
+sweeps then mostly prove that one tick less is impossible. From the bottom up:
 
-* `DeviceMix`: devices of one type on one node are alike; two nodes are alike if they offer the same devices and
-  swapping them changes no link. So a search has to remember how much of every node is used, where alike nodes are
-  interchangeable, and which node the pipeline is on: a `Front`. Its moves are the choices of the next device.
-* `TypeBound`: what no plan can beat, from how many devices of each type are used alone. The relaxation forgets the
-  nodes (every transfer takes the fastest link there is for the type) and that a stage must begin exactly where the
-  previous one ended (it may begin before). What is left is a small dynamic programme over counts of types. It gives
-  lower bounds, and for every search the window of cuts that are worth a look.
-* `Sweeper`: is there any plan with no stage longer than a bound? Dynamic programming over fronts, with sets of cuts as
-  values. A state is a front together with the link to the device that was chosen last; its value is the set of cuts at
-  which that device's stage may begin. The device behind a stage must be chosen before the stage's time is known, hence
-  that order. Sets are intersected with the windows of `TypeBound`, which empties most states of a tight bound.
+* `DeviceMix`: devices of one type on one node are equivalent; two nodes are equivalent if they offer the same devices
+  and swapping them changes no link. The state of a search is therefore how much of every node is used, up to swaps of
+  equivalent nodes, and the node of the last stage: a `Front`. Its moves are the choices of the next device.
+* `TypeBound`: lower bounds from the numbers of used devices of each type alone. The relaxation ignores nodes (every
+  transfer uses the fastest link of the type) and lets a stage begin before the previous one ends. The result is a small
+  dynamic programme over counts of types. It yields lower bounds and, for every search, the window of cuts to consider.
+* `Sweeper`: decides whether a plan exists with no stage longer than a bound, by dynamic programming over fronts with
+  sets of cuts as values. A state is a front with the link to the device chosen last; its value is the set of cuts at
+  which that device's stage may begin. A stage's time is known only once the next device is chosen, hence this form.
+  Sets are intersected with the windows of `TypeBound`, which empties most states of a tight bound.
 * `OrderSearch`: the bisection over bounds.
 """
 
@@ -42,29 +41,29 @@ from hetpipe.decide.planner.cuts import (
 # -- the devices, up to what makes no difference -----------------------------------------------------------------------
 
 
-#: Position of a type in `MixShape.kinds`.
+#: Index of a type in `MixShape.kinds`.
 KindIndex = NewType("KindIndex", int)
 
-#: A group of alike nodes together with how many devices of each type one of its nodes has in use.
+#: Id of a group of equivalent nodes with the number of devices of each type in use on one node of the group.
 Usage = NewType("Usage", int)
 
-#: Enough for four types with sixteen devices each.
+#: Limit on codes; sufficient for four types with sixteen devices each.
 MAX_CODES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class MixShape:
-    """Nodes by position, with what they offer and how they are linked. Equal shapes have equal optima."""
+    """Nodes by index, with their devices and links. Equal shapes have equal optima."""
 
     kinds: tuple[str, ...]
     counts: tuple[tuple[int, ...], ...]
-    """For every node, how many devices of each type are to be used; at least one in all."""
+    """Per node, the number of devices of each type to use; at least one in total."""
     links: tuple[tuple[LinkSet, ...], ...]
-    """Between every two nodes, and within one: a symmetric matrix of single links."""
+    """Links between every two nodes, and within each: a symmetric matrix of single links."""
 
 
 class Seat(NamedTuple):
-    """Where a stage runs; which of the alike devices there is left open."""
+    """Node and device type of a stage; which of the equivalent devices is left open."""
 
     node: int
     kind: KindIndex
@@ -72,14 +71,14 @@ class Seat(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Front:
-    """The devices used so far and where the pipeline is. Never changed; a `DeviceMix` makes each only once."""
+    """The devices used so far and the node of the last stage. Immutable; unique within a `DeviceMix`."""
 
     others: tuple[Usage, ...]
     """The usage of every other node, sorted."""
     current: Usage
-    """The usage of the node of the last stage; includes its device."""
+    """The usage of the node of the last stage, including its device."""
     used: int
-    """Devices used of each class of types, in the code of `DeviceMix.strides`."""
+    """Used devices of each class of types, encoded with `DeviceMix.strides`."""
 
 
 class Move(NamedTuple):
@@ -87,30 +86,30 @@ class Move(NamedTuple):
 
     kind: KindIndex
     link: LinkSet
-    """From the previous stage; empty for the first."""
+    """Link from the previous stage; empty for the first."""
     same_node: bool
     front: Front
-    """Where it leads."""
+    """The resulting front."""
 
 
 class DeviceMix:
-    """Every order of using the devices of a shape, alike ones merged."""
+    """All orders of the devices of a shape, with equivalent ones merged."""
 
     def __init__(self, shape: MixShape, *, max_codes: int = MAX_CODES) -> None:
         """Group the nodes of `shape`.
 
         Args:
-            shape: types that are next to each other are told apart last.
-            max_codes: values of `Front.used` that are told apart.
+            shape: adjacent types are the first to be merged into classes.
+            max_codes: limit on the values of `Front.used`.
         """
         self.shape = shape
-        #: Devices of each type in all.
+        #: Number of devices of each type.
         self.counts = tuple(sum(column) for column in zip(*shape.counts, strict=True))
         self.num_stages = sum(self.counts)
-        #: The types, grouped as `Front.used` counts them: one by one, unless that makes too many codes.
+        #: Classes of types as counted in `Front.used`: single types, unless that makes too many codes.
         self.classes = _classes(self.counts, max_codes)
         class_strides = _strides([sum(self.counts[kind] for kind in kinds) for kinds in self.classes])
-        #: What one device of each type adds to `Front.used`.
+        #: Increment of `Front.used` for one device of each type.
         self.strides = tuple(stride for kinds, stride in zip(self.classes, class_strides, strict=True) for _ in kinds)
         self._groups = _alike(shape)
         members = [self._groups.index(group) for group in sorted(set(self._groups))]
@@ -125,7 +124,7 @@ class DeviceMix:
         self._moves: dict[Front, tuple[Move, ...]] = {}
 
     def links_of(self, kind: KindIndex) -> LinkSet:
-        """The links over which a device of a type may have its neighbours."""
+        """Links between a device of a type and its possible neighbours."""
         found = NO_LINK
         for group, mix in enumerate(self._mixes):
             if mix[kind]:
@@ -135,7 +134,7 @@ class DeviceMix:
         return found
 
     def num_fronts(self) -> int:
-        """How many fronts there are: alike-merged uses of the nodes, times the nodes the pipeline may be on."""
+        """Number of fronts: uses of the nodes up to equivalence, times the possible nodes of the last stage."""
         sizes = Counter(self._groups)
         ways = [comb(sizes[group] + usages - 1, usages - 1) for group, usages in enumerate(self._usages)]
         return sum(
@@ -186,11 +185,11 @@ class DeviceMix:
         return found
 
     def before(self, front: Front, kind: KindIndex) -> Usage:
-        """What the current node had in use before its last device, of type `kind`, was."""
+        """Usage of the current node before its last device, of type `kind`, was chosen."""
         return Usage(front.current - self._strides[self._group(front.current)][kind])
 
     def seats(self, moves: Sequence[Move]) -> list[Seat]:
-        """Where the stages run after a sequence of moves from the beginning; of alike nodes the first goes first."""
+        """Seats of the stages after a sequence of moves from the beginning; of equivalent nodes the first is used."""
         usages = [Usage(self._offsets[group]) for group in self._groups]
         node = -1
         seats = []
@@ -215,7 +214,7 @@ class DeviceMix:
         return group
 
     def _unused(self, usage: Usage) -> tuple[tuple[KindIndex, Usage], ...]:
-        """The types of which a node has devices left, each with the usage that follows."""
+        """Types with unused devices on a node, each with the resulting usage."""
         found = self._free.get(usage)
         if found is None:
             group = self._group(usage)
@@ -229,7 +228,7 @@ class DeviceMix:
         return found
 
     def _link_between(self, group: int, other: int) -> LinkSet:
-        """The link between different nodes of two groups; none if a group has no second node."""
+        """Link between different nodes of two groups; none if a group has no second node."""
         links = self.shape.links
         for a, group_a in enumerate(self._groups):
             for b, group_b in enumerate(self._groups):
@@ -239,12 +238,12 @@ class DeviceMix:
 
 
 def _strides(counts: Sequence[int]) -> tuple[int, ...]:
-    """What one item of each kind adds to the mixed-radix code of a multiset with at most `counts` of each."""
+    """Increments, per kind of item, of the mixed-radix code of a multiset with at most `counts` of each."""
     return tuple(prod(count + 1 for count in counts[:kind]) for kind in range(len(counts)))
 
 
 def _classes(counts: Sequence[int], max_codes: int) -> tuple[tuple[KindIndex, ...], ...]:
-    """Types by themselves; where that makes too many codes, neighbours together, the rarest first."""
+    """Single types as classes; if that makes too many codes, adjacent ones are merged, the rarest first."""
     classes: list[tuple[KindIndex, ...]] = [(KindIndex(kind),) for kind in range(len(counts))]
     while True:
         sizes = [sum(counts[kind] for kind in kinds) for kinds in classes]
@@ -255,9 +254,9 @@ def _classes(counts: Sequence[int], max_codes: int) -> tuple[tuple[KindIndex, ..
 
 
 def _alike(shape: MixShape) -> list[int]:
-    """For every node the number of its group: swapping two nodes of a group changes nothing.
+    """Per node the number of its equivalence class: swapping two nodes of a class changes nothing.
 
-    Such swaps generate every permutation of a group, so it suffices to compare each node with one of each group.
+    Swaps generate every permutation of a class, so it suffices to compare each node with one of each class.
     """
     links, firsts = shape.links, list[int]()
     groups = []
@@ -280,13 +279,13 @@ def _alike(shape: MixShape) -> list[int]:
 
 
 class _Best:
-    """The best of several types' reaches."""
+    """Pointwise best of the reaches of several types."""
 
     def __init__(self, reaches: Sequence[Reach]) -> None:
         self._reaches = reaches
 
     def under(self, bound: int) -> _Best | Reach:
-        """Answers the same for `bound`."""
+        """Simplify for `bound`; cf. `Reach.under`."""
         reaches = [reach.under(bound) for reach in self._reaches]
         return reaches[0] if len(reaches) == 1 else _Best(reaches)
 
@@ -300,26 +299,26 @@ class _Best:
 
 
 class TypeBound:
-    """Best cases by the counts of used types, coded as `Front.used`."""
+    """Lower bounds by the counts of used types, encoded as in `Front.used`."""
 
     def __init__(self, mix: DeviceMix, num_layers: int, reach: Callable[[int, KindIndex], Reach]) -> None:
-        """Prepare.
+        """Prepare the relaxation.
 
         Args:
-            mix: of the devices.
-            num_layers: of the model.
+            mix: the devices.
+            num_layers: number of layers of the model.
             reach: (stage, type) → the reach over the fastest links.
         """
         self._num_layers = num_layers
         self._num_stages = mix.num_stages
-        #: For every stage and class of types.
+        #: Reach of each stage and class of types.
         self._reaches = [
             [_Best([reach(stage, kind) for kind in kinds]) for kinds in mix.classes] for stage in range(mix.num_stages)
         ]
         sizes = [sum(mix.counts[kind] for kind in kinds) for kinds in mix.classes]
         strides = [mix.strides[kinds[0]] for kinds in mix.classes]
         digits = product(*(range(size + 1) for size in reversed(sizes)))
-        #: For every code, the number of devices and the classes among them with the code without one of each.
+        #: Per code: number of devices, and its classes with the code without one device of each.
         self._parts = [
             (
                 sum(number),
@@ -333,17 +332,17 @@ class TypeBound:
         ]
 
     def feasible(self, bound: int) -> bool:
-        """Could a plan with no stage longer than `bound` ticks exist? False is a proof that none does."""
+        """False proves that no plan has all stages within `bound` ticks."""
         return self._furthest(bound, [0] * len(self._parts))[-1] >= self._num_layers
 
     def windows(self, bound: int) -> list[int]:
-        """For every code, the set of cuts at which its devices may end and the others begin; 0 for none."""
+        """Per code, the set of cuts at which its devices may end and the others begin; 0 if there are none."""
         earliest = self._earliest(bound)
         furthest = self._furthest(bound, earliest)
         return [(2 << high) - (1 << low) if low <= high else 0 for low, high in zip(earliest, furthest, strict=True)]
 
     def _furthest(self, bound: int, needed: Sequence[int]) -> list[int]:
-        """For every code, the furthest end; −1 if it is before `needed` or there is none."""
+        """Per code, the furthest end; −1 if it is before `needed` or there is none."""
         last = self._num_layers - self._num_stages
         rows = [[reach.under(bound).furthest for reach in row] for row in self._reaches]
         found = [0]
@@ -360,7 +359,7 @@ class TypeBound:
         return found
 
     def _earliest(self, bound: int) -> list[int]:
-        """For every code, the earliest cut from which the other devices may finish; num_layers + 1 if they cannot."""
+        """Per code, the earliest cut from which the other devices can finish; num_layers + 1 if they cannot."""
         none = self._num_layers + 1
         rows = [[reach.under(bound).earliest for reach in row] for row in self._reaches]
         found = [self._num_layers]
@@ -381,32 +380,32 @@ class TypeBound:
 # -- is there a plan within a bound? -----------------------------------------------------------------------------------
 
 
-#: Cuts at which the next stage may begin, by the type of its device and the link to it.
+#: (type of the next stage's device, link to it) → cuts at which that stage may begin.
 Arrivals = dict[tuple[KindIndex, LinkSet], int]
 
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """What a sweep found out about a bound."""
+    """Result of a sweep for a bound."""
 
     seats: tuple[Seat, ...] | None
-    """An order with cuts within the bound, or None if none was found."""
+    """An order that has cuts within the bound; None if none was found."""
     complete: bool
-    """No front was dropped: None is a proof."""
+    """Whether no front was dropped, so that None is a proof."""
 
 
 class Sweeper:
     """Sweeps over one mix of devices with one memory model."""
 
     def __init__(self, mix: DeviceMix, tables: ReachTables, memory: MemoryModel, num_layers: int) -> None:
-        """Prepare. `num_layers` is at least the number of devices."""
+        """Create a sweeper. `num_layers` must be at least the number of devices."""
         kinds, num_stages = mix.shape.kinds, mix.num_stages
         self._mix = mix
         self._tables = tables
         self._num_layers = num_layers
         self._loads = [[tables.load(kind, stage, num_stages, memory) for kind in kinds] for stage in range(num_stages)]
         self._reaches: list[dict[tuple[KindIndex, LinkSet, LinkSet], Reach]] = [{} for _ in range(num_stages)]
-        #: The share of the model's work before each cut.
+        #: The model's work before each cut.
         self._progress = tables.progress(kinds)
         around = [mix.links_of(KindIndex(kind)) for kind in range(len(kinds))]
 
@@ -415,21 +414,21 @@ class Sweeper:
             returning = around[kind] if stage + 1 < num_stages else NO_LINK
             return self._reach(stage, kind, arriving, returning)
 
-        #: What no plan of this mix can beat.
+        #: The relaxation of this mix.
         self.bound = TypeBound(mix, num_layers, best_case)
 
     def order(self, seats: Sequence[Seat]) -> list[Reach]:
-        """The reaches of the stages of one order."""
+        """The reaches of the stages of an order."""
         links = self._mix.shape.links
         between = [NO_LINK, *(links[a.node][b.node] for a, b in pairwise(seats)), NO_LINK]
         return [self._reach(stage, seat.kind, between[stage], between[stage + 1]) for stage, seat in enumerate(seats)]
 
     def sweep(self, bound: int, width: int | None) -> SweepResult:
-        """Is there a plan with no stage longer than `bound` ticks?
+        """Search for a plan with no stage longer than `bound` ticks.
 
         Args:
-            bound: in ticks.
-            width: how many fronts to keep per stage, the most promising ones, or None for all.
+            bound: maximum stage time, in ticks.
+            width: number of fronts to keep per stage, the most promising ones; None for all.
         """
         windows = self.bound.windows(bound)
         states: dict[Front, Arrivals] = {
@@ -451,7 +450,7 @@ class Sweeper:
     def _next(
         self, stage: int, states: dict[Front, Arrivals], windows: Sequence[int], bound: int
     ) -> dict[Front, Arrivals]:
-        """Where the stage after `stage` may begin, by front, from where `stage` may."""
+        """By front, the cuts at which the stage after `stage` may begin, given those of `stage`."""
         after: dict[Front, Arrivals] = {}
         for front, arrivals in states.items():
             window = windows[front.used]
@@ -470,7 +469,7 @@ class Sweeper:
         return after
 
     def _ends(self, stage: int, arrivals: Arrivals, returning: LinkSet, bound: int, window: int) -> int:
-        """The cuts within the window at which a stage may end if the next device is behind `returning`."""
+        """Cuts within the window at which a stage may end if the next device is connected by `returning`."""
         cuts = 0
         for (kind, arriving), firsts in arrivals.items():
             reach = self._reach(stage, kind, arriving, returning).under(bound)
@@ -480,7 +479,7 @@ class Sweeper:
         return cuts
 
     def _promise(self, front: Front, arrivals: Arrivals, windows: Sequence[int]) -> int:
-        """How much further than needed a front got: the work between the earliest useful cut and its furthest."""
+        """Heuristic value of a front: the work between the earliest useful cut and its furthest one."""
         return max(
             self._progress[cuts.bit_length() - 1] - self._progress[(window & -window).bit_length() - 1]
             for (kind, _), cuts in arrivals.items()
@@ -488,7 +487,7 @@ class Sweeper:
         )
 
     def _trace(self, history: Sequence[dict[Front, Arrivals]], bound: int) -> tuple[Seat, ...] | None:
-        """The order of a plan, from its end back through the states of all stages."""
+        """Backtrack the order of a plan from its end through the states of all stages."""
         last, after = self._num_layers, None
         moves: list[Move] = []
         for stage in reversed(range(len(history))):
@@ -510,7 +509,7 @@ class Sweeper:
     def _entry(
         self, stage: int, states: dict[Front, Arrivals], after: Move | None, bound: int, last: int
     ) -> tuple[Front, tuple[KindIndex, LinkSet], bool] | None:
-        """A state whose stage ends at `last` and from which `after` is a move, and whether that is on the same node."""
+        """A state whose stage ends at `last` and that has `after` as a move; and whether that stays on its node."""
         returning = NO_LINK if after is None else after.link
         used = None if after is None else after.front.used - self._mix.strides[after.kind]
         for front, arrivals in states.items():
@@ -542,53 +541,53 @@ class Sweeper:
 # -- the search --------------------------------------------------------------------------------------------------------
 
 
-#: A sweep of so many fronts per stage nearly always finds a plan that is close to the best.
+#: Fronts per stage with which a sweep nearly always finds a plan close to the best.
 _FIRST_WIDTH = 32
 
-#: With a width, the bisection ends when its range is the best plan's bottleneck shifted right by so many bits.
+#: With a width, the bisection ends when its range is the best bottleneck shifted right by this number of bits.
 _BEAM_PRECISION = 9
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class OrderWithCuts:
     """An order of devices with its best cuts."""
 
     seats: tuple[Seat, ...]
     ticks: int
-    """No stage takes longer; in a plan that `solve` found, one takes as long."""
+    """Upper bound on its stage times; attained in a plan found by `solve`."""
     cuts: tuple[int, ...]
-    """The last cut of every stage."""
+    """Last cut of every stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Optimum:
     """The result of a search."""
 
-    found: Found | None
-    """None if there is no plan, or none was found with a width."""
+    found: OrderWithCuts | None
+    """None if there is no plan, or none was found with a limited width."""
     lower_bound_ticks: int
-    """No plan is faster."""
+    """Proven: no plan has a smaller bottleneck."""
 
 
 class OrderSearch:
     """The search over one mix of devices with one memory model."""
 
     def __init__(self, mix: DeviceMix, tables: ReachTables, memory: MemoryModel, num_layers: int) -> None:
-        """Prepare. `num_layers` is at least the number of devices."""
+        """Create a search. `num_layers` must be at least the number of devices."""
         self._num_layers = num_layers
         self._sweeper = Sweeper(mix, tables, memory, num_layers)
         self._bound = self._sweeper.bound
-        #: No stage takes longer.
+        #: Upper bound on stage times.
         self._longest = tables.longest_ticks(mix.shape.kinds, frozenset().union(*sum(mix.shape.links, ())))
-        #: The bottleneck if work could be divided at will and transfers cost nothing.
+        #: The bottleneck if work were arbitrarily divisible and transfers were free.
         self._guess = tables.balanced_ticks(dict(zip(mix.shape.kinds, mix.counts, strict=True)))
 
     def solve(self, width: int | None, fits: Callable[[], bool]) -> Optimum:
         """The best plan; exact if `width` is None.
 
         Args:
-            width: the fronts that a sweep keeps per stage, or None for all.
-            fits: whether there is any plan at all; asked only where none turns up soon.
+            width: fronts that a sweep keeps per stage; None for all.
+            fits: whether any plan exists; called only if none is found quickly.
         """
         if not self._bound.feasible(self._longest):
             return Optimum(None, self._longest)
@@ -598,11 +597,11 @@ class OrderSearch:
             return Optimum(None, lower)
         return self._refine(self._improve(best, lower), lower, width)
 
-    def _refine(self, best: Found, lower: int, width: int | None) -> Optimum:
-        """Prove that nothing is faster, or find what is: bisection between `lower` and the best plan so far.
+    def _refine(self, best: OrderWithCuts, lower: int, width: int | None) -> Optimum:
+        """Bisect between `lower` and the best plan so far, until it is proven optimal.
 
-        Mostly the best plan is already the optimum, so the first question is for one tick less. Where fronts were
-        dropped, a sweep without a plan is no proof: the bisection goes on above it, but `lower` stays.
+        Mostly the best plan is optimal already, so one tick less is tried first. If fronts were dropped, a sweep
+        without a plan is no proof: the bisection continues above it, but `lower` stays.
         """
         floor, halve = lower, False
         while floor < best.ticks:
@@ -622,8 +621,8 @@ class OrderSearch:
                 break
         return Optimum(best, lower)
 
-    def any_plan(self, width: int | None) -> Found | None:
-        """Some plan that memory allows, if there is any, without a look at its speed. Arguments as `solve`."""
+    def any_plan(self, width: int | None) -> OrderWithCuts | None:
+        """Some plan that fits in memory, if there is one, regardless of its speed. Arguments as in `solve`."""
         if not self._bound.feasible(self._longest):
             return None
         swept = self._sweeper.sweep(self._longest, _FIRST_WIDTH)
@@ -633,10 +632,10 @@ class OrderSearch:
             return None
         cuts = cuts_within(self._sweeper.order(swept.seats), self._num_layers, self._longest)
         assert cuts is not None, "a sweep found cuts for this order"
-        return Found(swept.seats, self._longest, cuts)
+        return OrderWithCuts(swept.seats, self._longest, cuts)
 
     def _least_bound(self) -> int:
-        """A bound below which no plan exists, to one part in a thousand: gallop from a guess, then bisection."""
+        """A bound below which no plan exists, within one part in a thousand: exponential search, then bisection."""
         low, high = 0, self._longest
         middle = min(high, self._guess)
         step = (middle >> 4) + 1
@@ -654,8 +653,8 @@ class OrderSearch:
                 middle = (low + high) // 2
         return low
 
-    def _first_plan(self, lower: int, width: int | None, fits: Callable[[], bool]) -> Found | None:
-        """Any good plan: by sweeps of small width with growing bounds, then by one of full width."""
+    def _first_plan(self, lower: int, width: int | None, fits: Callable[[], bool]) -> OrderWithCuts | None:
+        """A good first plan: by sweeps of small width with growing bounds, then by one of full width."""
         bound, step = lower + (lower >> 7), (lower >> 6) + 1
         doubted = False
         while bound < self._longest:
@@ -671,13 +670,13 @@ class OrderSearch:
         some = self.any_plan(width)
         return None if some is None else self._with_cuts(some.seats, lower, self._longest)
 
-    def _with_cuts(self, seats: tuple[Seat, ...], lower: int, upper: int) -> Found:
+    def _with_cuts(self, seats: tuple[Seat, ...], lower: int, upper: int) -> OrderWithCuts:
         cuts = least_cuts(self._sweeper.order(seats), self._num_layers, lower, upper)
         assert cuts is not None, "a sweep found cuts for this order"
-        return Found(seats, cuts.ticks, cuts.cuts)
+        return OrderWithCuts(seats, cuts.ticks, cuts.cuts)
 
-    def _improve(self, best: Found, lower: int) -> Found:
-        """Climb: exchange two devices, or move one, until no such change makes the plan faster."""
+    def _improve(self, best: OrderWithCuts, lower: int) -> OrderWithCuts:
+        """Hill climbing: swap two devices, or move one, until no such change makes the plan faster."""
         pairs = list(permutations(range(len(best.seats)), 2))
         changes = [(_exchanged, i, j) for i, j in pairs if i < j] + [(_moved, i, j) for i, j in pairs if abs(i - j) > 1]
         num_failed = 0
@@ -691,7 +690,7 @@ class OrderSearch:
                 if might_pass(order, self._num_layers, best.ticks - 1):
                     cuts = least_cuts(order, self._num_layers, lower, best.ticks - 1)
                     if cuts is not None:
-                        best = Found(seats, cuts.ticks, cuts.cuts)
+                        best = OrderWithCuts(seats, cuts.ticks, cuts.cuts)
                         num_failed = 0
         return best
 

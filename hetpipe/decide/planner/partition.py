@@ -1,8 +1,7 @@
-"""Where the chain of layers is cut, and which device gets which piece. Pure.
+"""Cuts and devices of a plan without a profile. Pure.
 
-A stage costs the elements of its parameters plus those of its activations; without a profile that is the best guess of
-its share of time and memory. The cut is exact: no other cut has a cheaper dearest stage, and among the cuts with that
-dearest stage none is more even.
+A stage costs the elements of its parameters plus those of its activations, the best available estimate of its share of
+time and memory. The cut is exact: it minimises the most expensive stage and, among such cuts, the sum of squared costs.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ def layer_cost(layer: LayerReport) -> int:
 
 
 def equal_cost_cut(costs: Sequence[int], num_stages: int, forbidden: Sequence[ForbiddenPlaces] = ()) -> tuple[int, ...]:
-    """The number of consecutive layers per stage, at least one each, that minimises the dearest stage.
+    """Number of consecutive layers per stage, at least one each, that minimises the most expensive stage.
 
-    Among the cuts with the same dearest stage: the least sum of squared costs; then the longest first stages.
+    Ties are broken by the least sum of squared costs, then by the longest first stages.
 
     Args:
         costs: cost of each layer, ≥ 0.
         num_stages: 1 … len(costs).
-        forbidden: where the layers themselves cannot be cut; for the error.
+        forbidden: places within layers where the model cannot be cut; for the error.
 
     Raises:
-        PlanError: there are more stages than layers, with the reasons of what is forbidden.
+        PlanError: there are more stages than layers; lists the reasons of forbidden cuts.
 
     >>> equal_cost_cut([1, 1, 1, 3], 2)
     (3, 1)
@@ -61,21 +60,21 @@ def equal_cost_cut(costs: Sequence[int], num_stages: int, forbidden: Sequence[Fo
 
 
 def plan_job(job: Job, report: ModelReport, agents: Sequence[AgentInfo], term: Term, job_id: JobId) -> Plan:
-    """The whole plan of a job.
+    """The complete plan of a job.
 
-    Devices are handed out in the order of `agents` and, within an agent, of its devices: virtual worker by virtual
+    Devices are assigned in the order of `agents` and, within an agent, of its devices: virtual worker by virtual
     worker, stage by stage.
 
     Args:
-        job: what was asked for.
-        report: what the model is.
-        agents: the agents in order of registration, each with the devices that are free.
+        job: the job.
+        report: report on the model.
+        agents: the agents in order of registration, each with its free devices.
         term: the term of the plan.
         job_id: the job's id.
 
     Raises:
-        PlanError: more stages than layers, given layer counts that do not add up, too few devices, or a placement that
-            only the planner can make.
+        PlanError: more stages than layers, given layer counts with a wrong sum, too few devices, or a placement that
+            only the planner supports.
     """
     layers = report.layers
     devices = [(agent.agent, DeviceId(device.device)) for agent in agents for device in agent.devices]
@@ -100,7 +99,7 @@ def plan_job(job: Job, report: ModelReport, agents: Sequence[AgentInfo], term: T
     if placement is None:
         raise PlanError(
             f"parameter_servers.placement: {job.parameter_servers.placement} puts parameters on the node that computes "
-            f"them, which only the planner knows; set workers.stages: auto, or use {join_names(PLACEMENTS, 'or')}"
+            f"them, which requires the planner; set workers.stages: auto, or use {join_names(PLACEMENTS, 'or')}"
         )
     return Plan(
         job_id=job_id,
@@ -113,7 +112,7 @@ def plan_job(job: Job, report: ModelReport, agents: Sequence[AgentInfo], term: T
 
 
 def _slices(layers: Sequence[LayerReport], placement: Placement, num_shards: int) -> tuple[SlicePlan, ...]:
-    """The pieces of `placement` in elements, in chain order."""
+    """Slices of `placement` in elements, in chain order."""
     specs: dict[str, TensorSpec] = {spec.name: spec for layer in layers for spec in layer.parameters}
     parameters = [
         ParameterBytes(spec.name, layer.index, spec.num_bytes) for layer in layers for spec in layer.parameters
@@ -145,7 +144,7 @@ def _wrong_counts(vw: VirtualWorkerIndex, counts: Sequence[int], num_layers: int
 
 
 def _least_limit(costs: Sequence[int], num_stages: int) -> int:
-    """The least cost of the dearest stage over all cuts, by bisection over the answer (costs are integers)."""
+    """Minimum cost of the most expensive stage over all cuts, by bisection over the answer (costs are integers)."""
     low, high = max(costs), sum(costs)
     while low < high:
         middle = (low + high) // 2
@@ -157,7 +156,7 @@ def _least_limit(costs: Sequence[int], num_stages: int) -> int:
 
 
 def _fewest_stages(costs: Sequence[int], limit: int) -> int:
-    """Stages needed when none may cost more than `limit`, which no single layer exceeds."""
+    """Number of stages needed if none may cost more than `limit`, which no single layer exceeds."""
     num_stages, stage_cost = 1, 0
     for cost in costs:
         if stage_cost + cost > limit:
@@ -169,8 +168,8 @@ def _fewest_stages(costs: Sequence[int], limit: int) -> int:
 def _evenest_cut(costs: Sequence[int], num_stages: int, *, limit: int) -> tuple[int, ...]:
     """The cut with the least sum of squared stage costs among those whose stages cost at most `limit`.
 
-    Dynamic programming from the back: `best[start]` is the least sum for the layers from `start` on in the stages that
-    are left, with the length of the first of them.
+    Dynamic programming from the back: `best[start]` is the least sum for the layers from `start` on in the remaining
+    stages, with the length of the first of them.
     """
     num_layers = len(costs)
     best: dict[int, tuple[int, int]] = {num_layers: (0, 0)}

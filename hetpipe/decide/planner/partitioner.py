@@ -1,7 +1,7 @@
-"""Which layers on which device, in which order, so that the slowest stage is as fast as possible: for many device sets.
+"""Partitioning of the layers on many sets of devices: the cuts and orders that make the slowest stage fastest.
 
-What the calls have in common is kept, so an allocation search may ask thousands of times. Where nothing fits, `explain`
-says why, and what would.
+Tables shared by calls are cached, so an allocation search can make thousands of them. If nothing fits, `explain`
+describes the shortage and possible changes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import pairwise
 from hetpipe.decide.planner.borders import forbidden_cuts, too_few_cuts
 from hetpipe.decide.planner.costs import Costs, MemoryModel
 from hetpipe.decide.planner.cuts import LinkSet, ReachTables, Recompute
-from hetpipe.decide.planner.orders import DeviceMix, Found, KindIndex, MixShape, Optimum, OrderSearch, Seat
+from hetpipe.decide.planner.orders import DeviceMix, KindIndex, MixShape, Optimum, OrderSearch, OrderWithCuts, Seat
 from hetpipe.decide.planner.waves import choices
 from hetpipe.errors import PlanError
 from hetpipe.values.cluster import node_of
@@ -23,10 +23,10 @@ from hetpipe.values.ids import DeviceId
 from hetpipe.values.policies import LEAST_MEMORY
 from hetpipe.values.suggest import did_you_mean, join_names
 
-#: Beyond this many states a search keeps only the most promising ones …
+#: Number of states beyond which a search keeps only the most promising ones …
 MAX_STATES = 20_000_000
 
-#: … this many device sets per stage.
+#: … and the number of device sets it then keeps per stage.
 BEAM_WIDTH = 256
 
 
@@ -41,9 +41,9 @@ class StageCut:
     last: int
     recompute: bool
     ticks: int
-    """The stage time: compute, with recomputation if chosen, and the transfers that count as the stage's."""
+    """The stage time: compute, including chosen recomputation, and the transfers that count towards the stage."""
     receive_ticks: int
-    """The transfers among `ticks`."""
+    """The transfers within `ticks`."""
     memory_bytes: int
 
 
@@ -53,7 +53,7 @@ class Partition:
 
     stages: tuple[StageCut, ...]
     num_states: int
-    """The size of the search space: layers × merged uses of the nodes × nodes the pipeline may be on."""
+    """Size of the search space: layers × merged uses of the nodes × possible nodes of the last stage."""
     lower_bound_ticks: int
     """Proven: no partition of these devices has a smaller bottleneck."""
 
@@ -64,25 +64,25 @@ class Partition:
 
     @property
     def gap(self) -> float:
-        """How far the bottleneck may be above the best possible, relative to the latter; 0.0 when exact."""
+        """Upper bound on the relative distance of the bottleneck from the optimum; 0.0 if exact."""
         excess = self.bottleneck_ticks - self.lower_bound_ticks
         return excess / max(1, self.lower_bound_ticks)
 
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """The devices of a call as a shape, and who is who in it."""
+    """The devices of a call as a shape, with their assignment to it."""
 
     shape: MixShape
     devices: Mapping[Seat, Sequence[DeviceId]]
-    """The devices that are alike, in the order of the cluster."""
+    """Equivalent devices of each seat, in the order of the cluster."""
 
 
 class Partitioner:
     """Partitions of one profile on one cluster.
 
-    Keeps tables of reaches, and the result for every shape of devices (the types on each node and the links among
-    them) and memory model: a set of devices that is like an earlier one costs next to nothing.
+    Caches tables of reaches, and the result for every memory model and shape of devices (the types on each node and the
+    links among them): a set of devices equivalent to an earlier one costs next to nothing.
     """
 
     def __init__(
@@ -93,17 +93,16 @@ class Partitioner:
         max_states: int = MAX_STATES,
         beam_width: int = BEAM_WIDTH,
     ) -> None:
-        """Prepare.
+        """Create a partitioner.
 
         Args:
             costs: the profile on the cluster.
             recompute: `on` or `off` for every stage; `auto`: a stage recomputes only if it would not fit otherwise.
-            max_states: answers are exact up to a search space of so many states (`Partition.num_states`). Above it,
-                only the most promising states are kept; `Partition.gap` then says how much better another partition
-                could be at most.
-            beam_width: beyond `max_states`, the sets of used devices that are kept per stage.
+            max_states: results are exact up to this size of the search space (`Partition.num_states`). Beyond it, only
+                the most promising states are kept; `Partition.gap` bounds the distance from the optimum.
+            beam_width: beyond `max_states`, the number of sets of used devices kept per stage.
         """
-        #: As given.
+        #: The profile on the cluster.
         self.costs = costs
         self.recompute: Recompute = recompute
         self._max_states = max_states
@@ -111,7 +110,7 @@ class Partitioner:
         self._tables = ReachTables(costs, recompute)
         self._mixes: dict[MixShape, DeviceMix] = {}
         self._optima: dict[tuple[MixShape, MemoryModel], Optimum] = {}
-        self._fits: dict[tuple[MixShape, MemoryModel], Found | None] = {}
+        self._fits: dict[tuple[MixShape, MemoryModel], OrderWithCuts | None] = {}
         self._kinds = costs.cluster.devices
         self._positions = {device: position for position, device in enumerate(self._kinds)}
         self._links: dict[tuple[str, str], LinkSet] = {}
@@ -119,20 +118,20 @@ class Partitioner:
     def find(self, devices: Sequence[DeviceId], memory: MemoryModel) -> Partition | None:
         """The partition with the smallest largest stage time over all cuts and all orders of the devices.
 
-        Every device gets at least one layer and no more than it has memory for. The result is a function of the set of
-        devices: however they are ordered in the call, they are taken in the order of the cluster, and of several best
-        partitions the same one is found every time. For the order of devices that it found, stages end as late as the
-        bottleneck allows, from the last cut to the first.
+        Every device gets at least one layer, and no more than fit in its memory. The result is a function of the set of
+        devices, which are processed in the order of the cluster; ties between best partitions are broken
+        deterministically. For the order found, stages end as late as the bottleneck allows, from the last cut to the
+        first.
 
         Args:
-            devices: each once.
-            memory: the weight policy, N, optimizer and reserve.
+            devices: the devices, each once.
+            memory: memory model of stages: weight policy, N, optimizer and reserve.
 
         Returns:
-            None where nothing fits, or, beyond `max_states`, nothing was found that does.
+            None if nothing fits or, beyond `max_states`, nothing that fits was found.
 
         Raises:
-            PlanError: a device is unknown, named twice, or of a type without times.
+            PlanError: a device is unknown, duplicate, or of a type without times.
         """
         given = self._given(devices)
         if len(devices) > self.costs.max_stages:
@@ -148,21 +147,21 @@ class Partitioner:
         return Partition(stages, self._num_states(mix), optimum.lower_bound_ticks)
 
     def fits(self, devices: Sequence[DeviceId], memory: MemoryModel) -> bool:
-        """Has `find` an answer? Faster than finding the best one; may wrongly deny it where not `decides_fit`."""
+        """Whether `find` has a result; faster than `find`. False negatives are possible unless `decides_fit`."""
         return self._any_fit(self._regardless_of_nodes(devices), memory) is not None
 
     def any_fit(self, devices: Sequence[DeviceId], memory: MemoryModel) -> tuple[StageCut, ...] | None:
-        """The stages of some partition, not of the best one; None where it does not `fits`."""
+        """The stages of some partition that fits, not necessarily the best; None unless `fits`."""
         given = self._regardless_of_nodes(devices)
         found = self._any_fit(given, memory)
         return None if found is None else tuple(self._stages(given, found, memory))
 
     def decides_fit(self, devices: Sequence[DeviceId]) -> bool:
-        """Is the search of `fits` within `max_states`?"""
+        """Whether the search of `fits` is exact, that is within `max_states`."""
         return self._width(self._mix(self._regardless_of_nodes(devices).shape)) is None
 
     def _regardless_of_nodes(self, devices: Sequence[DeviceId]) -> _Given:
-        """As if the devices were all on one node: whether something fits depends on their types alone."""
+        """The devices as if on one node: whether something fits depends on their types alone."""
         given = self._given(devices)
         totals = tuple(sum(column) for column in zip(*given.shape.counts, strict=True))
         alike: dict[Seat, list[DeviceId]] = {}
@@ -172,7 +171,7 @@ class Partitioner:
             MixShape(given.shape.kinds, (totals,), ((self._tables.link(self.costs.cluster.links.intra_node),),)), alike
         )
 
-    def _any_fit(self, given: _Given, memory: MemoryModel) -> Found | None:
+    def _any_fit(self, given: _Given, memory: MemoryModel) -> OrderWithCuts | None:
         key = (given.shape, memory)
         if key not in self._fits:
             mix = self._mix(given.shape)
@@ -228,8 +227,8 @@ class Partitioner:
             found = self._links[node, other] = self._tables.link(self.costs.cluster.link(node, other))
         return found
 
-    def _stages(self, given: _Given, found: Found, memory: MemoryModel) -> Iterator[StageCut]:
-        """What the search found, with names, and every figure by the definitions in `costs`."""
+    def _stages(self, given: _Given, found: OrderWithCuts, memory: MemoryModel) -> Iterator[StageCut]:
+        """The stages found, with device names and figures as defined in `costs`."""
         left = {seat: iter(devices) for seat, devices in given.devices.items()}
         devices = [next(left[seat]) for seat in found.seats]
         link = self.costs.cluster.link
@@ -258,14 +257,14 @@ _MOST_LISTED = 8
 
 
 def explain(partitioner: Partitioner, devices: Sequence[DeviceId], memory: MemoryModel) -> str:
-    """Which layer or stage misses how many bytes on which device, and the changes that would help.
+    """Description of the memory shortage (layer or stage, device, bytes) and of changes that would help.
 
-    What is missing is the least: of all cuts and orders, those that exceed a device's memory by the fewest bytes.
+    The shortage is minimal: over all cuts and orders, the smallest excess over a device's memory.
 
     Args:
-        partitioner: whose `find` has no answer for the other arguments.
-        devices: of the virtual worker.
-        memory: what the stages keep.
+        partitioner: a partitioner whose `find` returns None for the other arguments.
+        devices: devices of the virtual worker.
+        memory: memory model of its stages.
     """
     if len(devices) > partitioner.costs.max_stages:
         costs = partitioner.costs
@@ -282,7 +281,7 @@ def explain(partitioner: Partitioner, devices: Sequence[DeviceId], memory: Memor
         "no cuts and no order of" if partitioner.decides_fit(devices) else "none of the most promising partitions on"
     )
     return (
-        f"{tried} {_listed(devices)} fit; at best {_named(partitioner, index, fullest)} misses {shortage_bytes} "
+        f"{tried} {_listed(devices)} fit; at best {_named(partitioner, index, fullest)} lacks {shortage_bytes} "
         f"bytes on {fullest.device} (type {fullest.kind}, {capacities[fullest.kind]} bytes); {join_names(changes)}"
     )
 
@@ -299,12 +298,12 @@ def _named(partitioner: Partitioner, index: int, stage: StageCut) -> str:
 
 
 def _with_more(memory: MemoryModel, extra_bytes: int) -> MemoryModel:
-    """As if every device had `extra_bytes` more."""
+    """The model for devices with `extra_bytes` more memory."""
     return replace(memory, reserve_bytes=memory.reserve_bytes - extra_bytes)
 
 
 def _shortage_bytes(partitioner: Partitioner, devices: Sequence[DeviceId], memory: MemoryModel) -> int:
-    """The fewest bytes with which, added to every device, something fits."""
+    """The least number of bytes that must be added to every device for something to fit."""
     costs, num_stages = partitioner.costs, len(devices)
     enough = max(
         costs.stage_bytes(0, costs.num_layers, stage=stage, num_stages=num_stages, memory=memory)
@@ -315,7 +314,7 @@ def _shortage_bytes(partitioner: Partitioner, devices: Sequence[DeviceId], memor
 
 
 def _changes(partitioner: Partitioner, devices: Sequence[DeviceId], memory: MemoryModel) -> Iterator[str]:
-    """Changes of one thing each with which something fits, the cheapest for training first."""
+    """Single changes with which something fits, the least costly for training first."""
 
     def misfit(changed: MemoryModel) -> bool:
         return not partitioner.fits(devices, changed)
@@ -342,5 +341,5 @@ def _changes(partitioner: Partitioner, devices: Sequence[DeviceId], memory: Memo
 
 
 def _first(values: range, holds: Callable[[int], bool]) -> int:
-    """How many leading `values` there are before `holds` begins to, and then stays, true."""
+    """Number of leading `values` for which the monotonic predicate `holds` is false."""
     return bisect_left(values, True, key=holds)  # noqa: FBT003 - the value looked for

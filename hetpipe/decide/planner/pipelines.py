@@ -1,17 +1,17 @@
-"""Which pipelines can these devices form? The partitions of one virtual worker that searches over allocations consider.
+"""The pipelines that a virtual worker's devices can form: the partitions considered by searches over allocations.
 
 With N ≥ K (and no `flush`) the rate of a pipeline is 1 over its largest stage time, so the min-max partition is the
-fastest. With fewer minibatches in flight, and under `flush`, the sum of all stage times counts too; and where a network
-card holds the job back, so do the bytes that cross. So:
+fastest. With fewer minibatches in flight, and under `flush`, the sum of all stage times matters as well; and if a
+network card is the bottleneck, so do the bytes that cross nodes. Therefore:
 
-* up to `LISTED` ways to cut and order, all of them are considered (`every_partition`): exact, whatever the objective;
-* beyond, the min-max partition alone: the fastest with N ≥ K; with less the fastest is at most K/N times as fast,
-  under `flush` at most 1 + (K − 1)/N times.
+* up to `LISTED` combinations of cuts and orders, all are considered (`every_partition`): exact for any objective;
+* beyond that, only the min-max partition: the fastest with N ≥ K; with smaller N the fastest is at most K/N times as
+  fast, under `flush` at most 1 + (K − 1)/N times.
 
-What is considered depends on the virtual worker's devices only, never on the rest of the cluster. Two sets of devices
-are the same to a planner when their *shapes* are. A shape says which types stand together on a node, and nothing of
-which node it is, unless a link of that node has figures of its own. Every search works on shapes and puts device names
-back at the end, so that a thousand devices of four types cost little more than sixteen.
+The pipelines considered depend on the virtual worker's devices only, never on the rest of the cluster. Two sets of
+devices are equivalent for planning if their *shapes* are equal. A shape contains the types that share a node, but not
+the node's identity, unless a link of that node has its own figures. Every search works on shapes and maps back to
+device names at the end, so that a thousand devices of four types cost little more than sixteen.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from hetpipe.values.ids import DeviceId
 # -- when are two sets of devices the same? ----------------------------------------------------------------------------
 
 
-#: Per node, in canonical order: its name where its links are special (else empty), and the types used on it, sorted.
+#: Per node, in canonical order: its name if its links are special (else empty), and the types used on it, sorted.
 Shape = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 class Shapes:
-    """Finds shapes in one cluster."""
+    """Computes shapes in one cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
-        """Prepare.
+        """Index the cluster.
 
         Args:
             cluster: the devices and links.
@@ -51,7 +51,7 @@ class Shapes:
         self._node_rank = {node.name: rank for rank, node in enumerate(cluster.nodes)}
 
     def shape_of(self, devices: Iterable[DeviceId]) -> tuple[Shape, tuple[DeviceId, ...]]:
-        """The shape, and the devices in its order: node by node, in each by type, otherwise as the cluster has them."""
+        """The shape, and the devices in its order: by node, within a node by type, otherwise as in the cluster."""
         by_node: dict[str, list[DeviceId]] = {}
         for device in devices:
             by_node.setdefault(node_of(device), []).append(device)
@@ -70,11 +70,11 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """One virtual worker: its stages, first to last, and what they make of each other."""
+    """One virtual worker: its stages, first to last, and their combined rate."""
 
     stages: tuple[StageCut, ...]
     minibatches_per_tick: float
-    """By the closed form."""
+    """Closed-form rate."""
 
     @property
     def bottleneck_ticks(self) -> int:
@@ -88,7 +88,7 @@ def pipeline(stages: Sequence[StageCut], memory: MemoryModel) -> Pipeline:
 
 
 def num_partitions(shape: Shape, max_stages: int) -> int:
-    """How many ways there are, ignoring memory: orders that differ in types and nodes, times choices of cuts."""
+    """Number of partitions, ignoring memory: orders that differ in types and nodes, times choices of cuts."""
     num_devices = sum(len(kinds) for _, kinds in shape)
     if num_devices > max_stages:
         return 0
@@ -102,9 +102,9 @@ def num_partitions(shape: Shape, max_stages: int) -> int:
 def every_partition(
     costs: Costs, devices: Sequence[DeviceId], memory: MemoryModel, recompute: Recompute
 ) -> Iterator[Pipeline]:
-    """Every partition that fits in memory, in a fixed order; all devices are used.
+    """Yield every partition that fits in memory, in a fixed order; all devices are used.
 
-    A stage recomputes only if it must (`auto`), always (`on`) or never (`off`).
+    A stage recomputes only if necessary (`auto`), always (`on`) or never (`off`).
     """
     if len(devices) > costs.max_stages:
         return
@@ -125,7 +125,7 @@ def every_partition(
 
 
 class _Stages:
-    """Stages by position, device, layers and links; most are met many times."""
+    """Cache of stages by position, device, layers and links; most are requested many times."""
 
     def __init__(self, costs: Costs, memory: MemoryModel, recompute: Recompute, num_stages: int) -> None:
         self._costs, self._memory, self._num_stages = costs, memory, num_stages
@@ -136,7 +136,7 @@ class _Stages:
     def cut(
         self, stage: int, device: DeviceId, first: int, last: int, links: tuple[LinkSpec | None, LinkSpec | None]
     ) -> StageCut | None:
-        """The stage, or None where it does not fit."""
+        """The stage; None if it does not fit."""
         key = (stage, device, first, last, links)
         if key not in self._known:
             self._known[key] = self._make(stage, device, first, last, links)
@@ -158,7 +158,7 @@ class _Stages:
 
 
 def _orders(devices: Sequence[DeviceId], types: dict[DeviceId, str]) -> Iterator[list[DeviceId]]:
-    """Orders that differ in types and nodes; among interchangeable devices the one given first goes first."""
+    """Orders that differ in types and nodes; interchangeable devices keep the given order."""
     by_class: dict[tuple[str, str], list[DeviceId]] = {}
     for device in devices:
         by_class.setdefault((types[device], node_of(device)), []).append(device)
@@ -181,22 +181,22 @@ def _orders(devices: Sequence[DeviceId], types: dict[DeviceId, str]) -> Iterator
 # -- those to consider -------------------------------------------------------------------------------------------------
 
 
-#: Most partitions that are looked at one by one.
+#: Limit on partitions for enumeration.
 LISTED = 1_000
 
-#: Virtual workers whose fastest pipeline is kept by name: some N of a large cluster.
+#: Cache size for fastest pipelines by device names: some values of N on a large cluster.
 _REMEMBERED = 8_192
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """The pipelines of one shape for one N, in the names of the devices that were asked about first."""
+class _ShapePipelines:
+    """The pipelines of one shape for one N, on the devices of the first request."""
 
     devices: tuple[DeviceId, ...]
     pipelines: tuple[Pipeline, ...]
 
     def of(self, devices: tuple[DeviceId, ...]) -> tuple[Pipeline, ...]:
-        """The same on the devices of another virtual worker of this shape."""
+        """The same pipelines on the devices of another virtual worker of this shape."""
         if devices == self.devices:
             return self.pipelines
         names = dict(zip(self.devices, devices, strict=True))
@@ -207,16 +207,16 @@ class _Known:
 
 
 class Pipelines:
-    """Finds pipelines and remembers them by shape."""
+    """Finds pipelines; cached by shape."""
 
     def __init__(
         self, costs: Costs, memory_at: Callable[[int], MemoryModel], recompute: Recompute, partitioner: Partitioner
     ) -> None:
-        """Prepare.
+        """Create an empty cache.
 
         Args:
             costs: the profile on the cluster.
-            memory_at: N → what stages keep.
+            memory_at: N → memory model of stages.
             recompute: whether stages may recompute.
             partitioner: finds min-max partitions, with the same `recompute`.
         """
@@ -225,10 +225,10 @@ class Pipelines:
         self._recompute: Recompute = recompute
         self._partitioner = partitioner
         self._shapes = Shapes(costs.cluster)
-        self._min_max: dict[tuple[Shape, int], _Known] = {}
-        self._listed: dict[tuple[Shape, int], _Known] = {}
+        self._min_max: dict[tuple[Shape, int], _ShapePipelines] = {}
+        self._listed: dict[tuple[Shape, int], _ShapePipelines] = {}
         self._num: dict[Shape, int] = {}
-        #: Every placement asks for the same devices again.
+        #: Different placements request the same devices.
         self._fastest_of = lru_cache(maxsize=_REMEMBERED)(self._fastest)
 
     def fastest(self, devices: Sequence[DeviceId], minibatches_per_wave: int) -> Pipeline | None:
@@ -236,27 +236,27 @@ class Pipelines:
         return self._fastest_of(tuple(devices), minibatches_per_wave)
 
     def rate(self, devices: Sequence[DeviceId], minibatches_per_wave: int) -> float:
-        """Minibatches per tick of the fastest; 0 if none fits in memory."""
+        """Minibatches per tick of the fastest pipeline; 0 if none fits in memory."""
         known, _ = self._know_fastest(devices, minibatches_per_wave)
         return known.pipelines[0].minibatches_per_tick if known.pipelines else 0.0
 
     def min_max_rate(self, devices: Sequence[DeviceId], minibatches_per_wave: int) -> float:
-        """Minibatches per tick of the min-max partition: at most those of the fastest, and quicker to find."""
+        """Minibatches per tick of the min-max partition: at most that of the fastest, and quicker to find."""
         known, _ = self._know_min_max(devices, minibatches_per_wave)
         return known.pipelines[0].minibatches_per_tick if known.pipelines else 0.0
 
     def several(self, devices: Sequence[DeviceId], minibatches_per_wave: int) -> tuple[Pipeline, ...]:
-        """All considered pipelines, fastest first; of equals the one with the smallest largest stage time first."""
+        """All considered pipelines, fastest first; ties are ordered by the largest stage time, smallest first."""
         known, ordered = self._know_several(devices, minibatches_per_wave)
         return known.of(ordered)
 
     def shortest(self, devices: Sequence[DeviceId], minibatches_per_wave: int, rate: float) -> Pipeline:
-        """Of `several` with at least `rate` minibatches per tick the first one with the smallest largest stage time.
+        """The first of `several` with the smallest largest stage time and at least `rate` minibatches per tick.
 
         Args:
-            devices: of a virtual worker that fits in memory.
+            devices: devices of a virtual worker that fits in memory.
             minibatches_per_wave: N.
-            rate: at most that of the fastest.
+            rate: at most the rate of the fastest.
         """
         known, ordered = self._know_fastest(devices, minibatches_per_wave)
         enough = takewhile(lambda one: one.minibatches_per_tick >= rate, known.pipelines)
@@ -264,11 +264,11 @@ class Pipelines:
         return replace(known, pipelines=(best,)).of(ordered)[0]
 
     def num_several(self, devices: Sequence[DeviceId]) -> int:
-        """How many `several` returns at most."""
+        """Upper bound on the length of `several`."""
         return self._num_several(self._shapes.shape_of(devices)[0])
 
     def fits(self, devices: Sequence[DeviceId], minibatches_per_wave: int) -> bool:
-        """Is there any?"""
+        """Whether any pipeline fits in memory."""
         return self._partitioner.fits(devices, self._memory_at(minibatches_per_wave))
 
     def _fastest(self, devices: tuple[DeviceId, ...], minibatches_per_wave: int) -> Pipeline | None:
@@ -277,20 +277,20 @@ class Pipelines:
 
     def _know_fastest(
         self, devices: Sequence[DeviceId], minibatches_per_wave: int
-    ) -> tuple[_Known, tuple[DeviceId, ...]]:
+    ) -> tuple[_ShapePipelines, tuple[DeviceId, ...]]:
         full = minibatches_per_wave >= len(devices) and not self._memory_at(minibatches_per_wave).policy.drains
         return (self._know_min_max if full else self._know_several)(devices, minibatches_per_wave)
 
     def _know_min_max(
         self, devices: Sequence[DeviceId], minibatches_per_wave: int
-    ) -> tuple[_Known, tuple[DeviceId, ...]]:
+    ) -> tuple[_ShapePipelines, tuple[DeviceId, ...]]:
         shape, ordered = self._shapes.shape_of(devices)
         known = self._min_max.get((shape, minibatches_per_wave))
         if known is None:
             known = self._min_max[shape, minibatches_per_wave] = self._find(ordered, minibatches_per_wave)
         return known, ordered
 
-    def _find(self, devices: tuple[DeviceId, ...], minibatches_per_wave: int) -> _Known:
+    def _find(self, devices: tuple[DeviceId, ...], minibatches_per_wave: int) -> _ShapePipelines:
         """A larger N leaves less memory, so the partition for N = 1 is the best for every N with which it fits."""
         memory = self._memory_at(minibatches_per_wave)
         if minibatches_per_wave > 1:
@@ -299,9 +299,9 @@ class Pipelines:
                 return least
             again = self._with(least.pipelines[0].stages, memory)
             if again is not None:
-                return _Known(least.devices, (again,))
+                return _ShapePipelines(least.devices, (again,))
         found = self._partitioner.find(devices, memory)
-        return _Known(devices, (pipeline(found.stages, memory),) if found is not None else ())
+        return _ShapePipelines(devices, (pipeline(found.stages, memory),) if found is not None else ())
 
     def _with(self, stages: Sequence[StageCut], memory: MemoryModel) -> Pipeline | None:
         """The same cuts with another N; None if they do not fit."""
@@ -322,7 +322,7 @@ class Pipelines:
 
     def _know_several(
         self, devices: Sequence[DeviceId], minibatches_per_wave: int
-    ) -> tuple[_Known, tuple[DeviceId, ...]]:
+    ) -> tuple[_ShapePipelines, tuple[DeviceId, ...]]:
         shape, ordered = self._shapes.shape_of(devices)
         if self._num_several(shape) == 1:
             return self._know_min_max(devices, minibatches_per_wave)
@@ -331,7 +331,7 @@ class Pipelines:
             memory = self._memory_at(minibatches_per_wave)
             found = every_partition(self._costs, ordered, memory, self._recompute)
             in_order = sorted(found, key=lambda one: (-one.minibatches_per_tick, one.bottleneck_ticks))
-            known = self._listed[shape, minibatches_per_wave] = _Known(ordered, tuple(in_order))
+            known = self._listed[shape, minibatches_per_wave] = _ShapePipelines(ordered, tuple(in_order))
         return known, ordered
 
     def _num_several(self, shape: Shape) -> int:

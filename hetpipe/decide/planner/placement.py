@@ -1,14 +1,14 @@
-"""Which bytes of which parameter lie on which shard: the one definition, for planner, simulator and runs. Pure.
+"""Placement of parameter bytes on shards: the single definition for planner, simulator and runs. Pure.
 
-A parameter is known by its name, its layer and its size. Three answers, each a list of pieces:
+A parameter is described by its name, layer and size. A placement is a list of pieces; there are three:
 
 * `balanced`, the default: equally many bytes on every shard, as whole parameters and a few large pieces;
-* `round_robin`: layer after layer in turn, as in the paper (§8.1); nothing is cut;
+* `round_robin`: layers in turn, as in the paper (§8.1); parameters are not split;
 * `ed_local`: each layer on a shard of the node that computes it (the paper's ED-local), so that no parameter byte
   crosses nodes. It depends on the virtual workers; the other two do not.
 
-Where the parameters are read from, and what is made of the pieces: `decide.planner.shard_bytes` for a profile,
-`decide.planner.partition` for the model of a run.
+The parameters come from a profile (`decide.planner.shard_bytes`) or from the model of a run
+(`decide.planner.partition`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from hetpipe.values.ids import DeviceId
 from hetpipe.values.policies import PlacementName
 from hetpipe.values.suggest import join_names
 
-#: A shard may hold more than an equal share by this part of it (1/20), and by so many bytes in any case: what fits
-#: into that is not worth a cut. A message of 64 KiB takes 0.05 ms at 10 Gbit/s, less than the call that carries it.
+#: A shard may exceed an equal share by this fraction (1/20), and by this many bytes in any case: less is not worth a
+#: cut. A message of 64 KiB takes 0.05 ms at 10 Gbit/s, less than the call that carries it.
 _TOLERANCE_DIVISOR = 20
 _TOLERANCE_BYTES = 64 * 1024
 
-#: Cuts fall on multiples of it, counted from the beginning of the parameter: between elements of every dtype.
+#: Alignment of cuts, relative to the start of the parameter: falls between elements of every dtype.
 _CUT_BYTES = 4096
 
 
 class Span(Protocol):
-    """Consecutive layers [first, last) on a device; what placement and traffic need of a stage."""
+    """Consecutive layers [first, last) on a device; the part of a stage that placement and traffic depend on."""
 
     @property
     def device(self) -> DeviceId: ...  # noqa: D102
@@ -48,7 +48,7 @@ class Span(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ParameterBytes:
-    """A parameter, or all those of a layer together."""
+    """A parameter, or all parameters of a layer together."""
 
     name: str
     layer: int
@@ -67,12 +67,12 @@ class Piece:
 
 
 #: Parameters in chain order, and the number of shards → their pieces: parameters in the same order, the pieces of each
-#: in ascending order without a gap. A parameter without bytes has one piece without bytes.
+#: ascending and contiguous. An empty parameter has one empty piece.
 Placement = Callable[[Sequence[ParameterBytes], int], list[Piece]]
 
 
 def fullest_allowed(total_bytes: int, num_shards: int) -> int:
-    """The most bytes that `balanced` puts on one shard: 1.05 of an equal share, or 64 KiB more than it if that is more.
+    """Maximum bytes that `balanced` puts on one shard: 1.05 of an equal share, or 64 KiB more than it if that is more.
 
     >>> fullest_allowed(200_000_000, 2), fullest_allowed(2_000, 2)
     (105000000, 66536)
@@ -82,15 +82,15 @@ def fullest_allowed(total_bytes: int, num_shards: int) -> int:
 
 
 def balanced(parameters: Sequence[ParameterBytes], num_shards: int) -> list[Piece]:
-    """Largest first, each to the shard with the fewest bytes so far; cut where the shard would be too full.
+    """Largest first, each on the shard with the fewest bytes so far; split if the shard would exceed its limit.
 
-    Too full is a shard above `fullest_allowed`. It then gets of the parameter what makes an equal share, rounded up to
-    4 KiB; the rest goes on to the shard that has the fewest bytes then. Among equals the first parameter and the first
-    shard are taken.
+    The limit is `fullest_allowed`. A shard that would exceed it gets the part of the parameter that fills it to an
+    equal share, rounded up to 4 KiB; the rest goes to the shard with the fewest bytes at that point. Ties are broken in
+    favour of the first parameter and the first shard.
 
-    So no shard is above `fullest_allowed`; all parameters together have fewer than `num_shards` cuts; no piece of a cut
-    parameter is smaller than 64 KiB / `num_shards`; and nothing is cut where largest first does without, in particular
-    no model of up to 128 KiB on two shards.
+    Guarantees: no shard exceeds `fullest_allowed`; all parameters together have fewer than `num_shards` cuts; no piece
+    of a split parameter is smaller than 64 KiB / `num_shards`; and nothing is split if largest first succeeds without,
+    in particular no model of up to 128 KiB on two shards.
 
     >>> [(p.name, p.shard) for p in balanced([ParameterBytes(n, 0, b) for n, b in (("w", 90), ("b", 10))], 2)]
     [('w', 0), ('b', 1)]
@@ -117,7 +117,7 @@ def balanced(parameters: Sequence[ParameterBytes], num_shards: int) -> list[Piec
 
 
 def round_robin(parameters: Sequence[ParameterBytes], num_shards: int) -> list[Piece]:
-    """Deal the layers that have parameters out in chain order; the parameters of a layer stay together.
+    """Layers with parameters in turn, in chain order; the parameters of a layer stay together.
 
     >>> [p.shard for p in round_robin([ParameterBytes(n, n // 2, 4) for n in range(6)], 2)]
     [0, 0, 1, 1, 0, 0]
@@ -127,7 +127,7 @@ def round_robin(parameters: Sequence[ParameterBytes], num_shards: int) -> list[P
     return [_whole(parameter, shard_of.get(parameter.layer, 0)) for parameter in parameters]
 
 
-#: The answers that need nothing but sizes.
+#: Placements that depend on sizes only.
 PLACEMENTS: Mapping[PlacementName, Placement] = {"balanced": balanced, "round_robin": round_robin}
 
 
@@ -137,12 +137,12 @@ def ed_local(
     """Each parameter, whole, on the first shard of the node that computes its layer.
 
     Args:
-        parameters: in chain order.
+        parameters: parameters in chain order.
         shards: the node of each shard.
         workers: the stages of each virtual worker.
 
     Raises:
-        PlanError: virtual workers do not agree on which node computes a layer, or a node has no shard.
+        PlanError: virtual workers compute a layer on different nodes, or a node has no shard.
     """
     node_of_layer: dict[int, str] = {}
     for index, stages in enumerate(workers):

@@ -1,15 +1,17 @@
-"""Which plan is the fastest? Candidates by closed form, ranked by simulation.
+"""Ranking of plans: candidates by closed form, compared by simulation.
 
-A closed form is a bound: it says what cannot be fast, not what is. So it only chooses what is simulated:
+A closed form is a bound: it excludes slow plans, but does not predict speed. It is therefore only used to select what
+is simulated:
 
-1. Groupings of an allocation; `auto` has those of all allocations, of each of them on fewer nodes and fewer types, and
-   what its own search finds. So whatever a smaller cluster does is a candidate of the larger one as well.
-2. Each under each placement (`PLACEMENTS`, or the one that was asked for), with the N of a few that the closed form
-   says to be enough, and larger ones as far as memory allows.
-3. The most promising are simulated for a short time, as many as `_COMPUTATIONS` allows; the best of these, and the
-   allocations by name, for as long as a prediction takes.
+1. Groupings of an allocation; `auto` includes those of all allocations, of each of them on fewer nodes and fewer types,
+   and those of its own search. Whatever a smaller cluster achieves is thus a candidate of the larger one as well.
+2. Each under each placement (`PLACEMENTS`, or the requested one), with the smallest of a few N that the closed form
+   considers sufficient, and larger ones as memory allows.
+3. The most promising ones are simulated briefly, as many as `_COMPUTATIONS` allows; the best of these, and the
+   allocations by name, for the full length of a prediction.
 
-Of plans within 2 % of the fastest the one with the smallest D wins, then with the smallest N: staleness costs accuracy.
+Of plans within 2 % of the fastest the one with the smallest D is chosen, then with the smallest N: staleness costs
+accuracy.
 """
 
 from __future__ import annotations
@@ -31,56 +33,56 @@ from hetpipe.values.ids import DeviceId
 from hetpipe.values.plan_document import Predicted
 from hetpipe.values.policies import PlacementName
 
-#: Tried where nobody asks for a placement.
+#: Placements to try if none is requested.
 PLACEMENTS: tuple[PlacementName, ...] = get_args(PlacementName)
 
-#: Rates within this factor are alike: then the smaller D wins, and then the smaller N.
+#: Factor within which rates count as equal: then the smaller D is preferred, and then the smaller N.
 ALIKE = 1.02
 
-#: Waves of a short simulation, and for each wave that virtual workers may get ahead.
+#: Waves of a brief simulation, and additional waves per wave of lead that virtual workers may build up.
 _SHORT_WAVES, _SHORT_WAVES_PER_LEAD = 12, 6
 
-#: Forwards and backwards that the short simulations of one ranking may take together, and how many there are at most.
+#: Limits on the forwards and backwards of all brief simulations of one ranking, and on their number.
 _COMPUTATIONS, _MOST_SIMULATED = 200_000, 40
 
-#: What is not simulated for the closed form says so clearly: this much below the best simulation. Its stage times count
-#: transfers, which the simulation hides behind computation, so it may be a good deal below it.
+#: A candidate is not simulated if its closed-form rate is this factor below the best simulation. The closed form counts
+#: transfers in stage times, which the simulation overlaps with computation, so it may be considerably lower.
 _HOPELESS = 1.3
 
-#: Candidates that are simulated for as long as a prediction takes, of plans whose predictions take few computations.
+#: Limit on candidates simulated for the full length of a prediction, if predictions take few computations.
 _FINALISTS = 3
 
-#: So few groupings are all candidates.
+#: Number of groupings up to which all of them are candidates.
 _ALL_GROUPINGS = 60
 
-#: Nodes whose subsets are all looked at; of more, those that are left when the slowest go one by one.
+#: Number of nodes up to which all subsets are considered; beyond it, the slowest nodes are removed one by one.
 _MOST_NODES_CHOSEN = 4
 
 
 class Predict(Protocol):
-    """What a whole job will do: the simulator."""
+    """Predicts a whole job: the simulator."""
 
     def __call__(self, plan: JobPlan, options: PlanOptions, *, waves: int | None = None) -> Predicted:
-        """The prediction of a plan.
+        """Predict a plan.
 
         Args:
-            plan: what was found.
-            options: what it was found with; its D is what runs.
-            waves: of each virtual worker; None: as many as reach the steady state.
+            plan: the plan.
+            options: the options it was made with, including the D to run with.
+            waves: waves of each virtual worker; None for enough to reach the steady state.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
-    """A plan, what it was found with, and what it does by simulation."""
+class RankedPlan:
+    """A plan, the options it was made with, and its prediction by simulation."""
 
     plan: JobPlan
     options: PlanOptions
-    """With the placement and the D that were chosen."""
+    """Including the chosen placement and D."""
     predicted: Predicted
     most_minibatches: int | None
-    """The largest N that was tried for these groups; None: N was given."""
+    """The largest N tried for these groups; None if N was given."""
 
     @property
     def rate(self) -> float:
@@ -93,62 +95,62 @@ class _Candidate:
     plan: JobPlan
     jobs: Jobs
     most_minibatches: int | None = None
-    """The largest N that was tried for its groups; None: N was given."""
+    """The largest N tried for its groups; None if N was given."""
 
     @property
     def rate(self) -> float:
-        """By closed form."""
+        """Samples per second by closed form."""
         return self.plan.rate.samples_per_second
 
     @property
     def work(self) -> int:
-        """What a simulated wave takes, in computations."""
+        """Computations of one simulated wave."""
         plan = self.plan
         return work_per_wave([worker.stages for worker in plan.workers], plan.minibatches_per_wave, plan.placed)
 
 
-def preferred(found: Sequence[Ranked]) -> Ranked:
-    """Of those within 2 % of the fastest the one with the smallest D, then with the smallest N, then the fastest."""
+def preferred(found: Sequence[RankedPlan]) -> RankedPlan:
+    """Of the plans within 2 % of the fastest the one with the smallest D, then the smallest N, then the fastest."""
     fastest = max(one.rate for one in found)
     alike = [one for one in found if one.rate * ALIKE >= fastest]
     return min(alike, key=lambda one: (_staleness(one), one.plan.minibatches_per_wave, -one.rate))
 
 
-def _staleness(one: Ranked) -> float:
+def _staleness(one: RankedPlan) -> float:
     return float("inf") if one.options.staleness is None else one.options.staleness
 
 
 class Ranking:
-    """Ranks the plans of one profile on one cluster; remembers every simulation."""
+    """Ranks the plans of one profile on one cluster; caches simulations."""
 
     def __init__(self, jobs: Jobs, predict: Predict) -> None:
-        """Prepare.
+        """Create a ranking.
 
         Args:
-            jobs: judges groups by closed form, with the options that were asked for.
-            predict: simulates.
+            jobs: evaluates groups by closed form, with the requested options.
+            predict: simulates a plan.
         """
         self._jobs = jobs
         self._predict = predict
         self._options = jobs.options
-        self._best: dict[AllocationName, Ranked] = {}
+        self._best: dict[AllocationName, RankedPlan] = {}
         self._simulated: dict[tuple[object, ...], Predicted] = {}
 
-    def of(self, name: AllocationName, by_closed_form: Callable[[Jobs], JobPlan]) -> Ranked:
+    def of(self, name: AllocationName, by_closed_form: Callable[[Jobs], JobPlan]) -> RankedPlan:
         """The best plan of an allocation.
 
         Args:
-            name: of the allocation.
-            by_closed_form: finds its plan by closed form; says what is wrong if there is none.
+            name: name of the allocation.
+            by_closed_form: finds its plan by closed form; raises if there is none.
 
         Raises:
-            PlanError: there is none.
+            PlanError: the allocation has no feasible plan.
         """
         if name not in self._best:
             self._best[name] = self._ranked(name, by_closed_form)
         return self._best[name]
 
-    def _ranked(self, name: AllocationName, by_closed_form: Callable[[Jobs], JobPlan]) -> Ranked:
+    def _ranked(self, name: AllocationName, by_closed_form: Callable[[Jobs], JobPlan]) -> RankedPlan:
         if name == "parallel":
             return self._whole(_Candidate(by_closed_form(self._jobs), self._jobs))
         groupings = self._distinct(self._groupings(name, by_closed_form))
@@ -160,7 +162,7 @@ class Ranking:
                 except PlanError:
                     continue
         if not found:
-            return self._whole(_Candidate(by_closed_form(self._jobs), self._jobs))  # raises what is wrong
+            return self._whole(_Candidate(by_closed_form(self._jobs), self._jobs))  # raises the reason
         return preferred(self._with_less_staleness(found))
 
     @property
@@ -171,15 +173,15 @@ class Ranking:
 
     @property
     def _staleness_bounds(self) -> tuple[int | None, ...]:
-        """D worth trying, ascending."""
+        """Values of D worth trying, ascending."""
         most = self._options.max_staleness
         if most is None:
             return (self._options.staleness,)
         doubled = [0, *(1 << power for power in range(most.bit_length()))]
         return (*(d for d in doubled if d < most), most)
 
-    def _with_less_staleness(self, found: list[Ranked]) -> list[Ranked]:
-        """The same groups under every smaller D until one is within reach of the fastest."""
+    def _with_less_staleness(self, found: list[RankedPlan]) -> list[RankedPlan]:
+        """The same groups under every smaller D, until one is close enough to the fastest."""
         fastest = max(one.rate for one in found)
         best_first = sorted(found, key=lambda one: -one.rate)
         groupings = self._distinct([_groups_of(one.plan) for one in best_first[:_FINALISTS]])
@@ -193,12 +195,12 @@ class Ranking:
     # -- candidates --------------------------------------------------------------------------------------------------
 
     def _groupings(self, name: AllocationName, by_closed_form: Callable[[Jobs], JobPlan]) -> Iterator[Groups]:
-        """The devices of virtual workers that an allocation thinks of."""
+        """Candidate groupings of an allocation."""
         if name == "auto":
             yield from self._everything()
         if name == "ED":
             yield from equal_distribution.groupings(self._jobs)
-        # Which devices go together is asked without the round trip: its search has no bound by which to leave out much.
+        # Groupings are searched without the round trip, for which the search has no effective bound.
         for placement in self._placements:
             try:
                 plan = by_closed_form(self._jobs.under(placement, None))
@@ -208,7 +210,7 @@ class Ranking:
             return
 
     def _everything(self) -> Iterator[Groups]:
-        """What each allocation makes of these devices, and of fewer of them."""
+        """Groupings of every allocation, for these devices and for subsets of them."""
         jobs = self._jobs
         if jobs.most_workers is not None:
             yield from ([tuple(some)] for some in self._fewer())
@@ -225,7 +227,7 @@ class Ranking:
             yield from _equal_lengths(devices)
 
     def _fewer(self) -> Iterator[Mapping[DeviceId, str]]:
-        """All devices; those of fewer nodes, and of fewer types."""
+        """All devices; devices of fewer nodes, and of fewer types."""
         devices = self._jobs.devices
         yield devices
         compute = self._jobs.costs.compute
@@ -249,7 +251,7 @@ class Ranking:
                 yield {device: kind for device, kind in devices.items() if device in wanted}
 
     def _distinct(self, groupings: Iterator[Groups] | Sequence[Groups]) -> list[Groups]:
-        """Without those that are alike."""
+        """Remove equivalent groupings."""
         seen: set[tuple[object, ...]] = set()
         kept = []
         for groups in groupings:
@@ -260,7 +262,7 @@ class Ranking:
         return kept
 
     def _candidates(self, groups: Groups, staleness: int | None) -> Iterator[_Candidate]:
-        """The groups under each placement, with the smallest N that the closed form says to be enough, and larger."""
+        """The groups under each placement, with the smallest N sufficient by closed form, and larger ones."""
         for placement in self._placements:
             jobs = self._jobs.under(placement, staleness)
             try:
@@ -276,8 +278,8 @@ class Ranking:
 
     # -- simulating --------------------------------------------------------------------------------------------------
 
-    def _search(self, groupings: Sequence[Groups], staleness: int | None) -> list[Ranked]:
-        """The best of these by simulation, in no order."""
+    def _search(self, groupings: Sequence[Groups], staleness: int | None) -> list[RankedPlan]:
+        """The best of these by simulation, unordered."""
         found = [one for groups in groupings for one in self._candidates(groups, staleness)]
         found.sort(key=lambda one: (-one.rate, one.plan.minibatches_per_wave))
         waves = max(_SHORT_WAVES, _SHORT_WAVES_PER_LEAD * ((staleness or 0) + 2))
@@ -296,11 +298,11 @@ class Ranking:
         affordable = _COMPUTATIONS // (LEAST_WAVES * ranked[0][1].work)
         return [self._whole(one) for _, one in ranked[: max(1, min(affordable, _FINALISTS))]]
 
-    def _whole(self, one: _Candidate) -> Ranked:
-        return Ranked(one.plan, one.jobs.options, self._simulate(one), one.most_minibatches)
+    def _whole(self, one: _Candidate) -> RankedPlan:
+        return RankedPlan(one.plan, one.jobs.options, self._simulate(one), one.most_minibatches)
 
     def _simulate(self, one: _Candidate, waves: int | None = None) -> Predicted:
-        """Several allocations think of the same groups, and a prediction of a large plan is as short as it gets."""
+        """Predict with a cache: several allocations yield the same groups, and simulations of large plans are cut."""
         plan, options = one.plan, one.jobs.options
         length = simulated_waves(one.work, options.staleness, waves)
         key = (plan.workers, plan.minibatches_per_wave, plan.placed.pieces, options.staleness, length)
@@ -323,7 +325,7 @@ def _groups_of(plan: JobPlan) -> list[tuple[DeviceId, ...]]:
 
 
 def _equal_lengths(devices: Mapping[DeviceId, str]) -> Iterator[Groups]:
-    """One device each, and neighbours in twos and fours."""
+    """Groups of one device each, and of two and four adjacent ones."""
     names = list(devices)
     for length in (1, 2, 4):
         if len(names) % length == 0:

@@ -1,26 +1,26 @@
-"""How often can weights make the round trip? The bound that staleness puts on a job's rate.
+"""The bound that staleness puts on a job's rate: the frequency of the weights' round trip.
 
 A minibatch that waits for a published clock waits for waves of every virtual worker: for their way through the
 pipeline, their push to the shards, the shards' sums, the publication, and its own pull. With D the bound, N the
 minibatches per wave, Λ the latency of the pipeline (forward and backward through all stages, transfers included) and
 T_sync = push + apply + pull, minibatches per second of each virtual worker are at most
 
-* (D + 1)·N / (Λ + T_sync) where updates are made per minibatch: minibatch kN needs the waves up to number k − 2 − D,
-  whose last minibatch is (k − 1 − D)·N;
+* (D + 1)·N / (Λ + T_sync) with one update per minibatch: minibatch kN needs the waves up to number k − 2 − D, whose
+  last minibatch is (k − 1 − D)·N;
 * (D + 1)·N / (T_wave + T_sync) and N / T_wave under `flush`, T_wave the time from the first forward of a wave to its
   last backward: the first minibatch of a wave needs all waves but the D before it, and the pipeline drains;
-* (D + 2)·N / (T_wave + T_sync) under `double_buffer`: the same with the wave before left out, too.
+* (D + 2)·N / (T_wave + T_sync) under `double_buffer`: the same, without the wave before.
 
-Only the gate itself says which wave needs which; the three cases follow from them. Every figure here is a
-lower bound of the time that the simulator takes, so a rate is never below the simulated one:
+The gate alone defines which wave needs which; the three cases follow from it. All figures here are lower bounds on
+simulated times, so that a rate is never below the simulated one:
 
-* a transfer takes its time alone, and a resource (a side of a network card, a PCIe root) that several transfers pass
-  takes the sum of them before the last one is through;
-* a shard adds the update of one virtual worker after the other, in their order;
-* a stage pushes one wave after the other.
+* a transfer takes its uncontended time, and a resource (one direction of a network card or PCIe root) shared by several
+  transfers takes their sum until the last one is complete;
+* a shard adds updates one virtual worker at a time, in their order;
+* a stage pushes one wave at a time.
 
-With `pull: required` the same waves need each other: whoever keeps the weights that it has pulled them before. Only the
-pulls of different virtual workers need not meet any more.
+The same dependencies hold with `pull: required`: a virtual worker that keeps its weights has pulled them earlier. Only
+the pulls of different virtual workers need not coincide any more.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from hetpipe.values.cluster import LinkSpec, node_of
 from hetpipe.values.policies import PullTiming
 from hetpipe.values.sync import SyncSpec
 
-#: One direction of what several transfers share: a node's network card, or its PCIe root.
+#: One direction of a shared resource: a node's network card, or its PCIe root.
 _Resource = tuple[str, Literal["card", "root"], Literal["out", "in"]]
 
 
@@ -56,19 +56,19 @@ class ComputedSpan(Span, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RoundTrip:
-    """What the round trip of weights allows each virtual worker, in minibatches per tick. Infinite: no bound."""
+    """Limits of the round trip of weights, in minibatches per tick of each virtual worker. Infinite for no bound."""
 
     waves: float
-    """By the waves in flight between two publications that need each other."""
+    """Limit of the waves in flight between two publications of which the later one depends on the earlier."""
     exchange: float
-    """By what one wave after the other takes: a push of each stage, all pushes through what they share, and the sums
-    of the fullest shard."""
+    """Limit of consecutive waves: a push of each stage, all pushes through shared resources, and the sums of the
+    fullest shard."""
     drained: float
-    """By waves that begin with an empty pipeline (`flush`), whatever D is; of the slowest virtual worker."""
+    """Limit of waves that begin with an empty pipeline (`flush`), for any D; of the slowest virtual worker."""
 
     @property
     def minibatches_per_tick(self) -> float:
-        """The least of them."""
+        """The smallest limit."""
         return min(self.waves, self.exchange, self.drained)
 
 
@@ -86,17 +86,17 @@ def round_trip(
     pull: PullTiming = "every_wave",
     exchanges_of: Callable[[Places, PlacedParameters], Exchanges] | None = None,
 ) -> RoundTrip:
-    """The bound for each virtual worker of a job.
+    """Compute the bound for each virtual worker of a job.
 
     Args:
-        workers: the stages of each.
+        workers: the stages of each virtual worker.
         costs: times and links.
-        placed: the parameters on shards; without shards nothing is pushed or waited for.
+        placed: the parameters on shards; without shards there are no pushes and no waits.
         memory: the policy, its schedule and N.
-        staleness: D; None: nothing is waited for.
-        network_cards: node → bytes per second each way.
-        pull: when weights are fetched.
-        exchanges_of: `Exchanges` on this cluster that are remembered; None: they are made.
+        staleness: D; None for no waits.
+        network_cards: node → bytes per second in each direction.
+        pull: when weights are pulled.
+        exchanges_of: cache of `Exchanges` on this cluster; None to compute them.
     """
     n = memory.minibatches_per_wave
     num_waves, span = _waves_of_a_round(memory, staleness or 0, pull)
@@ -123,9 +123,9 @@ def _over(minibatches: int, num_ticks: int) -> float:
 
 
 def _waves_of_a_round(memory: MemoryModel, staleness: int, pull: PullTiming = "every_wave") -> tuple[int, int]:
-    """Waves between a publication and the one that cannot come before its round trip; minibatches that it is about.
+    """(waves between a publication and the next one that depends on its round trip, minibatches concerned).
 
-    A minibatch that needs clock c is followed by the others of its wave w, and then clock w + 1 can be published.
+    A minibatch that needs clock c is followed by the rest of its wave w, after which clock w + 1 can be published.
 
     >>> _waves_of_a_round(MemoryModel(weights="wave", minibatches_per_wave=4), 1)
     (2, 1)
@@ -143,7 +143,7 @@ def _waves_of_a_round(memory: MemoryModel, staleness: int, pull: PullTiming = "e
 
 
 class _Pipe:
-    """The way of minibatches through one virtual worker, in ticks."""
+    """Times of minibatches in the pipeline of one virtual worker, in ticks."""
 
     def __init__(self, stages: Sequence[ComputedSpan], costs: Costs, memory: MemoryModel) -> None:
         self.stages = stages
@@ -161,22 +161,22 @@ class _Pipe:
         ]
         ahead = [costs.arriving(link)[cut] for cut, link in hops]
         back = [costs.returning(link)[cut] for cut, link in hops]
-        #: From the start of the first stage's forward to that of each stage; the same of backwards, from their ends.
+        #: Time from the start of the first stage's forward to that of each stage; likewise for the ends of backwards.
         self._ahead = [0, *accumulate(map(int.__add__, self._forward, ahead))]
         self._back = [0, *accumulate(map(int.__add__, self._backward, back))]
 
     @property
     def ticks(self) -> tuple[tuple[int, ...], ...]:
-        """All that `through` depends on, but for the policy."""
+        """Everything that `through` depends on, except the policy."""
         return tuple(self._forward), tuple(self._backward), tuple(self._ahead), tuple(self._back)
 
     def through(self, span: int, enter: Mapping[int, int], leave: Mapping[int, int]) -> int:
-        """The least time that `span` minibatches, one after the other, take through the pipeline.
+        """Lower bound on the time of `span` consecutive minibatches in the pipeline.
 
         Args:
-            span: minibatches.
-            enter: stage → what must have passed before its first forward.
-            leave: stage → what comes after its last backward. The time is over when the last of these is.
+            span: number of minibatches.
+            enter: stage → ticks before its first forward.
+            leave: stage → ticks after its last backward; the latest of these ends the time.
         """
         stages = range(len(self.stages))
         ahead, back = self._ahead, self._back
@@ -195,14 +195,14 @@ class _Pipe:
         )
         if self._memory.schedule != "gpipe":
             return found
-        # All forwards, then all backwards: each direction takes as long as its slowest stage.
+        # All forwards, then all backwards: each direction is limited by its slowest stage.
         last, spare = len(self.stages) - 1, span - 1
         down = max(b + spare * self._forward[i] - ahead[i] for i, b in enumerate(begin) if b is not None)
         up = max(e + spare * self._backward[i] - back[i] for i, e in enumerate(end) if e is not None)
         return max(found, down + ahead[last] + self._forward[last] + self._backward[last] + back[last] + up)
 
     def _at(self, stage: int, span: int) -> int:
-        """The least time from the first forward to the last backward of `span` minibatches at a stage."""
+        """Lower bound on the time from the first forward to the last backward of `span` minibatches at a stage."""
         behind = self._ahead[-1] - self._ahead[stage] + self._back[-1] - self._back[stage]
         turn = behind + self._forward[-1] + self._backward[-1]
         held = self._memory.in_flight(stage, len(self.stages))
@@ -217,24 +217,24 @@ class _Load:
 
     work_ticks: int = 0
     latency_ticks: int | None = None
-    """The least of them."""
+    """The minimum over the transfers."""
 
     def add(self, work_ticks: int, latency_ticks: int) -> None:
-        """One more."""
+        """Add a transfer."""
         self.work_ticks += work_ticks
         known = self.latency_ticks
         self.latency_ticks = latency_ticks if known is None else min(known, latency_ticks)
 
     @property
     def ticks(self) -> int:
-        """Until the last one is through, if all begin at once."""
+        """Time until the last one is complete, if all begin simultaneously."""
         return self.work_ticks + (self.latency_ticks or 0)
 
 
-#: A node, and the layers [first, last) that a stage on it has: stages of which that is the same exchange the same.
+#: Node and layers [first, last) of a stage; stages with equal places have equal exchanges.
 Place = tuple[str, int, int]
 
-#: Those of all stages of each virtual worker.
+#: Places of all stages of each virtual worker.
 Places = tuple[tuple[Place, ...], ...]
 
 
@@ -246,7 +246,7 @@ def places_of(workers: Sequence[Sequence[Span]]) -> Places:
 class Exchanges:
     """Pushes of one wave of every virtual worker. The pulls of one clock are their mirror image.
 
-    A large cluster has many stages that are alike, so each kind is looked at once. Neither N nor D matters here.
+    A large cluster has many equal stages, so each kind is computed once. Independent of N and D.
     """
 
     def __init__(
@@ -257,20 +257,20 @@ class Exchanges:
         placed: PlacedParameters,
         network_cards: Mapping[str, float],
     ) -> None:
-        """Prepare.
+        """Sum the loads of all resources.
 
         Args:
             places: `places_of` the virtual workers.
             costs: times and links.
             placed: the parameters on shards.
-            network_cards: node → bytes per second each way.
+            network_cards: node → bytes per second in each direction.
         """
         self._costs = costs
         self._cards = network_cards
         self._places = places
-        #: Place → the time of a stage's own transfers, which go side by side.
+        #: Place → time of a stage's own transfers, which run in parallel.
         self._alone: dict[Place, int] = {}
-        #: What they share with those of others, and whose they are.
+        #: Shared resources with the load of all transfers.
         self._loads: dict[_Resource, _Load] = {}
         self._users: dict[_Resource, list[Place]] = {}
         moved: dict[tuple[int, int], list[tuple[str, int]]] = {}
@@ -285,7 +285,7 @@ class Exchanges:
             self._add(place, moved[first, last], times)
 
     def _add(self, place: Place, moved: Sequence[tuple[str, int]], times: int) -> None:
-        """The transfers of as many stages, each to these shards."""
+        """Add the transfers of `times` equal stages, each to these shards."""
         node, longest = place[0], 0
         own: dict[_Resource, _Load] = {}
         for shard, num_bytes in moved:
@@ -300,20 +300,20 @@ class Exchanges:
 
     @property
     def longest_push(self) -> int:
-        """Ticks for each wave of every virtual worker: a stage pushes one after the other."""
+        """Ticks per wave and virtual worker, as a stage pushes one wave at a time."""
         return max(0, *self._alone.values(), *(load.work_ticks for load in self._loads.values()))
 
     def longest(self, pipes: Sequence[_Pipe], span: int, apply_ticks: int, *, pulls_meet: bool) -> int:
-        """Ticks of the round trip that takes longest, from one publication to another.
+        """Ticks of the longest round trip, from one publication to another.
 
         Args:
             pipes: the virtual workers.
-            span: minibatches that it is about.
-            apply_ticks: of one wave of one virtual worker on the fullest shard.
+            span: number of minibatches in it.
+            apply_ticks: time of one wave of one virtual worker on the fullest shard.
             pulls_meet: whether all virtual workers pull within it.
         """
         num_workers, found = len(pipes), 0
-        # Whoever's pull is the last one through a resource has all the rest before it; whoever's push, all behind it.
+        # The last pull through a resource follows all others there; the first push precedes all others.
         rest: dict[Place, int] = {}
         begun: dict[Place, int] = {}
         ways: dict[tuple[object, ...], _Ways] = {}
@@ -336,7 +336,7 @@ class Exchanges:
         return found
 
     def _transfer(self, source: str, target: str, num_bytes: int) -> tuple[int, int, list[tuple[_Resource, int]]]:
-        """Of a push: ticks alone, latency, and what it passes with its ticks of work there."""
+        """For a push: uncontended ticks, latency, and resources with the ticks of work at each."""
         link: LinkSpec = self._costs.cluster.link(source, target)
         alone, latency = ticks(link.transfer_ms(num_bytes)), ticks(1000 * link.latency_seconds)
         if source == target:
@@ -354,18 +354,18 @@ class Exchanges:
 
 @dataclass(frozen=True, slots=True)
 class _Ways:
-    """The time of some minibatches through a pipeline."""
+    """Times of some minibatches in a pipeline."""
 
     whole: int
-    """With the pulls before and the pushes after."""
+    """Including the pulls before and the pushes after."""
     rest: tuple[int, ...]
-    """Of each stage: from its first forward on, without any pull."""
+    """Per stage: from its first forward on, without any pull."""
     begun: tuple[int, ...]
-    """Of each stage: to its last backward, without any push."""
+    """Per stage: to its last backward, without any push."""
 
 
 def _ways(pipe: _Pipe, span: int, moved: Mapping[int, int]) -> _Ways:
-    """`moved`: stage → the time of its own pull, and of its own push."""
+    """`moved`: stage → ticks of its own pull, and of its own push."""
     return _Ways(
         pipe.through(span, moved, moved),
         tuple(pipe.through(span, {stage: 0}, moved) for stage in moved),

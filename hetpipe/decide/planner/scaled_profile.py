@@ -1,4 +1,4 @@
-"""A profile for another minibatch size than it was measured with."""
+"""Scaling of a profile to another minibatch size."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hetpipe.values.profile import LayerProfile, Profile
 
 
 def scaled_profile(profile: Profile, batch_size: int) -> Profile:
-    """The profile of minibatches of `batch_size` samples, in proportion; parameters and ties stay."""
+    """The profile scaled to minibatches of `batch_size` samples, in proportion; parameters and ties are unchanged."""
 
     def scaled(number: int) -> int:
         return -(-number * batch_size // profile.batch_size)

@@ -1,6 +1,6 @@
-"""The parameters of a profile on shards: `decide.planner.placement` before any process runs, prepared for sums.
+"""Placement of a profile's parameters on shards (`decide.planner.placement`), prepared for sums.
 
-Where the profile names a layer's parameters, they are placed one by one; otherwise the layer's name stands for all of
+If the profile names a layer's parameters, they are placed individually; otherwise the layer's name stands for all of
 its parameters together.
 """
 
@@ -20,7 +20,7 @@ from hetpipe.values.profile import Profile
 
 
 def parameters_of(profile: Profile) -> tuple[ParameterBytes, ...]:
-    """What is to be placed, in chain order; each name once, of layers without parameters too.
+    """The parameters to place, in chain order; each name once, including layers without parameters.
 
     Raises:
         PlanError: a dtype is unknown.
@@ -42,7 +42,7 @@ def parameters_of(profile: Profile) -> tuple[ParameterBytes, ...]:
 
 
 def shard_nodes(nodes: Sequence[str], num_shards: int | None = None) -> tuple[str, ...]:
-    """The node of each shard: one shard on each of `nodes`, or as many as asked for, in turn.
+    """The node of each shard: one shard on each of `nodes`, or `num_shards` in turn.
 
     >>> shard_nodes(["n0", "n2"]), shard_nodes(["n0", "n2"], 3)
     (('n0', 'n2'), ('n0', 'n2', 'n0'))
@@ -54,10 +54,10 @@ class PlacedParameters:
     """Pieces on shards, prepared for sums over layers and nodes."""
 
     def __init__(self, pieces: Sequence[Piece], shards: Sequence[str], num_layers: int) -> None:
-        """Prepare.
+        """Compute prefix sums.
 
         Args:
-            pieces: every byte of every parameter once.
+            pieces: pieces that cover every byte of every parameter once.
             shards: the node of each shard.
             num_layers: length of the chain.
         """
@@ -80,7 +80,7 @@ class PlacedParameters:
 
     @cached_property
     def by_shard(self) -> list[list[int]]:
-        """For each shard, the parameter bytes on it of the layers before each cut."""
+        """Per shard, the parameter bytes on it of the layers before each cut."""
         sizes = [[0] * self._num_layers for _ in self.shards]
         for piece in self.pieces:
             sizes[piece.shard][piece.layer] += piece.stop - piece.start
@@ -91,12 +91,12 @@ class PlacedParameters:
         return self._all[last] - self._all[first]
 
     def local_bytes(self, node: str, first: int, last: int) -> int:
-        """The part of them that lies on shards of `node`."""
+        """The part of `bytes_of` on shards of `node`."""
         sums = self._on.get(node)
         return sums[last] - sums[first] if sums is not None else 0
 
     def as_document(self) -> dict[str, int | tuple[SliceRange, ...]]:
-        """As a plan document has it: a shard where the parameter is whole, else its pieces."""
+        """Convert to the format of a plan document: a shard for a whole parameter, else its pieces."""
         found: dict[str, list[Piece]] = {}
         for piece in self.pieces:
             found.setdefault(piece.name, []).append(piece)
@@ -111,16 +111,16 @@ class PlacedParameters:
 def place_bytes(
     profile: Profile, *, shards: Sequence[str], placement: PlacementName, workers: Sequence[Sequence[Span]] = ()
 ) -> PlacedParameters:
-    """Put every parameter on a shard.
+    """Place every parameter on shards.
 
     Args:
         profile: the layers.
         shards: the node of each shard, at least one.
-        placement: the answer wanted.
-        workers: the stages of each virtual worker; only `ed_local` looks at them.
+        placement: name of the placement.
+        workers: the stages of each virtual worker; used by `ed_local` only.
 
     Raises:
-        PlanError: `ed_local` where it is not possible, or a dtype that is unknown.
+        PlanError: `ed_local` is impossible, or a dtype is unknown.
     """
     parameters = parameters_of(profile)
     if placement == "ed_local":

@@ -1,6 +1,6 @@
-"""How long is a job simulated? Long enough to be in its steady state, as far as the processor's time goes.
+"""Length of simulations: enough to reach the steady state, within a limit on processor time.
 
-Shared by whoever decides what is worth simulating (`decide.planner.ranking`) and the simulator's predictions.
+Shared by the ranking (`decide.planner.ranking`) and the simulator's predictions.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from collections.abc import Sequence
 from hetpipe.decide.planner.placement import Span
 from hetpipe.decide.planner.shard_bytes import PlacedParameters
 
-#: At least so many waves, and so many for each wave that virtual workers may get ahead: the second half, which is what
-#: counts, then lies behind the time in which the fast ones use up their lead.
+#: Minimum number of waves, and waves per wave of lead that virtual workers may build up: the second half, which counts,
+#: is then after the time in which fast ones use up their lead.
 LEAST_WAVES = 64
 _WAVES_PER_LEAD = 16
 
-#: Forwards and backwards after which a prediction has to end: some seconds. The waves that count then are fewer.
+#: Forwards and backwards after which a prediction must end: a few seconds. Fewer waves count then.
 MOST_COMPUTATIONS = 200_000
 _FEWEST_WAVES = 12
 
-#: A message of weights takes the simulator as long as a computation. They count from where there are as many times more
-#: of them: with shards on hundreds of nodes.
+#: A message of weights takes the simulator as long as a computation. Messages count once their number exceeds that of
+#: computations by this factor: with shards on hundreds of nodes.
 _MESSAGES_PER_COMPUTATION = 4
 
 
 def steady_waves(staleness: int | None) -> int:
-    """Waves of each virtual worker after which a run has been in its steady state for a good while.
+    """Waves of each virtual worker after which a run has been in its steady state for some time.
 
     >>> steady_waves(0), steady_waves(8), steady_waves(None)
     (64, 160, 64)
@@ -35,7 +35,7 @@ def steady_waves(staleness: int | None) -> int:
 
 
 def work_per_wave(workers: Sequence[Sequence[Span]], minibatches_per_wave: int, placed: PlacedParameters) -> int:
-    """Forwards and backwards of all virtual workers, or what their messages of weights come to if that is more.
+    """Forwards and backwards of all virtual workers, or their messages of weights if these take longer.
 
     Args:
         workers: the stages of each virtual worker.
@@ -50,12 +50,12 @@ def work_per_wave(workers: Sequence[Sequence[Span]], minibatches_per_wave: int, 
 
 
 def simulated_waves(work: int, staleness: int | None, waves: int | None = None) -> int:
-    """Waves of each virtual worker that a prediction simulates: those asked for, as far as the time goes.
+    """Waves of each virtual worker in a prediction: the requested number, limited by `MOST_COMPUTATIONS`.
 
     Args:
         work: `work_per_wave`.
-        staleness: D; None: no bound.
-        waves: asked for; None: those after which the steady state shows.
+        staleness: D; None for no bound.
+        waves: requested number; None for enough to reach the steady state.
 
     >>> simulated_waves(1_000, 0), simulated_waves(1_000, 0, 12), simulated_waves(1_000_000, 0)
     (64, 12, 12)

@@ -1,12 +1,12 @@
 """Model of the clock shard and the shards: commits and published clocks (`wsp.md` §4).
 
 A wave is committed when all stages have staged it and the gate permits it. Every shard adds committed waves one at a
-time, wave after wave, in the order of virtual workers. A clock is published when every shard has added its last wave.
-Control messages take no time.
+time, in the order of waves and, within a wave, of virtual workers. A clock is published when every shard has added its
+last wave. Control messages take no time.
 
-A model of `decide.sync.decision_log` and `decide.sync.shard_state` in a fraction of their time: membership is fixed,
-and samples are not counted. `tests/decide/simulator/test_real_decisions.py` ties the two: the same reports give the
-same commits, publications, updates and grants at the same instants (`docs/architecture.md`, "The simulator").
+This models `decide.sync.decision_log` and `decide.sync.shard_state` in a fraction of their time: membership is fixed,
+and samples are not counted. `tests/decide/simulator/test_real_decisions.py` compares the two: the same reports yield
+the same commits, publications, updates and grants at the same instants (`docs/architecture.md`, "The simulator").
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Shard:
     def __init__(self, engine: Engine, clocks: Clocks, apply_ticks: int) -> None:
         self._engine = engine
         self._clocks = clocks
-        #: Of one wave of one virtual worker.
+        #: Time to add one wave of one virtual worker.
         self._apply_ticks = apply_ticks
         #: Clocks complete here, and the virtual worker whose update of wave `_built` is next.
         self._built = self._next = 0
@@ -50,7 +50,7 @@ class _Shard:
 class Clocks:
     """The clocks of a run.
 
-    Invariant after `settle`: no virtual worker has committed more than D + 1 waves more than another.
+    Invariant after `settle`: no virtual worker is more than D + 1 committed waves ahead of another.
     """
 
     __slots__ = (
@@ -85,8 +85,8 @@ class Clocks:
 
         Args:
             engine: provides the time.
-            gate: of the run.
-            num_stages: of each virtual worker.
+            gate: the run's gate.
+            num_stages: number of stages of each virtual worker.
             apply_ticks: per shard, the time to add one wave of one virtual worker.
             exchange_ticks: delay after the last update until a clock counts as complete on a shard.
             on_publish: called with each published clock.
@@ -96,20 +96,20 @@ class Clocks:
         self._num_stages = num_stages
         self._on_publish = on_publish
         self._exchange_ticks = exchange_ticks
-        #: Waves committed, by virtual worker.
+        #: Virtual worker → committed waves.
         self.committed = [0] * len(num_stages)
         self.published = 0
         self.max_distance = 0
         #: Whether an event has occurred since the last `settle`.
         self.is_changed = False
-        #: By virtual worker: uncommitted wave → stages that have staged it.
+        #: Virtual worker → uncommitted wave → stages that have staged it.
         self._reports: list[dict[int, int]] = [{} for _ in num_stages]
-        #: Virtual workers whose next wave is staged and not yet permitted.
+        #: Virtual workers whose next wave is staged but not permitted yet.
         self._allowed: list[int] = []
         self._held: list[int] = []
-        #: By virtual worker: shards that wait for its next commit.
+        #: Virtual worker → shards waiting for its next commit.
         self.waiting: list[list[_Shard]] = [[] for _ in num_stages]
-        #: Clock above the published one → shards where it is complete. Shards without parameters are never waited for.
+        #: Clock above the published one → shards on which it is complete. Shards without parameters do not count.
         self._num_built: dict[int, int] = {}
         shards = [_Shard(engine, self, ticks) for ticks in apply_ticks if ticks]
         self._num_shards = len(shards)

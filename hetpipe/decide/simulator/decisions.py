@@ -1,8 +1,8 @@
-"""Precomputed decisions of an order.
+"""Precomputed decisions of a scheduling order.
 
-The simulator decides millions of times. An `Order` is pure, and its decision depends on whether more forwards follow
-before the pipeline drains, on the number of minibatches in flight, and on which inputs are available and which arrived
-first, not on the numbers of minibatches or arrivals. So the few different decisions are tabulated.
+The simulator decides millions of times. An `Order` is pure, and its decision depends only on whether more forwards
+follow before the pipeline drains, on the number of minibatches in flight, and on which inputs are available and which
+arrived first. The numbers of minibatches and arrivals do not matter, so the few distinct decisions are tabulated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _READY: dict[Inputs, tuple[Ready | None, Ready | None]] = {
     Inputs.BACKWARD_FIRST: (Ready(Minibatch(2), 2), Ready(Minibatch(1), 1)),
 }
 
-#: [minibatches in flight][Inputs] → what to compute, or None: wait.
+#: [minibatches in flight][Inputs] → what to compute; None: wait.
 Answers = tuple[tuple[Kind | None, ...], ...]
 
 

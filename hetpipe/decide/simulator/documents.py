@@ -25,7 +25,7 @@ def weight_policy(name: str) -> WeightPolicy:
     """The weight policy of a plan file.
 
     Raises:
-        PlanError: there is none of that name.
+        PlanError: there is no policy of that name.
     """
     if name not in _POLICIES:
         raise PlanError(f"there is no weight policy {name!r}; {did_you_mean(name, _POLICIES)}")
@@ -36,7 +36,7 @@ def schedule_in(document: PlanDocument) -> Schedule:
     """The schedule of a plan file, with `auto` resolved.
 
     Raises:
-        PlanError: there is none of that name, or the file's weight policy cannot use it.
+        PlanError: there is no schedule of that name, or the file's weight policy does not support it.
     """
     return schedule_for(weight_policy(document.weights), document.schedule)
 
@@ -47,12 +47,12 @@ def costs_of(document: PlanDocument, profile: Profile, cluster: Cluster) -> Cost
     The allocation `parallel` chooses that size itself and scales the profile; this function scales it in the same way.
 
     Raises:
-        PlanError: another plan is for minibatches of another size than the profile.
+        PlanError: any other plan has a minibatch size that differs from the profile's.
     """
     batch_size = document.batch_size or profile.batch_size
     if batch_size != profile.batch_size and document.allocation != "parallel":
         raise PlanError(
-            f"the plan is for minibatches of {batch_size} samples, the profile for {profile.batch_size}; give the "
+            f"the plan is for minibatches of {batch_size} samples, the profile for {profile.batch_size}; use the "
             "profile that the plan was made with, or plan again with this one"
         )
     return Costs(scaled_profile(profile, batch_size), cluster)
@@ -62,11 +62,11 @@ def simulated_plan(document: PlanDocument, costs: Costs) -> SimulatedPlan:
     """The plan in a plan file.
 
     Args:
-        document: the file.
-        costs: the profile and the cluster that it was made for, with times for all types in use.
+        document: the plan file.
+        costs: the profile and the cluster of the plan, with times for all device types in use.
 
     Raises:
-        PlanError: it does not fit them.
+        PlanError: the plan does not match them.
     """
     num_layers = document.virtual_workers[0].stages[-1].layers[1]
     if num_layers != costs.num_layers:
@@ -90,7 +90,7 @@ def _shards(document: PlanDocument, cluster: Cluster, workers: Sequence[Sequence
     nodes = [node.name for node in cluster.nodes]
     for node in document.shards:
         if node not in nodes:
-            raise PlanError(f"a shard of the plan is on {node!r}, no node of the cluster; {did_you_mean(node, nodes)}")
+            raise PlanError(f"a shard of the plan is on {node!r}, which the cluster lacks; {did_you_mean(node, nodes)}")
     if document.shards:
         return document.shards
     computing = {node_of(stage.device) for stages in workers for stage in stages}
@@ -102,15 +102,15 @@ def _shards(document: PlanDocument, cluster: Cluster, workers: Sequence[Sequence
 def placed_parameters(
     placement: Mapping[str, int | tuple[SliceRange, ...]], shards: Sequence[str], profile: Profile
 ) -> PlacedParameters:
-    """The placement of a plan file, prepared for sums.
+    """The placement of a plan file, prepared for sums over layers.
 
     Args:
-        placement: by parameter where the profile names them, else by layer.
+        placement: by parameter if the profile names them, else by layer.
         shards: the node of each shard; none: no placement.
         profile: the layers.
 
     Raises:
-        PlanError: a parameter is not placed, or not of this size.
+        PlanError: a parameter is not placed, or has another size.
     """
     pieces: list[Piece] = []
     for parameter in parameters_of(profile) if shards else ():
@@ -118,8 +118,8 @@ def placed_parameters(
         slices = ((place, 0, parameter.num_bytes),) if isinstance(place, int) else place
         if sum(stop - start for _, start, stop in slices) != parameter.num_bytes:
             raise PlanError(
-                f"the plan does not place the {parameter.num_bytes} bytes of {parameter.name!r} once each; plan again "
-                "with this profile"
+                f"the plan does not place each of the {parameter.num_bytes} bytes of {parameter.name!r} once; plan "
+                "again with this profile"
             )
         pieces += [Piece(parameter.name, parameter.layer, shard, start, stop) for shard, start, stop in slices]
     return PlacedParameters(pieces, shards, len(profile.layers))

@@ -9,8 +9,8 @@ import random
 class Durations:
     """The sequence of computation times of one stage.
 
-    Forwards and backwards draw from streams of their own, so that the draw of a minibatch does not depend on the order
-    in which a stage computes: runs that differ in D or schedule have the same jitter.
+    Forwards and backwards draw from separate streams, so that the draw of a minibatch does not depend on the order in
+    which a stage computes: runs that differ in D or schedule have the same jitter.
     """
 
     __slots__ = ("_backward_random", "_backward_ticks", "_forward_random", "_forward_ticks", "_mu", "_sigma")
@@ -21,8 +21,8 @@ class Durations:
         Args:
             forward_ticks: mean time of a forward.
             backward_ticks: mean time of a backward.
-            jitter_cv: standard deviation over mean of a lognormal factor with mean 1; 0: none.
-            seed: of the draws.
+            jitter_cv: standard deviation over mean of a lognormal factor with mean 1; 0 for no jitter.
+            seed: seed of the draws.
         """
         self._forward_ticks = forward_ticks
         self._backward_ticks = backward_ticks

@@ -1,7 +1,7 @@
 """Discrete-event engine: a heap of events, processed instant by instant.
 
-At each instant all events are processed first; only then does the model *settle*, that is decide what starts. So the
-order of two events at one instant cannot affect any decision, and a run depends on times only.
+All events of an instant are processed first; only then does the model *settle*, that is, decide what starts. The order
+of two events at one instant therefore cannot affect any decision, and a run depends on times only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Engine:
         self._heap: list[tuple[int, int, Callable[[int], object], int]] = []
 
     def at(self, ticks: int, handler: Callable[[int], object], argument: int) -> None:
-        """Call `handler(argument)` at `ticks`, which is not in the past.
+        """Call `handler(argument)` at `ticks`, which must not be in the past.
 
         A handler returns False if its event is obsolete; then it is not counted.
         """

@@ -11,7 +11,7 @@ from hetpipe.decide.simulator.resources import Flow
 class Exchange:
     """Transfers one wave's update, or one clock's weights, at a time, with all parts in parallel.
 
-    As the runtime's push and pull threads do: the next one starts when all parts of this one are complete.
+    Like the runtime's push and pull threads: the next transfer starts when all parts of this one are complete.
     """
 
     __slots__ = ("_done", "_flows", "_num_pending", "_queue")

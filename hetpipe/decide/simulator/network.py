@@ -1,12 +1,12 @@
 """Network model: the links of a cluster as shared resources, and those used by each message.
 
 * Between nodes: the sending side of one node's network card and the receiving side of the other's. A card is as fast as
-  its node's fastest link; a message on a slower link does not fill it.
-* Between two devices of a node: its PCIe root, up and down.
-* Between a device and a shard of its own node: the root's way up for a push, down for a pull, at the speed of the link
-  within the node. The shard is in the host's memory, so nothing passes a network card.
+  its node's fastest link; a message on a slower link does not saturate it.
+* Between two devices of a node: the upstream and the downstream direction of its PCIe root.
+* Between a device and a shard of its own node: the root's upstream direction for a push, downstream for a pull, at the
+  speed of the link within the node. The shard is in host memory, so no network card is involved.
 
-A message between nodes passes PCIe, too; that is faster than the network and not modelled.
+A message between nodes crosses PCIe as well; that is faster than the network and not modelled.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class SimulationOptions:
     """Options of a simulation."""
 
     staleness: int | None
-    """D; None: ∞."""
+    """D; None for ∞."""
     minibatches: int
     """Minibatches of each virtual worker."""
     weights: WeightPolicy = "wave"
@@ -28,7 +28,7 @@ class SimulationOptions:
     deterministic: bool = False
     """W* is the required clock, instead of the newest published."""
     pull: PullTiming = "every_wave"
-    """`required`: the clock in use is kept until D forbids it, and weights are pulled only then."""
+    """`required`: the clock in use is kept as long as D permits, and weights are pulled only then."""
     jitter_cv: float = 0.0
     """Coefficient of variation of the time of every computation; lognormal with unchanged mean."""
     seed: int = 0
@@ -36,8 +36,8 @@ class SimulationOptions:
     stragglers: Mapping[DeviceId, float] = field(default_factory=dict)
     """Device → slowdown factor."""
     staggered: bool = False
-    """Whether virtual workers start one after the other, spread evenly over the slowest stage's time per minibatch. If
-    started simultaneously, equal virtual workers stay synchronized, and may keep a faster rhythm than real ones, which
+    """Whether virtual workers start one after another, spread evenly over the slowest stage's time per minibatch. If
+    started simultaneously, equal virtual workers stay synchronised, and may keep a faster rhythm than real ones, which
     never start at the same instant.
     """
     contention: bool = True
@@ -54,7 +54,7 @@ def check_options(plan: SimulatedPlan, options: SimulationOptions) -> None:
     """Validate the options.
 
     Raises:
-        PlanError: an option is out of range, refers to nothing, or the policy requires another schedule, N or D.
+        PlanError: an option is out of range or refers to nothing, or the policy requires another schedule, N or D.
     """
     n = plan.minibatches_per_wave
     deepest = max(len(stages) for stages in plan.workers)

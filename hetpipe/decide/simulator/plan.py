@@ -28,4 +28,4 @@ class SimulatedPlan:
     """The stages of each virtual worker, first stage first."""
     minibatches_per_wave: int
     placed: PlacedParameters
-    """Which parameters are on which shard; without shards nothing is pushed or pulled."""
+    """Parameters on each shard; without shards nothing is pushed or pulled."""

@@ -30,30 +30,30 @@ _INSTANT_LINKS = Links(intra_node=_INSTANT, inter_node=_INSTANT)
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """Emulated devices: their links do not contend, each flow takes its uncontended time."""
+class Emulation:
+    """Emulated devices: their links have no contention, each flow takes its uncontended time."""
 
     stragglers: Mapping[DeviceId, float]
     """Device → slowdown factor."""
     with_links: bool
-    """Whether links are emulated, too; those that are not take no time."""
+    """Whether links are emulated as well; links that are not take no time."""
 
 
 def predicted(
-    plan: JobPlan, options: PlanOptions, *, played: Played | None = None, waves: int | None = None
+    plan: JobPlan, options: PlanOptions, *, played: Emulation | None = None, waves: int | None = None
 ) -> Predicted:
     """Speed and traffic of `plan` in the steady state.
 
     Args:
         plan: the planner's result.
         options: the planner's options.
-        played: emulation of its devices; None: they are real.
-        waves: of each virtual worker; None: as many as reach the steady state.
+        played: emulation of its devices; None for real devices.
+        waves: waves of each virtual worker; None for enough to reach the steady state.
 
     Raises:
-        PlanError: the plan cannot be run so.
+        PlanError: the plan cannot be run with these options.
     """
-    simulated, costs, stragglers = _as_played(_simulated(plan), plan.costs, played)
+    simulated, costs, stragglers = _as_emulated(_simulated(plan), plan.costs, played)
     how = SimulationOptions(
         staleness=options.staleness,
         pull=options.pull,
@@ -77,29 +77,29 @@ def run_forecast(
     options: SimulationOptions,
     segments: Iterable[SegmentLength],
     *,
-    played: Played | None = None,
+    played: Emulation | None = None,
 ) -> RunForecast:
     """Predict the speed of one run: every segment is simulated from barrier to barrier, with its actual length.
 
-    The measured figure of a run has the same definition: its samples by the time from when all stages are ready to the
-    end of the last one. It also includes costs that are not simulated: the optimizer's steps, reading data, evaluation
-    and writing checkpoints.
+    The measured figure of a run has the same definition: its samples divided by the time from when all stages are ready
+    to the end of the last one. It also includes costs that are not simulated: the optimizer's steps, reading data,
+    evaluation and writing checkpoints.
 
-    Segments of equal length are simulated once. One longer than the steady state takes to show is simulated up to there
-    and continued at its steady rate; so is whatever is left of a run of very many segments, or of segments of very many
-    different lengths.
+    Segments of equal length are simulated once. A segment longer than needed to reach the steady state is simulated up
+    to there and extrapolated at its steady rate; so is the rest of a run with very many segments, or with segments of
+    very many different lengths.
 
     Args:
         plan: the simulated plan.
         costs: the profile and the cluster.
         options: options of the simulation; `minibatches`, `stragglers`, `contention` and `staggered` are ignored.
-        segments: of the run, in order; at least one minibatch in all.
-        played: emulation of its devices; None: they are real.
+        segments: segments of the run, in order; at least one minibatch in all.
+        played: emulation of its devices; None for real devices.
 
     Raises:
-        PlanError: the plan cannot be run so.
+        PlanError: the plan cannot be run with these options.
     """
-    plan, costs, stragglers = _as_played(plan, costs, played)
+    plan, costs, stragglers = _as_emulated(plan, costs, played)
     counts = Counter(islice(segments, _MOST_SEGMENTS))
     most = _steady_minibatches(plan, options.staleness)
     budget = simulation_length.MOST_COMPUTATIONS
@@ -115,7 +115,7 @@ def run_forecast(
             minibatches=minibatches,
             stragglers=stragglers,
             contention=played is None,
-            staggered=played is None,  # in step they would compete for links, as real ones do not for long
+            staggered=played is None,  # synchronised, they would compete for links, as real ones do only briefly
         )
         simulated[minibatches] = simulate(plan, costs, how)
     samples = sum(length.samples * times for length, times in counts.items())
@@ -134,8 +134,8 @@ def _steady_minibatches(plan: SimulatedPlan, staleness: int | None, waves: int |
     return plan.minibatches_per_wave * simulated_waves(work, staleness, waves)
 
 
-def _as_played(
-    plan: SimulatedPlan, costs: Costs, played: Played | None
+def _as_emulated(
+    plan: SimulatedPlan, costs: Costs, played: Emulation | None
 ) -> tuple[SimulatedPlan, Costs, dict[DeviceId, float]]:
     """The plan, its costs with emulated links, and the stragglers among its devices."""
     if played is None:

@@ -1,13 +1,13 @@
 """Shared transfer resources: network cards and PCIe roots, each direction separately.
 
-A *flow* is one sender towards one receiver (a stage to its neighbour, a stage to a shard and back) and moves one
-message at a time, as the runtime's sender threads do. Messages of different flows share a resource *fairly*: of n
-messages at a network card each gets an n-th of it. This approximates TCP streams and DMA engines: a large push slows
-concurrent activations down but does not block them until it is complete, as first come, first served would.
+A *flow* has one sender and one receiver (a stage and its neighbour, a stage and a shard) and transfers one message at a
+time, as the runtime's sender threads do. Messages of different flows share a resource *fairly*: each of n messages at a
+network card gets 1/n of it. This approximates TCP streams and DMA engines: a large push slows concurrent activations
+down but does not block them until it is complete, as first come, first served would.
 
-A message that uses several resources is served by each at its own rate and arrives when the slowest is done (and never
-before the time its link takes alone). Exact where one resource is the bottleneck; where two compete it is at most
-optimistic, as what one holds back is not given to others by the other.
+A message that uses several resources is served by each at its own rate and arrives when the slowest is done (never
+before the uncontended time of its link). This is exact with a single bottleneck; with two competing resources it is
+optimistic at worst, because capacity that one leaves unused at the other is not redistributed.
 
 Progress is counted in whole ticks, rounded down each time a message joins.
 """
@@ -34,12 +34,12 @@ class SharedResource:
         #: Ticks of work done for each message present since the start, and the time of that value.
         self._progress = 0
         self._updated = 0
-        #: The progress at which each message is complete, its flow's rank, its flow.
+        #: Of each message: progress at which it is complete, its flow's rank, its flow.
         self._messages: list[tuple[int, int, Flow]] = []
         self._due = -1
 
     def admit(self, flow: Flow, work_ticks: int) -> None:
-        """Start to serve the message of `flow`; `Flow.served` is called when it is complete."""
+        """Start serving the message of `flow`; `Flow.served` is called when it is complete."""
         messages = self._messages
         now = self._engine.now
         if messages:
@@ -57,7 +57,7 @@ class SharedResource:
 
     def _depart(self, due: int) -> bool:
         if due != self._due:
-            return False  # a message joined since, so the first one takes longer
+            return False  # a message joined in the meantime, so the first one takes longer
         messages = self._messages
         self._progress = progress = messages[0][0]
         self._updated = due
@@ -71,7 +71,7 @@ class SharedResource:
 
 
 class Flow:
-    """From one sender to one receiver, always messages of one size, in order."""
+    """Messages of one size from one sender to one receiver, in order."""
 
     __slots__ = (
         "_alone_ticks",
@@ -102,12 +102,12 @@ class Flow:
 
         Args:
             engine: provides the time.
-            rank: different for each flow.
+            rank: unique number of the flow.
             alone_ticks: uncontended time of a message, including latency.
-            latency_ticks: the part of it in which the last byte is on its way and occupies nothing.
+            latency_ticks: the part of it in which the last byte is in transit and occupies no resource.
             shares: resources used by a message, with the ticks of work at each; empty: no contention.
             deliver: called with the number of each message when it has arrived.
-            log: called with number, start and end of each.
+            log: called with number, start and end of each message.
         """
         self._engine = engine
         self.rank = rank

@@ -32,11 +32,11 @@ class SimulatedActivity:
     vw: int | None
     """None for a publish."""
     stage: int | None
-    """Of a transfer between stages, the sender."""
+    """For a transfer between stages, the sender."""
     shard: int | None
-    """Of pushes and pulls."""
+    """For pushes and pulls only."""
     number: int
-    """The minibatch; of a push the wave, of a pull and a publish the clock."""
+    """The minibatch; for a push the wave, for a pull and a publish the clock."""
     start_ticks: int
     end_ticks: int
 
@@ -46,10 +46,10 @@ class SimulationResult:
     """Result of a simulation. Virtual workers are in the order of the plan."""
 
     samples_per_second: float
-    """In the steady state: of each virtual worker from the end of its middle wave to the end of its last but one, after
-    filling and before draining; summed over the virtual workers. Of a run of under 4 waves: on the whole."""
+    """In the steady state: for each virtual worker from the end of its middle wave to the end of its last but one,
+    after filling and before draining; summed over the virtual workers. For a run of under 4 waves, of the whole run."""
     waiting_seconds: tuple[float, ...]
-    """Of each virtual worker's first stage: time in which a clock required by its next minibatch was not published yet.
+    """For each virtual worker's first stage: time in which the clock required by its next minibatch was not published.
     """
     idle_seconds: tuple[float, ...]
     """Mean over each virtual worker's stages: time without work, up to the stage's last gradient."""
@@ -62,8 +62,8 @@ class SimulationResult:
     utilisation: Mapping[DeviceId, float]
     """Share of the whole run in which each device of the plan computed."""
     seconds: float
-    """Simulated, from the first forward to the last publish."""
+    """Simulated time, from the first forward to the last publish."""
     num_events: int
     """Number of discrete events."""
     activities: tuple[SimulatedActivity, ...] = ()
-    """In order of their ends; only if requested."""
+    """In the order of their ends; only if requested."""

@@ -2,11 +2,11 @@
 
 The decisions are the runtime's own: `schedule` decides what a stage computes next and how many minibatches may be in
 flight, `decide.sync.gate` when a minibatch may start and with which clock. Only commits, publications and the order of
-updates are a model of the decision log (`clocks`), tied to it by a test.
+updates are a model of the decision log (`clocks`), compared with it by a test.
 
-As in the runtime, transfers overlap with computation. The closed form of the planner counts a stage's receiving
-transfers as its own time instead; it bounds and ranks plans, the simulation predicts them. Control messages, the
-optimizer's steps and reading data are not simulated.
+As in the runtime, transfers overlap with computation. The planner's closed form instead counts a stage's receiving
+transfers as its own time; it bounds and ranks plans, the simulation predicts them. Control messages, the optimizer's
+steps and reading data are not simulated.
 """
 
 from __future__ import annotations
@@ -49,15 +49,13 @@ _MOVES = {
 def simulate(
     plan: SimulatedPlan, costs: Costs, options: SimulationOptions, *, with_activities: bool = False
 ) -> SimulationResult:
-    """Run `plan` in simulated time.
-
-    The same arguments always give the same result.
+    """Run `plan` in simulated time. Deterministic.
 
     Args:
         plan: the simulated plan.
         costs: the profile and the cluster.
         options: options of the simulation.
-        with_activities: whether to record all activities, which takes memory in proportion.
+        with_activities: whether to record all activities, which takes memory in proportion to their number.
 
     Raises:
         PlanError: the options are invalid, or all times are zero.
@@ -89,7 +87,7 @@ class _Simulation:
             self._engine,
             self._gate,
             num_stages=[len(stages) for stages in plan.workers],
-            # Every virtual worker pushes a whole model, so all its waves take a shard equally long.
+            # Every virtual worker pushes the whole model, so each of its waves takes a shard the same time.
             apply_ticks=[ticks(1000 * sums[-1] / options.apply_bytes_per_second) for sums in plan.placed.by_shard],
             exchange_ticks=ticks(1000 * options.exchange_seconds),
             on_publish=self._published,
@@ -105,9 +103,9 @@ class _Simulation:
         self._engine.run(self._settle)
         makespan = self._engine.now
         unfinished = [stage for stages in self._stages for stage in stages if not stage.is_done]
-        assert not unfinished, f"{len(unfinished)} stages wait for ever"
+        assert not unfinished, f"{len(unfinished)} stages wait forever"
         if not makespan:
-            raise PlanError("nothing in this plan takes any time; give the layers times above 0")
+            raise PlanError("no layer of this plan takes any time; give the layers times above 0")
         return SimulationResult(
             samples_per_second=self._costs.profile.batch_size * sum(map(self._rate, self._workers)),
             waiting_seconds=tuple(stages[0].waiting_ticks / _TICKS_PER_SECOND for stages in self._stages),
@@ -132,7 +130,7 @@ class _Simulation:
     # -- running -----------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """End of an instant: commit and publish, then let stages decide."""
+        """End of an instant: commit and publish, then let the stages decide."""
         if self._clocks.is_changed:
             self._clocks.settle()
         looking = self._looking
@@ -147,7 +145,7 @@ class _Simulation:
             self._log.append(SimulatedActivity(ActivityKind.PUBLISH, None, None, None, clock, now, now))
         for stages in self._stages:
             for stage in stages:
-                stage.hear()
+                stage.notify()
 
     # -- building ----------------------------------------------------------------------------------------------------
 
@@ -245,7 +243,7 @@ class _Simulation:
         return _TICKS_PER_SECOND * n * (last - first) / (ends[last] - ends[first])
 
     def _pulls_per_wave(self) -> list[float] | None:
-        """Pulls per wave of each virtual worker, where different from 1."""
+        """Pulls per wave of each virtual worker, if different from 1."""
         if self._options.pull == "every_wave":
             return None
         n = self._plan.minibatches_per_wave

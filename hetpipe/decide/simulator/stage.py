@@ -1,8 +1,8 @@
 """Model of one stage, which computes in the order of its schedule, like the runtime's `pipeline.segment_run`.
 
 Transfers overlap with computation: a frame is sent when it is computed and the stage continues immediately; pushes and
-pulls never block. The stage *looks* after every relevant event: it prefetches weights, even during a computation, and
-between computations its order selects the next one.
+pulls never block. A stage is re-evaluated (`look`) after every relevant event: it prefetches weights, even during a
+computation, and between computations its order selects the next one.
 """
 
 from __future__ import annotations
@@ -112,10 +112,10 @@ class Stage:
         Args:
             engine: provides the time.
             clocks: published and committed clocks.
-            gate: of the run.
+            gate: the run's gate.
             worker: the virtual worker.
             place: its position.
-            looking: queue of stages whose `look` is called at the end of this instant.
+            looking: queue of the stages whose `look` is called at the end of this instant.
         """
         self._engine = engine
         self._clocks = clocks
@@ -130,20 +130,20 @@ class Stage:
         self._filling, self._draining = place.answers
         #: The decisions that currently apply.
         self._answers = self._filling
-        #: The minibatch after whose forward the pipeline drains.
+        #: The minibatch whose forward is the last before the pipeline drains.
         self._drains_after = gate.drains_after(1, worker.num_minibatches)
         self._durations = place.durations
         self._log = place.log
         self._start_ticks = place.start_ticks
-        #: Minibatches whose forward, and whose backward, has ended here.
+        #: Minibatches whose forward, and whose backward, has ended at this stage.
         self._forwarded = self._backwarded = 0
         #: Arrival times of unused activations and gradients, in the order of p.
         self._forwards: deque[int] = deque()
         self._gradients: deque[int] = deque()
-        #: First stage: the next minibatch that may start, and since when.
+        #: First stage: the next minibatch that may start, and the time since when it may.
         self._opened = self._opened_at = 0
         #: Current W*, the next switch point, requested clocks, the number of those outstanding, and those that arrived
-        #: and wait for it.
+        #: before their switch point.
         self._clock = 0
         self._next_switch: int = self._first_switch
         self._asked: set[int] = set()
@@ -194,15 +194,15 @@ class Stage:
         """Receive this stage's part of w^(clock)."""
         self._fetched.add(clock)
         self._under_way -= 1
-        self.hear()
+        self.notify()
 
     def wake(self) -> None:
-        """Schedule a look after an event that matters only between computations."""
+        """Schedule `look` after an event that matters only between computations."""
         if not self._is_computing:
-            self.hear()
+            self.notify()
 
-    def hear(self) -> None:
-        """Schedule a look after a publication or the arrival of weights, which matter during a computation, too."""
+    def notify(self) -> None:
+        """Schedule `look` after a publication or the arrival of weights, which matter during computations as well."""
         if not (self._is_awake or self.is_done):
             self._is_awake = True
             self._looking.append(self)
@@ -248,7 +248,7 @@ class Stage:
             self._pull.begin(clock)
 
     def _opening(self, now: int) -> int | None:
-        """First stage: since when the next minibatch may start; None: it may not."""
+        """First stage: the time since when the next minibatch may start; None if it may not."""
         p = self._forwarded + 1
         in_flight = self._forwarded - self._backwarded
         if p > self._worker.num_minibatches or in_flight >= self._limit:

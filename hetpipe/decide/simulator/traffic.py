@@ -1,7 +1,7 @@
 """Traffic of a plan: all flows of a job with source, destination and frequency, as values.
 
-Per minibatch: activations to the next stage, and back the gradients of those that need one. Per wave: each stage pushes
-its update to every shard that holds a part of it, and pulls that part of the published weights.
+Per minibatch: activations to the next stage, and the gradients of those that need one in return. Per wave: each stage
+pushes its update to every shard with a part of it, and pulls that part of the published weights.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FlowSpec:
     traffic: Traffic
     vw: int
     stage: int
-    """The sending stage; of a pull, the requesting stage."""
+    """The sending stage; for a pull, the requesting stage."""
     shard: int | None
     source: str
     """The source node."""
@@ -65,8 +65,8 @@ def cross_node_bytes_per_minibatch(
 ) -> float:
     """All bytes that leave a node, averaged over the job's minibatches, each counted once.
 
-    One push per wave, and the given number of pulls of each virtual worker, by default one. All virtual workers compute
-    the same number of minibatches.
+    Counts one push per wave, and the given number of pulls of each virtual worker, by default one. All virtual workers
+    compute the same number of minibatches.
     """
     n = plan.minibatches_per_wave
     moved = [

@@ -533,7 +533,7 @@ class Inspection:
         if self._told:
             return
         self._told = True
-        words = f"; its last words: {last_words}" if last_words else ""
+        words = f"; its last output: {last_words}" if last_words else ""
         problem = f"the inspection of the model {exit_sentence(exit_code)} before it reported{words}"
         self._tell(InspectionResult(self._job_id, None, JobFailed.__name__, (problem,)))
 
@@ -572,7 +572,7 @@ class LinkEnd:
 
     def ended(self, exit_code: int, last_words: str) -> None:
         """Its process is gone; without an answer before, that is the outcome."""
-        words = f"; its last words: {last_words}" if last_words else ""
+        words = f"; its last output: {last_words}" if last_words else ""
         if not self._told:
             self.failed(f"the measuring process {exit_sentence(exit_code)} before it reported{words}")
 

@@ -1,6 +1,6 @@
 """`python -m hetpipe.server.agent.stage_process`: one stage of one virtual worker, started by an agent.
 
-Order of its life: import the user's code, meet the neighbours, push or await the first weights, run, say how it ended.
+Sequence: import the user's code, connect to the neighbours, push or await the initial weights, run, report the end.
 """
 
 from __future__ import annotations

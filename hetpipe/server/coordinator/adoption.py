@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 
-from hetpipe.decide.lifecycle.exchange import MemberSeen, Tick
+from hetpipe.decide.lifecycle.exchange import MemberRegistered, Tick
 from hetpipe.decide.lifecycle.job_machine import ENDS_AT_CHECKPOINT, JobMachine
 from hetpipe.decide.lifecycle.orphans import Orphan, Orphans
 from hetpipe.decide.lifecycle.registry import Registry
@@ -105,14 +105,14 @@ class Adoption:
             elif record.state in _BEFORE_TRAINING and not _has_trained(record, events):
                 self._begin_again(record, events)
             else:
-                self.hear_of(record.job_id, record)
+                self.discover(record.job_id, record)
 
-    def hear_of(
+    def discover(
         self,
         job_id: JobId,
         record: JobRecord | None = None,
         *,
-        teller: MemberId | None = None,
+        reporter: MemberId | None = None,
         from_clock_shard: bool = False,
     ) -> Orphan | None:
         """Register a job from the store (`record`) or from a member's report. The orphan, if it is one now.
@@ -124,22 +124,24 @@ class Adoption:
             return None
         if host is not None and host.machine.goes_back and not from_clock_shard:
             return None
-        orphan = self._orphans.hear_of(job_id, now=self._context.clock.monotonic(), teller=teller)
+        orphan = self._orphans.discover(job_id, now=self._context.clock.monotonic(), reporter=reporter)
         if orphan is not None:
             orphan.record = orphan.record or record
         return orphan
 
-    def clock_told(self, shard: MemberInfo, job_id: JobId, clocks: ClockSnapshot) -> None:
+    def on_clock_report(self, shard: MemberInfo, job_id: JobId, clocks: ClockSnapshot) -> None:
         """Handle a shard's clocks of a job that is not led here."""
-        if job_id not in self._refused and self.hear_of(job_id, teller=shard.id, from_clock_shard=True) is not None:
-            self._orphans.clock_told(job_id, shard, clocks.term, now=self._context.clock.monotonic())
+        if job_id not in self._refused and self.discover(job_id, reporter=shard.id, from_clock_shard=True) is not None:
+            self._orphans.on_clock_report(job_id, shard, clocks.term, now=self._context.clock.monotonic())
 
-    def shard_told(self, shard: MemberInfo, clocks: Mapping[JobId, ClockSnapshot], lost: Mapping[JobId, str]) -> None:
+    def on_shard_report(
+        self, shard: MemberInfo, clocks: Mapping[JobId, ClockSnapshot], lost: Mapping[JobId, str]
+    ) -> None:
         """Handle the heartbeat of a parameter server: the jobs whose clock shard it is, and those it has lost."""
         for orphan in self._orphans:
             if self._clock_shard_of(orphan) == shard.id:
                 job_id = orphan.job_id
-                self._orphans.shard_told(job_id, shard, serves=job_id in clocks, reason=lost.get(job_id, ""))
+                self._orphans.on_shard_report(job_id, shard, serves=job_id in clocks, reason=lost.get(job_id, ""))
 
     def _clock_shard_of(self, orphan: Orphan) -> MemberId | None:
         """The parameter server with a job's clock shard, if that is certain.
@@ -161,7 +163,7 @@ class Adoption:
 
         The agent's right to report it is checked at adoption.
         """
-        orphan = self.hear_of(news.job_id) if news.job_id in self._orphans else None
+        orphan = self.discover(news.job_id) if news.job_id in self._orphans else None
         if orphan is None:
             return False
         orphan.news[agent].append(news)
@@ -283,10 +285,10 @@ class Adoption:
         self._orphans.pop(orphan.job_id)
         self._askers.pop(orphan.job_id, None)
         for member in self._registry.members(now=self._context.clock.monotonic()):
-            self._jobs.feed(host, MemberSeen(member.info))
+            self._jobs.feed(host, MemberRegistered(member.info))
         for agent, told in orphan.news.items():
             for news in told:
-                if host.machine.may_tell(agent, news):
+                if host.machine.may_report(agent, news):
                     self._jobs.feed(host, news)
         self._jobs.feed(host, Tick())
         self._claims.offer()

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from hetpipe.clock import Clock
 from hetpipe.decide.lifecycle.leadership import (
     Decision,
-    EndAsked,
     Event,
-    Granted,
     Leadership,
-    Refused,
+    LeadGranted,
+    LeadRefused,
+    NoAnswer,
+    ShutdownRequested,
     Standing,
-    Unanswered,
-    Waited,
+    TimePassed,
 )
 from hetpipe.errors import HetpipeError, NotLeader
 from hetpipe.observe.log import get_logger
@@ -123,18 +123,18 @@ class Candidate:
         try:
             return self._ask()
         except HetpipeError as error:
-            return self._take(Unanswered(str(error)))
+            return self._take(NoAnswer(str(error)))
 
     def look(self) -> float:
         """Look at the clock; seconds until the next look is due: when the lease is over, if nothing renews it."""
-        return self._take(Waited()).left_seconds or self._leadership.renew_seconds
+        return self._take(TimePassed()).left_seconds or self._leadership.renew_seconds
 
     def end(self) -> None:
         """Step down and let another one lead at once. Nothing may act any more."""
         self._closing.set()
         for thread in self._threads:
             thread.join()
-        self._take(EndAsked())
+        self._take(ShutdownRequested())
         if self._lead is not None:
             try:
                 self._store.release_lead(self._lead)
@@ -149,8 +149,8 @@ class Candidate:
                 self._hold(self._lead)
         except NotLeader as error:
             self._lead = None
-            return self._take(Refused(str(error)))
-        return self._take(Granted(asked))
+            return self._take(LeadRefused(str(error)))
+        return self._take(LeadGranted(asked))
 
     def _hold(self, lead: Lead | None) -> None:
         """Have the lead renewed, or get it."""
@@ -178,7 +178,7 @@ class Candidate:
         if (
             before is Standing.LEADING
             and decision.standing is Standing.STEPPED_DOWN
-            and not isinstance(event, EndAsked)
+            and not isinstance(event, ShutdownRequested)
         ):
             self._closing.set()
             self._on_lost(f"{self._name} leads no more: {decision.reason}")
@@ -186,7 +186,7 @@ class Candidate:
 
     def _tell(self, event: Event, decision: Decision) -> None:
         told = (decision.standing, decision.reason)
-        if not isinstance(event, Waited) and told != self._told:
+        if not isinstance(event, TimePassed) and told != self._told:
             self._told = told
             _log.info("leadership", standing=decision.standing, reason=decision.reason)
 

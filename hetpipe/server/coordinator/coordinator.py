@@ -21,17 +21,17 @@ from hetpipe import failpoints
 from hetpipe.clock import Clock
 from hetpipe.decide.lifecycle.exchange import (
     AgentDeparts,
-    ClocksTold,
-    ConditionsTold,
+    ClocksReported,
+    ConditionsReported,
     Input,
     MemberGone,
-    MemberSeen,
-    ShardHeard,
-    StopAsked,
+    MemberRegistered,
+    ShardHeartbeat,
+    StopRequested,
     Tick,
 )
 from hetpipe.decide.lifecycle.job_machine import JobMachine
-from hetpipe.decide.lifecycle.job_queue import untold
+from hetpipe.decide.lifecycle.job_queue import unknown_usage
 from hetpipe.decide.lifecycle.link_survey import ClusterLinks, is_cluster_survey
 from hetpipe.decide.lifecycle.orphans import Orphans
 from hetpipe.decide.lifecycle.patience import Patience
@@ -52,7 +52,7 @@ from hetpipe.observe.log import get_logger
 from hetpipe.server.coordinator.adoption import Adoption, job_id_of
 from hetpipe.server.coordinator.control_numbers import Election, Fences, NoElection, Terms
 from hetpipe.server.coordinator.device_claims import DeviceClaims
-from hetpipe.server.coordinator.job_hosts import Context, JobHost, JobHosts, thread_per_job
+from hetpipe.server.coordinator.job_hosts import Context, JobHost, JobHosts, Unsaved, save, thread_per_job
 from hetpipe.server.coordinator.tasks import Tools
 from hetpipe.storage.store import JobRecord, MemberRecord, Store
 from hetpipe.values.commands import AgentNews, ChildExit, LinkAwaited, LinkResult, NumberedCommand, StageKey, StageNews
@@ -176,10 +176,10 @@ class Coordinator:
             if info.role is MemberRole.AGENT:
                 self._mailboxes.open(AgentId(info.id), is_new=replaced is not None)
             for job_id in {key.job_id for key in info.stages}:
-                self._adoption.hear_of(job_id, teller=info.id)
+                self._adoption.discover(job_id, reporter=info.id)
             if replaced is not None:
                 self._tell_gone(replaced, f"{replaced} was replaced by pid {info.pid} on {info.host}")
-            self._jobs.feed_all(MemberSeen(info))
+            self._jobs.feed_all(MemberRegistered(info))
             self._claims.offer()
             self.condition.notify_all()
         failpoints.reach("membership.published_not_seen")
@@ -218,24 +218,24 @@ class Coordinator:
         with self.condition:
             role = self._registry.check(member_id, registration, owner=owner).info.role
             _check_told(role, of_shard=bool(clocks or lost or conditions), of_jobs=bool(jobs or last_command))
-            is_first = not self._registry.has_told(member_id)
+            is_first = not self._registry.has_reported(member_id)
             record = self._registry.renew(member_id, registration, now=self._clock.monotonic())
             self._mailboxes.acknowledge(AgentId(member_id), last_command)
             for job_id, snapshot in clocks.items():
                 host = self._jobs.get(job_id)
                 if host is not None and host.machine.is_clock_shard(member_id):
-                    self._jobs.feed(host, ClocksTold(snapshot))
+                    self._jobs.feed(host, ClocksReported(snapshot))
                 else:
-                    self._adoption.clock_told(record.info, job_id, snapshot)
+                    self._adoption.on_clock_report(record.info, job_id, snapshot)
             lost = lost or {}
             if record.info.role is MemberRole.PARAMETER_SERVER:
-                self._adoption.shard_told(record.info, clocks, lost)
+                self._adoption.on_shard_report(record.info, clocks, lost)
             for host in self._jobs:
                 if any(shard.id == member_id for shard in host.machine.shards):
                     reason = lost.get(host.job_id, "")
-                    self._jobs.feed(host, ShardHeard(member_id, serves=host.job_id in jobs, reason=reason))
+                    self._jobs.feed(host, ShardHeartbeat(member_id, serves=host.job_id in jobs, reason=reason))
                     if told := (conditions or {}).get(host.job_id):
-                        self._jobs.feed(host, ConditionsTold(member_id, told))
+                        self._jobs.feed(host, ConditionsReported(member_id, told))
             ended = tuple(job_id for job_id in (*jobs, *lost) if not self._may_have_processes(job_id, member_id))
             self._adoption.tick()
             if is_first:
@@ -397,7 +397,9 @@ class Coordinator:
         with self.condition:
             cluster = self._claims.view()
         if cluster.unled:
-            raise Unavailable(f"the coordinator waits for {untold(cluster.unled[0])}; ask again in a few seconds")
+            raise Unavailable(
+                f"the coordinator waits for {unknown_usage(cluster.unled[0])}; ask again in a few seconds"
+            )
         return cluster.agents
 
     def is_orphan(self, job_id: JobId) -> bool:
@@ -438,7 +440,7 @@ class Coordinator:
             if submission.has_begun and not kept.state.is_terminal:
                 # Its clock shard may have more of it; else it is rewound to its newest checkpoint.
                 self._jobs.forget_end(job_id)
-                self._adoption.hear_of(job_id, kept)
+                self._adoption.discover(job_id, kept)
                 return job_id
             if job_id in self._jobs or not kept.state.is_queued:
                 return job_id
@@ -453,6 +455,9 @@ class Coordinator:
     def stop_job(self, job_id: JobId | None, mode: StopMode) -> JobState:
         """Ask a job to stop; where it stands now.
 
+        The request is in the store before this returns, so that the next coordinator has it even if this one dies now.
+        While the store is away, the job stops all the same.
+
         Raises:
             UnknownJob: there is no such job.
         """
@@ -462,8 +467,14 @@ class Coordinator:
                 return self._stop_orphan(self.record(job_id), mode)
             _log.info("job_stop_asked", job=host.job_id, mode=mode)
             host.want_stop(mode)
-            self._jobs.feed(host, StopAsked(mode))
-            return host.machine.state
+            self._jobs.feed(host, StopRequested(mode))
+            state, record = host.machine.state, host.record
+        try:
+            # The job's own thread writes it again: it may have been writing the record without it.
+            save(self._store, Unsaved(record, is_record=True, events=()))
+        except StoreUnavailable as error:
+            _log.warning("job_not_kept_yet", job=record.job_id, reason=str(error))
+        return state
 
     def _stop_orphan(self, record: JobRecord, mode: StopMode) -> JobState:
         """Request the stop of an orphan, also in the store: it stops once it is led, or ends if it cannot be."""
@@ -499,7 +510,7 @@ class Coordinator:
         if not kept.state.is_terminal:
             with self.condition:
                 # Every orphan is led, rewound or ended, even if an earlier step missed it.
-                self._adoption.hear_of(kept.job_id, kept)
+                self._adoption.discover(kept.job_id, kept)
         return kept
 
     def _forgotten(self, job_id: JobId | None) -> JobRecord:
@@ -575,14 +586,14 @@ class Coordinator:
     def _tell_gone(self, info: MemberInfo, sentence: str) -> None:
         self._jobs.feed_all(MemberGone(info.id, sentence))
 
-    def _may_have_processes(self, job_id: JobId, teller: MemberId) -> bool:
+    def _may_have_processes(self, job_id: JobId, reporter: MemberId) -> bool:
         """Whether a member may still have processes of a job that it reports; under the lock."""
         if is_cluster_survey(job_id):
             return self._cluster_links.is_under_way(job_id)
         host = self._jobs.get(job_id)
         if host is not None:
             return host.machine.may_have_processes(now=self._clock.monotonic())
-        self._adoption.hear_of(job_id, teller=teller)
+        self._adoption.discover(job_id, reporter=reporter)
         return not self._jobs.has_ended(job_id)
 
     def _news_told(self, agent: AgentId, news: AgentNews) -> bool:
@@ -591,7 +602,7 @@ class Coordinator:
             return isinstance(news, LinkAwaited | LinkResult) and self._survey_told(agent, news)
         host = self._jobs.get(news.job_id)
         if not self._adoption.keep_news(agent, news) and host is not None:
-            if not host.machine.may_tell(agent, news):
+            if not host.machine.may_report(agent, news):
                 return False
             if isinstance(news, LinkResult):
                 self._registry.learn_links(news.measured)
@@ -621,7 +632,7 @@ class Coordinator:
         for host in self._jobs:
             board = host.machine.conditions
             if self._store_condition.times or board.current[ConditionKind.STORE_UNREACHABLE]:
-                self._jobs.feed(host, ConditionsTold(_COORDINATOR, (self._store_condition,)))
+                self._jobs.feed(host, ConditionsReported(_COORDINATOR, (self._store_condition,)))
 
     def _renew_in_store(self, record: MemberRecord) -> None:
         """Renew it in the store; an outage or data loss of the store evicts no member."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Container
 from dataclasses import replace
 
-from hetpipe.decide.lifecycle.exchange import ClusterSeen
+from hetpipe.decide.lifecycle.exchange import ResourcesOffered
 from hetpipe.decide.lifecycle.job_queue import ClusterView, turns
 from hetpipe.decide.lifecycle.orphans import Orphans
 from hetpipe.decide.lifecycle.registry import Registry
@@ -38,7 +38,7 @@ class DeviceClaims:
             cluster = self.view()
             places = turns([(host.job_id, host.machine.job) for host in waiting], cluster)
             for host, turn in zip(waiting, places, strict=True):
-                self._jobs.feed(host, ClusterSeen(cluster, turn))
+                self._jobs.feed(host, ResourcesOffered(cluster, turn))
                 if not host.machine.state.is_queued:
                     # It has claimed its members; the rest is offered to the others.
                     break
@@ -62,11 +62,11 @@ class DeviceClaims:
         }
         orphans = self._orphans
         #: Their devices may be in use by a job that only they can report.
-        tellers = {
-            member for orphan in orphans if not orphans.is_credible(orphan, now=now) for member in orphan.tellers
+        reporters = {
+            member for orphan in orphans if not orphans.is_credible(orphan, now=now) for member in orphan.reporters
         }
         members, shards = (
-            [member for member in self._registry.of_role(role) if member.id not in tellers]
+            [member for member in self._registry.of_role(role) if member.id not in reporters]
             for role in (MemberRole.AGENT, MemberRole.PARAMETER_SERVER)
         )
         agents = [self.known_agent(member) for member in members if not self._registry.departs(member.id)]
@@ -75,7 +75,7 @@ class DeviceClaims:
         return ClusterView(
             agents=tuple(_without(agent, users) for agent in agents),
             busy_devices=held.total(),
-            shards=tuple(shard for shard in shards if self._registry.has_told(shard.id)),
+            shards=tuple(shard for shard in shards if self._registry.has_reported(shard.id)),
             unled=tuple(orphan.job_id for orphan in orphans if orphans.is_credible(orphan, now=now)),
             held=tuple(held.items()),
             is_settled=now - self._began >= self._context.patience.echo_seconds,

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from hetpipe.clock import Clock
-from hetpipe.decide.lifecycle.exchange import Announce, ClocksTold, Input, Instruction, SendCommand, Task
+from hetpipe.decide.lifecycle.exchange import Announce, ClocksReported, Input, Instruction, SendCommand, Task
 from hetpipe.decide.lifecycle.job_machine import JobMachine
 from hetpipe.decide.lifecycle.patience import Patience
 from hetpipe.decide.lifecycle.registry import Mailboxes
@@ -298,7 +298,7 @@ class JobHosts:
         for instruction in instructions:
             self._carry_out(host, instruction)
         self._keep(host)
-        if instructions or isinstance(fact, ClocksTold):
+        if instructions or isinstance(fact, ClocksReported):
             self._context.condition.notify_all()
 
     def feed_all(self, fact: Input) -> None:

@@ -24,25 +24,25 @@ from hetpipe.decide.lifecycle.configs import (
 from hetpipe.decide.lifecycle.exchange import (
     Admit,
     AdmitAcknowledged,
-    AskBarrier,
     Drain,
     DrainAcknowledged,
+    DrainedPersisted,
     Evict,
     EvictAcknowledged,
+    FetchClocks,
+    FinalClocks,
     Input,
-    KeepOut,
-    KeptOut,
+    PersistDrained,
     Prepare,
     Prepared,
     Release,
     Replan,
+    RequestBarrier,
     Rewind,
     SettleReplan,
-    ShardNotAsked,
+    ShardCallFailed,
     Task,
     TaskFailed,
-    WrappedUp,
-    WrapUp,
 )
 from hetpipe.decide.lifecycle.known_cluster import PlanningInputs
 from hetpipe.decide.lifecycle.planning import PLANNER, Planner, plan_run, with_forecast
@@ -148,7 +148,7 @@ class JobTasks:
         match task:
             case Prepare() | Rewind():
                 return self._answered("prepare", lambda: self._prepared(task))
-            case AskBarrier():
+            case RequestBarrier():
                 return self._answered("barrier", lambda: self._ask_barrier(task))
             case Evict():
                 return self._asked(task, self._evict)
@@ -156,15 +156,15 @@ class JobTasks:
                 return self._asked(task, self._admit)
             case Drain():
                 return self._asked(task, self._drain)
-            case KeepOut():
+            case PersistDrained():
                 return self._keep_out(task)
             case Replan():
                 return self._replans.replan(task, self._submission.run_dir)
             case SettleReplan():
                 self._replans.settle(task, self._submission.run_dir)
                 return None
-            case WrapUp():
-                return WrappedUp(self._last_clocks(task))
+            case FetchClocks():
+                return FinalClocks(self._last_clocks(task))
             case Release(shards=shards):
                 for shard in shards:
                     self._tried(shard, lambda port: port.invoke(calls.RELEASE, ReleaseRequest(self._job_id)))
@@ -271,7 +271,7 @@ class JobTasks:
                 self._clock.sleep(_TERM_PAUSE_SECONDS)
         return self._store.next_term(above=above)
 
-    def _ask_barrier(self, task: AskBarrier) -> None:
+    def _ask_barrier(self, task: RequestBarrier) -> None:
         request = RequestBarrierRequest(self._job_id, task.term, STOP)
         barrier = self._with_shard(task.clock_shard, lambda port: port.invoke(calls.REQUEST_BARRIER, request)).clock
         _log.info("job_stops_at_barrier", job=self._job_id, clock=barrier)
@@ -281,11 +281,11 @@ class JobTasks:
             return ask(task)
         except HetpipeError as error:
             _log.warning("clock_shard_not_asked", job=self._job_id, vw=task.vw, reason=str(error))
-            return ShardNotAsked(task.vw, task.incarnation, type(error).__name__, str(error))
+            return ShardCallFailed(task.vw, task.incarnation, type(error).__name__, str(error))
         except Exception as error:  # noqa: BLE001 - whatever it is, the virtual worker must not be forgotten
             _log.exception("clock_shard_not_asked", job=self._job_id, vw=task.vw)
             sentence = "internal error of the coordinator, see its log"
-            return ShardNotAsked(task.vw, task.incarnation, type(error).__name__, sentence)
+            return ShardCallFailed(task.vw, task.incarnation, type(error).__name__, sentence)
 
     def _evict(self, task: Evict) -> EvictAcknowledged:
         failpoints.reach("membership.evict_decided_not_published")
@@ -314,7 +314,7 @@ class JobTasks:
         self._with_shard(task.clock_shard, lambda port: port.invoke(calls.DRAIN, request))
         return DrainAcknowledged(task.vw, task.incarnation)
 
-    def _keep_out(self, task: KeepOut) -> KeptOut:
+    def _keep_out(self, task: PersistDrained) -> DrainedPersisted:
         def keep(port: Calls) -> None:
             run = port.invoke(calls.DESCRIBE_RUN, DescribeRunRequest(self._job_id)).run
             port.invoke(calls.KEEP_RUN, KeepRunRequest(self._job_id, task.term, replace(run, out=task.out)))
@@ -323,10 +323,10 @@ class JobTasks:
             self._with_shard(task.clock_shard, keep)
         except Exception as error:  # noqa: BLE001 - whatever it is, the clock shard is told again
             _log.warning("not_kept_who_is_out", job=self._job_id, reason=str(error))
-            return KeptOut(task.out, is_kept=False)
-        return KeptOut(task.out, is_kept=True)
+            return DrainedPersisted(task.out, is_kept=False)
+        return DrainedPersisted(task.out, is_kept=True)
 
-    def _last_clocks(self, task: WrapUp) -> ClockSnapshot | None:
+    def _last_clocks(self, task: FetchClocks) -> ClockSnapshot | None:
         request = GetShardClocksRequest(self._job_id)
         if not task.shards:
             return None

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from hetpipe.decide.elastic.enlarging import new_worker
 from hetpipe.decide.elastic.virtual_workers import VirtualWorker
-from hetpipe.decide.lifecycle.exchange import AddAsked, DrainAsked, NewWorker
+from hetpipe.decide.lifecycle.exchange import AddRequested, DrainRequested, NewWorker
 from hetpipe.decide.lifecycle.job_machine import JobMachine
 from hetpipe.errors import Unavailable, UserError
 from hetpipe.observe.log import get_logger
@@ -46,7 +46,7 @@ class WorkerWishes:
             worker = named(host.machine, vw)
             check_drain(host.machine, worker)
             _log.info("drain_asked", job=host.job_id, vw=vw)
-            self._coordinator.tell(host, DrainAsked(vw, "out"))
+            self._coordinator.tell(host, DrainRequested(vw, "out"))
             return worker.status
 
     def add(self, job_id: JobId | None, vw: VirtualWorkerIndex | None) -> tuple[WorkerStatus, ...]:
@@ -64,7 +64,7 @@ class WorkerWishes:
                 return (self._enlarge(host),)
             for worker in workers:
                 _log.info("add_asked", job=host.job_id, vw=worker.vw)
-                self._coordinator.tell(host, AddAsked(worker.vw))
+                self._coordinator.tell(host, AddRequested(worker.vw))
             return tuple(worker.status for worker in workers)
 
     def _enlarge(self, host: JobHost) -> WorkerStatus:

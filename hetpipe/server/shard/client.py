@@ -127,8 +127,8 @@ class ShardClient:
         """Implement `Synchroniser.join`."""
         return self.clock_shard.invoke(calls.JOIN, JoinRequest(self.requester)).makes_weights
 
-    def push_first_weights(self, weights: FlatBuffer) -> None:
-        """Implement `Synchroniser.push_first_weights`."""
+    def push_initial_weights(self, weights: FlatBuffer) -> None:
+        """Implement `Synchroniser.push_initial_weights`."""
         self._push(None, weights)
         self.clock_shard.invoke(calls.REPORT_INITIALIZED, ReportInitializedRequest(self.requester))
 

@@ -132,7 +132,7 @@ class ClockShard:
             )
 
     def initialized(self, requester: Requester) -> None:
-        """A stage has staged its part of the first weights."""
+        """A stage has staged its part of the initial weights."""
         with self.bell:
             self._check(requester)
             self._decide(Initialized(requester.vw, requester.incarnation, requester.stage))

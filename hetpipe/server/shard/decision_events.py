@@ -36,7 +36,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Initialized:
-    """A stage has staged its part of the first weights."""
+    """A stage has staged its part of the initial weights."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation

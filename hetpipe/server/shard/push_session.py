@@ -100,7 +100,7 @@ class PushSession:
             size = region.element_size()
             if low < high and not finite(region[(low - first) // size : -(-(high - first) // size)]):
                 names = [s.name for s in self._buffer.layout.slots if s.offset < high and s.offset + s.num_bytes > low]
-                what = "first weights" if self.header.wave is None else f"wave {self.header.wave}"
+                what = "initial weights" if self.header.wave is None else f"wave {self.header.wave}"
                 raise NonFiniteUpdate(
                     f"{what} of {self.header.requester} is not finite ({dtype}) in or near {', '.join(names[:3])}"
                 )

@@ -244,13 +244,11 @@ def test_a_coordinator_that_goes_away_is_waited_for() -> None:
 
 
 def test_a_job_that_nobody_leads_is_not_watched_for_ever() -> None:
-    unled = replace(running(), failure="nobody leads it since its coordinator ended")
+    unled = replace(running(), failure="its coordinator ended")
     result = invoke(FakeCoordinator(status=unled), "--coordinator", ADDRESS)
     assert result.exit_code == 1
-    assert "nobody leads it since its coordinator ended" in result.stdout
-    assert result.stderr == (
-        f"error: job {JOB_ID} has had no leader for 180 s: nobody leads it since its coordinator ended\n"
-    )
+    assert "its coordinator ended" in result.stdout
+    assert result.stderr == (f"error: job {JOB_ID} has had no leader for 180 s: its coordinator ended\n")
 
 
 def test_a_run_whose_services_are_coming_up() -> None:

@@ -213,7 +213,7 @@ def test_errors_of_the_users_code_come_back_as_they_are() -> None:
 
 @pytest.mark.processes
 def test_a_process_that_dies_is_an_error_with_its_last_words() -> None:
-    with pytest.raises(JobFailed, match=r"was killed by SIGKILL before it was done; its last words: out of luck"):
+    with pytest.raises(JobFailed, match=r"was killed by SIGKILL before it was done; its last output: out of luck"):
         ask("print('out of luck', flush=True)\nos.kill(os.getpid(), 9)\n")
 
 

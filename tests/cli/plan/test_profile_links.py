@@ -235,7 +235,7 @@ def test_links_of_this_machine_are_measured_between_processes_once() -> None:
 @pytest.mark.processes
 def test_a_process_that_dies_is_an_error_with_its_last_words() -> None:
     with pytest.raises(
-        JobFailed, match=r"process that measures links was killed by SIGKILL .* last words: out of luck"
+        JobFailed, match=r"process that measures links was killed by SIGKILL .* last output: out of luck"
     ):
         profile_links(wish("print('out of luck', flush=True)\nos.kill(os.getpid(), 9)\n"), shell(), lambda _: None)
 

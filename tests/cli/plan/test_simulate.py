@@ -92,7 +92,7 @@ def test_a_plan_for_minibatches_of_another_size() -> None:
     write_document(document.model_copy(update={"allocation": "ED"}), Path("plan.json"))
     refused = simulated()
     assert refused.exit_code == 2
-    assert "give the profile that the plan was made with, or plan again with this one" in refused.stderr
+    assert "use the profile that the plan was made with, or plan again with this one" in refused.stderr
 
 
 def test_people_read_one_screen() -> None:

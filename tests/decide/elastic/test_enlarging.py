@@ -13,17 +13,17 @@ from hetpipe.decide.elastic.repartitions import Repartitions
 from hetpipe.decide.elastic.replanning import basis_of
 from hetpipe.decide.lifecycle.configs import agents_of, with_agents
 from hetpipe.decide.lifecycle.exchange import (
-    AddAsked,
+    AddRequested,
     Admit,
     AdmitAcknowledged,
-    DrainAsked,
+    DrainRequested,
     EvictAcknowledged,
     MemberGone,
     NewWorker,
     Prepared,
     Rewind,
-    ShardHeard,
-    StopAsked,
+    ShardHeartbeat,
+    StopRequested,
 )
 from hetpipe.decide.lifecycle.job_machine import JobMachine
 from hetpipe.decide.lifecycle.known_cluster import PlanningInputs, known_links
@@ -219,19 +219,19 @@ class TestMachine:
 
     def test_it_leaves_like_the_others(self) -> None:
         driver = enlarged()
-        driver.feed(DrainAsked(Vw(2), "out"))
+        driver.feed(DrainRequested(Vw(2), "out"))
 
         driver.feed(EvictAcknowledged(Vw(2), Incarnation(1)))
         driver.wait(6.0)
         assert driver.worker(2).state is LifeState.OUT
-        driver.feed(AddAsked(Vw(2)))
+        driver.feed(AddRequested(Vw(2)))
         assert driver.tasks(Admit)[-1].incarnation == 2
         assert driver.tasks(Admit)[-1].replan is not None
 
     @pytest.mark.parametrize("mode", StopMode)
     def test_the_job_stops_meanwhile(self, mode: StopMode) -> None:
         driver = enlarged()
-        driver.feed(StopAsked(mode))
+        driver.feed(StopRequested(mode))
         said = len(driver.said)
         begun(driver)
 
@@ -249,7 +249,7 @@ class TestMachine:
     def test_a_rewound_job_keeps_it(self) -> None:
         driver = begun(enlarged())
         for _ in range(2):
-            driver.feed(ShardHeard(MemberId("ps0"), serves=False, reason="its disk is empty"))
+            driver.feed(ShardHeartbeat(MemberId("ps0"), serves=False, reason="its disk is empty"))
         for vw, stage in ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0)):
             driver.exit(vw, stage, -15, life=1 if vw == 2 else 0, ordered=True)
         driver.wait(6.0)

@@ -20,7 +20,7 @@ from hetpipe.decide.lifecycle.exchange import (
     Replan,
     Replanned,
     SettleReplan,
-    StopAsked,
+    StopRequested,
 )
 from hetpipe.server.coordinator.replan_tasks import ReplanTasks
 from hetpipe.values.commands import StartStageCommand
@@ -286,7 +286,7 @@ def test_one_that_died_while_it_was_planned_anew_keeps_its_plan(run: Run) -> Non
 def test_a_stop_ends_a_move(run: Run) -> None:
     run.go_on(SLOW, windows=7)
     run.answer()
-    run.feed(StopAsked(StopMode.CHECKPOINT))
+    run.feed(StopRequested(StopMode.CHECKPOINT))
     for vw, stage in STAGES:
         run.report(vw, stage, StageDone(Clock(40), "stop+drain"))
         run.exit(vw, stage, 0)

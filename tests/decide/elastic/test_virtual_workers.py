@@ -7,11 +7,11 @@ import pytest
 from hetpipe.decide.lifecycle.exchange import (
     Admit,
     AdmitAcknowledged,
-    ClocksTold,
+    ClocksReported,
     Evict,
     EvictAcknowledged,
     MemberGone,
-    MemberSeen,
+    MemberRegistered,
 )
 from hetpipe.values.events import (
     JobState,
@@ -58,7 +58,7 @@ class TestDeath:
         driver.exit(1, 1, 3, "no more memory")
         driver.exit(1, 0, -9, ordered=True)
 
-        assert driver.lost[0].sentence.endswith("its last words: no more memory")
+        assert driver.lost[0].sentence.endswith("its last output: no more memory")
 
     def test_with_echoes_alone_the_lease_is_waited_for(self, driver: Driver) -> None:
         driver.fail(1, 0, "its neighbour is gone", secondary=True)
@@ -148,7 +148,7 @@ class TestDeath:
         assert driver.states()[-1] == "finished"
 
     def test_distances_are_those_of_the_survivors(self, driver: Driver) -> None:
-        driver.feed(ClocksTold(clocks(9, 2)))
+        driver.feed(ClocksReported(clocks(9, 2)))
         driver.exit(1, 1, -9)
         driver.wait(1.0)
 
@@ -234,14 +234,14 @@ class TestAgents:
         assert driver.tasks(Admit) == []
         waits = "the coordinator waits for agent n1 to come back with its devices, to start virtual worker 1 anew"
         assert driver.sentences() == [waits] * 2
-        driver.feed(MemberSeen(agent_member("n1", devices=2, pid=777)))
+        driver.feed(MemberRegistered(agent_member("n1", devices=2, pid=777)))
 
         assert driver.tasks(Admit) == [admit(1, 1)]
         assert driver.kill_commands == [("n1", 1, 0)], "what a process that was only silent still runs"
 
     def test_one_that_was_replaced_starts_it_soon(self, driver: Driver) -> None:
         driver.feed(gone("n1"))
-        driver.feed(MemberSeen(agent_member("n1", devices=2, pid=777)))
+        driver.feed(MemberRegistered(agent_member("n1", devices=2, pid=777)))
         driver.feed(EvictAcknowledged(Vw(1), Incarnation(0)))
         driver.feed(AdmitAcknowledged(Vw(1), Incarnation(1), None))
 
@@ -251,7 +251,7 @@ class TestAgents:
     def test_it_must_have_the_devices_of_the_plan(self, driver: Driver, back: object) -> None:
         driver.feed(gone("n1"))
         driver.feed(EvictAcknowledged(Vw(1), Incarnation(0)))
-        driver.feed(MemberSeen(back))  # type: ignore[arg-type]
+        driver.feed(MemberRegistered(back))  # type: ignore[arg-type]
         driver.wait(1.0)
 
         assert driver.tasks(Admit) == []
@@ -292,7 +292,7 @@ class TestAgents:
         driver.end_life(1)
         driver.wait(10.0)
         assert driver.tasks(Admit) == []
-        driver.feed(MemberSeen(SHARDS[1]))
+        driver.feed(MemberRegistered(SHARDS[1]))
         driver.wait(0.5)
 
         assert driver.tasks(Admit) == [admit(1, 1)]

@@ -129,7 +129,7 @@ class TestAsIfNothingHadBeen:
         assert host is not None
         assert host.machine.state is JobState.PENDING
         assert str(host.machine.queue_place) == (
-            f"1st in the queue; waits for the parameter servers to tell what job {JOB_ID} uses, which goes on "
+            f"1st in the queue; waits for the parameter servers to report what job {JOB_ID} uses, which goes on "
             "without a coordinator"
         )
         with pytest.raises(Unavailable, match="ask again in a few seconds"):
@@ -186,7 +186,8 @@ class TestLives:
         assert [command.vw for command in succession.commands("n1", StopVirtualWorkerCommand)] == [1]
         succession.cluster.tell("n1", ChildExit(key(1, 0), 1_010, -9, ordered=True))
         (lost,) = succession.events(WorkerLost)
-        assert lost.sentence == "stage 1 of virtual worker 1 (on n1.host) was gone when a new coordinator asked for it"
+        sentence = "stage 1 of virtual worker 1 (on n1.host) was gone when a new coordinator adopted the job"
+        assert lost.sentence == sentence
 
     def test_an_agent_that_does_not_come_back_has_lost_its_stages(self, succession: Succession) -> None:
         succession.replace()

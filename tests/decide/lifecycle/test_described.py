@@ -50,7 +50,7 @@ def test_types_of_the_file_that_nobody_has_are_estimated() -> None:
 
 
 def test_a_type_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(UserError, match=r"device type fast is not among those here \(cpu\), and the catalogue"):
+    with pytest.raises(UserError, match=r"device type fast is not among those here \(cpu\), and is not in the catalogue"):
         describe(job(file=CLUSTER), TWO, AGENTS, now=NOW)
 
 

@@ -87,11 +87,11 @@ def test_who_is_waited_for() -> None:
     inspections = Inspections((CPUS, GPU), to_measure=True)
     inspections.next()
     assert inspections.awaited == "agent n0 on n0.host to import and inspect the model"
-    inspections.heard(InspectionPhase(JOB_ID, "importing torch", 42.4))
+    inspections.on_progress(InspectionPhase(JOB_ID, "importing torch", 42.4))
     assert inspections.awaited == (
         "agent n0 on n0.host to import and inspect the model, which is importing torch (42 s)"
     )
-    inspections.heard(InspectionStep(JOB_ID, ProfileStep("cpu", "head", 2, 8)))
+    inspections.on_progress(InspectionStep(JOB_ID, ProfileStep("cpu", "head", 2, 8)))
     assert inspections.awaited == "agent n0 on n0.host, which is measuring the model on cpu: layer 3 of 8 (head)"
     inspections.add(InspectionResult(JOB_ID, model(), measurements=(measurement("cpu"),)))
     inspections.next()

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from hetpipe.decide.lifecycle.exchange import (
-    AskBarrier,
-    ClocksTold,
-    ClusterSeen,
+    ClocksReported,
     Evict,
-    StopAsked,
+    FinalClocks,
+    RequestBarrier,
+    ResourcesOffered,
+    StopRequested,
     TaskFailed,
-    WrappedUp,
 )
 from hetpipe.decide.lifecycle.inspections import Inspected
 from hetpipe.decide.lifecycle.job_machine import JobMachine
@@ -139,7 +139,7 @@ class TestTheUsualWay:
     def test_progress_is_pictured_every_second(self) -> None:
         driver = Driver().to(JobState.RUNNING)
         driver.report(0, 0, progress(clock=2, samples=8))
-        driver.feed(ClocksTold(clocks(2, 1, samples=16)))
+        driver.feed(ClocksReported(clocks(2, 1, samples=16)))
         driver.wait(3.0)
 
         tables = driver.events(ProgressTable)
@@ -173,9 +173,9 @@ class TestTheUsualWay:
 
     def test_without_last_clocks_those_told_before_count(self) -> None:
         driver = Driver().to(JobState.RUNNING)
-        driver.feed(ClocksTold(clocks(4, 4, samples=64)))
+        driver.feed(ClocksReported(clocks(4, 4, samples=64)))
         driver.all_done()
-        driver.feed(WrappedUp(None))
+        driver.feed(FinalClocks(None))
 
         result = driver.ended().result
         assert result is not None
@@ -189,7 +189,7 @@ class TestMeasuring:
 
     def driver(self) -> Driver:
         driver = Driver(Job(**{**BASE, "workers": {}}))
-        driver.feed(ClusterSeen(ClusterView(self.AGENTS, 0, SHARDS)))
+        driver.feed(ResourcesOffered(ClusterView(self.AGENTS, 0, SHARDS)))
         return driver
 
     def inspections(self, driver: Driver) -> list[tuple[str, bool, tuple[str, ...]]]:
@@ -285,9 +285,9 @@ class TestMeasuring:
 class TestStops:
     def test_with_a_checkpoint(self) -> None:
         driver = Driver().to(JobState.RUNNING)
-        driver.feed(StopAsked(StopMode.CHECKPOINT))
+        driver.feed(StopRequested(StopMode.CHECKPOINT))
         assert driver.machine.state is JobState.STOPPING
-        assert driver.tasks(AskBarrier) == [AskBarrier(1, SHARDS[0])]  # type: ignore[arg-type]
+        assert driver.tasks(RequestBarrier) == [RequestBarrier(1, SHARDS[0])]  # type: ignore[arg-type]
         assert driver.stop_commands == []
         driver.all_done("checkpoint+stop")
         driver.wrap_up()
@@ -298,7 +298,7 @@ class TestStops:
 
     def test_a_run_that_came_to_its_end_first_is_finished(self) -> None:
         driver = Driver().to(JobState.RUNNING)
-        driver.feed(StopAsked(StopMode.CHECKPOINT))
+        driver.feed(StopRequested(StopMode.CHECKPOINT))
         driver.all_done("epoch+end")
         driver.wrap_up()
 
@@ -307,7 +307,7 @@ class TestStops:
     @pytest.mark.parametrize("state", UNDER_WAY)
     def test_at_once_from_anywhere(self, state: JobState) -> None:
         driver = Driver().to(state)
-        driver.feed(StopAsked(StopMode.NOW))
+        driver.feed(StopRequested(StopMode.NOW))
         if state is JobState.PLANNING:
             driver.prepare()
         for life in list(driver.machine.stages):
@@ -323,22 +323,22 @@ class TestStops:
     @pytest.mark.parametrize("state", UNDER_WAY[:-1])
     def test_before_training_there_is_nothing_to_write_down(self, state: JobState) -> None:
         driver = Driver().to(state)
-        driver.feed(StopAsked(StopMode.CHECKPOINT))
+        driver.feed(StopRequested(StopMode.CHECKPOINT))
 
-        assert driver.tasks(AskBarrier) == []
+        assert driver.tasks(RequestBarrier) == []
         assert driver.machine.state is JobState.STOPPING
 
     def test_a_second_stop_now_does_not_wait_for_the_barrier(self) -> None:
         driver = Driver().to(JobState.RUNNING)
-        driver.feed(StopAsked(StopMode.CHECKPOINT))
-        driver.feed(StopAsked(StopMode.CHECKPOINT))
+        driver.feed(StopRequested(StopMode.CHECKPOINT))
+        driver.feed(StopRequested(StopMode.CHECKPOINT))
         assert driver.stop_commands == []
-        driver.feed(StopAsked(StopMode.NOW))
+        driver.feed(StopRequested(StopMode.NOW))
         assert driver.stop_commands == ["n0", "n1"]
 
     def test_processes_that_do_not_end_hold_nobody_up(self) -> None:
         driver = Driver().to(JobState.RUNNING)
-        driver.feed(StopAsked(StopMode.NOW))
+        driver.feed(StopRequested(StopMode.NOW))
         driver.wait(4.75)
         assert driver.wrap_up_tasks == []
         driver.wait(0.5)
@@ -351,18 +351,18 @@ class TestStops:
         driver.all_done()
         driver.wrap_up()
 
-        assert driver.feed(StopAsked(StopMode.NOW)) == []
+        assert driver.feed(StopRequested(StopMode.NOW)) == []
         assert driver.machine.state is JobState.FINISHED
 
     def test_an_inspection_that_comes_too_late_changes_nothing(self) -> None:
         driver = Driver().to(JobState.INSPECTING)
-        driver.feed(StopAsked(StopMode.NOW))
+        driver.feed(StopRequested(StopMode.NOW))
 
         assert driver.inspect() == []
 
     def test_a_barrier_that_is_not_reached_fails_the_job(self) -> None:
         driver = Driver().to(JobState.RUNNING)
-        driver.feed(StopAsked(StopMode.CHECKPOINT))
+        driver.feed(StopRequested(StopMode.CHECKPOINT))
         driver.wait(600.0)
 
         ended = driver.ended()
@@ -373,11 +373,11 @@ class TestStops:
 class TestWaits:
     def test_a_job_waits_for_members_and_says_so(self) -> None:
         driver = Driver()
-        driver.feed(ClusterSeen(ClusterView(AGENTS[:1], 0, SHARDS[:1])))
+        driver.feed(ResourcesOffered(ClusterView(AGENTS[:1], 0, SHARDS[:1])))
         driver.wait(6.0)
 
         place = (
-            "1st in the queue; needs 4 devices, one per stage, which are more than the 1 registered agent has (2): "
+            "1st in the queue; needs 4 devices, one per stage, more than the 1 registered agent has (2): "
             "start more agents, or stop this job, and needs 2 parameter servers, 1 registered: start 1 more"
         )
         assert [(event.state, event.remark) for event in driver.events(StateChanged)] == [(JobState.PENDING, place)]
@@ -388,9 +388,9 @@ class TestWaits:
     def test_a_place_in_the_queue_is_told_when_it_changes(self) -> None:
         driver = Driver()
         lacks = ClusterView(AGENTS, 0, (shard_member(0),))
-        driver.feed(ClusterSeen(lacks, Turn(2, JobId("first-1"))))
+        driver.feed(ResourcesOffered(lacks, Turn(2, JobId("first-1"))))
         driver.wait(6.0)
-        driver.feed(ClusterSeen(lacks, Turn(1)))
+        driver.feed(ResourcesOffered(lacks, Turn(1)))
         driver.wait(1.0)
 
         needs = "needs 2 parameter servers, 1 registered: start 1 more"

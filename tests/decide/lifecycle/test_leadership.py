@@ -13,15 +13,15 @@ import pytest
 
 from hetpipe.decide.lifecycle.leadership import (
     TABLE,
-    EndAsked,
     Event,
-    Granted,
     Leadership,
+    LeadGranted,
+    LeadRefused,
     LeadStep,
-    Refused,
+    NoAnswer,
+    ShutdownRequested,
     Standing,
-    Unanswered,
-    Waited,
+    TimePassed,
 )
 from hetpipe.errors import InvalidTransition, NotLeader, StoreUnavailable
 from hetpipe.server.coordinator.candidate import Candidate
@@ -37,56 +37,68 @@ LEASE = 5.0
 
 def leading(asked: float = 0.0) -> Leadership:
     leadership = Leadership(LEASE)
-    assert leadership.take(Granted(asked), now=asked).standing is Standing.LEADING
+    assert leadership.take(LeadGranted(asked), now=asked).standing is Standing.LEADING
     return leadership
 
 
 class TestDecisions:
     def test_a_lease_counts_from_before_the_question(self) -> None:
         leadership = Leadership(LEASE)
-        decision = leadership.take(Granted(asked=10.0), now=12.0)
+        decision = leadership.take(LeadGranted(asked=10.0), now=12.0)
         assert (decision.standing, decision.left_seconds) == (Standing.LEADING, 2.5)
-        assert leadership.take(Waited(), now=14.4).standing is Standing.LEADING
-        decision = leadership.take(Waited(), now=14.5)
+        assert leadership.take(TimePassed(), now=14.4).standing is Standing.LEADING
+        decision = leadership.take(TimePassed(), now=14.5)
         assert decision.standing is Standing.HOLDING
         assert decision.reason == "the store has not renewed its lead for 4.5 s (it has not answered since)"
 
     def test_a_renewal_counts_from_before_it_was_asked_for(self) -> None:
         leadership = leading()
-        assert leadership.take(Granted(asked=1.0), now=3.0).left_seconds == 2.5
-        assert leadership.take(Granted(asked=0.5), now=3.0).left_seconds == 2.5  # an answer that was overtaken
+        assert leadership.take(LeadGranted(asked=1.0), now=3.0).left_seconds == 2.5
+        assert leadership.take(LeadGranted(asked=0.5), now=3.0).left_seconds == 2.5  # an answer that was overtaken
 
     def test_a_grant_that_comes_too_late_is_none(self) -> None:
-        decision = Leadership(LEASE).take(Granted(asked=0.0), now=4.5)
+        decision = Leadership(LEASE).take(LeadGranted(asked=0.0), now=4.5)
         assert (decision.standing, decision.reason) == (Standing.STANDING_BY, "the store granted the lead too late")
-        assert leading().take(Granted(asked=0.0), now=4.5).standing is Standing.HOLDING
+        assert leading().take(LeadGranted(asked=0.0), now=4.5).standing is Standing.HOLDING
 
     def test_a_store_that_is_silent_for_longer_than_the_lease_is_waited_for(self) -> None:
         leadership = leading()
-        assert leadership.take(Unanswered("Redis is away"), now=4.4).standing is Standing.LEADING
-        decision = leadership.take(Waited(), now=4.6)
+        assert leadership.take(NoAnswer("Redis is away"), now=4.4).standing is Standing.LEADING
+        decision = leadership.take(TimePassed(), now=4.6)
         assert decision.standing is Standing.HOLDING
         assert "Redis is away" in decision.reason
-        assert leadership.take(Unanswered("still"), now=60.0).standing is Standing.HOLDING
-        assert leadership.take(Granted(asked=61.0), now=61.1).standing is Standing.LEADING
+        assert leadership.take(NoAnswer("still"), now=60.0).standing is Standing.HOLDING
+        assert leadership.take(LeadGranted(asked=61.0), now=61.1).standing is Standing.LEADING
 
     def test_who_holds_ends_when_another_one_leads(self) -> None:
         leadership = leading()
-        leadership.take(Waited(), now=5.0)
-        assert leadership.take(Refused("b has the lead"), now=6.0).standing is Standing.STEPPED_DOWN
+        leadership.take(TimePassed(), now=5.0)
+        assert leadership.take(LeadRefused("b has the lead"), now=6.0).standing is Standing.STEPPED_DOWN
 
     def test_another_leader_costs_the_lead_at_once(self) -> None:
-        decision = leading().take(Refused("b has the lead"), now=0.1)
+        decision = leading().take(LeadRefused("b has the lead"), now=0.1)
         assert (decision.standing, decision.reason) == (Standing.STEPPED_DOWN, "b has the lead")
 
     def test_who_stepped_down_never_leads_again(self) -> None:
         leadership = leading()
-        leadership.take(EndAsked(), now=0.1)
-        for event in (Granted(0.2), Refused("b has the lead"), Unanswered("away"), Waited(), EndAsked()):
+        leadership.take(ShutdownRequested(), now=0.1)
+        for event in (
+            LeadGranted(0.2),
+            LeadRefused("b has the lead"),
+            NoAnswer("away"),
+            TimePassed(),
+            ShutdownRequested(),
+        ):
             assert leadership.take(event, now=0.3).standing is Standing.STEPPED_DOWN
 
     def test_every_event_has_a_step_in_every_standing(self) -> None:
-        events: tuple[Event, ...] = (Granted(0.0), Refused("b"), Unanswered("away"), Waited(), EndAsked())
+        events: tuple[Event, ...] = (
+            LeadGranted(0.0),
+            LeadRefused("b"),
+            NoAnswer("away"),
+            TimePassed(),
+            ShutdownRequested(),
+        )
         for standing, event, now in product(Standing, events, (0.0, 100.0)):
             leadership = leading()
             leadership.standing = standing
@@ -95,7 +107,7 @@ class TestDecisions:
     def test_a_step_that_is_not_in_the_table_raises(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Leadership, "_judge", lambda *_: (LeadStep.RAN_OUT, ""))
         with pytest.raises(InvalidTransition, match="standing_by cannot take ran_out"):
-            Leadership(LEASE).take(Waited(), now=0.0)
+            Leadership(LEASE).take(TimePassed(), now=0.0)
 
     def test_nothing_leads_back(self) -> None:
         assert set(TABLE) == set(Standing)

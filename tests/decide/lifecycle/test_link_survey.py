@@ -78,7 +78,7 @@ def test_one_awaits_one_calls_and_both_know_before_the_next_pair() -> None:
     assert kept == SendCommand(N1, KeepLinksCommand(JOB_ID, found("n0", "n1")))
     assert asked([following]) == [("n0", "n2", "")]
     assert "agents n0 and n2 to measure the link between their nodes (link 2 of 3)" in of.awaited
-    assert [agent.links.links for agent in of.told_to(AGENTS)] == [(link("n0", "n1", 3e8),)] * 2 + [()]
+    assert [agent.links.links for agent in of.with_links(AGENTS)] == [(link("n0", "n1", 3e8),)] * 2 + [()]
     assert of.handle(told(0), now=3.0) == [], "of an earlier pair"
 
 
@@ -92,9 +92,9 @@ def test_a_pair_that_fails_is_skipped_with_a_sentence() -> None:
     assert of.is_over
     assert of.remark == (
         "the link between n0 and n1 was not measured: nobody came; the link between n0 and n2 was not measured: "
-        "nothing came of it within 60 s; the link between n1 and n2 was not measured: port 5 is taken"
+        "there was no result within 60 s; the link between n1 and n2 was not measured: port 5 is taken"
     )
-    assert of.told_to(AGENTS) == AGENTS
+    assert of.with_links(AGENTS) == AGENTS
 
 
 def test_many_links_do_not_keep_a_job_waiting_for_ever() -> None:
@@ -126,8 +126,8 @@ def test_each_agent_tells_of_its_own_end_and_nothing_beyond() -> None:
         (N2, told(0)),
         (N2, told(0, problem="x")),
     ]
-    assert [of.may_tell(agent, news) for agent, news in allowed] == [True] * len(allowed)
-    assert [of.may_tell(agent, news) for agent, news in refused] == [False] * len(refused)
+    assert [of.may_report(agent, news) for agent, news in allowed] == [True] * len(allowed)
+    assert [of.may_report(agent, news) for agent, news in refused] == [False] * len(refused)
 
 
 def test_only_the_ends_of_the_pair_that_is_measured_are_certified() -> None:
@@ -183,7 +183,7 @@ def test_a_job_is_planned_with_assumed_links_when_nobody_measures(cluster: Clust
     cluster.train()
     assert state(cluster) is JobState.RUNNING
     remarks = [event.remark for event in events(cluster, StateChanged)]
-    assert "the link between n0 and n1 was not measured: nothing came of it within 60 s" in " ".join(remarks)
+    assert "the link between n0 and n1 was not measured: there was no result within 60 s" in " ".join(remarks)
     assert "links: assumed within n0, within n1, between n0 and n1" in remarks
 
 
@@ -206,10 +206,10 @@ class TestCluster:
 
     def test_one_survey_at_a_time(self, cluster: Cluster) -> None:
         self.ask(cluster)
-        with pytest.raises(ResourceExhausted, match="links are measured for somebody else; wait for agents n0 and n1"):
+        with pytest.raises(ResourceExhausted, match="survey of links is in progress; wait for agents n0 and n1"):
             self.ask(cluster, "request-1")
         cluster.wait(PAIR_SECONDS + 1.0)
-        assert "nothing came of it within 60 s" in self.ask(cluster).remark
+        assert "there was no result within 60 s" in self.ask(cluster).remark
         assert not self.ask(cluster, "request-1").is_over
 
     def test_agents_end_what_they_measure_for_nobody(self, cluster: Cluster) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hetpipe.decide.lifecycle.adoption import ADOPTED
-from hetpipe.decide.lifecycle.orphans import MAX_HEARSAY
+from hetpipe.decide.lifecycle.orphans import MAX_UNCONFIRMED
 from hetpipe.errors import NobodyLeads, PeerUnreachable, ProtocolViolation
 from hetpipe.server.coordinator.coordinator import Coordinator
 from hetpipe.server.coordinator.servicer import CoordinatorServicer
@@ -52,7 +52,7 @@ class TestNobodyTells:
         record = succession.coordinator.record(JOB_ID)
         assert record.state is JobState.FAILED
         assert record.failure == (
-            f"job {JOB_ID} was running when its coordinator ended, and no parameter server tells of it"
+            f"job {JOB_ID} was running when its coordinator ended, and no parameter server reports it"
         )
         last = succession.cluster.store.events(JOB_ID)[-1].event
         assert isinstance(last, JobEnded)
@@ -238,15 +238,13 @@ class TestWatchers:
         monkeypatch.setattr(coordinator_client, "SILENT_SECONDS", 0.0)
         self.servicer._viewers.close()  # so that every stream ends at once
         told = len(succession.cluster.store.events(JOB_ID))
-        sentence = f"nothing about job {JOB_ID} for .* s; its last known state is running: nobody leads it since"
+        sentence = f"nothing about job {JOB_ID} for .* s; its last known state is running: its coordinator ended"
 
         with pytest.raises(NobodyLeads, match=sentence):
             list(client.watch_job(JOB_ID, after=told))
         with pytest.raises(NobodyLeads, match=sentence):
             list(client.watch_clocks(JOB_ID))
-        assert client.invoke(GET_STATUS, GetStatusRequest(JOB_ID)).failure.startswith(
-            "nobody leads it since its coordinator ended"
-        )
+        assert client.invoke(GET_STATUS, GetStatusRequest(JOB_ID)).failure.startswith("its coordinator ended")
 
     def test_one_that_has_seen_more_gets_what_is_there(self, succession: Succession, client: CoordinatorClient) -> None:
         succession.come("n0", "n1", "ps0", "ps1")
@@ -308,7 +306,7 @@ class TestWhoMayTell:
         host = cluster.coordinator.host(JOB_ID)
         assert host is not None
         assert {agent.agent for agent in host.machine.agents} == {"n0", "n1"}
-        assert len(list(cluster.coordinator._orphans)) <= MAX_HEARSAY
+        assert len(list(cluster.coordinator._orphans)) <= MAX_UNCONFIRMED
 
     def test_news_of_another_agents_stage_are_dropped_when_the_job_is_led(self, succession: Succession) -> None:
         succession.replace()

@@ -111,7 +111,7 @@ def test_devices_keep_their_names_where_another_job_uses_some() -> None:
     free = replace(agent_info("n0", devices=3), devices=agent_info("n0", devices=3).devices[1:])
     run = planned_by_measurement(job(cluster={}, workers={}), free)
     assert {device for names in devices(run) for device in names} == {"n0/1", "n0/2"}
-    with pytest.raises(PlanError, match="on which another job uses some; wait for its end"):
+    with pytest.raises(PlanError, match="names devices of nodes that another job partly uses; wait for its end"):
         planned_by_measurement(job(cluster={}, workers={"devices": [["n0/1"]]}), free)
 
 
@@ -179,9 +179,9 @@ LARGE = {**PROFILE, "layers": [{**layer, "parameter_bytes": 1 << 20, "parameters
     [
         (job(batch_size=8), 2, PlanError, "minibatches of 4 samples, but batch_size is 8"),
         (job(), 3, PlanError, "cluster.profile has 2 layers, but the model has 3"),
-        (job(optimizer={"name": "LBFGS"}), 2, PlanError, "how much memory LBFGS keeps"),
-        (job(cluster=PLAYED, workers={"stages": 1, "count": 4}), 2, PlanError, "has 3 devices to play; lower"),
-        (job(cluster=PLAYED), 2, PlanError, "has 3 devices to play, and 1 are free"),
+        (job(optimizer={"name": "LBFGS"}), 2, PlanError, "the memory that LBFGS keeps"),
+        (job(cluster=PLAYED, workers={"stages": 1, "count": 4}), 2, PlanError, "has 3 devices to emulate; lower"),
+        (job(cluster=PLAYED), 2, PlanError, "has 3 devices to emulate, and 1 are free"),
         (
             job(cluster={**PLAYED, "file": SMALL, "profile": LARGE}, workers={"stages": 1}),
             2,

@@ -8,16 +8,16 @@ import pytest
 
 from hetpipe.decide.lifecycle.configs import data_of, fresh_progress
 from hetpipe.decide.lifecycle.exchange import (
-    ClocksTold,
-    DrainAsked,
+    ClocksReported,
+    DrainRequested,
     Evict,
     EvictAcknowledged,
     MemberGone,
-    MemberSeen,
+    MemberRegistered,
     Prepared,
     Rewind,
-    ShardHeard,
-    StopAsked,
+    ShardHeartbeat,
+    StopRequested,
     TaskFailed,
 )
 from hetpipe.decide.lifecycle.job_machine import ENDS_AT_CHECKPOINT
@@ -33,7 +33,7 @@ from hetpipe.values.run import StageDone, StageEvaluation, StageFailed, StageRea
 from tests.server.coordinator.builders import JOB_ID, STAGES, agent_member, clocks, job, model, shard_member
 from tests.server.coordinator.machine_driver import AGENTS, SHARDS, Driver
 
-LOST = "parameter server ps1 (pid 201 on shards.host:7001) has lost what it kept of the job: its disk is gone"
+LOST = "parameter server ps1 (pid 201 on shards.host:7001) has lost its state of the job: its disk is gone"
 
 
 class Rewinding(Driver):
@@ -41,7 +41,7 @@ class Rewinding(Driver):
 
     def hear(self, shard: int = 1, *, serves: bool = False) -> None:
         """A heartbeat of a parameter server."""
-        self.feed(ShardHeard(MemberId(f"ps{shard}"), serves=serves, reason="" if serves else "its disk is gone"))
+        self.feed(ShardHeartbeat(MemberId(f"ps{shard}"), serves=serves, reason="" if serves else "its disk is gone"))
 
     def lose_disk(self, shard: int = 1) -> None:
         self.hear(shard)
@@ -121,7 +121,7 @@ class TestTheWay:
         assert len(driver.rewinds) == 1
 
     def test_then_it_begins_anew_in_the_next_term(self, driver: Rewinding) -> None:
-        driver.feed(ClocksTold(clocks(7, 8)))
+        driver.feed(ClocksReported(clocks(7, 8)))
         driver.lose_disk()
         driver.end_all()
         driver.wait(0.25)
@@ -194,7 +194,7 @@ class TestTheWay:
 
     def test_parameter_servers_are_told_of_where_they_are_now(self, driver: Rewinding) -> None:
         moved = shard_member(1, term=9, port=8000)
-        driver.feed(MemberSeen(moved))
+        driver.feed(MemberRegistered(moved))
         driver.lose_disk()
         driver.end_all()
         driver.wait(0.25)
@@ -207,7 +207,7 @@ class TestTheWay:
 
     def test_stages_say_where_their_agents_are_now(self, driver: Rewinding) -> None:
         driver.feed(MemberGone(MemberId("n1"), "n1 stopped answering"))
-        driver.feed(MemberSeen(replace(agent_member("n1", devices=2, pid=7), host="elsewhere")))
+        driver.feed(MemberRegistered(replace(agent_member("n1", devices=2, pid=7), host="elsewhere")))
         driver.lose_disk()
         driver.end_all()
         driver.wait(0.25)
@@ -252,7 +252,7 @@ class TestTwice:
         ended = driver.ended()
         assert (ended.state, ended.error) == (JobState.FAILED, "StateLost")
         assert ended.sentence == (
-            f"{LOST}; the job had to go back to clock 4 3 times in a row without a newer checkpoint, and is given up"
+            f"{LOST}; the job had to go back to clock 4 3 times in a row without a newer checkpoint, and is abandoned"
         )
         assert len(driver.wrap_up_tasks) == 1
 
@@ -276,7 +276,7 @@ class TestWhoIsNotThere:
             "the coordinator waits for what it takes to go back to the newest checkpoint: ps0 stopped answering "
             f"(job {JOB_ID})"
         )
-        driver.feed(MemberSeen(shard_member(0)))
+        driver.feed(MemberRegistered(shard_member(0)))
         driver.wait(0.25)
         assert len(driver.rewinds) == 1
 
@@ -302,7 +302,7 @@ class TestWhoIsNotThere:
         driver.feed(MemberGone(MemberId("ps0"), "ps0 stopped answering"))
         driver.wait(3.0)
         assert len(driver.rewinds) == 1
-        driver.feed(MemberSeen(shard_member(0)))
+        driver.feed(MemberRegistered(shard_member(0)))
         driver.wait(0.25)
 
         assert [task.number for task in driver.rewinds] == [1, 2]
@@ -340,7 +340,7 @@ class TestWhoIsNotThere:
         driver.wait(10.0)
         assert driver.machine.state is JobState.PLANNING
         assert driver.rewinds == []
-        driver.feed(MemberSeen(agent_member("n1", devices=2)))
+        driver.feed(MemberRegistered(agent_member("n1", devices=2)))
         driver.wait(0.25)
         driver.prepare_again(4)
         driver.ready()
@@ -353,7 +353,7 @@ def ready() -> StageReady:
 
 class TestWhatPeopleWanted:
     def test_who_was_drained_stays_out(self, driver: Rewinding) -> None:
-        driver.feed(DrainAsked(Vw(1), "out"))
+        driver.feed(DrainRequested(Vw(1), "out"))
         for stage in (0, 1):
             driver.report(1, stage, StageDone(Clock(3), "drain"))
             driver.exit(1, stage, 0)
@@ -365,7 +365,7 @@ class TestWhatPeopleWanted:
         driver.runs_again_without(1)
 
     def test_who_was_about_to_leave_stays_out(self, driver: Rewinding) -> None:
-        driver.feed(DrainAsked(Vw(1), "out"))
+        driver.feed(DrainRequested(Vw(1), "out"))
         driver.lose_disk()
         driver.end_all()
         driver.wait(0.25)
@@ -374,7 +374,7 @@ class TestWhatPeopleWanted:
     @pytest.mark.parametrize("mode", list(StopMode))
     def test_a_stop_on_the_way_ends_the_job(self, driver: Rewinding, mode: StopMode) -> None:
         driver.lose_disk()
-        driver.feed(StopAsked(mode))
+        driver.feed(StopRequested(mode))
         assert len(driver.wrap_up_tasks) == 1
         driver.end_all()
         driver.wrap_up()
@@ -387,7 +387,7 @@ class TestWhatPeopleWanted:
         driver.lose_disk()
         driver.end_all()
         driver.wait(0.25)
-        driver.feed(StopAsked(StopMode.NOW))
+        driver.feed(StopRequested(StopMode.NOW))
         assert driver.wrap_up_tasks == []
         driver.prepare_again(4)
         assert len(driver.wrap_up_tasks) == 1
@@ -400,7 +400,7 @@ class TestWhatPeopleWanted:
         self, driver: Rewinding
     ) -> None:
         """To go back there would be to train once more what nobody wants trained."""
-        driver.feed(StopAsked(StopMode.CHECKPOINT))
+        driver.feed(StopRequested(StopMode.CHECKPOINT))
         driver.lose_disk()
 
         ended = driver.ended()
@@ -408,7 +408,7 @@ class TestWhatPeopleWanted:
         assert ended.sentence == f"{LOST}; {ENDS_AT_CHECKPOINT}"
         assert driver.stop_commands == ["n0", "n1"]
         assert len(driver.wrap_up_tasks) == 1
-        driver.feed(MemberSeen(agent_member("n1", devices=2)))
+        driver.feed(MemberRegistered(agent_member("n1", devices=2)))
         assert driver.stop_commands == ["n0", "n1", "n1"], "an agent that was away when all processes were to end"
         driver.end_all()
         driver.wrap_up()
@@ -425,7 +425,7 @@ class TestWhatPeopleWanted:
 
 def test_other_parameter_servers_do_not_matter(driver: Rewinding) -> None:
     for _ in range(3):
-        driver.feed(ShardHeard(MemberId("ps7"), serves=False))
+        driver.feed(ShardHeartbeat(MemberId("ps7"), serves=False))
 
     assert driver.machine.state is JobState.RUNNING
 

@@ -6,11 +6,11 @@ from hetpipe.decide.lifecycle.shard_watch import LostDisks
 from tests.server.coordinator.builders import shard_member
 
 SHARD = shard_member(1)
-LOST = "parameter server ps1 (pid 201 on shards.host:7001) has lost what it kept of the job: "
+LOST = "parameter server ps1 (pid 201 on shards.host:7001) has lost its state of the job: "
 
 
 def heard(disks: LostDisks, *, serves: bool = False, reason: str = "") -> str:
-    return disks.heard(SHARD, serves=serves, reason=reason)
+    return disks.on_heartbeat(SHARD, serves=serves, reason=reason)
 
 
 def test_one_heartbeat_without_the_job_proves_nothing() -> None:
@@ -24,7 +24,7 @@ def test_two_in_a_row_do() -> None:
     disks = LostDisks()
 
     assert heard(disks) == ""
-    assert heard(disks) == f"{LOST}its folder for state holds nothing of it"
+    assert heard(disks) == f"{LOST}its state folder does not contain it"
 
 
 def test_it_may_say_why() -> None:
@@ -38,5 +38,5 @@ def test_each_parameter_server_counts_for_itself() -> None:
     disks = LostDisks()
 
     assert heard(disks) == ""
-    assert disks.heard(shard_member(0), serves=False, reason="") == ""
+    assert disks.on_heartbeat(shard_member(0), serves=False, reason="") == ""
     assert heard(disks) != ""

@@ -165,7 +165,7 @@ class TestExplicit:
         [
             (None, "give --workers"),
             ((("n0/0",), ()), "give --workers"),
-            ((("n0/0", "n9/0"),), "names the device n9/0, unknown"),
+            ((("n0/0", "n9/0"),), "names the unknown device n9/0; did you mean `n0/0`"),
             ((("n0/0",), ("n0/0",)), "names the device n0/0 2 times"),
         ],
     )

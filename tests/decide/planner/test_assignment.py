@@ -114,7 +114,7 @@ def test_parameters_are_placed_one_by_one_where_they_are_named() -> None:
     [
         (document({"0": 0, "1": 0}, stage("n0/0", 0, 3)), "for a model of 3 layers, but the job's model has 2"),
         (document({"0": 0, "1": 0}, stage("n9/0", 0, 2)), "uses device n9/0, which no agent offers; offered are n0/0"),
-        (document({"0": 0}), "says nothing of parameter 1.weight"),
+        (document({"0": 0}), "does not place parameter 1.weight"),
         (document({"0": ((0, 0, 48),), "1": 0}), "places 48 of the 60 bytes of parameter 0.weight"),
         (
             document({"0.weight": ((0, 0, 50), (1, 50, 60)), "0.bias": 0, "1": 0}),

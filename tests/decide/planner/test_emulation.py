@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hetpipe.decide.planner.costs import Costs
-from hetpipe.decide.planner.emulation import PlayedStage, emulations
+from hetpipe.decide.planner.emulation import EmulatedStage, emulations
 from hetpipe.values.cluster import Cluster
 from hetpipe.values.document import document_of
 from hetpipe.values.ids import DeviceId
@@ -13,7 +13,7 @@ from hetpipe.values.profile import Profile
 from hetpipe.values.run import LinkTime
 from tests.job.test_job_cluster import CLUSTER, PROFILE
 
-STAGES = (PlayedStage(DeviceId("n0/1"), 0, 1), PlayedStage(DeviceId("n1/0"), 1, 2, recompute=True))
+STAGES = (EmulatedStage(DeviceId("n0/1"), 0, 1), EmulatedStage(DeviceId("n1/0"), 1, 2, recompute=True))
 INTRA, INTER = LinkTime(0.0, 8e9), LinkTime(0.001, 1e9)
 
 
@@ -42,6 +42,6 @@ def test_links_are_those_between_the_nodes(costs: Costs) -> None:
 
 
 def test_one_stage_has_no_neighbours(costs: Costs) -> None:
-    (only,) = emulations(costs, [PlayedStage(DeviceId("n0/0"), 0, 2)], ["n1"], with_links=True)
+    (only,) = emulations(costs, [EmulatedStage(DeviceId("n0/0"), 0, 2)], ["n1"], with_links=True)
     assert (only.forward_seconds, only.backward_seconds) == (0.002, 0.004)
     assert (only.upstream, only.downstream, only.shards) == (None, None, (INTER,))

@@ -324,7 +324,7 @@ def test_a_refusal_says_what_is_missing_where() -> None:
     said = refusal(chain([1.0] * 4, parameter_bytes=8 * MIB), one, ids("a/0"), MemoryModel(), "off")
 
     assert said == (
-        f"no cuts and no order of a/0 fit; at best stage 0 with layers 0 to 3 (block0 to block3) misses {68 * MIB} "
+        f"no cuts and no order of a/0 fit; at best stage 0 with layers 0 to 3 (block0 to block3) lacks {68 * MIB} "
         f"bytes on a/0 (type V, {64 * MIB} bytes); give every device {68 * MIB} bytes more"
     )
 
@@ -335,7 +335,7 @@ def test_a_refusal_names_a_layer_that_fits_nowhere() -> None:
 
     said = refusal(profile, two, ids("a/0", "a/1"), MemoryModel(), "off")
 
-    assert f"misses {17 * MIB} bytes" in said
+    assert f"lacks {17 * MIB} bytes" in said
     assert "layer 0 (block0), alone as stage 0," in said or "layer 1 (block1), alone as stage 1," in said
 
 
@@ -379,7 +379,7 @@ def test_what_is_said_to_be_missing_is_exactly_enough(seed: int) -> None:
         return
     with pytest.raises(InfeasiblePlan) as caught:
         min_max_partition(costs, devices, memory, recompute=case.recompute)
-    missing = int(str(caught.value).split("misses ")[1].split(" ")[0])
+    missing = int(str(caught.value).split("lacks ")[1].split(" ")[0])
 
     assert best_of_all(with_more_memory(case, missing)) is not None
     assert best_of_all(with_more_memory(case, missing - 1)) is None
@@ -394,7 +394,7 @@ def with_more_memory(case: Case, extra_bytes: int) -> Case:
 
 def test_no_stage_ends_at_a_forbidden_cut_and_too_few_cuts_are_refused_with_reasons_and_fix() -> None:
     layers = [layer.model_dump() for layer in chain([1.0] * 4).layers]
-    layers[0]["no_cut"] = layers[2]["no_cut"] = "buffer b is written before it and used behind it"
+    layers[0]["no_cut"] = layers[2]["no_cut"] = "buffer b is written before it and used after it"
     layers[1]["forbidden"] = ({"before": "x", "upto": "y", "places": 3, "reason": "it is recomputed"},)
     profile = Profile.model_validate(chain([1.0] * 4).model_dump() | {"version": 2, "layers": tuple(layers)})
     found = min_max_partition(Costs(profile, FOUR_TYPES), ids("v/0", "v/1"), MemoryModel())
@@ -402,7 +402,7 @@ def test_no_stage_ends_at_a_forbidden_cut_and_too_few_cuts_are_refused_with_reas
     assert [stage.last for stage in found.stages] == [2, 4]
     assert refusal(profile, FOUR_TYPES, ids("v/0", "v/1", "v/2"), MemoryModel(), "auto") == (
         "3 stages cannot share a model that can be cut into 2 at most: no cut before block1 and at 1 more place: "
-        "buffer b is written before it and used behind it; no cut before x … y (3 places): it is recomputed; use at "
+        "buffer b is written before it and used after it; no cut before x … y (3 places): it is recomputed; use at "
         "most 2 devices per virtual worker"
     )
 

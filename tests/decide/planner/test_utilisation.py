@@ -88,7 +88,7 @@ def test_a_profile_of_an_earlier_version_says_what_to_do() -> None:
     plan = planned(chain(MILLISECONDS), cluster())
     assert plan.predicted.model_flops_utilisation is None
     assert plan.predicted.model_flops_utilisation_reason == (
-        "the profile has no FLOPs of its layers; make it again with this version of `hetpipe profile`"
+        "the profile has no FLOPs of its layers; create it again with this version of `hetpipe profile`"
     )
 
 

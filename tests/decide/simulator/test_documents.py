@@ -87,8 +87,8 @@ def test_parameters_are_placed_by_name_where_the_profile_has_names() -> None:
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        (plan_file(shards=["n0", "n7"]), "a shard of the plan is on 'n7', no node of the cluster"),
-        (plan_file(placement={"layer0": 0, "layer1": 1}), "does not place the 1000 bytes of 'layer2'"),
+        (plan_file(shards=["n0", "n7"]), "a shard of the plan is on 'n7', which the cluster lacks; use n0"),
+        (plan_file(placement={"layer0": 0, "layer1": 1}), "does not place each of the 1000 bytes of 'layer2' once"),
         (plan_file(placement={"layer0": 0, "layer1": [[0, 0, 400]], "layer2": 0}), "1000 bytes of 'layer1'"),
         (_with_stage(device="n0/9"), "the cluster has no device n0/9"),
         (_with_stage(type="t9"), "n0/2 is a t9 in the plan and a t0 in the cluster"),

@@ -22,7 +22,7 @@ SCENARIO = Scenario(
 
 
 def started(scenario: Scenario = SCENARIO) -> DecisionLog:
-    """A log whose members have all joined and whose first weights are published."""
+    """A log whose members have all joined and whose initial weights are published."""
     log = DecisionLog(scenario.log_config())
     for vw, count in enumerate(scenario.num_stages):
         for stage in range(count):

@@ -334,7 +334,7 @@ class TestAdmission:
         assert shard.push(0, 0, 1) is Admission.ACCEPT
         shard.commit(0, 0)
         assert shard.push(0, 0) is Admission.DUPLICATE
-        assert shard.push(0, None) is Admission.DUPLICATE, "first weights count once, too"
+        assert shard.push(0, None) is Admission.DUPLICATE, "initial weights count once, too"
 
     def test_a_slice_has_one_owner_per_wave(self) -> None:
         shard = Follower().begin()

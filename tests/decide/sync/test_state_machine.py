@@ -100,7 +100,7 @@ class Machine(WellBehaved):
             return
         errors: tuple[type[HetpipeError], ...] = (REFUSALS[lie],)
         if first and lie == "incarnation":
-            return  # whoever comes to make the first weights may have died before
+            return  # whoever comes to make the initial weights may have died before
         if first:
             pass
         elif lie in {"incarnation", "stranger"}:

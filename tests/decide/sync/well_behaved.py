@@ -110,7 +110,7 @@ class WellBehaved(RuleBasedStateMachine):
 
     @rule(vw=INDEX, stage=INDEX)
     def bring_up(self, vw: int, stage: int) -> None:
-        """A stage joins; of the first worker, it also makes its part of the first weights."""
+        """A stage joins; of the first worker, it also makes its part of the initial weights."""
         worker = self.worker(vw)
         if worker.evicted:
             return

@@ -208,7 +208,7 @@ def test_a_stage_that_ends_without_a_word_is_quoted(node: Node) -> None:
     node.submit("fail", "survive.backoff=0s")
 
     assert node.wait_end().sentence.endswith(
-        "ended with exit code 3 before the run did; its last words: ValueError: the last words"
+        "ended with exit code 3 before the run did; its last output: ValueError: the last words"
     )
 
 
@@ -332,7 +332,7 @@ def test_an_agent_whose_name_was_taken_ends_for_good(node: Node) -> None:
 
     error = node.outcome.get(timeout=20.0)
     assert isinstance(error, MemberReplaced)
-    assert str(error) == "agent n0 (pid 1 on n0.host) has taken the name n0; give each process its own"
+    assert str(error) == "agent n0 (pid 1 on n0.host) has registered as n0; give each process its own name"
     assert all(ends(pid) for pid in pids)
 
 

@@ -28,7 +28,7 @@ def test_a_child_is_given_the_list(tmp_path: Path) -> None:
 
     bench.children.stop_all()
     assert (result.error, result.model) == ("CallableError", None)
-    assert "`user.model` is not among those that this node's agent imports (-odd, examples.*)" in result.problems[0]
+    assert "`user.model` is not among those that this node's agent allows (-odd, examples.*)" in result.problems[0]
 
 
 def test_both_kinds_of_children_that_import_are_given_it() -> None:

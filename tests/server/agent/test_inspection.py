@@ -146,7 +146,7 @@ def test_the_answer_says_what_was_proven(tmp_path: Path) -> None:
             {"model": "tests.models:tied_in_secret", "data": {"train": "tests.models:tokens"}},
             "2.tied[0].weight is used",
         ),
-        ({"model": "tests.models:all_in_evaluation_mode"}, "returned the model in evaluation mode, and as a whole"),
+        ({"model": "tests.models:all_in_evaluation_mode"}, "returned the model in evaluation mode, so it would train"),
         (
             {"loss": "tests.models:LOSS_WITH_PARAMETERS"},
             "has parameters of its own, which no optimizer would ever train",

@@ -7,7 +7,7 @@ from hetpipe.decide.lifecycle.exchange import (
     AgentDeparts,
     Drain,
     DrainAcknowledged,
-    DrainAsked,
+    DrainRequested,
     MemberGone,
 )
 from hetpipe.values.ids import AgentId, Clock, Incarnation
@@ -19,7 +19,7 @@ from tests.server.coordinator.machine_driver import SHARDS, Driver
 
 
 def drain(driver: Driver, vw: int = 1, then: AfterDrain = "out") -> None:
-    driver.feed(DrainAsked(Vw(vw), then))
+    driver.feed(DrainRequested(Vw(vw), then))
 
 
 def departs(driver: Driver, agent: str = "n1") -> None:

@@ -8,7 +8,7 @@ from hetpipe.decide.lifecycle.exchange import (
     Admit,
     Evict,
     MemberGone,
-    ShardNotAsked,
+    ShardCallFailed,
 )
 from hetpipe.values.commands import StartStageCommand
 from hetpipe.values.events import (
@@ -27,8 +27,8 @@ def running(*overrides: str) -> Driver:
     return Driver(job(*overrides)).to(JobState.RUNNING)
 
 
-def not_asked(vw: int, life: int, error: str = UNREACHABLE[0]) -> ShardNotAsked:
-    return ShardNotAsked(Vw(vw), Incarnation(life), error, UNREACHABLE[1])
+def not_asked(vw: int, life: int, error: str = UNREACHABLE[0]) -> ShardCallFailed:
+    return ShardCallFailed(Vw(vw), Incarnation(life), error, UNREACHABLE[1])
 
 
 def gone(agent: str) -> MemberGone:

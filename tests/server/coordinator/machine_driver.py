@@ -10,17 +10,17 @@ from hetpipe.decide.lifecycle.configs import data_of, fresh_progress
 from hetpipe.decide.lifecycle.exchange import (
     AdmitAcknowledged,
     Announce,
-    ClocksTold,
-    ClusterSeen,
+    ClocksReported,
     EvictAcknowledged,
+    FetchClocks,
+    FinalClocks,
     Input,
     Instruction,
     Prepare,
     Prepared,
+    ResourcesOffered,
     SendCommand,
     Tick,
-    WrappedUp,
-    WrapUp,
 )
 from hetpipe.decide.lifecycle.job_machine import JobMachine
 from hetpipe.decide.lifecycle.job_queue import ClusterView
@@ -87,7 +87,7 @@ class Driver:
     # -- the way to training
 
     def see_cluster(self) -> list[Instruction]:
-        return self.feed(ClusterSeen(ClusterView(AGENTS, 0, SHARDS)))
+        return self.feed(ResourcesOffered(ClusterView(AGENTS, 0, SHARDS)))
 
     def inspect(self) -> list[Instruction]:
         return self.feed(InspectionResult(JOB_ID, model()))
@@ -128,7 +128,7 @@ class Driver:
             self.report(vw, stage, StageDone(Clock(6), reason))
 
     def wrap_up(self, last: ClockSnapshot | None = None) -> list[Instruction]:
-        return self.feed(WrappedUp(last or clocks(6, 6, samples=80, minibatches=20)))
+        return self.feed(FinalClocks(last or clocks(6, 6, samples=80, minibatches=20)))
 
     def fail(self, vw: int, stage: int, sentence: str, *, secondary: bool = False) -> None:
         error = "LinkClosed" if secondary else "NonFiniteUpdate"
@@ -152,7 +152,7 @@ class Driver:
         """The clock shard tells that a virtual worker has committed two waves, one after the other."""
         for clock in (8, 9):
             told = clocks(9, 9)
-            self.feed(ClocksTold(replace(told, local={Vw(vw): Clock(clock)})))
+            self.feed(ClocksReported(replace(told, local={Vw(vw): Clock(clock)})))
 
     def worker(self, vw: int) -> VirtualWorker:
         assert self.machine._training is not None
@@ -209,5 +209,5 @@ class Driver:
         return self.tasks(Prepare)
 
     @property
-    def wrap_up_tasks(self) -> list[WrapUp]:
-        return self.tasks(WrapUp)
+    def wrap_up_tasks(self) -> list[FetchClocks]:
+        return self.tasks(FetchClocks)

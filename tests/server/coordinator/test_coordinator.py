@@ -78,7 +78,7 @@ class TestMembers:
         cluster.registrations["n0"] = old
 
         for call in (lambda: cluster.beat("n0"), lambda: cluster.take("n0"), lambda: cluster.tell("n0")):
-            with pytest.raises(MemberReplaced, match=r"agent n0 \(pid 101 on n0.host\) has taken the name n0"):
+            with pytest.raises(MemberReplaced, match=r"agent n0 \(pid 101 on n0.host\) has registered as n0"):
                 call()
         cluster.coordinator.leave(agent_member().id, old)
         assert len(cluster.coordinator.members()) == 4
@@ -93,7 +93,7 @@ class TestMembers:
             cluster.beat("n0")
 
     def test_a_member_of_another_role_takes_no_name_that_is_in_use(self, cluster: Cluster) -> None:
-        with pytest.raises(ProtocolViolation, match=r"agent n0 .* is called n0 already; give each process"):
+        with pytest.raises(ProtocolViolation, match=r"agent n0 .* already has the id n0; give each process"):
             cluster.coordinator.register(replace(shard_member(7), id=MemberId("n0")))
         cluster.beat("n0")
 
@@ -264,7 +264,7 @@ class TestJobs:
         assert (state(cluster, huge), state(cluster, later)) == (JobState.PENDING, JobState.RUNNING)
         assert place(cluster, huge) == QueuePlace(
             1,
-            "needs 18 devices, one per stage, which are more than the 2 registered agents have (4): start more agents, "
+            "needs 18 devices, one per stage, more than the 2 registered agents have (4): start more agents, "
             "or stop this job",
         )
 

@@ -53,7 +53,7 @@ class TestFailures:
         assert cluster.clock.monotonic() - start <= 17.0
         assert failure(cluster) == (
             "parameter server ps1 (pid 201 on shards.host:7001) stopped answering: no heartbeat for 5.0 s; it did not "
-            "come back at shards.host:7001 within 10 s"
+            "return at shards.host:7001 within 10 s"
         )
 
     def test_one_that_comes_back_in_time_does_not(self, cluster: Cluster) -> None:

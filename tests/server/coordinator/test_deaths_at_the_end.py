@@ -7,10 +7,10 @@ import pytest
 from hetpipe.decide.lifecycle.exchange import (
     Admit,
     AdmitAcknowledged,
-    AskBarrier,
     Evict,
     EvictAcknowledged,
-    StopAsked,
+    RequestBarrier,
+    StopRequested,
 )
 from hetpipe.values.events import (
     Evaluated,
@@ -93,7 +93,7 @@ class TestTheEndOfTheRun:
 class TestStop:
     def test_nobody_is_started_anew_for_the_barrier(self, driver: Driver) -> None:
         driver.end_life(1)
-        driver.feed(StopAsked(StopMode.CHECKPOINT))
+        driver.feed(StopRequested(StopMode.CHECKPOINT))
         driver.feed(AdmitAcknowledged(Vw(1), Incarnation(1), None))
         for stage in (0, 1):
             driver.report(0, stage, StageDone(Clock(6), "stop"))
@@ -103,7 +103,7 @@ class TestStop:
         assert driver.ended().state is JobState.STOPPED
 
     def test_a_death_on_the_way_to_it_is_survived(self, driver: Driver) -> None:
-        driver.feed(StopAsked(StopMode.CHECKPOINT))
+        driver.feed(StopRequested(StopMode.CHECKPOINT))
         driver.end_life(1)
         driver.wait(1.0)
         assert driver.machine.state is JobState.STOPPING
@@ -112,11 +112,11 @@ class TestStop:
         driver.wrap_up()
 
         assert driver.ended().state is JobState.STOPPED
-        assert len(driver.tasks(AskBarrier)) == 1
+        assert len(driver.tasks(RequestBarrier)) == 1
 
     def test_with_nobody_left_there_is_no_barrier(self, driver: Driver) -> None:
         driver.end_life(1)
-        driver.feed(StopAsked(StopMode.CHECKPOINT))
+        driver.feed(StopRequested(StopMode.CHECKPOINT))
         driver.end_life(0)
         driver.wait(1.0)
 
@@ -125,7 +125,7 @@ class TestStop:
 
     def test_at_once_it_ends_whatever_was_going_on(self, driver: Driver) -> None:
         driver.exit(1, 1, -9)
-        driver.feed(StopAsked(StopMode.NOW))
+        driver.feed(StopRequested(StopMode.NOW))
         driver.feed(EvictAcknowledged(Vw(1), Incarnation(0)))
         driver.exit(1, 0, -9, ordered=True)
         for stage in (0, 1):

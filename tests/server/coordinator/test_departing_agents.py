@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from hetpipe.decide.lifecycle.exchange import (
-    AddAsked,
+    AddRequested,
     Admit,
     AdmitAcknowledged,
-    ClocksTold,
+    ClocksReported,
     Drain,
+    DrainedPersisted,
     Evict,
     EvictAcknowledged,
-    KeepOut,
-    KeptOut,
-    MemberSeen,
+    MemberRegistered,
+    PersistDrained,
 )
 from hetpipe.values.events import JobState, QueuePlace, Waiting, WorkerLeft, WorkerRejoined
 from hetpipe.values.ids import Incarnation
@@ -43,7 +43,7 @@ class TestDepartingAgents:
         driver.feed(gone("n1"))
         driver.wait(5.0)
         assert (driver.lost, driver.tasks(Admit)) == ([], [])
-        driver.feed(MemberSeen(agent_member("n1", devices=2, pid=777)))
+        driver.feed(MemberRegistered(agent_member("n1", devices=2, pid=777)))
         driver.begin_life(1, 1)
 
         assert driver.events(WorkerRejoined) == [WorkerRejoined(Vw(1), Incarnation(1))]
@@ -53,7 +53,7 @@ class TestDepartingAgents:
         pass_barrier(driver)
         driver.wait(1.0)
         assert driver.tasks(Admit) == []
-        driver.feed(MemberSeen(agent_member("n1", devices=2)))
+        driver.feed(MemberRegistered(agent_member("n1", devices=2)))
 
         assert len(driver.tasks(Admit)) == 1
 
@@ -98,7 +98,7 @@ class TestDepartingAgents:
         driver.wait(1000.0)
         assert driver.machine.state is JobState.RUNNING
         assert driver.events(Waiting)[0].sentence.startswith("the coordinator waits for agent n0 to come back")
-        driver.feed(MemberSeen(agent_member("n1", devices=2, pid=777)))
+        driver.feed(MemberRegistered(agent_member("n1", devices=2, pid=777)))
         driver.begin_life(1, 1)
         assert driver.events(WorkerRejoined) == [WorkerRejoined(Vw(1), Incarnation(1))]
 
@@ -109,7 +109,7 @@ class TestDepartingAgents:
             pass_barrier(driver, vw)
             driver.feed(gone(agent))
         for vw, agent in enumerate(("n0", "n1")):
-            driver.feed(MemberSeen(agent_member(agent, devices=2, pid=777)))
+            driver.feed(MemberRegistered(agent_member(agent, devices=2, pid=777)))
             driver.begin_life(vw, 1)
         for vw, agent in enumerate(("n0", "n1")):
             driver.feed(gone(agent))
@@ -123,7 +123,7 @@ class TestDepartingAgents:
         departs(driver, "n0")
         driver.feed(gone("n0"))
         driver.wait(1000.0)
-        place = QueuePlace(1, "agent n0 was told to end, and the job has not begun")
+        place = QueuePlace(1, "agent n0 is shutting down, and the job has not begun")
         assert (driver.machine.state, driver.machine.queue_place) == (JobState.PENDING, place)
         assert driver.machine.agents == ()
         driver.see_cluster()
@@ -144,7 +144,7 @@ class TestStarting:
 
         assert driver.states()[-1] == "running"
         assert driver.kill_commands == [("n1", 1, 0)]
-        driver.feed(ClocksTold(clocks(1, 0)))
+        driver.feed(ClocksReported(clocks(1, 0)))
         for stage in (0, 1):
             driver.exit(1, stage, -9, ordered=True)
         driver.feed(EvictAcknowledged(Vw(1), Incarnation(0)))
@@ -155,31 +155,31 @@ class TestKeepingWhoIsOut:
     """The clock shard knows it, so that a later coordinator starts nobody whom this one was asked to send away."""
 
     def asked(self, driver: Driver) -> list[tuple[int, ...]]:
-        return [tuple(task.out) for task in driver.tasks(KeepOut)]
+        return [tuple(task.out) for task in driver.tasks(PersistDrained)]
 
     def test_it_is_told_of_every_change(self, driver: Driver) -> None:
         drain(driver)
         drain(driver)
         assert self.asked(driver) == [(1,)]
-        driver.feed(KeptOut((Vw(1),), is_kept=True))
+        driver.feed(DrainedPersisted((Vw(1),), is_kept=True))
         driver.wait(5.0)
         assert self.asked(driver) == [(1,)]
-        driver.feed(AddAsked(Vw(1)))
+        driver.feed(AddRequested(Vw(1)))
 
         assert self.asked(driver) == [(1,), ()]
 
     def test_one_order_after_the_other(self, driver: Driver) -> None:
         drain(driver)
-        driver.feed(AddAsked(Vw(1)))
+        driver.feed(AddRequested(Vw(1)))
         drain(driver, 0)
         assert self.asked(driver) == [(1,)]
-        driver.feed(KeptOut((Vw(1),), is_kept=True))
+        driver.feed(DrainedPersisted((Vw(1),), is_kept=True))
 
         assert self.asked(driver) == [(1,), (0,)]
 
     def test_it_is_told_again_after_a_failure(self, driver: Driver) -> None:
         drain(driver)
-        driver.feed(KeptOut((Vw(1),), is_kept=False))
+        driver.feed(DrainedPersisted((Vw(1),), is_kept=False))
         driver.wait(0.75)
         assert len(self.asked(driver)) == 1
         driver.wait(0.25)

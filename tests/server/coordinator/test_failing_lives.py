@@ -10,7 +10,7 @@ from hetpipe.decide.lifecycle.exchange import (
     Evict,
     EvictAcknowledged,
     MemberGone,
-    MemberSeen,
+    MemberRegistered,
     Tick,
 )
 from hetpipe.values.events import (
@@ -197,7 +197,7 @@ class TestStall:
         driver = running("survive.stall=10s")
         driver.feed(MemberGone(SHARDS[0].id, "ps0 stopped answering"))
         driver.wait(30.0)
-        driver.feed(MemberSeen(SHARDS[0]))
+        driver.feed(MemberRegistered(SHARDS[0]))
         driver.wait(9.75)
         assert driver.tasks(Evict) == []
         driver.wait(1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetpipe.decide.lifecycle.exchange import AskBarrier, MemberGone, MemberSeen, StopAsked, TaskFailed
+from hetpipe.decide.lifecycle.exchange import MemberGone, MemberRegistered, RequestBarrier, StopRequested, TaskFailed
 from hetpipe.decide.lifecycle.job_machine import ENDS_AT_CHECKPOINT
 from hetpipe.values.events import JobState, StateChanged, StopMode, Waiting
 from hetpipe.values.members import MemberId
@@ -47,7 +47,7 @@ class TestWithoutWeightsOnParameterServers:
         assert cause(driver) == f"stage 1 of virtual worker 0 (pid 1001 on n0.host) was killed by SIGKILL{WHY}"
 
     def test_while_it_is_to_stop_the_job_ends(self, driver: Driver) -> None:
-        driver.feed(StopAsked(StopMode.CHECKPOINT))
+        driver.feed(StopRequested(StopMode.CHECKPOINT))
         driver.exit(0, 1, -9)
         driver.wait(1.0)
 
@@ -68,7 +68,7 @@ class TestWithoutWeightsOnParameterServers:
 
         assert cause(driver) == (
             "stage 1 of virtual worker 1 (pid 1011 on n1.host) ended with exit code 3 before the run did; "
-            f"its last words: MemoryError{WHY}"
+            f"its last output: MemoryError{WHY}"
         )
 
     def test_an_exit_with_0_before_the_end_is_a_death_too(self, driver: Driver) -> None:
@@ -156,27 +156,25 @@ class TestMembers:
     def test_later_a_shard_is_waited_for(self, state: JobState) -> None:
         driver = Driver(job("survive.absence=20s")).to(JobState.RUNNING if state is JobState.STOPPING else state)
         if state is JobState.STOPPING:
-            driver.feed(StopAsked(StopMode.CHECKPOINT))
+            driver.feed(StopRequested(StopMode.CHECKPOINT))
         driver.feed(gone("ps1", "ps1 stopped answering"))
         driver.wait(19.75)
         assert driver.machine.state is state
-        awaited = "the coordinator waits for the parameter server to come back at shards.host:7001"
+        awaited = "the coordinator waits for the parameter server to return at shards.host:7001"
         told = [event for event in driver.events(Waiting) if "ps1" in event.sentence]
         assert [(event.sentence, event.seconds) for event in told] == [
             (f"{awaited}: ps1 stopped answering", seconds) for seconds in (5.0, 10.0, 15.0)
         ]
         driver.wait(0.25)
 
-        assert driver.ended().sentence == (
-            "ps1 stopped answering; it did not come back at shards.host:7001 within 20 s"
-        )
+        assert driver.ended().sentence == ("ps1 stopped answering; it did not return at shards.host:7001 within 20 s")
 
     def test_one_that_comes_back_is_forgotten(self) -> None:
         driver = Driver(job("survive.absence=20s")).to(JobState.RUNNING)
         driver.feed(gone("ps1"))
         driver.wait(6.0)
-        driver.feed(MemberSeen(shard_member(0)))
-        driver.feed(MemberSeen(shard_member(1)))
+        driver.feed(MemberRegistered(shard_member(0)))
+        driver.feed(MemberRegistered(shard_member(1)))
         driver.wait(40.0)
 
         assert driver.machine.state is JobState.RUNNING
@@ -185,11 +183,11 @@ class TestMembers:
     def test_one_that_comes_back_elsewhere_is_no_help(self) -> None:
         driver = Driver(job("survive.absence=0s")).to(JobState.RUNNING)
         driver.feed(gone("ps1"))
-        driver.feed(MemberSeen(shard_member(1, port=98)))
+        driver.feed(MemberRegistered(shard_member(1, port=98)))
         driver.wait(1.0)
 
         assert driver.ended().sentence == (
-            "it stopped answering; it did not come back at shards.host:7001 within 0 s, and not at shards.host:99, "
+            "it stopped answering; it did not return at shards.host:7001 within 0 s, and not at shards.host:99, "
             "where it is now"
         )
 
@@ -205,15 +203,15 @@ class TestMembers:
 
 def test_a_barrier_that_the_clock_shard_does_not_take_is_asked_for_again() -> None:
     driver = Driver().to(JobState.RUNNING)
-    driver.feed(StopAsked(StopMode.CHECKPOINT))
+    driver.feed(StopRequested(StopMode.CHECKPOINT))
     for asked in (2, 3):
         driver.feed(TaskFailed("barrier", "PeerUnreachable", "parameter server at shards.host:7000 cannot be reached"))
         driver.wait(0.75)
-        assert len(driver.tasks(AskBarrier)) == asked - 1
+        assert len(driver.tasks(RequestBarrier)) == asked - 1
         driver.wait(0.25)
-        assert len(driver.tasks(AskBarrier)) == asked
+        assert len(driver.tasks(RequestBarrier)) == asked
     driver.wait(10.0)
-    assert len(driver.tasks(AskBarrier)) == asked
+    assert len(driver.tasks(RequestBarrier)) == asked
     assert driver.machine.state is JobState.STOPPING
 
 
@@ -240,7 +238,7 @@ class TestTooLate:
         assert driver.ended().state is JobState.FINISHED
 
     def test_stages_that_end_on_a_stop_now_have_not_failed(self, driver: Driver) -> None:
-        driver.feed(StopAsked(StopMode.NOW))
+        driver.feed(StopRequested(StopMode.NOW))
         driver.exit(0, 0, -15)
         driver.fail(0, 1, "its neighbour is gone", secondary=True)
         driver.exit(0, 1, 1)

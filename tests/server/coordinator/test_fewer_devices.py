@@ -9,7 +9,7 @@ from hetpipe.decide.lifecycle.exchange import (
     AdmitAcknowledged,
     EvictAcknowledged,
     MemberGone,
-    MemberSeen,
+    MemberRegistered,
     Replan,
     Replanned,
 )
@@ -109,7 +109,7 @@ def test_one_that_does_not_get_ready_with_fewer_waits_for_the_agent(tmp_path: Pa
 def test_an_agent_that_comes_back_in_time_is_used(tmp_path: Path) -> None:
     run = Alone(tmp_path)
     run.wait(65.0)
-    run.feed(MemberSeen(agent_member("n1", devices=2)))
+    run.feed(MemberRegistered(agent_member("n1", devices=2)))
     run.answer()
 
     assert run.tasks(Admit)[-1].replan is None

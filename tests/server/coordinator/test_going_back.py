@@ -24,7 +24,7 @@ from tests.server.coordinator.succession import Succession, stages
 
 LOST = (
     f"job {JOB_ID} was running when its coordinator ended, and parameter server ps0 (pid 200 on shards.host:7000) has "
-    "lost what it kept of the job: its folder for state holds nothing of it"
+    "lost its state of the job: its state folder does not contain it"
 )
 CLOCK_SHARD, OTHER_SHARD = "shards.host:7000", "shards.host:7001"
 
@@ -251,7 +251,7 @@ class TestNobodyTells:
         loss.cluster.wait(59.5)
         assert loss.coordinator.is_orphan(JOB_ID)
         assert loss.coordinator.awaited(JOB_ID).startswith(
-            "nobody leads it since its coordinator ended: the new one waits for a parameter server to tell of it, "
+            "its coordinator ended, and the new one waits for a parameter server to report it, "
         )
         loss.cluster.join(shard_member(2))
         loss.cluster.wait(1.0)
@@ -321,7 +321,7 @@ class TestWhatTheStoreKnows:
         loss.cluster.wait(61.0)
 
         assert loss.record.state is JobState.FAILED
-        assert "no parameter server tells of it" in loss.record.failure
+        assert "no parameter server reports it" in loss.record.failure
         assert isinstance(loss.coordinator.kept_events(JOB_ID, after=0)[-1].event, JobEnded)
         assert loss.coordinator.stop_job(JOB_ID, StopMode.CHECKPOINT) is JobState.FAILED
 
@@ -338,7 +338,7 @@ class TestWhatTheStoreKnows:
     def test_a_job_of_which_nobody_knows_anything_says_so(self, loss: Loss) -> None:
         loss.lose(wiped=True)
         loss.come_back()
-        with pytest.raises(UnknownJob, match="nobody leads it since its coordinator ended"):
+        with pytest.raises(UnknownJob, match="its coordinator ended"):
             loss.coordinator.record(JOB_ID)
         loss.cluster.wait(61.0)
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from hetpipe.decide.lifecycle.exchange import (
-    AddAsked,
+    AddRequested,
     Admit,
     AdmitAcknowledged,
     AfterDrain,
-    AskBarrier,
     Drain,
     DrainAcknowledged,
     Evict,
     EvictAcknowledged,
-    MemberSeen,
+    MemberRegistered,
+    RequestBarrier,
     Rewind,
-    ShardNotAsked,
-    StopAsked,
+    ShardCallFailed,
+    StopRequested,
     TaskFailed,
 )
 from hetpipe.values.commands import StartStageCommand
@@ -113,7 +113,7 @@ class TestDrain:
         drain(driver)
         for asked in range(1, 7):
             assert driver.tasks(Drain) == [order(1, 0)] * asked
-            driver.feed(ShardNotAsked(Vw(1), Incarnation(0), "PeerUnreachable", "it cannot be reached"))
+            driver.feed(ShardCallFailed(Vw(1), Incarnation(0), "PeerUnreachable", "it cannot be reached"))
             driver.wait(1.0)
         driver.feed(DrainAcknowledged(Vw(1), Incarnation(0)))
         driver.wait(5.0)
@@ -148,7 +148,7 @@ class TestDrain:
 
     def test_so_may_a_stop(self, driver: Driver) -> None:
         drain(driver, then="again")
-        driver.feed(StopAsked(StopMode.CHECKPOINT))
+        driver.feed(StopRequested(StopMode.CHECKPOINT))
         pass_barrier(driver)
         assert state(driver) is LifeState.OUT
         for stage in (0, 1):
@@ -162,7 +162,7 @@ class TestDrain:
         for vw in (0, 1):
             drain(driver, vw, then="again")
             pass_barrier(driver, vw)
-        driver.feed(StopAsked(StopMode.CHECKPOINT))
+        driver.feed(StopRequested(StopMode.CHECKPOINT))
         driver.wait(1.0)
 
         assert driver.ended().sentence == (
@@ -278,14 +278,14 @@ class TestInEveryState:
     def test_whoever_is_asked_back_before_it_is_gone_comes_back(self, before: str) -> None:
         driver = self.to(before)
         drain(driver)
-        driver.feed(AddAsked(Vw(1)))
+        driver.feed(AddRequested(Vw(1)))
         life = driver.worker(1).incarnation
         if state(driver) is LifeState.LEAVING:
             pass_barrier(driver)
         for stage in (0, 1):
             driver.exit(1, stage, -9, life=life, ordered=True)
         driver.feed(EvictAcknowledged(Vw(1), life))
-        driver.feed(MemberSeen(agent_member("n1", devices=2, pid=777)))
+        driver.feed(MemberRegistered(agent_member("n1", devices=2, pid=777)))
         driver.wait(1.0)
 
         assert len(driver.tasks(Admit)) == (0 if before == "done" else 1)
@@ -293,17 +293,17 @@ class TestInEveryState:
     @pytest.mark.parametrize("before", STATES)
     def test_add(self, before: str) -> None:
         driver = self.to(before)
-        driver.feed(AddAsked(Vw(1)))
+        driver.feed(AddRequested(Vw(1)))
 
         assert state(driver) == ("admitting" if before == "out" else before)
 
     @pytest.mark.parametrize("before", STATES)
     def test_nothing_is_done_after_the_end_of_the_job(self, before: str) -> None:
         driver = self.to(before)
-        driver.feed(StopAsked(StopMode.NOW))
+        driver.feed(StopRequested(StopMode.NOW))
         said = len(driver.said)
         drain(driver)
-        driver.feed(AddAsked(Vw(1)))
+        driver.feed(AddRequested(Vw(1)))
         departs(driver)
 
         assert len(driver.said) == said
@@ -313,7 +313,7 @@ class TestAdd:
     def test_one_that_left_joins_again(self, driver: Driver) -> None:
         drain(driver)
         pass_barrier(driver)
-        driver.feed(AddAsked(Vw(1)))
+        driver.feed(AddRequested(Vw(1)))
         driver.begin_life(1, 1, restore="/run/checkpoints/clock-00000004")
 
         started = [item.command for item in driver.start_commands[4:]]
@@ -328,7 +328,7 @@ class TestAdd:
         driver.end_life(1)
         driver.wait(1.0)
         assert state(driver) is LifeState.OUT
-        driver.feed(AddAsked(Vw(1)))
+        driver.feed(AddRequested(Vw(1)))
 
         assert [task.incarnation for task in driver.tasks(Admit)] == [1]
         assert (driver.worker(1).crashes, driver.worker(1).deaths) == (0, 1)
@@ -340,7 +340,7 @@ class TestAdd:
             if life == 0:
                 driver.feed(AdmitAcknowledged(Vw(1), Incarnation(1), None))
         assert state(driver) is LifeState.AWAITING
-        driver.feed(AddAsked(Vw(1)))
+        driver.feed(AddRequested(Vw(1)))
 
         assert state(driver) is LifeState.ADMITTING
 
@@ -348,9 +348,9 @@ class TestAdd:
         drain(driver)
         pass_barrier(driver)
         driver.feed(gone("n1"))
-        driver.feed(AddAsked(Vw(1)))
+        driver.feed(AddRequested(Vw(1)))
         assert driver.tasks(Admit) == []
-        driver.feed(MemberSeen(agent_member("n1", devices=2)))
+        driver.feed(MemberRegistered(agent_member("n1", devices=2)))
 
         assert len(driver.tasks(Admit)) == 1
 
@@ -358,7 +358,7 @@ class TestAdd:
         drain(driver)
         pass_barrier(driver)
         driver.report(0, 0, StageDone(Clock(6), "end"))
-        driver.feed(AddAsked(Vw(1)))
+        driver.feed(AddRequested(Vw(1)))
 
         assert state(driver) is LifeState.OUT
         assert driver.tasks(Admit) == []
@@ -384,11 +384,11 @@ class TestPreemptionWhereStagesAloneHoldTheWeights:
     def test_it_takes_a_checkpoint_and_waits_without_a_bound(self, driver: Driver) -> None:
         for agent in ("n1", "n0", "n1"):
             departs(driver, agent)
-        assert len(driver.tasks(AskBarrier)) == 1, "one barrier for all of them"
+        assert len(driver.tasks(RequestBarrier)) == 1, "one barrier for all of them"
         driver.all_done("stop")
         assert driver.states()[-1] == "planning"
         assert driver.events(StateChanged)[-1].remark == (
-            "agent n1 was told to end: the whole job goes on from the checkpoint it has just taken"
+            "agent n1 is shutting down: the whole job goes on from the checkpoint it has just taken"
         )
         for vw, stage in STAGES:
             driver.exit(vw, stage, 0)
@@ -401,7 +401,7 @@ class TestPreemptionWhereStagesAloneHoldTheWeights:
         assert "what it takes to go back to the newest checkpoint: " in driver.sentences()[-1]
 
         for agent in ("n0", "n1"):
-            driver.feed(MemberSeen(agent_member(agent, devices=2, pid=777)))
+            driver.feed(MemberRegistered(agent_member(agent, devices=2, pid=777)))
         driver.wait(1.0)
         assert len(driver.tasks(Rewind)) == 1
 
@@ -409,11 +409,11 @@ class TestPreemptionWhereStagesAloneHoldTheWeights:
         departs(driver)
         driver.feed(TaskFailed("barrier", "PeerUnreachable", "gone"))
         driver.wait(1.5)
-        assert len(driver.tasks(AskBarrier)) == 2
+        assert len(driver.tasks(RequestBarrier)) == 2
         driver.all_done("stop")
         driver.feed(TaskFailed("barrier", "PeerUnreachable", "gone"))
         driver.wait(5.0)
-        assert len(driver.tasks(AskBarrier)) == 2, "that barrier is behind it"
+        assert len(driver.tasks(RequestBarrier)) == 2, "that barrier is behind it"
 
     def test_a_run_that_is_over_meanwhile_has_ended(self, driver: Driver) -> None:
         departs(driver)
@@ -423,7 +423,7 @@ class TestPreemptionWhereStagesAloneHoldTheWeights:
 
     def test_a_user_who_stops_it_meanwhile_has_stopped_it(self, driver: Driver) -> None:
         departs(driver)
-        driver.feed(StopAsked(StopMode.CHECKPOINT))
+        driver.feed(StopRequested(StopMode.CHECKPOINT))
         driver.all_done("stop")
         driver.wrap_up()
         assert driver.ended().state is JobState.STOPPED
@@ -432,7 +432,7 @@ class TestPreemptionWhereStagesAloneHoldTheWeights:
         of = job("sync=allreduce", "weights=flush", "parameter_servers.count=1", "survive.absence=10s")
         driver = Driver(of).to(JobState.STARTING)
         departs(driver)
-        assert (driver.tasks(AskBarrier), driver.states()[-1]) == ([], "planning")
+        assert (driver.tasks(RequestBarrier), driver.states()[-1]) == ([], "planning")
         driver.feed(gone("n1"))
         driver.wait(1000.0)
         assert driver.machine.state is JobState.PLANNING

@@ -171,7 +171,7 @@ class TestRewinds:
         assert kept.eval_samples == 10
         (event,) = events(cluster, Rewound)
         assert (event.to_clock, event.folder) == (4, str(folder))
-        assert event.sentence.endswith("has lost what it kept of the job: its disk is gone")
+        assert event.sentence.endswith("has lost its state of the job: its disk is gone")
         assert state(cluster) is JobState.RUNNING
         assert cluster.coordinator.record(JOB_ID).run_dir == str(cluster.run_dir)
         assert sorted(path.name for path in folder.iterdir()) == ["facts.json", "job.json", "plan.json"]

@@ -380,10 +380,10 @@ class TestClient:
                         REGISTER, RegisterRequest(MemberInfo(MemberRole.WORKER, MemberId("mine"), "elsewhere", 1))
                     )
                     worker._membership.beat()
-                    with pytest.raises(MemberReplaced, match="has taken the name mine"):
+                    with pytest.raises(MemberReplaced, match="has registered as mine"):
                         worker.check()
 
-        with pytest.raises(MemberReplaced, match="has taken the name mine"):
+        with pytest.raises(MemberReplaced, match="has registered as mine"):
             lose()
 
     def test_who_asks_for_it_is_called_when_the_name_is_lost(self, network: Network) -> None:
@@ -395,7 +395,7 @@ class TestClient:
         ):
             other.invoke(REGISTER, RegisterRequest(MemberInfo(MemberRole.WORKER, MemberId("mine"), "elsewhere", 1)))
             worker._membership.beat()
-            assert ["has taken the name mine" in str(error) for error in lost] == [True]
+            assert ["has registered as mine" in str(error) for error in lost] == [True]
 
     def test_clocks_are_asked_for(self, network: Network) -> None:
         job_id = network.submit()

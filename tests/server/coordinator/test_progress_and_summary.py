@@ -183,7 +183,7 @@ def record(**values: Any) -> FinishedRun:
         "run_dir": "/runs/digits",
         "plan": PLAN,
         "start": START,
-        "told_clocks": clocks(6, 5, samples=80, minibatches=20, max_distance=2),
+        "reported_clocks": clocks(6, 5, samples=80, minibatches=20, max_distance=2),
         "reports": reports,
         "evaluations": history(
             Evaluated(Clock(3), 1, 10, {"accuracy": 0.8, "loss": 0.1}, minibatches=10),
@@ -267,8 +267,8 @@ class TestResult:
         others = replace(told, local={Vw(0): told.local[Vw(0)]})
         reports = {**record().reports, (Vw(1), StageIndex(0)): progress(clock=3)}
 
-        assert result_object(record(told_clocks=others, reports=reports))["clocks"] == {"0": 6, "1": 3}
-        assert result_object(record(told_clocks=others, reports={}))["clocks"] == {"0": 6, "1": START.clock}
+        assert result_object(record(reported_clocks=others, reports=reports))["clocks"] == {"0": 6, "1": 3}
+        assert result_object(record(reported_clocks=others, reports={}))["clocks"] == {"0": 6, "1": START.clock}
 
     def test_counts_are_of_this_run_alone(self) -> None:
         start = Progress(Clock(4), 1, bytes(5), minibatches=12, samples=48)

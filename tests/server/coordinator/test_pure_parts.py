@@ -61,7 +61,7 @@ class TestRequirements:
             ),
             (
                 ClusterView((agent_info(devices=1),), 2, SHARDS),
-                "needs 4 devices, one per stage, which are more than the 1 registered agent has (3): start more agents",
+                "needs 4 devices, one per stage, more than the 1 registered agent has (3): start more agents",
             ),
         ],
     )

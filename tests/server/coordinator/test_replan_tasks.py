@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hetpipe.decide.lifecycle.configs import data_of, fresh_progress, run_document
-from hetpipe.decide.lifecycle.exchange import Admit, AdmitAcknowledged, ShardNotAsked
+from hetpipe.decide.lifecycle.exchange import Admit, AdmitAcknowledged, ShardCallFailed
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.server.coordinator.tasks import JobTasks
 from hetpipe.storage.memory_store import MemoryStore
@@ -49,7 +49,7 @@ def test_a_life_by_a_new_plan_waits_a_while_for_its_checkpoint(run: Run) -> None
     shards.descriptions[JOB_ID] = description(run)
     tasks = tasks_of(shards, clock)
     refused = tasks.run(admit)
-    assert isinstance(refused, ShardNotAsked)
+    assert isinstance(refused, ShardCallFailed)
     assert refused.sentence == "the checkpoint of clock 40 is not complete yet; it is waited for"
     assert shards.asked("admit") == []
     shards.progress[FOLDER] = replace(fresh_progress(40), clock=Clock(40))
@@ -66,7 +66,7 @@ def test_it_does_not_wait_for_ever(run: Run) -> None:
     shards.descriptions[JOB_ID] = description(run)
     assert admit.replan is not None
     clock.advance(admit.replan.awaited_until - 0.1 - clock.monotonic())
-    assert isinstance(tasks_of(shards, clock).run(admit), ShardNotAsked)
+    assert isinstance(tasks_of(shards, clock).run(admit), ShardCallFailed)
     clock.advance(0.1)
 
     assert tasks_of(shards, clock).run(admit) == AdmitAcknowledged(Vw(1), Incarnation(1), None)

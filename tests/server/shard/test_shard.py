@@ -211,7 +211,7 @@ class TestNonFinite:
 
     def test_first_weights_too(self) -> None:
         one = OneShard(shard_config(slices_of(SIZES)))
-        with pytest.raises(NonFiniteUpdate, match="first weights of stage 0"):
+        with pytest.raises(NonFiniteUpdate, match="initial weights of stage 0"):
             one.push(requester(), None, ones(float("nan")))
 
     def test_integers_are_never_refused(self) -> None:

@@ -1,1 +1,1 @@
-"""Which devices form which virtual worker? `policy.py` asks; the other files are the answers and their parts."""
+"""Allocation: the devices of each virtual worker. `policy.py` defines the interface; the other files implement it."""

@@ -1,15 +1,15 @@
-"""auto: the best allocation there is, or as good a one as can be found.
+"""auto: the best allocation, or a good one found heuristically.
 
-With few devices every grouping is considered, so the plan is the best there is, and more devices never make it slower:
-whatever a smaller cluster can do is among the groupings of the larger one. With many it is a heuristic:
+With few devices every grouping is considered, so the plan is optimal, and more devices never make it slower: the
+groupings of a smaller cluster are among those of the larger one. With many devices it is a heuristic:
 
-* NP, ED, HD and, up to `LONGEST` devices, one virtual worker of everything compete with packings of all devices; so the
+* NP, ED, HD and, up to `LONGEST` devices, one virtual worker of all devices compete with packings of all devices; the
   plan is at least as good as those;
-* where that stays well below what devices could compute, the network is likely to blame, and fewer nodes may do more:
-  each node by itself, with every grouping where these are few, and packings of the best two nodes, the best four, ….
+* if the result is well below what the devices could compute, the network is the likely cause, and fewer nodes may be
+  faster: each node by itself, with every grouping if these are few, and packings of the best two nodes, four, etc.
 
-Without parameter servers there is one virtual worker: with few devices the best there is, with many all of them (the
-first `LONGEST`), or a node's.
+Without parameter servers there is one virtual worker: with few devices the best one, with many all of them (the first
+`LONGEST`), or those of one node.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hetpipe.errors import PlanError
 from hetpipe.values.cluster import node_of
 from hetpipe.values.ids import DeviceId
 
-#: A plan that reaches this share of the bound is not worth improving with fewer nodes.
+#: Share of the upper bound beyond which fewer nodes are not tried.
 _CLOSE = 0.9
 
 
@@ -33,7 +33,7 @@ def auto(jobs: Jobs) -> JobPlan:
     """The best plan found.
 
     Raises:
-        PlanError: nothing fits; says what is missing for one virtual worker of all devices.
+        PlanError: nothing fits; states the shortage of one virtual worker with all devices.
     """
     found = exhaustive(jobs, jobs.devices)
     if found is not None:
@@ -52,7 +52,7 @@ def _groupings(jobs: Jobs) -> Iterator[Groups]:
         yield [tuple(jobs.devices)[:longest]]
         return
     if len(jobs.devices) <= longest:
-        yield [tuple(jobs.devices)]  # first, since it has most memory: if nothing fits, this one's refusal tells most
+        yield [tuple(jobs.devices)]  # first, as it has the most memory: if nothing fits, its error is the most useful
     yield node_partition.groups(jobs)
     yield from equal_distribution.groupings(jobs)
     yield hybrid_distribution.groups(jobs)
@@ -60,7 +60,7 @@ def _groupings(jobs: Jobs) -> Iterator[Groups]:
 
 
 def _on_fewer_nodes(jobs: Jobs) -> Iterator[JobPlan]:
-    """Plans for single nodes, then for ever more of the best ones. Nodes that are alike are looked at once."""
+    """Plans for single nodes, then for growing sets of the best ones. Equivalent nodes are evaluated once."""
     nodes: dict[str, dict[DeviceId, str]] = {}
     for device, kind in jobs.devices.items():
         nodes.setdefault(node_of(device), {})[device] = kind

@@ -1,8 +1,8 @@
-"""ED: every virtual worker has the same mix of devices, so none holds back another (§8.1).
+"""ED: every virtual worker has the same mix of devices, so none slows down another (§8.1).
 
-There are as many virtual workers as possible, so each has as few devices of each type as possible: one, if there are
-equally many of all types. Two ways to deal them out are compared: each virtual worker takes the same from every node,
-as in the paper (where each node has one type); or the same of every type, from any nodes.
+The number of virtual workers is maximal, so each has as few devices of each type as possible: one, if all types have
+the same number of devices. Two assignments are compared: each virtual worker gets the same from every node, as in the
+paper (where each node has one type); or the same of every type, from any nodes.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from hetpipe.errors import PlanError
 from hetpipe.values.cluster import node_of
 from hetpipe.values.ids import DeviceId
 
-#: A virtual worker with a device or more of every node may get too long to be of use.
+#: Length above which a virtual worker with devices of every node is not considered.
 LONGEST = 16
 
 
 def groupings(jobs: Jobs) -> Sequence[Groups]:
-    """As many equal mixes as the cluster can be divided into: node by node, and type by type.
+    """Divisions of the cluster into as many equal mixes as possible: node by node, and type by type.
 
-    The former only if its virtual workers are not longer than `LONGEST`, the latter only if that gives more of them.
-    None if neither divides the cluster.
+    The former only if its virtual workers are not longer than `LONGEST`, the latter only if it yields more of them.
+    Empty if neither divides the cluster.
     """
     by_node = _divided(jobs, lambda device: (node_of(device), jobs.devices[device]))
     by_type = _divided(jobs, lambda device: ("", jobs.devices[device]))

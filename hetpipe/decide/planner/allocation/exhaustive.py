@@ -1,8 +1,8 @@
 """The best of all groupings: exact, for clusters with few of them.
 
-The rate of each virtual worker by itself bounds that of the job from above, and so do the bytes that must cross nodes
-however the model is cut. Groupings, each with each N, are judged in the order of that bound until it rules out all
-others. A grouping is a way to form virtual workers from the devices, some of which may stay idle.
+The job's rate is bounded by that of each virtual worker by itself, and by the bytes that must cross nodes for any cut.
+Groupings, with each N, are evaluated in the order of this bound until it excludes all others. A grouping forms virtual
+workers from the devices, some of which may stay idle.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from hetpipe.errors import PlanError
 from hetpipe.values.cluster import node_of
 from hetpipe.values.ids import DeviceId
 
-#: Devices taken of each class.
+#: Number of devices from each class.
 _Taken = tuple[int, ...]
 
 
 def every_grouping(devices: Mapping[DeviceId, str], most_workers: int | None = None) -> Iterator[Groups]:
-    """Groupings that differ in more than which of several equal devices of one node is where.
+    """Yield groupings, distinct up to exchanging equal devices of one node.
 
     Args:
         devices: device → type.
-        most_workers: how many groups a grouping has at most; None: any number.
+        most_workers: maximum number of groups; None for no limit.
 
     >>> cluster = {DeviceId("n0/0"): "V", DeviceId("n0/1"): "V"}
     >>> [[list(group) for group in groups] for groups in every_grouping(cluster)]
@@ -39,7 +39,7 @@ def every_grouping(devices: Mapping[DeviceId, str], most_workers: int | None = N
     everything = tuple(len(alike) for alike in members)
 
     def divide(left: _Taken, most: _Taken, num_groups: int) -> Iterator[list[_Taken]]:
-        """Groups in descending order, none above `most`, so that each set of groups comes once."""
+        """Groups in descending order, none above `most`, so that each set of groups occurs once."""
         for group in product(*(range(count, -1, -1) for count in left)):
             if any(group) and group <= most:
                 yield [group]
@@ -64,10 +64,10 @@ def _with_devices(grouping: Sequence[_Taken], members: Sequence[Sequence[DeviceI
     return found
 
 
-#: Most groupings that are judged one by one: all of 6 unequal devices, more of equal ones.
+#: Limit on groupings for individual evaluation: covers all of 6 unequal devices, more of equal ones.
 MOST_GROUPINGS = 1_000
 
-#: Bounds and rates are computed differently and may differ by rounding.
+#: Relative tolerance: bounds and rates are computed differently and may differ by rounding.
 _ROUNDING = 1e-9
 
 
@@ -75,11 +75,11 @@ def exhaustive(jobs: Jobs, devices: Mapping[DeviceId, str]) -> JobPlan | None:
     """The best plan of all groupings.
 
     Args:
-        jobs: judges them.
-        devices: those that may be used, with their types.
+        jobs: evaluates groupings.
+        devices: usable devices, with their types.
 
     Returns:
-        None if there are more than `MOST_GROUPINGS` of them, or if none is feasible.
+        None if there are more than `MOST_GROUPINGS` groupings, or none is feasible.
     """
     found = list(islice(every_grouping(devices, jobs.most_workers), MOST_GROUPINGS + 1))
     if len(found) > MOST_GROUPINGS:
@@ -126,7 +126,7 @@ class _Bounds:
     def __init__(self, jobs: Jobs) -> None:
         self._jobs = jobs
         self._alone: dict[tuple[tuple[DeviceId, ...], int], float] = {}
-        #: The fewest bytes that can cross between two stages, forward and back.
+        #: Minimum bytes between two stages, forward and backward.
         self._thinnest_cut = min(
             (jobs.costs.cut_bytes[cut] + jobs.costs.returning_bytes[cut] for cut in jobs.costs.allowed), default=0
         )
@@ -139,7 +139,7 @@ class _Bounds:
         return min(compute, batch_size * self._network(groups, minibatches_per_wave)) if compute else 0.0
 
     def _rate(self, group: Sequence[DeviceId], minibatches_per_wave: int) -> float:
-        # From N = K on nothing gets faster by itself but where the pipeline drains; memory only gets scarcer.
+        # Beyond N = K only pipelines that drain get faster, while memory gets scarcer.
         drains = self._jobs.options.policy.drains
         n = minibatches_per_wave if drains else min(minibatches_per_wave, len(group))
         key = (tuple(group), n)
@@ -148,9 +148,9 @@ class _Bounds:
         return self._alone[key]
 
     def _network(self, groups: Groups, minibatches_per_wave: int) -> float:
-        """Minibatches per second that the network cards let through if every pipeline were cut as thinly as possible.
+        """Limit of the network cards, in minibatches per second, if every pipeline had the least possible traffic.
 
-        A virtual worker pulls all that lies on nodes it does not use; one that uses a single node pushes all that lies
+        A virtual worker pulls everything stored on nodes it does not use; one on a single node pushes everything stored
         elsewhere; and between m nodes its activations cross at least m − 1 times.
         """
         jobs = self._jobs

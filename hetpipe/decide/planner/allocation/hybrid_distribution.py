@@ -1,10 +1,10 @@
-"""HD: two types per virtual worker, paired so that all virtual workers are about equally strong (§8.1).
+"""HD: two types per virtual worker, paired so that all virtual workers are about equally fast (§8.1).
 
-The paper gives one example and no rule. Ours: of all ways to pair the types, the one whose virtual workers are closest
-in aggregate compute (slowest over fastest); of equals the closest in aggregate memory; an odd type out stays by itself.
-The devices of a pair are divided evenly among as many virtual workers as nodes have such devices, as the paper has one
-virtual worker per node; where that number does not divide both counts, among the next smaller one that does. Within a
-pair, a virtual worker's devices of a type come from as few nodes as possible.
+The paper gives an example but no rule. Here: of all pairings of the types, the one whose virtual workers are closest in
+aggregate compute (slowest over fastest); on ties the closest in aggregate memory; with an odd number, one type stays
+single. The devices of a pair are divided evenly among as many virtual workers as nodes have such devices, as the paper
+has one virtual worker per node; if that number does not divide both counts, among the next smaller one that does.
+Within a pair, a virtual worker's devices of a type come from as few nodes as possible.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hetpipe.decide.planner.jobs import Groups, JobPlan, Jobs
 from hetpipe.values.cluster import node_of
 from hetpipe.values.ids import DeviceId
 
-#: More types than this are paired strongest with weakest: the pairings of more are too many to look at.
+#: Number of types beyond which the strongest is paired with the weakest: there are too many pairings to enumerate.
 _MOST_TYPES = 10
 
 #: One or two types.
@@ -34,7 +34,7 @@ def groups(jobs: Jobs) -> Groups:
         workers = [[jobs.devices[device] for device in group] for group in _divided(teams, by_type)]
         computes = [sum(speed[kind] for kind in worker) for worker in workers]
         memories = [sum(memory[kind] for kind in worker) for worker in workers]
-        # Rounding, so that sums in another order are still equal.
+        # Rounded, because sums depend on the order of terms.
         return round(max(computes) / min(computes), 9), max(memories) / min(memories)
 
     kinds = sorted(by_type, key=lambda kind: (-speed[kind], -memory[kind], kind))
@@ -42,7 +42,7 @@ def groups(jobs: Jobs) -> Groups:
 
 
 def _pairings(kinds: Sequence[str]) -> Iterator[tuple[Team, ...]]:
-    """Every way to pair the types, strongest first; with an odd number one of them stays alone."""
+    """All pairings of the types, strongest first; with an odd number, one type stays single."""
     if len(kinds) > _MOST_TYPES:
         half = len(kinds) // 2
         alone = ((kinds[half],),) if len(kinds) % 2 else ()

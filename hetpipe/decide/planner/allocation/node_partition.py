@@ -1,4 +1,4 @@
-"""NP: each node is a virtual worker (§8.1). Little travels between nodes, but the slowest node holds back all."""
+"""NP: each node is a virtual worker (§8.1). Little traffic between nodes, but the slowest node limits all others."""
 
 from __future__ import annotations
 

@@ -1,16 +1,17 @@
-"""Many devices: virtual workers as a packing problem.
+"""Allocation of many devices as a packing problem.
 
-All virtual workers wait for the slowest one. So for a rate r the question is how many disjoint virtual workers reach r,
-and the answer to be maximised is r times that number. Nodes are left out at first: a *mix* says how many devices of
-each type a virtual worker has, and its rate is that on as few nodes as possible.
+All virtual workers wait for the slowest one. For a rate r the question is therefore how many disjoint virtual workers
+achieve r, and the objective is r times that number. Nodes are ignored at first: a *mix* is the number of devices of
+each type in a virtual worker, and its rate is that on as few nodes as possible.
 
-1. Mixes: all of up to `MOST_STAGES` devices while these are at most `MOST_MIXES`; besides, equal devices only, any
+1. Mixes: all of up to `MOST_STAGES` devices while these are at most `MOST_MIXES`; in addition equal devices only, any
    two types in equal parts, and equal shares of the whole cluster, up to `LONGEST` devices.
-2. For each N of a few and each rate that a mix reaches: fill the cluster with mixes that reach it, those first that use
-   up least, at prices by type: at first the type's own speed, then cheaper where devices stayed idle.
-3. The most promising get real devices, from as few nodes as possible (`DevicePool`), and are judged as jobs.
+2. For several N and each rate that a mix achieves: fill the cluster with mixes that achieve it, cheapest first, at
+   prices per type: initially the type's speed, then lower where devices stayed idle.
+3. The most promising packings are mapped to devices, from as few nodes as possible (`DevicePool`), and evaluated as
+   jobs.
 
-This is a heuristic. What it cannot beat: `upper_bound`.
+This is a heuristic, bounded by `upper_bound`.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from hetpipe.decide.planner.waves import SEARCHED_PER_STAGE
 from hetpipe.values.cluster import Cluster, node_of
 from hetpipe.values.ids import DeviceId
 
-#: How many devices of each type, in the order of `DevicePool.kinds`.
+#: Number of devices of each type, in the order of `DevicePool.kinds`.
 Counts = tuple[int, ...]
 
 
 class DevicePool:
-    """Free devices by node. Nodes with the same free devices and ordinary links are looked at once."""
+    """Free devices by node. Nodes with equal free devices and ordinary links are evaluated once."""
 
     def __init__(self, cluster: Cluster, devices: Iterable[DeviceId]) -> None:
-        """These devices are free.
+        """Start with `devices` free.
 
         Args:
             cluster: all devices.
@@ -48,7 +49,7 @@ class DevicePool:
         for device in reversed(list(devices)):
             on_node = self._free.setdefault(node_of(device), [[] for _ in self.kinds])
             on_node[self.kinds.index(types[device])].append(device)
-        #: (name of a node with links of its own, else empty; free devices) → the nodes of which that is true, by rank.
+        #: (name of a node with its own link figures, else empty; free devices) → matching nodes, by rank.
         self._alike: dict[tuple[str, Counts], list[str]] = {}
         for node in sorted(self._free, key=self._rank.__getitem__, reverse=True):
             self._alike.setdefault(self._state(node), []).append(node)
@@ -57,13 +58,13 @@ class DevicePool:
         )
 
     def find(self, wanted: Counts, *, most_nodes: int | None = None) -> tuple[DeviceId, ...] | None:
-        """Free devices of the wanted types, from few nodes.
+        """Find free devices of the given types on few nodes.
 
-        Each time the node that gives most is used, and of those that give as much the one that keeps least.
+        Greedy: each step uses the node that provides the most devices, and on ties the one with the fewest left over.
 
         Args:
-            wanted: of each type.
-            most_nodes: no more than so many nodes.
+            wanted: number of devices of each type.
+            most_nodes: maximum number of nodes.
 
         Returns:
             None if there are too few. The devices stay free.
@@ -95,7 +96,7 @@ class DevicePool:
         return tuple(found)
 
     def take(self, devices: Iterable[DeviceId]) -> None:
-        """These devices, which `find` has just named, are free no more."""
+        """Mark these devices, the latest result of `find`, as used."""
         by_node: dict[str, set[DeviceId]] = {}
         for device in devices:
             by_node.setdefault(node_of(device), set()).add(device)
@@ -117,32 +118,32 @@ class DevicePool:
         return node if node in self._special else "", tuple(map(len, self._free[node]))
 
 
-#: Mixes of more devices are not listed in full.
+#: Maximum number of devices in a mix for complete enumeration.
 MOST_STAGES = 8
 
-#: Nor more than this many.
+#: Maximum number of mixes for complete enumeration.
 MOST_MIXES = 300
 
-#: No virtual worker has more devices, unless the model fits on none that is smaller.
+#: Maximum number of devices of a virtual worker, unless the model fits on no smaller one.
 LONGEST = 16
 
-#: N worth a search of its own; when a grouping is judged, all N are tried.
+#: Values of N with a search of their own; when a grouping is evaluated, all N are tried.
 _TRIED_WAVES = (1, 2, 4, 8, 16, 32)
 
-#: How often prices are adapted, and by how much.
+#: Number of price adjustments, and their factor.
 _PRICINGS, _CHEAPER = 4, 0.8
 
-#: Packings that get real devices.
+#: Number of packings mapped to devices.
 _JUDGED = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Mixes, each so many times, that reach a rate with N minibatches per wave."""
+    """Mixes, with multiplicities, that achieve a rate with N minibatches per wave."""
 
     minibatches_per_wave: int
     minibatches_per_tick: float
-    """That every mix reaches on as few nodes as possible."""
+    """Rate that every mix achieves on as few nodes as possible."""
     mixes: tuple[tuple[Counts, int], ...]
 
     @property
@@ -152,7 +153,7 @@ class Packing:
 
 
 def packed_groups(jobs: Jobs, devices: Collection[DeviceId]) -> Iterator[Groups]:
-    """The most promising groupings of these devices, best first by the estimate; several may be the same."""
+    """The most promising groupings of these devices, best first by the estimate; may contain duplicates."""
     found = sorted(_packings(jobs, devices), key=lambda one: -one.num_workers * one.minibatches_per_tick)
     seen: set[tuple[tuple[Counts, int], ...]] = set()
     for packing in found:
@@ -168,9 +169,9 @@ def packed_groups(jobs: Jobs, devices: Collection[DeviceId]) -> Iterator[Groups]
 
 
 def upper_bound(jobs: Jobs) -> float:
-    """Samples per second that no allocation of this cluster can exceed, whatever it is.
+    """Upper bound on the samples per second of any allocation of this cluster.
 
-    Every minibatch needs every layer once. At prices π per device and time, a layer costs at least the least of price
+    Every minibatch needs every layer once. At prices π per device and time, a layer costs at least the minimum of price
     times time over the types, and all devices together earn Σ π; so Σ π over the price of a minibatch bounds the rate,
     for any prices. They start at the types' speeds and are improved one at a time.
     """
@@ -200,7 +201,7 @@ def upper_bound(jobs: Jobs) -> float:
 
 
 def mixes(counts: Counts, longest: int) -> list[Counts]:
-    """The mixes of up to `longest` devices to look at, as the module says; smaller ones first."""
+    """The mixes of up to `longest` devices to consider (see the module docstring); smaller ones first."""
     kinds = range(len(counts))
     found: set[Counts] = set()
 
@@ -245,7 +246,7 @@ def _packings_of(jobs: Jobs, together: dict[Counts, tuple[DeviceId, ...]], pool:
 def _best_packings(
     rates: dict[Counts, float], minibatches_per_wave: int, counts: Counts, speeds: Sequence[float]
 ) -> list[Packing]:
-    """Those with the best estimates, one for each rate at most."""
+    """The mixes with the best estimates, at most one packing for each rate."""
     cheapest_first = sorted(rates, key=lambda mix: _price(mix, speeds))
     total = _price(counts, speeds)
     best: list[tuple[float, int, Packing]] = []
@@ -266,7 +267,7 @@ def _price(mix: Counts, prices: Sequence[float]) -> float:
 
 
 def _rate(jobs: Jobs, devices: tuple[DeviceId, ...], minibatches_per_wave: int) -> float:
-    """The rate of a virtual worker for this N; 0 where it does not fit or nobody would look for such an N."""
+    """The rate of a virtual worker for this N; 0 if it does not fit or the N is not worth considering."""
     num_stages = len(devices)
     least = jobs.options.policy.least_minibatches_per_wave(num_stages)
     given = jobs.options.minibatches_per_wave is not None
@@ -278,7 +279,7 @@ def _rate(jobs: Jobs, devices: tuple[DeviceId, ...], minibatches_per_wave: int) 
 def _filled(
     able: Sequence[Counts], minibatches_per_wave: int, rate: float, counts: Counts, speeds: Sequence[float]
 ) -> Packing:
-    """The packing of these mixes with most virtual workers, over a few rounds of prices."""
+    """The packing of these mixes with the most virtual workers, over several rounds of prices."""
     prices = list(speeds)
     best = Packing(minibatches_per_wave, rate, ())
     for _ in range(_PRICINGS):
@@ -300,7 +301,7 @@ def _filled(
 def _with_devices(
     jobs: Jobs, devices: Collection[DeviceId], packing: Packing, most_nodes: int | None
 ) -> list[tuple[DeviceId, ...]]:
-    """Real devices for a packing, largest virtual workers first; those that the nodes cannot form well are left out."""
+    """Map a packing to devices, largest virtual workers first; those that the nodes cannot form well are left out."""
     pool = DevicePool(jobs.costs.cluster, devices)
     groups = []
     for mix, times in sorted(packing.mixes, key=lambda entry: (-sum(entry[0]), entry[0])):

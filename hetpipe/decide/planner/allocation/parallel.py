@@ -1,18 +1,18 @@
 """parallel: PipeDream-2BW's planner (§4, appendix A). Equal devices as w equal pipelines of d stages.
 
 Every width w, depth d, minibatch of b samples and choice of recomputation is rated by the paper's closed forms, which
-take a model for a row of equal blocks. The minibatches of a wave are as many as make the global batch B: N = B / (w·b),
-at least d (§3.1). The best configuration that also fits by our own, stricter, memory definition is planned with the
-actual layers.
+treat a model as a sequence of equal blocks. The number of minibatches per wave makes up the global batch B: N = B /
+(w·b), at least d (§3.1). The best configuration that also fits by our own, stricter, memory definition is planned with
+the actual layers.
 
-Where the paper leaves something open:
+Choices that the paper leaves open:
 
 * Times and activations of other minibatch sizes than the profile's are scaled in proportion. Among equally fast
-  configurations the b nearest to the profile's is taken, since that one was measured; then the fewest devices.
-* |A_input| is the mean over the cuts; a stage exchanges two of them with its neighbours, forward and back.
-* c_extra is what the profile says: forward again, relative to forward and backward.
-* Replicas of a stage share a server as far as they go, so a pipeline stays within one only if all pipelines do.
-* Execution without pipelining is left out: hetpipe always pipelines. With d = 1 the two are the same.
+  configurations the b nearest to the profile's is chosen, since that one was measured; then the fewest devices.
+* |A_input| is the mean over the cuts; a stage exchanges two of them with its neighbours, forward and backward.
+* c_extra follows from the profile: a second forward, relative to forward and backward.
+* Replicas of a stage share a server as far as possible, so a pipeline is within one server only if all pipelines are.
+* Execution without pipelining is omitted: hetpipe always pipelines. With d = 1 the two are the same.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from hetpipe.errors import InfeasiblePlan, PlanError
 from hetpipe.values.cluster import LinkSpec
 from hetpipe.values.policies import WeightPolicy
 
-#: The paper's own: its closed forms hold for no other.
+#: The paper's own policy, the only one for which its closed forms hold.
 PLANNED_POLICY: WeightPolicy = "double_buffer"
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A model as the closed forms see it, for one minibatch of `batch_size` samples on one type of device."""
+    """A model in terms of the closed forms, for one minibatch of `batch_size` samples on one type of device."""
 
     batch_size: int
     forward_ms: float
@@ -45,9 +45,9 @@ class Blocks:
     activation_bytes: int
     """|A_total|"""
     boundary_bytes: float
-    """|A_input|: what enters a stage."""
+    """|A_input|: input of a stage."""
     returning_bytes: float
-    """What comes back to the stage before; |A_input| in the paper."""
+    """Gradients sent to the previous stage; |A_input| in the paper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,12 @@ class Servers:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One point of the search."""
+    """One point of the search space."""
 
     width: int
     """w: pipelines."""
     depth: int
-    """d: stages of each."""
+    """d: stages per pipeline."""
     batch_size: int
     """b: samples per minibatch."""
     minibatches_per_wave: int
@@ -77,7 +77,7 @@ class Configuration:
 
 
 def minibatch_ms(blocks: Blocks, servers: Servers, chosen: Configuration) -> float:
-    """T of A.1.1, with pipelining: every pipeline completes a minibatch each t.
+    """T of A.1.1, with pipelining: every pipeline completes a minibatch in this time.
 
     max(c_extra·T_comp + T_comm between stages, T_comm between replicas / m(b)), equal for all stages.
     """
@@ -98,7 +98,7 @@ def minibatch_ms(blocks: Blocks, servers: Servers, chosen: Configuration) -> flo
 
 
 def samples_per_second(blocks: Blocks, servers: Servers, chosen: Configuration) -> float:
-    """THROUGHPUT(.): w pipelines, b samples each t."""
+    """THROUGHPUT(.): w pipelines, b samples each per minibatch time."""
     return 1000 * chosen.width * chosen.batch_size / minibatch_ms(blocks, servers, chosen)
 
 
@@ -128,7 +128,7 @@ def parallel(jobs: Jobs) -> JobPlan:
     """The best configuration as a plan; its batch size may differ from the profile's.
 
     Raises:
-        PlanError: the devices are not equal, an option is missing or does not agree, or nothing fits.
+        PlanError: the devices are not equal, an option is missing or conflicts, or nothing fits.
     """
     blocks, servers, memory_bytes = _described(jobs)
     options, profile = jobs.options, jobs.costs.profile

@@ -1,8 +1,8 @@
-"""Which devices form which virtual worker? The question; each answer is one sibling file.
+"""The interface of allocations, which choose the devices of each virtual worker; each implementation is a sibling file.
 
-Guarantees of every answer: no device is used twice; the same cluster, profile and options give the same plan; the plan
-fits in memory; among the groupings that the answer considers, no other has a higher job rate as `decide.planner.jobs`
-judges it. Only `auto` leaves devices idle.
+Guarantees: no device is used twice; the plan is a function of cluster, profile and options; it fits in memory; among
+the groupings that the allocation considers, no other has a higher job rate according to `decide.planner.jobs`. Only
+`auto` leaves devices idle.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from hetpipe.decide.planner.jobs import JobPlan, Jobs
 
 
 class Allocation(Protocol):
-    """One answer."""
+    """An allocation."""
 
     def __call__(self, jobs: Jobs) -> JobPlan:
-        """The plan of this answer.
+        """The plan of this allocation.
 
         Args:
-            jobs: judges groups of devices, knows cluster, profile and options.
+            jobs: evaluates groups of devices; holds cluster, profile and options.
 
         Raises:
-            PlanError: the cluster is not made for this answer, or the model does not fit its groups.
+            PlanError: the cluster does not suit this allocation, or the model does not fit its groups.
         """
         ...
