@@ -109,7 +109,7 @@ def test_what_cannot_be_exported_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     missing = job.model_copy(update={"model": "transformers:AutoModel"})
     with pytest.raises(
-        CallableError, match=r"^model: `transformers` is of the package `transformers`, which is not inst"
+        CallableError, match=r"^model: `transformers` is part of the package `transformers`, which is not inst"
     ):
         export_hugging_face(missing, ROOT, tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -203,8 +203,8 @@ def check_stages(subject: Subject) -> None:
         tied = f"under `weights: {job.weights}` tied weights stay on one stage: use {others}, or "
     if len(chain) == 1:
         raise CallableError(
-            f"workers.stages: gives a virtual worker {asked} stages, but the model {why_one_layer(cut)}; {tied}train the "
-            "model with `workers: {stages: 1}`"
+            f"workers.stages: gives a virtual worker {asked} stages, but the model {why_one_layer(cut)}; {tied}train "
+            "the model with `workers: {stages: 1}`"
         )
     raise CallableError(
         f"workers.stages: gives a virtual worker {asked} stages, but the model has {len(chain)} layers between its "

@@ -50,7 +50,8 @@ def test_types_of_the_file_that_nobody_has_are_estimated() -> None:
 
 
 def test_a_type_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(UserError, match=r"device type fast is not among those here \(cpu\), and is not in the catalogue"):
+    told = r"device type fast is not among those here \(cpu\), and is not in the catalogue"
+    with pytest.raises(UserError, match=told):
         describe(job(file=CLUSTER), TWO, AGENTS, now=NOW)
 
 
