@@ -145,6 +145,14 @@ class TestCut:
         assert self.cut(found, agent_info("n2", devices=2)) == [2, 2]
 
 
+def test_waves_of_the_one_that_is_most_alike() -> None:
+    assert new_worker(planned(), planned().plan, [NEW_AGENT]).plan.minibatches_per_wave is None
+    run = planned(4, "workers.stages=[[1,3],[4]]", "sync.minibatches_per_wave=[6,2]")
+    assert new_worker(run, run.plan, [agent_info("n2", devices=1)]).plan.minibatches_per_wave == 2
+    run = planned(4, "workers.stages=[[1,3],[2,2]]", "sync.minibatches_per_wave=[6,4]", "weights=stash")
+    assert new_worker(run, run.plan, [agent_info("n2", devices=2)]).plan.minibatches_per_wave == 4
+
+
 def test_emulated_devices_go_on_being_dealt() -> None:
     emulated = ("cluster.devices=[{slowdown: 2.0}, {slowdown: 3.0}, {slowdown: 4.0}]", "workers.stages=1")
     driver = enlarged(Driver(job(*emulated)).to(JobState.STARTING))
