@@ -160,6 +160,7 @@ def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocum
     segments = planned_lengths(
         start,
         data,
+        members=len(document.virtual_workers),
         minibatches_in_wave=len(document.virtual_workers) * document.minibatches_per_wave,
         checkpoint_every_waves=job.checkpoint.every_waves,
     )

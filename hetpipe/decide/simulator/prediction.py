@@ -100,10 +100,7 @@ def run_forecast(
         PlanError: the plan cannot be run with these options.
     """
     plan, costs, stragglers = _as_emulated(plan, costs, played)
-    counts = Counter(
-        replace(length, minibatches=-(-length.minibatches // len(plan.workers)))
-        for length in islice(segments, _MOST_SEGMENTS)
-    )
+    counts = Counter(islice(segments, _MOST_SEGMENTS))
     most = _steady_minibatches(plan, options.staleness)
     budget = simulation_length.MOST_COMPUTATIONS
     simulated: dict[int, SimulationResult] = {}

@@ -144,20 +144,20 @@ class SegmentLength:
     """Amount of work between two barriers."""
 
     minibatches: int
-    """Over all virtual workers."""
+    """Per virtual worker, rounded up; with equal N that is the most that one has."""
     samples: int
     """Over all virtual workers."""
 
 
 def planned_lengths(
-    progress: Progress, data: DataSpec, *, minibatches_in_wave: int, checkpoint_every_waves: int | None
+    progress: Progress, data: DataSpec, *, members: int, minibatches_in_wave: int, checkpoint_every_waves: int | None
 ) -> Iterator[SegmentLength]:
-    """The lengths of `planned_segments`, without dealing any sample.
+    """The lengths of `planned_segments`, without dealing any sample; arguments as of `plan_segment`.
 
     >>> data = DataSpec(num_samples=20, batch_size=2, seed=0, epochs=1, total_minibatches=None)
     >>> [(length.minibatches, length.samples) for length in planned_lengths(
-    ...     first_progress(data), data, minibatches_in_wave=4, checkpoint_every_waves=2)]
-    [(8, 16), (2, 4)]
+    ...     first_progress(data), data, members=2, minibatches_in_wave=4, checkpoint_every_waves=2)]
+    [(4, 16), (1, 4)]
     """
     while not is_finished(progress, data):
         segment = plan_segment(
@@ -172,7 +172,7 @@ def planned_lengths(
         # Blocks are dealt wave by wave, so those of the segment's waves come first.
         computed = min(dealt, (segment.end - segment.start) * minibatches_in_wave)
         samples = min(computed * data.batch_size, unread)
-        yield SegmentLength(computed, samples)
+        yield SegmentLength(-(-computed // members), samples)
         is_over = samples == unread
         num_used = 0 if is_over else data.num_samples - unread + samples
         progress = Progress(

@@ -259,11 +259,14 @@ class TestWholeRuns:
         data = spec(num_samples, batch_size, epochs=epochs, total=total)
         segments = planned_segments(first_progress(data), data, per_wave=by_member(waves), checkpoint_every_waves=every)
         found = planned_lengths(
-            first_progress(data), data, minibatches_in_wave=sum(waves), checkpoint_every_waves=every
+            first_progress(data), data, members=len(waves), minibatches_in_wave=sum(waves), checkpoint_every_waves=every
         )
 
         assert [(length.minibatches, length.samples) for length in found] == [
-            (sum(map(len, blocks.values())), sum(len(block) for dealt in blocks.values() for block in dealt))
+            (
+                -(-sum(map(len, blocks.values())) // len(waves)),
+                sum(len(block) for dealt in blocks.values() for block in dealt),
+            )
             for _, blocks in segments
         ]
 
