@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from hetpipe.decide.elastic.replanning import basis_of_others, best_cut, fits, layers_of
 from hetpipe.decide.lifecycle.exchange import NewWorker
@@ -46,7 +46,7 @@ def new_worker(run: PlannedRun, plan: Plan, free: Sequence[AgentInfo]) -> NewWor
             "an agent (`hetpipe serve agent`), or free devices of other jobs"
         )
     num_layers = plan.virtual_workers[0].stages[-1].last_layer
-    most = min(num_free, num_layers, MAX_STAGES - sum(counts))
+    most = min(num_free, len(_blocks(run, num_layers)), MAX_STAGES - sum(counts))
     for count in range(min(*counts, num_free), most + 1):
         agents = _together(count, free)
         num_in_wave = _num_in_wave(run, plan, count)
@@ -107,6 +107,16 @@ def _usual(run: PlannedRun, plan: Plan, agents: Sequence[AgentInfo]) -> Iterator
             yield replace(stage, agent=agent, device=device)
         return
     layers = layers_of(plan) if run.model is None else run.model.layers
-    counts = equal_cost_cut([layer_cost(layer) for layer in layers], len(places))
-    for (agent, device), count, end in zip(places, counts, accumulate(counts), strict=True):
-        yield StagePlan(agent, device, LayerIndex(end - count), LayerIndex(end))
+    ends = [0, *accumulate(_blocks(run, len(layers)))]
+    costs = [sum(map(layer_cost, layers[first:last])) for first, last in pairwise(ends)]
+    cuts = [ends[done] for done in accumulate(equal_cost_cut(costs, len(places)), initial=0)]
+    for (agent, device), (first, last) in zip(places, pairwise(cuts), strict=True):
+        yield StagePlan(agent, device, LayerIndex(first), LayerIndex(last))
+
+
+def _blocks(run: PlannedRun, num_layers: int) -> tuple[int, ...]:
+    """The model's layers, counted between one allowed cut and the next."""
+    known = () if run.described is None else run.described.profile.layers
+    forbidden = {cut for cut, layer in enumerate(known, 1) if layer.no_cut}
+    ends = [*(cut for cut in range(1, num_layers) if cut not in forbidden), num_layers]
+    return tuple(stop - start for start, stop in pairwise([0, *ends]))

@@ -132,14 +132,15 @@ def basis_if_known(run: PlannedRun, agents: Sequence[AgentInfo]) -> Basis | None
 def basis_of_others(run: PlannedRun, agents: Sequence[AgentInfo]) -> Basis | None:
     """The data for planning a virtual worker on devices outside of the job's plan; None where unknown.
 
-    Times come from the profile, if it has their types; the links between them are assumed.
+    Times come from the profile, if it has their types; the links between them are assumed. What crosses each cut, and
+    which ones are forbidden, does not depend on the devices.
     """
     basis, described = basis_if_known(replace(run, described=None), agents), run.described
     if basis is None or described is None:
         return basis
     kinds = set(basis.cluster.devices.values())
     if not all(kinds <= layer.forward_ms.keys() for layer in described.profile.layers):
-        return basis
+        return replace(basis, profile=_with_cuts(basis.profile, described.profile))
     memory = _memory(run.job, described.reserve_bytes)
     return replace(basis, profile=described.profile, memory=memory, is_forecast=True)
 
@@ -397,6 +398,17 @@ def _sizes(layers: Sequence[LayerReport], job: Job, kinds: Collection[str]) -> P
         input_bytes=0,
         layers=tuple(_sized(layer, kinds) for layer in layers),
     )
+
+
+def _with_cuts(profile: Profile, known: Profile) -> Profile:
+    """`profile` with the cuts of `known`, another profile of the same model: their bytes, and which are forbidden."""
+    layers = tuple(
+        layer.model_copy(
+            update={"output_bytes": of.output_bytes, "gradient_bytes": of.gradient_bytes, "no_cut": of.no_cut}
+        )
+        for layer, of in zip(profile.layers, known.layers, strict=True)
+    )
+    return profile.model_copy(update={"version": 2, "input_bytes": known.input_bytes, "layers": layers})
 
 
 def _sized(layer: LayerReport, kinds: Collection[str]) -> LayerProfile:

@@ -209,7 +209,7 @@ def _own_chain(job: Job, config: StageConfig) -> _Chain:
             chain = chain_of(model)
         else:
             example = example_of(job, build_train_data(job, import_path))
-            splits_ties = POLICIES[job.weights].predicts is None
+            splits_ties = POLICIES[job.weights].splits_ties
             chain = layers_of(model, example, load_loss(job, import_path), splits_ties=splits_ties)
         forget_weights([*chain[: stage.first_layer], *chain[stage.last_layer :]])
     return _Chain(chain, names)
