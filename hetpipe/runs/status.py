@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from hetpipe.checkpoint.manifest import has_checkpoint
+from hetpipe.checkpoint.locations import has_checkpoint_at
 from hetpipe.errors import Unavailable, UnknownJob
 from hetpipe.report.conditions import condition_lines
 from hetpipe.report.progress import no_utilisation_text, place_of, slow_text
@@ -347,7 +347,7 @@ def _without_coordinator(folder: RunFolder, record: RunRecord, shell: Shell) -> 
 
 
 def _way_on(folder: RunFolder, record: RunRecord, shell: Shell) -> str:
-    if not has_checkpoint(folder.path):
+    if not has_checkpoint_at(folder.place):
         return "; it had no complete checkpoint yet"
     coordinator = None if record.local else record.coordinator
     return f"; resume with: {resume_command(folder.path, shell.current, coordinator)}"

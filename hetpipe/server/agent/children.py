@@ -321,7 +321,7 @@ class Children:
         life = f"-life-{key.incarnation}" if key.incarnation else ""
         try:
             self._roots.check_code(config.import_path)
-            self._roots.check_run(config.run_dir, config.restore)
+            self._roots.check_run(config.run_dir, config.restore, config.job.get("storage"))
             environment = self._stage_environment(key, config)
         except HetpipeError as error:
             self._not_started(key, error, 1)

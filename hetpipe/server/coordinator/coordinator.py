@@ -422,8 +422,8 @@ class Coordinator:
             StoreUnavailable: new jobs wait for the store.
         """
         _check_request_id(submission.request_id)
-        self._tools.roots.check_run(submission.run_dir, submission.restore)
         job = job_from_json(submission.job_json)
+        self._tools.roots.check_run(submission.run_dir, submission.restore, job.storage)
         job_id = job_id_of(job.name, submission.request_id)
         with self.condition:
             self._jobs.check_room(job_id, owner)

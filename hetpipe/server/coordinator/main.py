@@ -76,27 +76,25 @@ def stage_signer(tls: Tls | None) -> Certify | None:
     return StageSigner(tls.folder).sign
 
 
-def read_progress(folder: str) -> Progress:
+def read_progress(where: str) -> Progress:
     """The progress of a checkpoint."""
-    from hetpipe.checkpoint.manifest import read_manifest
+    from hetpipe.checkpoint.locations import manifest_at
 
-    return read_manifest(Path(folder)).progress
-
-
-def newest_checkpoint(run_dir: str) -> str | None:
-    """The folder of the newest complete checkpoint of a run, if it has one."""
-    from hetpipe.checkpoint.manifest import newest_complete
-
-    folder = newest_complete(Path(run_dir))
-    return None if folder is None else str(folder)
+    return manifest_at(where).progress
 
 
-def listed_checkpoint(run_dir: str) -> str | None:
+def newest_checkpoint(run: str) -> str | None:
+    """Where the newest complete checkpoint of a run is, if it has one."""
+    from hetpipe.checkpoint.locations import newest_complete_at
+
+    return newest_complete_at(run)
+
+
+def listed_checkpoint(run: str) -> str | None:
     """The same, by its manifest and the sizes of its files."""
-    from hetpipe.checkpoint.manifest import newest_listed
+    from hetpipe.checkpoint.locations import newest_listed_at
 
-    folder = newest_listed(Path(run_dir))
-    return None if folder is None else str(folder)
+    return newest_listed_at(run)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -169,9 +169,10 @@ class ShardClient:
 
     def report_checkpoint(self, clock: Clock, path: Path | None, *, failure: str = "") -> bool:
         """Implement `Synchroniser.report_checkpoint`."""
-        if path is not None and path != self._part[0]:
-            self._part = (path, [file_digest(path)])
-        files = () if path is None else tuple(self._part[1])
+        part = self._part  # uploads are reported from a thread of their own
+        if path is not None and path != part[0]:
+            part = self._part = (path, [file_digest(path)])
+        files = () if path is None else tuple(part[1])
         request = ReportCheckpointRequest(self.requester, clock, files, failure)
         return self.clock_shard.invoke(calls.REPORT_CHECKPOINT, request).complete
 

@@ -24,6 +24,7 @@ from hetpipe.values.ids import Incarnation, VirtualWorkerIndex
 from hetpipe.values.plan import DTYPE_BYTES, SlicePlan
 from hetpipe.values.run_document import RunDocument
 from hetpipe.values.shard_config import ShardConfig
+from hetpipe.values.storage_url import checked_url
 from hetpipe.values.sync import DataSpec, Membership, Progress, SyncSpec
 
 _COMBINES = ("sum", "mean")
@@ -67,6 +68,11 @@ def _mistakes(config: ShardConfig) -> Iterator[str]:
     yield from _mistakes_of_membership(config.membership)
     if len(config.run_dir) > MAX_PATH_CHARACTERS or "\0" in config.run_dir:
         yield f"run folder {config.run_dir!r:.80}"
+    if config.storage is not None:
+        try:
+            checked_url(config.storage)
+        except ValueError as error:
+            yield f"a storage that cannot be used: {error}"
     every = config.checkpoint_every_waves
     if config.checkpoint_keep < 1 or (every is not None and not 1 <= every < MAX_COUNT):
         yield f"checkpoints every {every} waves of which {config.checkpoint_keep} are kept"

@@ -16,6 +16,7 @@ import structlog
 
 from hetpipe.checkpoint.keeper import CheckpointKeeper
 from hetpipe.checkpoint.shard_part import ShardCheckpoints
+from hetpipe.checkpoint.store import store_of
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.conditions import Conditions
 from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT
@@ -91,7 +92,7 @@ class JobShard:
             journal, decisions = (None, None) if state is None else (state.journal, state.recovered_decisions)
             keeper = CheckpointKeeper(
                 job_id=config.job_id,
-                run_dir=Path(config.run_dir),
+                store=store_of(config.run_dir, config.storage),
                 num_shards=config.num_shards,
                 keep=config.checkpoint_keep,
                 last_checkpoint_seconds=config.last_checkpoint_seconds,
@@ -180,6 +181,8 @@ class JobShard:
         self._stopped.set()
         if self._checkpoints is not None:
             self._checkpoints.close()
+        if self._keeper is not None:
+            self._keeper.close()
         if self._clock_shard is not None:
             with self._clock_shard.bell:
                 self._clock_shard.bell.notify_all()
@@ -200,11 +203,13 @@ class JobShard:
     def disk_needs(self) -> dict[Path, int]:
         """Folders in which this process keeps something of the job, and bytes that it will write there next.
 
-        That is two checkpoints in the folder of the run, by the newest complete one, and two snapshots of the weights
-        in the folder for state: while the second is written, the first is still there.
+        That is two checkpoints in the folder of the run, by the newest complete one (with an object store, two of the
+        own part), and two snapshots of the weights in the folder for state: while the second is written, the first is
+        still there.
         """
         own_bytes = sum((s.stop - s.start) * DTYPE_BYTES[s.parameter.dtype] for s in self.config.slices)
-        checkpoint = own_bytes if self._keeper is None else max(self._keeper.newest_bytes, own_bytes)
+        is_shared = self._keeper is not None and self.config.storage is None
+        checkpoint = own_bytes if self._keeper is None or not is_shared else max(self._keeper.newest_bytes, own_bytes)
         needs = {Path(self.config.run_dir): 2 * checkpoint}
         return needs if self._state is None else {**needs, self._state.root: 2 * own_bytes}
 

@@ -176,7 +176,7 @@ class ShardServer:
             StaleTerm: a later term is configured already.
             ProtocolViolation, ResourceExhausted, UserError: this shard could not serve it, or not in that folder.
         """
-        self._roots.check_run(config.run_dir)
+        self._roots.check_run(config.run_dir, storage=config.storage)
         check_config(config, memory_bytes=self._memory_bytes)
         with self._configuring:
             self._begin(config)
