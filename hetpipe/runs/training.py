@@ -95,6 +95,8 @@ class RunEnd:
     """Of the coordinator; empty without a submission."""
     conditions: tuple[Condition, ...] = ()
     """The conditions of the run."""
+    checkpoints: str = ""
+    """URL of its checkpoints; empty if they are in its folder."""
 
     @property
     def exit_status(self) -> ExitStatus:
@@ -370,6 +372,7 @@ class Training:
             resumable=resumable,
             forecast=self._folder.read_forecast(),
             conditions=ending.conditions,
+            checkpoints=self._folder.checkpoints_url,
         )
         try:
             self._folder.merge_trace()
@@ -425,6 +428,7 @@ def end_of(folder: RunFolder, result: RunResult) -> RunEnd:
         sentences=result.errors or stopped,
         resumable=has_checkpoint_at(folder.place),
         forecast=folder.read_forecast(),
+        checkpoints=folder.checkpoints_url,
     )
 
 
