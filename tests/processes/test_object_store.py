@@ -25,8 +25,6 @@ from tests.reference.executor import run_reference
 
 pytestmark = [pytest.mark.processes, pytest.mark.exhaustive, pytest.mark.timeout(300)]
 
-SAMPLES = 24
-
 #: In the training set of `tests.models:data32`.
 SAMPLES = 46
 
