@@ -470,7 +470,10 @@ def forget_weights(layers: Sequence[Layer]) -> None:
     """
     placeholders: dict[str, nn.Parameter] = {}
     for layer in layers:
-        for owner, key, name in layer.places:
+        # A layer of a cut model registers its parameters once more (`LayerTensors`).
+        own = ((layer.module._parameters, local, name) for local, name in layer.parameters.items())  # noqa: SLF001
+        registered = [place for place in own if place[1] in place[0]]
+        for owner, key, name in (*layer.places, *registered):
             placeholder = placeholders.setdefault(name, nn.Parameter(torch.empty_like(owner[key], device="meta")))
             owner[key] = placeholder
 
