@@ -51,7 +51,7 @@ def load_subject(job: Job, import_path: Path) -> Subject:
         build_model(job, import_path),
         example_of(job, train),
         loss,
-        splits_ties=POLICIES[job.weights].predicts is None,
+        splits_ties=POLICIES[job.weights].splits_ties,
         precision=job.precision,
     )
     check_groups(job.optimizer, [name for layer in chain for name in layer.parameters.values()])

@@ -1,4 +1,4 @@
-"""`precision`: the distributed run equals the reference executor, bit for bit, and what crosses cuts is half as large."""
+"""`precision`: distributed = reference executor, bit for bit, under every policy."""
 
 from __future__ import annotations
 
