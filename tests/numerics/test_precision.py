@@ -30,7 +30,7 @@ def case_of(weights: Any, stages: int, kind: str, precision: Precision, **values
 
 
 def _can(weights: str, _stages: int, kind: str, precision: Precision) -> bool:
-    policy = POLICIES[weights]  # type: ignore[index]
+    policy = POLICIES[weights]
     return kind != "allreduce" or policy.one_update_per_wave
 
 
