@@ -85,7 +85,7 @@ class EvaluationPass:
             self._send(number, outputs)
             return
         block = self._blocks[number - 1]
-        with self._undisturbed():
+        with self._undisturbed(), parts.compute.autocast():
             target = parts.compute.to_device(self._read(number, block).target)
             found = metric_sums(outputs, target, functions=parts.data.metrics, num_samples=len(block))
         for name, value in found.items():
