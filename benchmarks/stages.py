@@ -40,7 +40,7 @@ from hetpipe.pipeline.chain import Layer, chain_of, forget_weights
 from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled, layout_of
-from hetpipe.pipeline.reading import InlineReader, Reading
+from hetpipe.pipeline.reading import InlineReader, MinibatchSource
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import StageData, StageIdentity, StageParts
 from hetpipe.values.ids import Clock, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
@@ -231,7 +231,7 @@ def run_stage(
     synchroniser = AloneSynchroniser(data, pool, first if setting.has_shards else None, setting.num_waves)
     checkpoints: list[Path] = []
     inbox = Inbox(upstream, downstream, Clock(0))
-    reading = Reading(
+    source = MinibatchSource(
         train=stage.dataset,
         evaluation=None,
         seed=0,
@@ -239,7 +239,7 @@ def run_stage(
         has_inputs=not own,
         has_target=own == num_stages - 1,
     )
-    reader = InlineReader(reading)
+    reader = InlineReader(source)
     parts = StageParts(
         identity=StageIdentity(VirtualWorkerIndex(0), StageIndex(own), Incarnation(0), num_stages),
         sync=SyncSpec(setting.minibatches_per_wave, None, weights=setting.weights),

@@ -1,8 +1,8 @@
 """Reading of minibatches: in the stage itself, or ahead of it in worker processes (job keys `data.num_workers`, …).
 
-What a minibatch contains is decided elsewhere (`decide/sync/division.py`) and read in one way (`Reading`), under seeds
-that depend on the minibatch alone, so results do not depend on who reads when. With workers, torch's `DataLoader` reads
-the announced minibatches in order: it is given whole requests instead of the indices of samples.
+What a minibatch contains is decided elsewhere (`decide/sync/division.py`) and read in one way (`MinibatchSource`), under
+seeds that depend on the minibatch alone, so results do not depend on who reads when. With workers, torch's `DataLoader`
+reads the announced minibatches in order: it is given whole requests instead of the indices of samples.
 
 Workers are forked when the reader is created, which a stage does before it has started gRPC, CUDA or its model
 (`docs/semantics/processes.md`). They exchange index lists and tensors with the stage over inherited pipes and shared
@@ -72,8 +72,8 @@ class _Unreadable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """How one stage reads its minibatches: the data sets, the seeds, and the part of a minibatch that it needs."""
+class MinibatchSource:
+    """The minibatches of one stage: the data sets, the seeds, and the part of a minibatch that it needs."""
 
     train: MapDataset
     evaluation: MapDataset | None
@@ -149,8 +149,8 @@ class DataReader(Protocol):
 class InlineReader:
     """Reads a minibatch when it is taken, on the calling thread."""
 
-    def __init__(self, reading: Reading, *, pin_memory: bool = False) -> None:
-        self._reading = reading
+    def __init__(self, source: MinibatchSource, *, pin_memory: bool = False) -> None:
+        self._source = source
         self._pins = pin_memory
 
     def begin(self, requests: Sequence[Request]) -> None:
@@ -165,7 +165,7 @@ class InlineReader:
 
     def take(self, request: Request) -> Batch:
         """See `DataReader.take`."""
-        batch = self._reading.read(request)
+        batch = self._source.read(request)
         return _pinned(batch) if self._pins else batch
 
     @property
@@ -195,8 +195,8 @@ class WorkerOptions:
     """Called in every worker first."""
     on_close: Callable[[], None]
     """Called when all workers have ended."""
-    socket_folder: Path | None = None
-    """Folder of the sockets over which workers hand shared memory over; None: one that multiprocessing makes."""
+    socket_folder: Path
+    """Folder of the sockets over which workers hand shared memory over."""
     clock: TimeSource = SYSTEM_CLOCK
 
 
@@ -207,14 +207,14 @@ class WorkerReader:
     dies, what it was reading is lost, and so is the reader: the stage fails, and its next incarnation reads again.
     """
 
-    def __init__(self, reading: Reading, options: WorkerOptions) -> None:
+    def __init__(self, source: MinibatchSource, options: WorkerOptions) -> None:
         """Fork the workers.
 
         Raises:
             DataWorkerLost: a worker cannot be started.
         """
         self._options = options
-        self._reading = reading
+        self._source = source
         #: Guards the following attributes; notified when one changes.
         self._changed = threading.Condition()
         self._plan: tuple[Request, ...] = ()
@@ -334,15 +334,14 @@ class WorkerReader:
 
     def _loader(self) -> DataLoader[Any]:
         """The loader, whose workers are forked."""
-        if self._options.socket_folder is not None:
-            # multiprocessing's only way to set it; its own folder would be left behind by a process that is killed.
-            multiprocessing.current_process()._config["tempdir"] = str(self._options.socket_folder)  # type: ignore[attr-defined]  # noqa: SLF001
+        # The only way to set it; multiprocessing's own folder would be left behind by a process that is killed.
+        multiprocessing.current_process()._config["tempdir"] = str(self._options.socket_folder)  # type: ignore[attr-defined]  # noqa: SLF001
         others = set(multiprocessing.active_children())
         with warnings.catch_warnings():
             # The number of processors is the node's, and the job is for any node.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             loader: DataLoader[Any] = DataLoader(
-                _Requested(self._reading),
+                _Requested(self._source),
                 batch_size=None,
                 sampler=_Plan(self._requests),
                 num_workers=self._options.num_workers,
@@ -429,12 +428,12 @@ def _why_lost(pid: int | None, exit_code: int | None) -> str:
 class _Requested(Dataset[Any]):
     """What workers see as the data set: reads whole requests."""
 
-    def __init__(self, reading: Reading) -> None:
-        self._reading = reading
+    def __init__(self, source: MinibatchSource) -> None:
+        self._source = source
 
     def __getitem__(self, request: Request) -> Any:
         try:
-            batch = self._reading.read(request)
+            batch = self._source.read(request)
             _check_transferable(batch, "data.eval" if request.is_evaluation else "data.train")
         except CallableError as error:
             return _Unreadable(str(error))

@@ -8,6 +8,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from torch import Tensor
 from hetpipe.errors import CallableError, DataWorkerLost
 from hetpipe.pipeline.callables import CollatedDataset, MapDataset
 from hetpipe.pipeline.data import Batch
-from hetpipe.pipeline.reading import DataReader, InlineReader, Reading, Request, WorkerOptions, WorkerReader
+from hetpipe.pipeline.reading import DataReader, InlineReader, MinibatchSource, Request, WorkerOptions, WorkerReader
 from hetpipe.values.ids import VirtualWorkerIndex
 from tests.pipeline.test_data import Samples
 from tests.support.fake_clock import FakeClock
@@ -29,14 +31,14 @@ EVALUATIONS = [Request(number, (number,), is_evaluation=True) for number in (1, 
 
 def augmented(index: int) -> tuple[Tensor, Tensor]:
     """A sample with draws from all three generators."""
-    drawn = torch.rand(2) + random.random() + float(np.random.rand())  # noqa: NPY002, S311 - what users draw from
+    drawn = torch.rand(2) + random.random() + float(np.random.rand())  # noqa: NPY002 - what users draw from
     return drawn + index, torch.tensor(index)
 
 
-def reading_of(make: Callable[[int], Any] | MapDataset, **given: bool) -> Reading:
+def source_of(make: Callable[[int], Any] | MapDataset, **given: bool) -> MinibatchSource:
     dataset = Samples(make) if callable(make) else make
     parts = {"has_inputs": True, "has_target": True} | given
-    return Reading(train=dataset, evaluation=dataset, seed=7, vw=VirtualWorkerIndex(1), **parts)
+    return MinibatchSource(train=dataset, evaluation=dataset, seed=7, vw=VirtualWorkerIndex(1), **parts)
 
 
 class Watched:
@@ -64,14 +66,16 @@ class Watched:
 
 
 @contextmanager
-def workers(reading: Reading, **options: Any) -> Iterator[tuple[WorkerReader, Watched]]:
+def workers(source: MinibatchSource, **options: Any) -> Iterator[tuple[WorkerReader, Watched]]:
     defaults: dict[str, Any] = {"num_workers": 2, "prefetch_factor": 2, "timeout_seconds": 60.0}
     nothing: dict[str, Any] = {"on_start": lambda: None, "on_close": lambda: None}
-    reader = WorkerReader(reading, WorkerOptions(**(defaults | nothing | options)))
-    try:
-        yield reader, Watched(reader)
-    finally:
-        reader.close()
+    with TemporaryDirectory(prefix="hetpipe-test-") as folder:
+        sockets = {"socket_folder": Path(folder)}
+        reader = WorkerReader(source, WorkerOptions(**(defaults | nothing | sockets | options)))
+        try:
+            yield reader, Watched(reader)
+        finally:
+            reader.close()
 
 
 def plain(batch: Batch) -> tuple[list[Any], Any]:
@@ -79,8 +83,8 @@ def plain(batch: Batch) -> tuple[list[Any], Any]:
     return [value.tolist() for value in batch.inputs], target
 
 
-def inline(reading: Reading, requests: Sequence[Request]) -> list[tuple[list[Any], Any]]:
-    reader = InlineReader(reading)
+def inline(source: MinibatchSource, requests: Sequence[Request]) -> list[tuple[list[Any], Any]]:
+    reader = InlineReader(source)
     reader.begin(requests)
     assert reader.is_ready()
     return [plain(reader.take(request)) for request in requests]
@@ -88,50 +92,50 @@ def inline(reading: Reading, requests: Sequence[Request]) -> list[tuple[list[Any
 
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_workers_read_the_same_bits(num_workers: int) -> None:
-    reading = reading_of(augmented)
+    source = source_of(augmented)
     before = torch.get_rng_state()
-    with workers(reading, num_workers=num_workers) as (reader, watched):
+    with workers(source, num_workers=num_workers) as (reader, watched):
         reader.begin(REQUESTS)
         found = [plain(batch) for batch in watched.take(REQUESTS)]
         assert torch.equal(torch.get_rng_state(), before), "reading ahead must not draw in the stage"
-    assert found == inline(reading, REQUESTS)
+    assert found == inline(source, REQUESTS)
 
 
 def test_an_evaluation_comes_in_between_and_training_goes_on_where_it_was() -> None:
-    reading = reading_of(augmented)
-    with workers(reading) as (reader, watched):
+    source = source_of(augmented)
+    with workers(source) as (reader, watched):
         reader.begin(REQUESTS)
         found = watched.take(REQUESTS[:1])
         watched.wait_ready()
         reader.insert(EVALUATIONS)
         found += watched.take([*EVALUATIONS, *REQUESTS[1:]])
-    assert list(map(plain, found)) == inline(reading, [REQUESTS[0], *EVALUATIONS, *REQUESTS[1:]])
+    assert list(map(plain, found)) == inline(source, [REQUESTS[0], *EVALUATIONS, *REQUESTS[1:]])
 
 
 def test_a_new_plan_replaces_the_old_one() -> None:
-    reading = reading_of(augmented)
-    with workers(reading) as (reader, watched):
+    source = source_of(augmented)
+    with workers(source) as (reader, watched):
         reader.begin(REQUESTS)
         watched.wait_ready()
         for _ in range(3):
             reader.begin(REQUESTS[2:])
-        assert list(map(plain, watched.take(REQUESTS[2:]))) == inline(reading, REQUESTS[2:])
+        assert list(map(plain, watched.take(REQUESTS[2:]))) == inline(source, REQUESTS[2:])
         reader.begin(())
         reader.begin(REQUESTS[:1])
-        assert list(map(plain, watched.take(REQUESTS[:1]))) == inline(reading, REQUESTS[:1])
+        assert list(map(plain, watched.take(REQUESTS[:1]))) == inline(source, REQUESTS[:1])
 
 
 def test_a_stage_gets_the_part_that_it_needs() -> None:
-    with workers(reading_of(augmented, has_target=False), num_workers=1) as (reader, watched):
+    with workers(source_of(augmented, has_target=False), num_workers=1) as (reader, watched):
         reader.begin(REQUESTS[:1])
         (batch,) = watched.take(REQUESTS[:1])
         assert (batch.target, batch.num_samples, len(batch.inputs)) == (None, 2, 1)
-    batch = InlineReader(reading_of(augmented, has_inputs=False)).take(REQUESTS[0])
+    batch = InlineReader(source_of(augmented, has_inputs=False)).take(REQUESTS[0])
     assert (batch.inputs, batch.target.tolist()) == ((), [0, 1])
 
 
-def refusal(reading: Reading) -> str:
-    with workers(reading, num_workers=1) as (reader, watched):
+def refusal(source: MinibatchSource) -> str:
+    with workers(source, num_workers=1) as (reader, watched):
         reader.begin(REQUESTS)
         with pytest.raises(CallableError) as caught:
             watched.take(REQUESTS)
@@ -145,29 +149,29 @@ def broken(index: int) -> Any:
 
 
 def test_what_a_data_set_raises_in_a_worker_is_told_when_its_turn_comes() -> None:
-    assert refusal(reading_of(broken)).startswith("data.train: reading sample 3 raised OSError: no such image (")
+    assert refusal(source_of(broken)).startswith("data.train: reading sample 3 raised OSError: no such image (")
 
 
 def test_what_a_collate_fn_raises_or_returns_in_a_worker() -> None:
     def pad(samples: list[Any]) -> Any:
         raise ValueError(f"{len(samples)} of them")
 
-    assert refusal(reading_of(CollatedDataset(Samples(augmented), pad))).startswith(
+    assert refusal(source_of(CollatedDataset(Samples(augmented), pad))).startswith(
         "data.collate_fn: given samples 0, 1 of data.train, it raised ValueError: 2 of them ("
     )
     local = type("Local", (), {})
     odd = CollatedDataset(Samples(augmented), lambda samples: (torch.zeros(len(samples)), local()))
-    assert refusal(reading_of(odd)).startswith(
+    assert refusal(source_of(odd)).startswith(
         "data.train: a minibatch has an object of type Local, which cannot leave the data worker ("
     )
     grad = CollatedDataset(Samples(augmented), lambda _: (torch.zeros(2), torch.zeros(2, requires_grad=True) * 2))
-    assert "requires a gradient, which cannot leave the data worker; detach() it" in refusal(reading_of(grad))
+    assert "requires a gradient, which cannot leave the data worker; detach() it" in refusal(source_of(grad))
     meta = CollatedDataset(Samples(augmented), lambda _: (torch.zeros(2, device="meta"), 0))
-    assert "a tensor on meta, which cannot leave the data worker" in refusal(reading_of(meta))
+    assert "a tensor on meta, which cannot leave the data worker" in refusal(source_of(meta))
 
 
 def lost(make: Callable[[int], Any]) -> str:
-    with workers(reading_of(make)) as (reader, watched):
+    with workers(source_of(make)) as (reader, watched):
         reader.begin(REQUESTS)
         with pytest.raises(DataWorkerLost) as caught:
             watched.take(REQUESTS)
@@ -214,7 +218,7 @@ def test_a_worker_that_hangs() -> None:
             threading.Event().wait()
         return augmented(index)
 
-    with workers(reading_of(hang), num_workers=1, timeout_seconds=300.0, clock=clock) as (reader, watched):
+    with workers(source_of(hang), num_workers=1, timeout_seconds=300.0, clock=clock) as (reader, watched):
         reader.begin(REQUESTS)
         watched.take(REQUESTS[:1])
         assert not reader.is_ready()
@@ -234,7 +238,7 @@ def test_workers_start_and_end_with_the_reader() -> None:
     reading, writing = os.pipe()
     ended = []
     with workers(
-        reading_of(augmented),
+        source_of(augmented),
         num_workers=3,
         on_start=lambda: os.write(writing, b"s") and None,
         on_close=lambda: ended.append(True),

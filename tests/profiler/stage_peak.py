@@ -34,7 +34,7 @@ from hetpipe.pipeline.compute import Emulator, Gradients, StageCompute
 from hetpipe.pipeline.evaluation import EvaluationsWithinEpochs
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled, layout_of
-from hetpipe.pipeline.reading import InlineReader, Reading
+from hetpipe.pipeline.reading import InlineReader, MinibatchSource
 from hetpipe.pipeline.remapping import Remapping
 from hetpipe.pipeline.segment_run import SegmentRun
 from hetpipe.pipeline.setup import StageData, StageIdentity, StageParts
@@ -184,7 +184,7 @@ def _parts(
         accumulate=job.gradients.accumulate,
     )
     optimizer = StageOptimizer(job.optimizer, rho, predicts=versions.is_predicting)
-    reading = Reading(
+    source = MinibatchSource(
         train=subject.train,
         evaluation=None,
         seed=0,
@@ -192,7 +192,7 @@ def _parts(
         has_inputs=identity.is_first,
         has_target=identity.is_last,
     )
-    reader = InlineReader(reading)
+    reader = InlineReader(source)
     return StageParts(
         identity=identity,
         sync=sync,

@@ -51,7 +51,7 @@ from hetpipe.pipeline.model_file import (
     one_at_a_time,
     open_model_file,
 )
-from hetpipe.pipeline.reading import DataReader, InlineReader, Reading, WorkerOptions, WorkerReader
+from hetpipe.pipeline.reading import DataReader, InlineReader, MinibatchSource, WorkerOptions, WorkerReader
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import Clipping, Replicas, StageData, StageIdentity, StageParts
 from hetpipe.server.agent.private_folder import PrivateFolder
@@ -158,7 +158,7 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
 
 def _reader(job: Job, identity: StageIdentity, train: MapDataset, evaluation: MapDataset | None) -> DataReader:
     """The reader of a stage that reads data; with workers, these are running."""
-    reading = Reading(
+    source = MinibatchSource(
         train=train,
         evaluation=evaluation,
         seed=job.seed,
@@ -168,12 +168,12 @@ def _reader(job: Job, identity: StageIdentity, train: MapDataset, evaluation: Ma
     )
     data = job.data
     if not data.num_workers:
-        return InlineReader(reading, pin_memory=data.pin_memory)
+        return InlineReader(source, pin_memory=data.pin_memory)
     report_phase(f"starting {data.num_workers} data workers")
     assert data.prefetch_factor is not None, "it has a default if there are workers"
     folder = PrivateFolder("hetpipe-data-")
     return WorkerReader(
-        reading,
+        source,
         WorkerOptions(
             num_workers=data.num_workers,
             prefetch_factor=data.prefetch_factor,
