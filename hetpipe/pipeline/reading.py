@@ -1,8 +1,8 @@
 """Reading of minibatches: in the stage itself, or ahead of it in worker processes (job keys `data.num_workers`, …).
 
-What a minibatch contains is decided elsewhere (`decide/sync/division.py`) and read in one way (`MinibatchSource`), under
-seeds that depend on the minibatch alone, so results do not depend on who reads when. With workers, torch's `DataLoader`
-reads the announced minibatches in order: it is given whole requests instead of the indices of samples.
+What a minibatch contains is decided elsewhere (`decide/sync/division.py`) and read in one way (`MinibatchSource`)
+under seeds that depend on the minibatch alone, so results do not depend on who reads when. With workers, torch's
+`DataLoader` reads the announced minibatches in order: it is given whole requests instead of indices of samples.
 
 Workers are forked when the reader is created, which a stage does before it has started gRPC, CUDA or its model
 (`docs/semantics/processes.md`). They exchange index lists and tensors with the stage over inherited pipes and shared
