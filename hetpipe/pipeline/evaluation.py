@@ -88,7 +88,7 @@ class EvaluationPass:
             self._send(number, outputs)
             return
         batch = batch or self._read(number)
-        with self._undisturbed():
+        with self._undisturbed(), parts.compute.autocast():
             target = parts.compute.to_device(batch.target)
             found = metric_sums(outputs, target, functions=parts.data.metrics, num_samples=batch.num_samples)
         for name, value in found.items():

@@ -19,6 +19,7 @@ from hetpipe.job.file import Job
 from hetpipe.values.ids import AgentId, JobId, Term
 from hetpipe.values.plan import Plan
 from hetpipe.values.policies import POLICIES, WeightPolicy
+from hetpipe.values.precision import Precision
 from hetpipe.values.run import AgentDevice, AgentInfo
 from tests import models
 from tests.reference.executor import ReferenceResult, ReferenceRun
@@ -60,6 +61,7 @@ class Case:
     accumulate: int = 1
     max_norm: float | None = None
     clip: Literal["global", "stage"] = "global"
+    precision: Precision = "fp32"
     lr_schedule: dict[str, Any] | None = None
     groups: tuple[dict[str, Any], ...] = ()
     evaluate: dict[str, Any] | None = None
@@ -103,6 +105,7 @@ class Case:
             optimizer={**self.optimizer, **({"groups": self.groups} if self.groups else {})},
             weights=self.weights,
             gradients=gradients,
+            precision=self.precision,
             lr_schedule=self.lr_schedule,
             workers={"count": self.workers, "stages": self.stages},
             sync=sync,
@@ -135,6 +138,7 @@ class Case:
             "accumulate": self.accumulate,
             "max_norm": self.max_norm,
             "clip": self.clip,
+            "precision": self.precision,
             "groups": [
                 (group["parameters"], {k: v for k, v in group.items() if k != "parameters"}) for group in self.groups
             ],

@@ -48,6 +48,7 @@ from tests.reference.values import (
 )
 from tests.reference.worker import (
     ReferenceWorker,
+    autocast,
     buffers_of,
     layers_for,
     load_buffers,
@@ -312,6 +313,8 @@ def evaluate(
                 seed = partial(_seed_evaluation, run, vw, number)
                 output = output_of(run_layers(layers, weights, inputs, seed=seed))
                 for name, function in functions.items():
-                    sums[name] += float(cast("Tensor", function(output, target))) * len(block)
+                    with autocast(run.precision):
+                        value = function(output, target)
+                    sums[name] += float(cast("Tensor", value)) * len(block)
             totals = {name: total + sums[name] for name, total in totals.items()}
     return ReferenceEvaluation(num_samples, {name: total / num_samples for name, total in totals.items()})
