@@ -66,6 +66,8 @@ class Case:
     groups: tuple[dict[str, Any], ...] = ()
     evaluate: dict[str, Any] | None = None
     """Of the job; then the training data are evaluated on, also at the ends of epochs."""
+    reads: dict[str, Any] = field(default_factory=dict)
+    """Further keys of `data`."""
 
     @property
     def has_shards(self) -> bool:
@@ -93,7 +95,7 @@ class Case:
             name="case",
             model=f"tests.models:{self.model}",
             loss=self.loss if ":" in self.loss else f"tests.models:{self.loss}",
-            data={"train": f"tests.models:{self.data}"}
+            data={"train": f"tests.models:{self.data}", **self.reads}
             | ({} if self.evaluate is None else {"eval": f"tests.models:{self.data}"}),
             evaluate=self.evaluate or {},
             batch_size=self.batch_size,
