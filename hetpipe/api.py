@@ -117,18 +117,18 @@ def minibatch(
 
 def _block(job: Job, num_samples: int, vw: int, p: int) -> Block:
     """The sample indices of a minibatch."""
-    count, n = job.num_workers, job.minibatches_per_wave
+    count = job.num_workers
     if not 0 <= vw < count:
         raise LookupError(f"there is no virtual worker {vw}; the job has {count}, numbered from 0")
     if p < 1:
         raise LookupError(f"there is no minibatch {p}; minibatches are numbered from 1")
-    data = job.data_spec(num_samples)
+    per_wave = {VirtualWorkerIndex(index): job.minibatches_of(VirtualWorkerIndex(index)) for index in range(count)}
+    data, n = job.data_spec(num_samples), per_wave[VirtualWorkerIndex(vw)]
     last = 0
     for segment, blocks in planned_segments(
         first_progress(data),
         data,
-        members=[VirtualWorkerIndex(index) for index in range(count)],
-        minibatches_per_wave=n,
+        per_wave=per_wave,
         checkpoint_every_waves=job.checkpoint.every_waves,
     ):
         dealt = blocks[VirtualWorkerIndex(vw)]

@@ -9,7 +9,7 @@ former checksum) 12, `zlib.crc32` 7, SHA-256 2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import xxhash
 
@@ -33,6 +33,14 @@ def checksum(data: Bytes, *, place: int, skip: int = 0) -> bytes:
         skip: bytes at the beginning of `data` to exclude.
     """
     return xxhash.xxh3_64_digest(memoryview(data)[skip:], place)
+
+
+def checksum_of(blocks: Iterable[Bytes], *, place: int) -> bytes:
+    """`checksum` of consecutive blocks as one payload, which need not be in memory together."""
+    total = xxhash.xxh3_64(seed=place)
+    for block in blocks:
+        total.update(block)
+    return total.digest()
 
 
 def checksums(payload: Sequence[Bytes]) -> tuple[bytes, ...]:

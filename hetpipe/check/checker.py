@@ -95,9 +95,9 @@ class _Judges:
         self._findings = findings
         self._history = facts.history
         self._waves = WaveJudge(facts, timeline, findings)
-        self._versions = VersionJudge(facts, timeline, findings)
+        self._versions = VersionJudge(timeline, findings)
         self._lanes = LaneJudge(facts, timeline, findings)
-        self._replicas = ReplicaJudge(facts, findings)
+        self._replicas = ReplicaJudge(timeline, findings)
         self._shards = ShardJudge(facts, timeline, findings)
         self._samples = SampleJudge(facts, timeline, findings)
         #: (vw, incarnation, stage, shard) → whether such an actor exists.

@@ -170,6 +170,8 @@ class Join(Event):
     clock: int
     num_stages: int | None = None
     """Its stages; None in older histories: as many as in the plan."""
+    minibatches_per_wave: int | None = None
+    """Its N_v; None where all virtual workers have that of the job."""
 
 
 @dataclass(frozen=True, slots=True)

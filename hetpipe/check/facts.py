@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import zip_longest
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -70,16 +71,23 @@ class Facts:
     data: Data
     start: Start = field(default_factory=Start)
     history: HistoryRule = HistoryRule.FULL
+    waves: tuple[int, ...] = ()
+    """N_v of each virtual worker that founds the run; empty: that of `rule`, the same for all."""
 
 
 #: The default schedule. Its meaning is the same for every policy.
 _AUTO = "auto"
 
 
+_Count = Annotated[int, Field(ge=1)]
+
+
 class _SyncFile(BaseModel):
     kind: str
     D: int | None = Field(default=None, ge=0)
-    minibatches_per_wave: int = Field(ge=1)
+    minibatches_per_wave: (
+        Annotated[int, Field(ge=1)] | Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
+    )
     deterministic: bool = False
     pull: str = PullRule.EVERY_WAVE.value
 
@@ -106,6 +114,7 @@ class _StageFile(BaseModel):
 
 class _VirtualWorkerFile(BaseModel):
     stages: list[_StageFile]
+    minibatches_per_wave: _Count | None = None
 
 
 class _SliceFile(BaseModel):
@@ -147,6 +156,7 @@ def read_facts(run_dir: Path) -> Facts:
         data=Data(facts.num_samples, job.batch_size, job.epochs, job.minibatches),
         start=Start(facts.start.clock, facts.start.epoch, frozenset(facts.start.used), facts.start.minibatches),
         history=_known(HistoryRule, "history", job.history),
+        waves=_waves(job, plan),
     )
 
 
@@ -161,10 +171,24 @@ def _read(path: Path, kind: type[FileModel]) -> FileModel:
         raise UserError(f"{path} is no {path.name} of a run: {place}: {first['msg']}") from error
 
 
+def _waves(job: _JobFile, plan: _PlanFile) -> tuple[int, ...]:
+    """N_v of each virtual worker of the plan; of one that was added to an earlier run the plan says it."""
+    given, workers = job.sync.minibatches_per_wave, plan.virtual_workers
+    if isinstance(given, int):
+        return ()
+    found = [worker.minibatches_per_wave or num for worker, num in zip_longest(workers, given[: len(workers)])]
+    if None in found or len(given) > len(workers):
+        raise UserError(
+            f"sync.minibatches_per_wave has {len(given)} numbers, but the plan has {len(workers)} virtual workers; "
+            "give one for each"
+        )
+    return tuple(found)
+
+
 def _rule(job: _JobFile) -> RunRule:
-    sync = _known(SyncRule, "sync.kind", job.sync.kind)
+    sync, given = _known(SyncRule, "sync.kind", job.sync.kind), job.sync.minibatches_per_wave
     return RunRule(
-        job.sync.minibatches_per_wave,
+        given if isinstance(given, int) else min(given),
         _staleness(sync, job.sync.D),
         _known(WeightRule, "weights", job.weights),
         job.sync.deterministic,

@@ -7,6 +7,9 @@ or own older updates apart.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from fractions import Fraction
+
 from hetpipe.check.rules import OrderRule, Place, RunRule, WeightRule
 
 
@@ -150,6 +153,22 @@ def minibatches_in(samples: int, batch_size: int) -> int:
     [0, 1, 1, 2]
     """
     return -(-samples // batch_size)
+
+
+def shares(per_wave: Mapping[int, int], minibatches: int) -> dict[int, int]:
+    """Member → how many of the first `minibatches` minibatches dealt behind a barrier are its own.
+
+    Each wave deals N_v to member v; those of the last, partial one go to whoever would complete the next one first if
+    whole waves took equally long.
+
+    >>> shares({0: 4, 1: 1}, 10), shares({0: 4, 1: 1}, 8), shares({0: 2, 1: 2}, 3)
+    ({0: 8, 1: 2}, {0: 7, 1: 1}, {0: 2, 1: 1})
+    """
+    waves, rest = divmod(minibatches, sum(per_wave.values()))
+    extra = dict.fromkeys(per_wave, 0)
+    for _ in range(rest):
+        extra[min(extra, key=lambda vw: (Fraction(extra[vw] + 1, per_wave[vw]), vw))] += 1
+    return {vw: waves * num + extra[vw] for vw, num in per_wave.items()}
 
 
 def _waves_due(rule: RunRule, p: int) -> int:

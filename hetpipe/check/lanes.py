@@ -15,7 +15,7 @@ from hetpipe.check.facts import Facts
 from hetpipe.check.formulas import ends_update, forward_is_newest, forward_through, minibatches_in, wave_of
 from hetpipe.check.orders import OrderJudge
 from hetpipe.check.report import Findings, Kind
-from hetpipe.check.rules import Place
+from hetpipe.check.rules import Place, RunRule
 from hetpipe.check.timeline import Timeline
 
 
@@ -40,11 +40,10 @@ class LaneJudge:
     """Feeds on forwards, backwards and steps; the events of one lane must come in the order of their file."""
 
     def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
-        self._rule = facts.rule
         self._batch_size = facts.data.batch_size
         self._timeline = timeline
         self._findings = findings
-        self._orders = OrderJudge(facts, timeline, findings)
+        self._orders = OrderJudge(timeline, findings)
         self._lanes: dict[tuple[int, int], list[_Lane]] = {}
 
     def see(self, event: Pass | Step) -> None:
@@ -65,14 +64,14 @@ class LaneJudge:
         """Judge missing lines."""
         committed_minibatches: Counter[tuple[int, int]] = Counter()
         for (vw, incarnation), lanes in self._lanes.items():
-            started = _started(lanes)
-            self._judge_gaps(started)
+            started, rule = _started(lanes), self._timeline.rule_of(vw)
+            self._judge_gaps(started, rule)
             for p in started:
-                wave = wave_of(self._rule, p)
+                wave = wave_of(rule, p)
                 if self._timeline.committed(vw, incarnation, wave):
                     committed_minibatches[vw, wave] += 1
             due = {p for p in started if self._is_due(vw, incarnation, p)}
-            stepping = self._stepping(started)
+            stepping = self._stepping(started, rule)
             for lane in lanes:
                 self._judge_order(lane)
                 self._judge_steps(lane, stepping)
@@ -86,11 +85,11 @@ class LaneJudge:
             return
         lane.forwards[event.p] = event
         self._orders.see(event)
-        floor = self._floor(event, event.p)
-        through = forward_through(self._rule, event.p, floor, lane.place)
-        if through > floor * self._rule.minibatches_per_wave:
+        floor, rule = self._floor(event, event.p), self._timeline.rule_of(event.vw)
+        through = forward_through(rule, event.p, floor, lane.place)
+        if through > floor * rule.minibatches_per_wave:
             lane.needed_step = max(lane.needed_step, through)
-        self._judge_newest(lane, event, floor, must_be=forward_is_newest(self._rule))
+        self._judge_newest(lane, event, floor, must_be=forward_is_newest(rule))
 
     def _see_backward(self, lane: _Lane, event: Backward) -> None:
         if event.p in lane.backwards:
@@ -101,11 +100,11 @@ class LaneJudge:
         if event.p not in lane.forwards:
             lane.disordered.append(event)
         floor = self._floor(event, event.p)
-        self._judge_newest(lane, event, floor, must_be=self._rule.predicts)
+        self._judge_newest(lane, event, floor, must_be=self._timeline.rule.predicts)
 
     def _judge_newest(self, lane: _Lane, event: Pass, floor: int, *, must_be: bool) -> None:
         """A pass sees no update that its stage has not made, and where it `must_be` so, all that it has."""
-        newest = max(lane.last_step, floor * self._rule.minibatches_per_wave)
+        newest = max(lane.last_step, floor * self._timeline.rule_of(event.vw).minibatches_per_wave)
         if event.local_through > newest:
             lane.too_early.append((event, newest))
         elif must_be and event.local_through < newest:
@@ -126,28 +125,29 @@ class LaneJudge:
 
     def _floor(self, event: StageEvent, p: int) -> int:
         """The barrier from which the life of `event` counts when it computes minibatch `p`."""
-        return self._timeline.floor_clock(event.vw, event.incarnation, wave_of(self._rule, p))
+        wave = wave_of(self._timeline.rule_of(event.vw), p)
+        return self._timeline.floor_clock(event.vw, event.incarnation, wave)
 
-    def _stepping(self, started: dict[int, StageEvent]) -> set[int]:
+    def _stepping(self, started: dict[int, StageEvent], rule: RunRule) -> set[int]:
         """The minibatches after which an update is made: where a group is full, and the last before each barrier."""
         last = {self._floor(event, p): p for p, event in started.items()}
-        return {p for p in started if ends_update(self._rule, p)}.union(last.values())
+        return {p for p in started if ends_update(rule, p)}.union(last.values())
 
     def _is_due(self, vw: int, incarnation: int, p: int) -> bool:
         """True when nothing excuses unfinished work on p."""
         line = self._timeline
-        if line.committed(vw, incarnation, wave_of(self._rule, p)):
+        if line.committed(vw, incarnation, wave_of(line.rule_of(vw), p)):
             return True
         if line.lives[vw, incarnation].left is not None:
             return True
         return line.complete and line.members.get(vw) == incarnation
 
-    def _judge_gaps(self, started: dict[int, StageEvent]) -> None:
+    def _judge_gaps(self, started: dict[int, StageEvent], rule: RunRule) -> None:
         """Minibatches are numbered without gaps from each barrier on."""
         previous, previous_floor = 0, -1
         for p, event in started.items():
             floor = self._floor(event, p)
-            first = floor * self._rule.minibatches_per_wave + 1
+            first = floor * rule.minibatches_per_wave + 1
             expected = previous + 1 if floor == previous_floor else first
             if p != expected:
                 skipped = f"p = {expected}" if expected == p - 1 else f"p = {expected} … {p - 1}"

@@ -11,10 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hetpipe.check.events import Backward, Forward, Pass
-from hetpipe.check.facts import Facts
 from hetpipe.check.formulas import drained_since, most_in_flight, wave_of
 from hetpipe.check.report import Findings, Kind
-from hetpipe.check.rules import OrderRule
+from hetpipe.check.rules import OrderRule, RunRule
 from hetpipe.check.timeline import Timeline
 
 
@@ -22,6 +21,7 @@ from hetpipe.check.timeline import Timeline
 class _Lane:
     """How far one stage of one life is."""
 
+    rule: RunRule
     limit: int | None
     """S_i, or None."""
     forwarded: int = 0
@@ -43,8 +43,7 @@ class _Life:
 class OrderJudge:
     """Feeds on forwards and backwards, each once; those of one stage must come in the order of their file."""
 
-    def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
-        self._rule = facts.rule
+    def __init__(self, timeline: Timeline, findings: Findings) -> None:
         self._timeline = timeline
         self._findings = findings
         self._lives: dict[tuple[int, int], _Life] = {}
@@ -54,8 +53,9 @@ class OrderJudge:
         key = (event.vw, event.incarnation)
         life = self._lives.get(key)
         if life is None:
+            rule = self._timeline.rule_of(event.vw)
             life = self._lives[key] = _Life(
-                [_Lane(most_in_flight(self._rule, place)) for place in self._timeline.lives[key].places]
+                [_Lane(rule, most_in_flight(rule, place)) for place in self._timeline.lives[key].places]
             )
         lane = life.lanes[event.stage]
         since = self._since(event)
@@ -75,8 +75,9 @@ class OrderJudge:
                         self._findings.add(Kind.BACKWARD_EARLY, message, backward.origin)
 
     def _since(self, event: Pass) -> int:
-        floor = self._timeline.floor_clock(event.vw, event.incarnation, wave_of(self._rule, event.p))
-        return drained_since(self._rule, event.p, floor)
+        rule = self._timeline.rule_of(event.vw)
+        floor = self._timeline.floor_clock(event.vw, event.incarnation, wave_of(rule, event.p))
+        return drained_since(rule, event.p, floor)
 
     def _see_forward(self, lane: _Lane, event: Forward, since: int) -> None:
         if event.p < lane.forwarded:
@@ -103,9 +104,9 @@ class OrderJudge:
 
     def _may_be_early(self, lane: _Lane, since: int) -> bool:
         """Whether another forward is due before a backward, if one is left."""
-        if self._rule.order is OrderRule.GPIPE:
-            return lane.forwarded % self._rule.minibatches_per_wave != 0
-        return self._rule.is_strict and lane.limit is not None and self._in_flight(lane, since) < lane.limit
+        if lane.rule.order is OrderRule.GPIPE:
+            return lane.forwarded % lane.rule.minibatches_per_wave != 0
+        return lane.rule.is_strict and lane.limit is not None and self._in_flight(lane, since) < lane.limit
 
     def _in_flight(self, lane: _Lane, since: int) -> int:
-        return lane.forwarded - max(lane.backwarded, since * self._rule.minibatches_per_wave)
+        return lane.forwarded - max(lane.backwarded, since * lane.rule.minibatches_per_wave)

@@ -185,8 +185,11 @@ def _join(record: Record, origin: Origin) -> Event:
     num_stages = _count(record, "num_stages") if "num_stages" in record else None
     if num_stages == 0:
         raise _MalformedError("num_stages must be at least 1, not 0")
+    minibatches = _count(record, "minibatches_per_wave") if "minibatches_per_wave" in record else None
+    if minibatches == 0:
+        raise _MalformedError("minibatches_per_wave must be at least 1, not 0")
     vw, incarnation, clock = _counts(record, _LIFE_KEYS)
-    return Join(origin, vw, incarnation, clock, num_stages)
+    return Join(origin, vw, incarnation, clock, num_stages, minibatches)
 
 
 def _barrier(record: Record, origin: Origin) -> Event:

@@ -45,11 +45,14 @@ class Replay:
         """Begin with `founders` as members, each in its first life unless the record of its join says otherwise."""
         self._rule = facts.rule
         self._layout = facts.layout
+        self._has_waves = bool(facts.waves)
         self._findings = findings
         self._position = -1
         start = facts.start.clock
         self.timeline = Timeline(
             start_clock=start,
+            rule=facts.rule,
+            rules={vw: facts.rule.with_wave_of(num) for vw, num in enumerate(facts.waves)},
             lives={(vw, 0): Life(vw, 0, start, facts.layout.stages_of(vw), is_planned=True) for vw in founders},
             members=dict.fromkeys(founders, 0),
             local=dict.fromkeys(range(len(facts.layout.num_stages)), start),
@@ -207,6 +210,7 @@ class Replay:
             self._findings.add(Kind.MEMBERSHIP, f"{name}, but the plan has no such worker", join.origin)
             return
         newest = max((incarnation for owner, incarnation in line.lives if owner == vw), default=-1)
+        self._see_wave_of(join, name)
         if vw in line.members:
             self._found(join, name)
             return
@@ -219,6 +223,16 @@ class Replay:
             message = f"{name}, below its own committed clock {line.local[vw]}"
             self._findings.add(Kind.MEMBERSHIP, message, join.origin)
         self._admit(join)
+
+    def _see_wave_of(self, join: Join, name: str) -> None:
+        """That N_v of a virtual worker is known and does not change, as that of all does where it is the same."""
+        line, vw, given = self.timeline, join.vw, join.minibatches_per_wave
+        if self._has_waves and vw not in line.rules and given is not None:
+            line.rules[vw] = line.rule.with_wave_of(given)
+        known = line.rule_of(vw).minibatches_per_wave
+        if given != (known if self._has_waves else None):
+            has = "without an N of its own" if given is None else f"with waves of {given} minibatches"
+            self._findings.add(Kind.WAVE_SIZE, f"{name} {has}; those of the run have {known}", join.origin)
 
     def _found(self, join: Join, name: str) -> None:
         """A join of a member: legal only as the record of an initial worker, before it committed anything."""

@@ -7,10 +7,10 @@ after the last backward of this wave at the same stage of every replica.
 from __future__ import annotations
 
 from hetpipe.check.events import Backward, Pass, Step
-from hetpipe.check.facts import Facts
 from hetpipe.check.formulas import wave_of
 from hetpipe.check.report import Findings, Kind
 from hetpipe.check.rules import SyncRule
+from hetpipe.check.timeline import Timeline
 
 #: A stage index and a wave: what is averaged at once.
 _Group = tuple[int, int]
@@ -19,8 +19,8 @@ _Group = tuple[int, int]
 class ReplicaJudge:
     """Feeds on backwards and steps in any order; of other kinds of synchronisation it keeps nothing."""
 
-    def __init__(self, facts: Facts, findings: Findings) -> None:
-        self._rule = facts.rule
+    def __init__(self, timeline: Timeline, findings: Findings) -> None:
+        self._timeline = timeline
         self._findings = findings
         #: Group → virtual worker → its last backward.
         self._backwards: dict[_Group, dict[int, Backward]] = {}
@@ -28,9 +28,9 @@ class ReplicaJudge:
 
     def see(self, event: Pass | Step) -> None:
         """Keep what one stage did."""
-        if self._rule.sync is not SyncRule.ALLREDUCE:
+        if self._timeline.rule.sync is not SyncRule.ALLREDUCE:
             return
-        group = (event.stage, wave_of(self._rule, event.p))
+        group = (event.stage, wave_of(self._timeline.rule_of(event.vw), event.p))
         if isinstance(event, Step):
             self._steps.setdefault(group, []).append(event)
         elif isinstance(event, Backward):

@@ -54,6 +54,8 @@ class Kind(StrEnum):
     CLOCK_FELL = "clock_fell"  #: clocks never fall
     CLOCK_REPEATED = "clock_repeated"  #: a clock is published once
     CLOCK_SKIPPED = "clock_skipped"  #: clocks are published one by one
+    WAVE_SIZE = "wave_size"  #: N_v of a virtual worker is what the job says, and never changes
+    WAVE_SHARE = "wave_share"  #: between two barriers minibatches are dealt in proportion to N_v
     SAMPLE_TWICE = "sample_twice"  #: a sample counts once per epoch
     SAMPLE_NEVER = "sample_never"  #: every sample counts in an epoch that ended
     SAMPLE_COUNT = "sample_count"  #: commit, used samples and minibatches agree

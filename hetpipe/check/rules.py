@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -75,7 +75,7 @@ class RunRule:
     """The rules of a run about its clocks, its weights and its order."""
 
     minibatches_per_wave: int
-    """N ≥ 1."""
+    """N ≥ 1, of one virtual worker."""
     staleness: int | None
     """D ≥ 0, or None for D = ∞."""
     weights: WeightRule = WeightRule.WAVE
@@ -86,6 +86,10 @@ class RunRule:
     """A ≥ 1; of no meaning where a policy makes one update per wave."""
     pulls_when_required: bool = False
     """`pull: required`: another clock comes into use only where the staleness bound forbids the old one."""
+
+    def with_wave_of(self, minibatches: int) -> RunRule:
+        """The same rule for a virtual worker of another N."""
+        return replace(self, minibatches_per_wave=minibatches)
 
     @property
     def bound_clock_distance(self) -> int | None:

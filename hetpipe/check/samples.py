@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 
 from hetpipe.check.events import Used
 from hetpipe.check.facts import Facts
-from hetpipe.check.formulas import minibatches_in
+from hetpipe.check.formulas import minibatches_in, shares
 from hetpipe.check.report import Findings, Kind
 from hetpipe.check.timeline import Timeline
 
@@ -76,7 +77,33 @@ class SampleJudge:
                     f"samples were never used, the first {missing[:_NAMED]}"
                 )
                 self._findings.add(Kind.SAMPLE_NEVER, message, barrier.origin)
+        self._judge_shares()
         self._judge_total()
+
+    def _judge_shares(self) -> None:
+        """That members share the minibatches between two barriers by their N_v, where none of them was evicted."""
+        line = self._timeline
+        if not line.rules:
+            return
+        ends = dict(zip(line.barriers, line.barriers[1:], strict=False))
+        done: dict[int, Counter[int]] = {start: Counter() for start in ends}
+        for (vw, wave), commit in line.commits.items():
+            start = line.barriers[bisect_right(line.barriers, wave) - 1]
+            if start in ends:
+                done[start][vw] += minibatches_in(commit.samples, self._data.batch_size)
+        evicted = [life.eviction.clock for life in line.lives.values() if life.eviction is not None]
+        for start, end in ends.items():
+            if any(start <= clock < end for clock in evicted):
+                continue  # what it did not commit was dealt again
+            per_wave = {vw: line.rule_of(vw).minibatches_per_wave for vw in sorted(done[start])}
+            due = shares(per_wave, done[start].total())
+            for vw, share in due.items():
+                if done[start][vw] != share:
+                    message = (
+                        f"virtual worker {vw} computes {done[start][vw]} of the {done[start].total()} minibatches "
+                        f"between clocks {start} and {end}; its share is {share}"
+                    )
+                    self._findings.add(Kind.WAVE_SHARE, message, line.publishes[end].origin)
 
     def _judge_commits(self) -> None:
         line = self._timeline

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 
 from hetpipe.check.events import Barrier, Commit, Evict, Origin, Publish
-from hetpipe.check.rules import Place
+from hetpipe.check.rules import Place, RunRule
 
 
 @dataclass(slots=True)
@@ -40,6 +40,10 @@ class Timeline:
     """
 
     start_clock: int
+    rule: RunRule
+    """The rule of the run, with the N of the virtual workers without one of their own."""
+    rules: dict[int, RunRule] = field(default_factory=dict)
+    """vw → its rule, with its N_v; those that have the N of `rule` are absent."""
     lives: dict[tuple[int, int], Life] = field(default_factory=dict)
     """(vw, incarnation) → life."""
     members: dict[int, int] = field(default_factory=dict)
@@ -70,6 +74,10 @@ class Timeline:
     def complete(self) -> bool:
         """True when the run reached its end or a stop."""
         return self.end is not None
+
+    def rule_of(self, vw: int) -> RunRule:
+        """The rule by which the minibatches of a virtual worker are judged."""
+        return self.rules.get(vw, self.rule)
 
     def lives_of(self, vw: int) -> list[Life]:
         """All lives of a virtual worker."""

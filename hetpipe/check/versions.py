@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hetpipe.check.events import Forward, Pass
-from hetpipe.check.facts import Facts
 from hetpipe.check.formulas import (
     backward_through,
     determined_clock,
@@ -39,8 +38,7 @@ class _Seen:
 class VersionJudge:
     """Feeds on forwards and backwards in any order."""
 
-    def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
-        self._rule = facts.rule
+    def __init__(self, timeline: Timeline, findings: Findings) -> None:
         self._timeline = timeline
         self._findings = findings
         self._seen: dict[tuple[int, int], _Seen] = {}
@@ -51,7 +49,8 @@ class VersionJudge:
         seen = self._seen.get(key)
         if seen is None:
             seen = self._seen[key] = _Seen(self._timeline.lives[key], {}, set())
-        floor = self._timeline.floor_clock(event.vw, event.incarnation, wave_of(self._rule, event.p))
+        rule = self._timeline.rule_of(event.vw)
+        floor = self._timeline.floor_clock(event.vw, event.incarnation, wave_of(rule, event.p))
         first = seen.first.get(event.p)
         if first is None:
             seen.first[event.p] = event
@@ -79,16 +78,17 @@ class VersionJudge:
                 previous = current
 
     def _judge_clock(self, event: Pass, floor: int, life: Life) -> None:
-        required = required_clock(self._rule, event.p, floor)
+        rule = self._timeline.rule_of(event.vw)
+        required = required_clock(rule, event.p, floor)
         if event.clock < required:
             message = f"{event.name} starts with clock {event.clock}, but needs clock {required} (barrier {floor})"
             self._findings.add(Kind.STALE_CLOCK, message, event.origin)
-        elif self._rule.determines_clock and event.clock != (due := determined_clock(self._rule, event.p, floor)):
-            why = "a deterministic run" if self._rule.has_shards else f"a run with sync {self._rule.sync}"
+        elif rule.determines_clock and event.clock != (due := determined_clock(rule, event.p, floor)):
+            why = "a deterministic run" if rule.has_shards else f"a run with sync {rule.sync}"
             message = f"{event.name} starts with clock {event.clock}, but {why} takes {due}"
             self._findings.add(Kind.NOT_REQUIRED_CLOCK, message, event.origin)
-        through = forward_through(self._rule, event.p, floor, life.places[0])
-        last_published = event.clock * self._rule.minibatches_per_wave
+        through = forward_through(rule, event.p, floor, life.places[0])
+        last_published = event.clock * rule.minibatches_per_wave
         if last_published > through:
             message = (
                 f"{event.name} starts with clock {event.clock}, which holds minibatches through {last_published}, "
@@ -98,13 +98,13 @@ class VersionJudge:
 
     def _judge_through(self, event: Pass, floor: int, life: Life) -> None:
         formula = forward_through if isinstance(event, Forward) else backward_through
-        through = formula(self._rule, event.p, floor, life.places[event.stage])
+        through = formula(self._timeline.rule_of(event.vw), event.p, floor, life.places[event.stage])
         if event.local_through != through:
             message = f"{event.name} has own updates through {event.local_through} instead of {through}"
             self._findings.add(Kind.WRONG_LOCAL_THROUGH, message, event.origin)
 
     def _judge_life(self, event: Pass, life: Life) -> None:
-        wave, end = wave_of(self._rule, event.p), self._timeline.end
+        wave, end = wave_of(self._timeline.rule_of(event.vw), event.p), self._timeline.end
         if end is not None and wave >= end.clock:
             message = f"{event.name} starts behind the end of the run at clock {end.clock}"
             self._findings.add(Kind.PAST_END, message, event.origin)
@@ -137,13 +137,14 @@ class VersionJudge:
     def _judge_switch(self, previous: Pass, current: Pass) -> None:
         if current.clock == previous.clock:
             return
-        floor = self._timeline.floor_clock(current.vw, current.incarnation, wave_of(self._rule, current.p))
+        rule = self._timeline.rule_of(current.vw)
+        floor = self._timeline.floor_clock(current.vw, current.incarnation, wave_of(rule, current.p))
         change = (
             f"virtual worker {current.vw} changes from clock {previous.clock} to {current.clock} at p = {current.p}"
         )
         if current.clock < previous.clock:
             self._findings.add(Kind.CLOCK_FELL, f"{change}: the clock in use fell", current.origin)
-        if not is_switch_point(self._rule, current.p, floor):
+        if not is_switch_point(rule, current.p, floor):
             self._findings.add(Kind.CLOCK_SWITCH, f"{change}, which is no switch point", current.origin)
-        elif not needs_pull(self._rule, current.p, floor, previous.clock):
+        elif not needs_pull(rule, current.p, floor, previous.clock):
             self._findings.add(Kind.NEEDLESS_PULL, f"{change}, where the old one will do", current.origin)

@@ -18,7 +18,6 @@ class WaveJudge:
     """Feeds on waves in any order."""
 
     def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
-        self._rule = facts.rule
         self._batch_size = facts.data.batch_size
         self._timeline = timeline
         self._findings = findings
@@ -32,8 +31,9 @@ class WaveJudge:
             self._findings.add(Kind.MINIBATCH_TWICE, f"{event.name} is computed a second time", event.origin)
             return
         stages[event.stage] = event
-        num = self._rule.minibatches_per_wave
-        if event.first != event.wave * num + 1 or wave_of(self._rule, max(event.last, 1)) != event.wave:
+        rule = self._timeline.rule_of(event.vw)
+        num = rule.minibatches_per_wave
+        if event.first != event.wave * num + 1 or wave_of(rule, max(event.last, 1)) != event.wave:
             due = f"but begins with {event.wave * num + 1}"
             message = f"{event.name} has the minibatches {event.first} to {event.last}, {due}"
             self._findings.add(Kind.MINIBATCH_MISSING, message, event.origin)
@@ -47,7 +47,7 @@ class WaveJudge:
 
     def finish(self) -> None:
         """Judge that the stages of a virtual worker agree, and that what was committed was computed."""
-        if self._rule.pulls_when_required:
+        if self._timeline.rule.pulls_when_required:
             self._judge_pulls()
         for stages in self._waves.values():
             first, *others = stages.values()
@@ -89,24 +89,24 @@ class WaveJudge:
                 if (
                     previous == (vw, incarnation)
                     and clock != last_clock
-                    and not needs_pull(self._rule, p, floor, last_clock)
+                    and not needs_pull(self._timeline.rule_of(vw), p, floor, last_clock)
                 ):
                     change = f"p = {p} of {event.name} goes from clock {last_clock} to {clock}"
                     self._findings.add(Kind.NEEDLESS_PULL, f"{change}, where the old one will do", event.origin)
                 previous, last_clock = (vw, incarnation), clock
 
     def _judge_clocks(self, event: Wave) -> None:
-        line = self._timeline
+        line, rule = self._timeline, self._timeline.rule_of(event.vw)
         floor = line.floor_clock(event.vw, event.incarnation, event.wave)
         for p, clock in ((event.first, event.first_clock), (event.last, event.last_clock)):
-            required = required_clock(self._rule, p, floor)
+            required = required_clock(rule, p, floor)
             name = f"p = {p} of {event.name} starts with clock {clock}"
             if clock < required:
                 self._findings.add(
                     Kind.STALE_CLOCK, f"{name}, but needs clock {required} (barrier {floor})", event.origin
                 )
-            elif self._rule.determines_clock and clock != (due := determined_clock(self._rule, p, floor)):
-                why = "a deterministic run" if self._rule.has_shards else f"a run with sync {self._rule.sync}"
+            elif rule.determines_clock and clock != (due := determined_clock(rule, p, floor)):
+                why = "a deterministic run" if rule.has_shards else f"a run with sync {rule.sync}"
                 self._findings.add(Kind.NOT_REQUIRED_CLOCK, f"{name}, but {why} takes {due}", event.origin)
             made_it = event.vw == 0 and clock == line.start_clock == 0  # virtual worker 0 creates w_0 itself
             if not made_it and not line.is_published_before(clock, event.origin):

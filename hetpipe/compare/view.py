@@ -16,6 +16,7 @@ from hetpipe.report.text import LOSS, count, loss_first, measure, rate
 from hetpipe.runs.result import TrainResult
 from hetpipe.values.ids import VirtualWorkerIndex
 from hetpipe.values.policies import WeightPolicy
+from hetpipe.values.suggest import join_names
 from hetpipe.values.wire import plain
 
 _MINIBATCH = re.compile(r"minibatch(?:es)? (\d+)")
@@ -303,9 +304,11 @@ def _setting(job: Job) -> str:
         workers = f"{count(job.num_workers, 'virtual worker')} of {count(stages, 'stage')}"
     minibatches = count(job.minibatches or 0, "minibatch", "minibatches")
     length = minibatches if job.epochs is None else count(job.epochs, "epoch")
+    given = job.minibatches_per_wave
+    waves = str(given) if isinstance(given, int) else join_names(map(str, given), "and")
     arguments = ", ".join(f"{name} {value}" for name, value in job.optimizer.arguments.items())
     return (
-        f"{workers}, {job.minibatches_per_wave} minibatches of {count(job.batch_size, 'sample')} per "
+        f"{workers}, {waves} minibatches of {count(job.batch_size, 'sample')} per "
         f"wave, {job.optimizer.name} ({arguments}), {length}, sync {job.sync.kind}"
     )
 

@@ -47,6 +47,7 @@ from hetpipe.job.survive import SurviveSection
 from hetpipe.job.training import GradientsSection, LrScheduleSpec, OptimizerSpec, PredictionSection
 from hetpipe.values.catalogue import CATALOGUE
 from hetpipe.values.ids import VirtualWorkerIndex
+from hetpipe.values.plan import VirtualWorkerPlan
 from hetpipe.values.policies import POLICIES, HistoryDetail, LinkKind, Schedule, WeightPolicy
 from hetpipe.values.problems import Path, Problem, problems_of, refusal, shown
 from hetpipe.values.run import DeviceConfig
@@ -290,8 +291,8 @@ class Job(Section):
         return len(stages[vw]) if isinstance(stages, tuple) else int(stages)
 
     @property
-    def minibatches_per_wave(self) -> int:
-        """N.
+    def minibatches_per_wave(self) -> int | tuple[int, ...]:
+        """N, or that of each virtual worker.
 
         Raises:
             JobError: it is not planned yet.
@@ -299,6 +300,33 @@ class Job(Section):
         if self.sync.minibatches_per_wave == "auto":
             raise JobError("sync.minibatches_per_wave: is `auto`, so it is unknown before the run is planned")
         return self.sync.minibatches_per_wave
+
+    def minibatches_of(self, vw: VirtualWorkerIndex) -> int:
+        """N_v of virtual worker `vw`, which the job has.
+
+        Raises:
+            JobError: it is not planned yet.
+        """
+        given = self.minibatches_per_wave
+        return given if isinstance(given, int) else given[vw]
+
+    def minibatches_in(self, worker: VirtualWorkerPlan) -> int:
+        """N_v of a virtual worker of the job's plan, possibly added to the run later.
+
+        Raises:
+            JobError: it is not planned yet.
+        """
+        return worker.minibatches_per_wave or self.minibatches_of(worker.index)
+
+    def minibatches_by_worker(self, workers: Sequence[VirtualWorkerPlan]) -> dict[VirtualWorkerIndex, int]:
+        """N_v of each virtual worker of a plan; empty if the job has one N for all.
+
+        Raises:
+            JobError: it is not planned yet.
+        """
+        if isinstance(self.minibatches_per_wave, int):
+            return {}
+        return {worker.index: self.minibatches_in(worker) for worker in workers}
 
     @property
     def staleness(self) -> int | None:
@@ -311,12 +339,17 @@ class Job(Section):
             raise JobError("sync.D: is `auto`, so it is unknown before the run is planned")
         return self.sync.D
 
-    def with_plan(self, layer_counts: Sequence[Sequence[int]], minibatches_per_wave: int, staleness: int | None) -> Job:
+    def with_plan(
+        self,
+        layer_counts: Sequence[Sequence[int]],
+        minibatches_per_wave: int | Sequence[int],
+        staleness: int | None,
+    ) -> Job:
         """A copy with a plan in place of `stages: auto`.
 
         Args:
             layer_counts: of each stage of each virtual worker.
-            minibatches_per_wave: N.
+            minibatches_per_wave: N, or that of each virtual worker.
             staleness: the chosen D, for a job with `D: auto`.
         """
         values = self.model_dump()
@@ -324,13 +357,21 @@ class Job(Section):
             values["sync"] |= {"D": staleness, "max_D": None}
         stages = tuple(tuple(counts) for counts in layer_counts)
         values["workers"] = {"stages": stages}
-        values["sync"]["minibatches_per_wave"] = minibatches_per_wave
+        values["sync"]["minibatches_per_wave"] = (
+            minibatches_per_wave if isinstance(minibatches_per_wave, int) else tuple(minibatches_per_wave)
+        )
         return Job(**values)
 
-    def sync_spec(self) -> SyncSpec:
-        """The synchronization rule in the form used by shards and stages."""
+    def sync_spec(self, worker: VirtualWorkerPlan | None = None) -> SyncSpec:
+        """The synchronization rule in the form used by shards and stages.
+
+        Args:
+            worker: the virtual worker whose N it has; None: the rule of the whole job, with the smallest N.
+        """
+        given = self.minibatches_per_wave
+        least = given if isinstance(given, int) else min(given)
         return SyncSpec(
-            minibatches_per_wave=self.minibatches_per_wave,
+            minibatches_per_wave=least if worker is None else self.minibatches_in(worker),
             staleness=self.staleness,
             combine=self.sync.combine or "sum",
             deterministic=self.sync.deterministic and self.has_shards,

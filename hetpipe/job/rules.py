@@ -58,8 +58,30 @@ def _one_virtual_worker(workers: WorkersSection, sync: SyncSection) -> Iterator[
         )
 
 
-def _waves(sync: SyncSection) -> int:
-    return DEFAULT_MINIBATCHES_PER_WAVE if sync.minibatches_per_wave == "auto" else sync.minibatches_per_wave
+def _waves(sync: SyncSection) -> tuple[int, ...]:
+    """N of each virtual worker, or one N for all."""
+    given = DEFAULT_MINIBATCHES_PER_WAVE if sync.minibatches_per_wave == "auto" else sync.minibatches_per_wave
+    return (given,) if isinstance(given, int) else given
+
+
+def _a_wave_for_each(workers: WorkersSection, sync: SyncSection) -> Iterator[Problem]:
+    """A list of N has one for each virtual worker that the job states."""
+    given = sync.minibatches_per_wave
+    if not isinstance(given, tuple):
+        return
+    path = ("sync", "minibatches_per_wave")
+    if workers.stages == "auto":
+        yield Problem(
+            path,
+            "has one number for each virtual worker, which requires `workers.stages` with the stages of each; give "
+            "them, or one number, or auto",
+        )
+    elif workers.count is not None and len(given) != workers.count:
+        yield Problem(
+            path,
+            f"has {len(given)} numbers, but there are {workers.count} virtual workers; give one for each, or one "
+            "number for all",
+        )
 
 
 def _bound_is_planned(workers: WorkersSection, sync: SyncSection) -> Iterator[Problem]:
@@ -95,8 +117,12 @@ def _enough_minibatches(workers: WorkersSection, sync: SyncSection, weights: Wei
     stages = workers.stages
     if stages == "auto":
         return
-    num_stages = max(len(counts) for counts in stages) if isinstance(stages, tuple) else stages
-    least, given = POLICIES[weights].least_minibatches_per_wave(num_stages), _waves(sync)
+    each, waves = [len(counts) for counts in stages] if isinstance(stages, tuple) else [stages], _waves(sync)
+    num = max(len(each), len(waves))
+    pairs = zip(each * num if len(each) == 1 else each, waves * num if len(waves) == 1 else waves, strict=False)
+    needs = [(POLICIES[weights].least_minibatches_per_wave(num_stages), given) for num_stages, given in pairs]
+    least, given = max(needs, key=lambda need: need[0] - need[1])
+    num_stages = least
     if given < least:
         by_default = " by default" if sync.minibatches_per_wave == "auto" else ""
         yield Problem(
@@ -143,7 +169,8 @@ _MAX_NAMED_DIVISOR = 64
 def _whole_accumulations(
     workers: WorkersSection, sync: SyncSection, weights: WeightPolicy, gradients: GradientsSection
 ) -> Iterator[Problem]:
-    accumulate, n = gradients.accumulate, _waves(sync)
+    accumulate, waves = gradients.accumulate, _waves(sync)
+    n = next((each for each in waves if each % accumulate), waves[0])
     is_open = workers.stages == "auto" and sync.minibatches_per_wave == "auto"
     if accumulate == 1 or (is_open and not POLICIES[weights].one_update_per_wave):
         return
@@ -221,6 +248,7 @@ _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
     _bound_is_planned,
     _equal_replicas,
     _averages_under_allreduce,
+    _a_wave_for_each,
     _enough_minibatches,
     _momentum_to_predict_with,
     _order_of_the_policy,

@@ -278,6 +278,10 @@ def _number_branch(value: object) -> str:
     return "<word>" if isinstance(value, str) else "<number>"
 
 
+def _wave_branch(value: object) -> str:
+    return "<list>" if isinstance(value, list | tuple) else _number_branch(value)
+
+
 #: Default N of a job with a given cut.
 DEFAULT_MINIBATCHES_PER_WAVE = 4
 
@@ -304,15 +308,19 @@ class SyncSection(Section):
     within 2 % of the best.
     """
     minibatches_per_wave: Annotated[
-        Annotated[PositiveInt, Tag("<number>")] | Annotated[Literal["auto"], Tag("<word>")],
-        Discriminator(_number_branch),
+        Annotated[PositiveInt, Tag("<number>")]
+        | Annotated[Literal["auto"], Tag("<word>")]
+        | Annotated[Annotated[tuple[PositiveInt, ...], Field(min_length=1)], Tag("<list>")],
+        Discriminator(_wave_branch),
     ] = Field(default="auto", examples=[4])
     """N: minibatches whose updates are pushed together; also the maximum number in a pipeline at once. `auto` with
-    `stages: auto`: the smallest N whose predicted throughput is within 2 % of the best; otherwise 4.
+    `stages: auto`: the smallest N whose predicted throughput is within 2 % of the best; otherwise 4. A list has the N
+    of each virtual worker: in proportion to their speeds, their waves take equally long (docs/semantics/wsp.md,
+    section 10).
     """
     combine: Combine | None = Field(default=None, validate_default=True)
     """`sum`, the default, adds the updates of all virtual workers unscaled, `mean` divides them by V first. None under
-    `none` and `allreduce`.
+    `none` and `allreduce`. Where N differs, `mean` lets every sample count alike.
     """
     deterministic: bool = Field(default=False, validate_default=True)
     """Always use the required clock, never a newer one, so that the same seed gives the same bits. With `pull:

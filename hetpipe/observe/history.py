@@ -125,9 +125,12 @@ class HistoryWriter(Protocol):
         """A virtual worker no longer counts, having committed `clock` waves."""
         self.write("evict", vw=vw, incarnation=incarnation, clock=clock)
 
-    def join(self, *, vw: int, incarnation: int, clock: int, num_stages: int) -> None:
-        """A virtual worker of so many stages counts from the barrier at `clock` on."""
-        self.write("join", vw=vw, incarnation=incarnation, clock=clock, num_stages=num_stages)
+    def join(
+        self, *, vw: int, incarnation: int, clock: int, num_stages: int, minibatches_per_wave: int | None = None
+    ) -> None:
+        """A virtual worker of so many stages counts from the barrier at `clock` on, if given with an N of its own."""
+        own = {} if minibatches_per_wave is None else {"minibatches_per_wave": minibatches_per_wave}
+        self.write("join", vw=vw, incarnation=incarnation, clock=clock, num_stages=num_stages, **own)
 
     def leave(self, *, vw: int, incarnation: int, clock: int) -> None:
         """A virtual worker that was drained counts no more from the barrier at `clock` on; its waves before it do."""

@@ -148,12 +148,24 @@ class EvaluationsWithinEpochs:
         self._passed = Clock(max(start - 1, 0))
         self._progress: Progress | None = None
         self._division: Mapping[VirtualWorkerIndex, tuple[Block, ...]] = {}
+        self._per_wave: Mapping[VirtualWorkerIndex, int] = {}
         #: The evaluation in progress.
         self._under_way: EvaluationPass | None = None
 
-    def begin(self, progress: Progress, division: Mapping[VirtualWorkerIndex, tuple[Block, ...]]) -> None:
-        """First and last stage: start a segment in which the virtual workers compute `division`."""
-        self._progress, self._division = progress, division
+    def begin(
+        self,
+        progress: Progress,
+        division: Mapping[VirtualWorkerIndex, tuple[Block, ...]],
+        per_wave: Mapping[VirtualWorkerIndex, int],
+    ) -> None:
+        """First and last stage: start a segment in which the virtual workers compute `division`.
+
+        Args:
+            progress: at its start.
+            division: member → its minibatches.
+            per_wave: member → N_v.
+        """
+        self._progress, self._division, self._per_wave = progress, division, per_wave
         if not any(progress.used):  # after an epoch, evaluated at its barrier, or at the start of training
             self._passed = max(self._passed, progress.clock)
 
@@ -195,8 +207,9 @@ class EvaluationsWithinEpochs:
         if not parts.identity.is_last:
             return
         assert self._progress is not None and parts.data.evaluation is not None, "the last stage has data and a segment"
-        each = Minibatch((clock - self._progress.clock) * parts.sync.minibatches_per_wave)
-        minibatches = self._progress.minibatches + sum(min(each, len(blocks)) for blocks in self._division.values())
+        waves = clock - self._progress.clock
+        done = sum(min(waves * self._per_wave[vw], len(blocks)) for vw, blocks in self._division.items())
+        minibatches = Minibatch(self._progress.minibatches + done)
         parts.report(
             StageEvaluation(
                 clock,

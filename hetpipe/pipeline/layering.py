@@ -38,8 +38,7 @@ def layers_of(
         model: the model as returned by the user's callable.
         example: a minibatch, or a few samples of one.
         loss: the job's loss; None if the model computes it.
-        splits_ties: allow cuts between the uses of one weight. Must be False for predicted weights: the later use would
-            receive the predicted weights, but its backward must read the current ones.
+        splits_ties: allow cuts between the uses of one weight (`Policy.splits_ties`).
 
     Raises:
         CallableError: the model cannot be cut, or does not accept such minibatches.

@@ -9,6 +9,9 @@ Some models cannot be built this way: those that load pretrained weights, or com
 need memory for all tensors. Such a model is built whole, by one stage of a node at a time, and reduced to the stage's
 layers immediately; how it is cut still comes from the file. The inspection tests both constructions, layer by layer,
 before it writes the file (`prove_construction`).
+
+The file's header has a checksum of every tensor, and the plan a digest of the header. A stage verifies the tensors that
+it takes, block by block, so that those which stay memory-mapped do not count as its memory.
 """
 
 from __future__ import annotations
@@ -17,18 +20,19 @@ import ctypes
 import fcntl
 import gc
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from hetpipe.checksum import BLOCK_BYTES, checksum, checksum_of
 from hetpipe.clock import Clock
 from hetpipe.durable import replacing
 from hetpipe.errors import CallableError, DeadlineExceeded, HetpipeError
@@ -63,12 +67,26 @@ Construction = Literal["meta", "whole"]
 
 _MAX_HEADER_BYTES = 100_000_000
 
+#: Size of the field before the header, its length.
+_LENGTH_BYTES = 8
+
 #: Poll interval for the lock of whole construction.
 _PAUSE_SECONDS = 0.02
 
 
 class ModelFileUnusable(HetpipeError):
     """The file is missing, is not the planned one, or does not match the user's code on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredTensor:
+    """Where the bytes of a tensor are in the file, and their checksum."""
+
+    start: int
+    """Offset in the file."""
+    num_bytes: int
+    checksum: str
+    """Hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +98,8 @@ class ModelFile:
     num_layers: int
     cut: Mapping[str, Any] | None
     """How the model is cut by its own forward (`hetpipe.model.description`); None if it defines its layers."""
+    tensors: Mapping[str, _StoredTensor] = field(default_factory=dict)
+    """The initial tensors by name; none under `whole`."""
 
     def chain(self, model: nn.Module) -> tuple[Layer, ...]:
         """The layers of `model`, built by `construct`.
@@ -103,11 +123,30 @@ class ModelFile:
         """Load the tensors of `layers`, and free those of other layers.
 
         Raises:
-            ModelFileUnusable: a tensor is missing or has another shape.
+            ModelFileUnusable: a tensor is missing, damaged, or has another shape.
         """
         if self.construction == "meta":
+            self._verify(tensor_places(layers))
             hold(layers, _read(self.path, layers))
         keep_layers(layers, device)
+
+    def _verify(self, names: Iterable[str]) -> None:
+        """Compare the checksums of these tensors.
+
+        Raises:
+            ModelFileUnusable: naming the first tensor that is missing or damaged.
+        """
+        try:
+            with self.path.open("rb") as file:
+                for name in names:
+                    stored = self.tensors.get(name)
+                    if stored is None:
+                        raise ModelFileUnusable(f"{self.path} does not have {name}")
+                    file.seek(stored.start)
+                    if checksum_of(_blocks(file, stored.num_bytes), place=0).hex() != stored.checksum:
+                        raise ModelFileUnusable(f"{self.path} is damaged: {name} does not have its checksum")
+        except OSError as error:
+            raise ModelFileUnusable(f"{self.path} cannot be read: {error}") from error
 
 
 def construct(build: Callable[[], nn.Module], construction: Construction) -> nn.Module:
@@ -131,15 +170,16 @@ def write_model_file(path: Path, chain: Sequence[Layer], construction: Construct
         OSError: the disk is full or broken.
     """
     cut = chain[0].cut
-    said = {
-        "construction": construction,
-        "num_layers": len(chain),
-        "cut": None if cut is None else to_plain(cut.description),
-    }
     tensors: dict[str, Tensor] = {}
     if construction == "meta":
         places = {name: owner[key] for name, ((owner, key), *_) in tensor_places(chain).items()}
         tensors = {name: _alone(tensor) for name, tensor in places.items()}
+    said = {
+        "construction": construction,
+        "num_layers": len(chain),
+        "cut": None if cut is None else to_plain(cut.description),
+        "checksums": {name: checksum(_memory(tensor), place=0).hex() for name, tensor in tensors.items()},
+    }
     try:
         with replacing(path) as temporary:
             save_file(tensors, temporary, metadata={_DESCRIPTION: json.dumps(said)})
@@ -164,19 +204,39 @@ def open_model_file(path: Path, digest: str) -> ModelFile:
         raise ModelFileUnusable(f"{path} cannot be read: {error}") from error
     if _digest(header) != digest:
         raise ModelFileUnusable(f"{path} is not the file that the plan was made with")
-    said = json.loads(json.loads(header)["__metadata__"][_DESCRIPTION])
-    return ModelFile(path, said["construction"], said["num_layers"], said["cut"])
+    entries = json.loads(header)
+    said = json.loads(entries["__metadata__"][_DESCRIPTION])
+    tensors = {
+        name: _StoredTensor(_LENGTH_BYTES + len(header) + start, stop - start, digest)
+        for name, digest in said.get("checksums", {}).items()
+        for start, stop in [entries[name]["data_offsets"]]
+    }
+    return ModelFile(path, said["construction"], said["num_layers"], said["cut"], tensors)
 
 
 def _header(path: Path) -> bytes:
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if not 0 < length <= _MAX_HEADER_BYTES:
             raise ValueError(f"a header of {length} bytes")
         found = file.read(length)
     if len(found) < length:
         raise ValueError("the file is truncated")
     return found
+
+
+def _blocks(file: BinaryIO, num_bytes: int) -> Iterator[bytes]:
+    """The next `num_bytes` of the file, or less at its end, one block after the other."""
+    while num_bytes and (block := file.read(min(num_bytes, BLOCK_BYTES))):
+        num_bytes -= len(block)
+        yield block
+
+
+def _memory(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, valid as long as it is; not a copy."""
+    if not tensor.nbytes:
+        return memoryview(b"")
+    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 def _digest(header: bytes) -> str:

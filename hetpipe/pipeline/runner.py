@@ -82,7 +82,7 @@ class StageRunner:
                 blocks: tuple[Block, ...] = ()
                 if identity.is_first or identity.is_last:
                     progress, division = self._division(segment)
-                    evaluations.begin(progress, division)
+                    evaluations.begin(progress, division, self._per_wave(segment))
                     blocks = division[identity.vw]
                 try:
                     SegmentRun(
@@ -125,8 +125,11 @@ class StageRunner:
         """Progress at the start of a segment, and its minibatches, divided among its members."""
         progress = self._parts.synchroniser.progress()
         assert progress.clock == segment.start, f"the current segment began at {progress.clock}, not {segment.start}"
-        members = [member.vw for member in segment.members]
-        return progress, divide(progress, known_data(self._parts), members)
+        per_wave = self._per_wave(segment)
+        return progress, divide(progress, known_data(self._parts), tuple(per_wave), per_wave)
+
+    def _per_wave(self, segment: SegmentRecord) -> dict[VirtualWorkerIndex, int]:
+        return segment.per_wave(self._parts.sync.minibatches_per_wave)
 
     def _reach_barrier(self, start: Clock) -> SegmentRecord:
         """Wait until the barrier that ends the segment from `start` is passed; returns the segment after it.

@@ -204,6 +204,8 @@ class VirtualWorkerPlan:
 
     index: VirtualWorkerIndex
     stages: tuple[StagePlan, ...]
+    minibatches_per_wave: Annotated[int, Field(ge=1, lt=MAX_COUNT)] | None = None
+    """N_v of one that is added to a run; None: as the job says."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,18 @@ class Policy:
     """Number of updates by which its predictions, also those for the backward, go beyond all updates before p."""
 
     @property
+    def splits_ties(self) -> bool:
+        """Whether the uses of one weight may be on several stages.
+
+        Not under prediction: a later stage would get the predicted weight for its forward, and its backward must read
+        the current one.
+
+        >>> [POLICIES[name].splits_ties for name in ("wave", "predict")]
+        [True, False]
+        """
+        return self.predicts is None
+
+    @property
     def waves_behind(self) -> int:
         """Number of preceding waves of the same virtual worker that the first minibatch of a wave may not see.
 

@@ -7,7 +7,7 @@ names.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, PlainSerializer
@@ -70,11 +70,11 @@ class SyncSpec:
     """The synchronization rule (docs/semantics/wsp.md, sections 2 and 3)."""
 
     minibatches_per_wave: int
-    """N ≥ 1."""
+    """N ≥ 1; of a whole job, that of the virtual workers without one of their own."""
     staleness: int | None
     """D ≥ 0, or None for D = ∞ (`asp`)."""
     combine: str = "sum"
-    """`sum` adds the ũ of every virtual worker unscaled, `mean` scales each by 1/V first."""
+    """`sum` adds the ũ of every virtual worker unscaled, `mean` scales them so that every sample counts alike."""
     deterministic: bool = False
     """W* depends on the minibatch alone: it is the required clock, or, with `pull: required`, the newest usable one."""
     weights: WeightPolicy = "wave"
@@ -117,9 +117,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The virtual workers of a run with the number of stages of each, in index order."""
+    """The virtual workers of a run, in index order: the number of stages of each, and its minibatches per wave."""
 
     num_stages: dict[VirtualWorkerIndex, int]
+    minibatches_per_wave: dict[VirtualWorkerIndex, int] = field(default_factory=dict)
+    """N_v of each virtual worker; empty: that of the job, the same for all."""
 
     @property
     def members(self) -> tuple[VirtualWorkerIndex, ...]:

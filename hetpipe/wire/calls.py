@@ -371,6 +371,8 @@ class AdmitRequest:
     """The new incarnation."""
     num_stages: int
     """Its stages."""
+    minibatches_per_wave: int | None = None
+    """Its N_v; None: the one it has, or that of the job."""
 
 
 @dataclass(frozen=True, slots=True)

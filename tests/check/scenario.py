@@ -30,6 +30,10 @@ class Scenario:
     num_stages: tuple[int, ...] = (2, 2)
     num_shards: int = 2
     minibatches_per_wave: int = 2
+    waves: tuple[int, ...] = ()
+    """N of each worker; empty: `minibatches_per_wave` for all."""
+    dealt_as: tuple[int, ...] = ()
+    """Deal minibatches as for waves of these sizes, which is wrong; empty: as for those of the run."""
     staleness: int | None = 1
     """D, or None for D = ∞."""
     sync: str = "wsp"
@@ -62,10 +66,13 @@ class Scenario:
         """Whether shards hold the weights."""
         return self.sync == "wsp"
 
-    @property
-    def minibatches_per_update(self) -> int:
+    def num_of(self, vw: int) -> int:
+        """N of a worker."""
+        return self.waves[vw] if self.waves else self.minibatches_per_wave
+
+    def minibatches_per_update(self, vw: int) -> int:
         """A, or N for the policies that update once per wave."""
-        return self.minibatches_per_wave if self.weights in ("flush", "double_buffer") else self.accumulate
+        return self.num_of(vw) if self.weights in ("flush", "double_buffer") else self.accumulate
 
     def slices_on(self, stage: int, num_stages: int, shard: int) -> int:
         """How many slices of a stage a shard holds."""
@@ -76,7 +83,7 @@ class Scenario:
         sync: Record = {
             "kind": "asp" if self.has_shards and self.staleness is None else self.sync,
             "D": self.staleness,
-            "minibatches_per_wave": self.minibatches_per_wave,
+            "minibatches_per_wave": list(self.waves) or self.minibatches_per_wave,
             "combine": "sum",
             "deterministic": self.deterministic,
         }

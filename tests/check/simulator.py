@@ -12,6 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import partial
 
 from tests.check.scenario import Record, Scenario
@@ -83,7 +84,6 @@ class _Worker:
 class _Machine:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        self.num = scenario.minibatches_per_wave
         self.staleness = scenario.staleness if scenario.has_shards else None
         self.random = random.Random(scenario.seed)
         self.histories: Histories = {}
@@ -123,7 +123,7 @@ class _Machine:
             if (before is None or before.hop > item.hop) and self.is_due(worker, item):
                 actions.append(partial(self.advance, worker, item))
         for index, stage in enumerate(worker.stages):
-            if stage.owes is not None and self.replicas_are_through(index, stage.owes):
+            if stage.owes is not None and self.replicas_are_through(worker, index, stage.owes):
                 actions.append(partial(self.update, worker, index, stage.owes))
         if worker.staged < self.barrier and self.is_whole(worker):
             actions.append(partial(self.stage, worker))
@@ -134,8 +134,12 @@ class _Machine:
 
     # -- formulas, from the definitions --
 
-    def required_clock(self, p: int) -> int:
-        num, staleness = self.num, self.staleness
+    def num_of(self, worker: _Worker) -> int:
+        """N_v."""
+        return self.scenario.num_of(worker.vw)
+
+    def required_clock(self, worker: _Worker, p: int) -> int:
+        num, staleness = self.num_of(worker), self.staleness
         if staleness is None:
             return self.floor
         wave = (p - 1) // num
@@ -150,24 +154,24 @@ class _Machine:
             clock += 1
         return clock
 
-    def local_through(self, stage: _Stage, p: int) -> int:
+    def local_through(self, worker: _Worker, stage: _Stage, p: int) -> int:
         """The last own minibatch in the weights with which `p` starts at a stage now."""
         if self.scenario.weights == "wave":  # s_local = N - 1 of the newest are left out
-            return max((made for made in stage.updates if made <= p - self.num), default=stage.updates[0])
+            return max((made for made in stage.updates if made <= p - self.num_of(worker)), default=stage.updates[0])
         if self.scenario.weights == "double_buffer":  # W(t - 1): the wave before p's own is left out
-            before = ((p - 1) // self.num - 1) * self.num
+            before = ((p - 1) // self.num_of(worker) - 1) * self.num_of(worker)
             return max((made for made in stage.updates if made <= before), default=stage.updates[0])
         return stage.updates[-1]
 
     def choose_clock(self, worker: _Worker) -> int:
         """The clock that the next minibatch would use; may be one that is not published yet."""
-        p, num = worker.next_p, self.num
+        p, num = worker.next_p, self.num_of(worker)
         at_wave_start = self.scenario.weights in ("flush", "double_buffer")
         switch = (p - 1) % num == 0 if at_wave_start else p % num == 0
         if p != self.floor * num + 1 and not switch:
             return worker.clock
-        required = self.required_clock(p)
-        newest = self.local_through(worker.stages[0], p) // num
+        required = self.required_clock(worker, p)
+        newest = self.local_through(worker, worker.stages[0], p) // num
         if self.scenario.pull == "required":
             if worker.clock >= required:
                 return worker.clock
@@ -190,7 +194,7 @@ class _Machine:
         if stage.forwarded == worker.next_p - 1 and self.is_all_started(worker):
             return True
         if self.scenario.schedule == "gpipe":
-            return stage.forwarded % self.num == 0
+            return stage.forwarded % self.num_of(worker) == 0
         if self.scenario.weights in ("wave", "flush"):
             return True
         return stage.forwarded - stage.backwarded == self.room(worker, index)
@@ -198,21 +202,24 @@ class _Machine:
     def room(self, worker: _Worker, index: int) -> int:
         """How many minibatches may be in flight at a stage."""
         if self.scenario.weights == "wave" or self.scenario.schedule == "gpipe":
-            return self.num
+            return self.num_of(worker)
         room = worker.num_stages - index
-        return min(room, self.num) if self.scenario.weights == "flush" else room
+        return min(room, self.num_of(worker)) if self.scenario.weights == "flush" else room
 
     def is_all_started(self, worker: _Worker) -> bool:
-        return not worker.blocks or worker.next_p > self.barrier * self.num
+        return not worker.blocks or worker.next_p > self.barrier * self.num_of(worker)
 
     def is_due(self, worker: _Worker, item: _Item) -> bool:
         allowed = self.may_forward if item.hop < worker.num_stages else self.may_backward
         return allowed(worker, worker.stage_of(item))
 
-    def replicas_are_through(self, index: int, p: int) -> bool:
+    def replicas_are_through(self, worker: _Worker, index: int, p: int) -> bool:
         """Whether every replica has the gradients of p's wave at a stage; some have a short wave, or none."""
-        end = -(-p // self.num) * self.num
-        return all(worker.stages[index].backwarded >= min(end, worker.last_p) for worker in self.workers.values())
+        wave = -(-p // self.num_of(worker))
+        return all(
+            other.stages[index].backwarded >= min(wave * self.num_of(other), other.last_p)
+            for other in self.workers.values()
+        )
 
     # -- one virtual worker --
 
@@ -220,17 +227,20 @@ class _Machine:
         if self.is_all_started(worker) or not self.may_forward(worker, 0):
             return False
         p = worker.next_p
-        waits_for = {"wave": p - self.num, "flush": (p - 1) // self.num * self.num}.get(self.scenario.weights, 0)
+        waits_for = {
+            "wave": p - self.num_of(worker),
+            "flush": (p - 1) // self.num_of(worker) * self.num_of(worker),
+        }.get(self.scenario.weights, 0)
         return worker.complete >= waits_for and self.choose_clock(worker) <= self.published
 
     def start(self, worker: _Worker) -> None:
         p = worker.next_p
         clock = self.choose_clock(worker)
-        if clock != worker.clock or p == self.floor * self.num + 1:
+        if clock != worker.clock or p == self.floor * self.num_of(worker) + 1:
             self.pull(worker, clock)
         worker.clock = clock
         worker.next_p += 1
-        worker.samples.setdefault((p - 1) // self.num, []).extend(worker.blocks.popleft())
+        worker.samples.setdefault((p - 1) // self.num_of(worker), []).extend(worker.blocks.popleft())
         item = _Item(p, clock)
         worker.items.append(item)
         self.advance(worker, item)
@@ -243,7 +253,7 @@ class _Machine:
             stage.forwarded = item.p
             # Vertical sync: every stage takes what the first stage had.
             is_stamped = self.scenario.weights == "vertical" and index > 0
-            through = item.through[index] = item.through[0] if is_stamped else self.local_through(stage, item.p)
+            through = item.through[index] = item.through[0] if is_stamped else self.local_through(worker, stage, item.p)
         else:
             event = "backward"
             stage.backwarded = item.p
@@ -262,7 +272,7 @@ class _Machine:
 
     def updates_after(self, worker: _Worker, p: int) -> bool:
         is_last = p == worker.next_p - 1 and self.is_all_started(worker)
-        return p % self.scenario.minibatches_per_update == 0 or is_last
+        return p % self.scenario.minibatches_per_update(worker.vw) == 0 or is_last
 
     def update(self, worker: _Worker, index: int, p: int) -> None:
         worker.stages[index].owes = None
@@ -280,7 +290,7 @@ class _Machine:
         """The next wave to stage is done: full, or nothing is left to fill it."""
         if any(stage.owes is not None for stage in worker.stages):
             return False
-        full = worker.complete >= (worker.staged + 1) * self.num
+        full = worker.complete >= (worker.staged + 1) * self.num_of(worker)
         return full or (not worker.blocks and not worker.items)
 
     def stage(self, worker: _Worker) -> None:
@@ -330,6 +340,8 @@ class _Machine:
                 worker.committed = self.barrier
                 self.workers[worker.vw] = worker
                 fields = {"vw": worker.vw, "incarnation": worker.incarnation, "clock": self.barrier}
+                if self.scenario.waves:
+                    fields["minibatches_per_wave"] = self.num_of(worker)
                 if self.drained:
                     fields["num_stages"] = worker.num_stages
                 self.decide("join", **fields)
@@ -393,13 +405,13 @@ class _Machine:
             self.ended = True
             return
         self.floor = clock = self.published
-        done = clock * self.num
         for worker in self.workers.values():
+            done = clock * self.num_of(worker)
             worker.next_p, worker.complete, worker.staged, worker.committed = done + 1, done, clock, clock
             worker.clock, worker.items, worker.samples = clock, [], {}
             worker.stages = [_Stage(done, done, [done]) for _ in range(worker.num_stages)]
-        longest, words = self.deal()
-        barrier = clock + -(-longest // self.num)
+        waves, words = self.deal()
+        barrier = clock + waves
         every = self.scenario.checkpoint_every
         checkpoint = barrier if every is None else (clock // every + 1) * every
         if checkpoint < barrier:
@@ -408,7 +420,7 @@ class _Machine:
             self.set_barrier(barrier, "+".join(["checkpoint", *words] if checkpoint == barrier and every else words))
 
     def deal(self) -> tuple[int, list[str]]:
-        """Deal blocks round-robin; minibatches of the longest deal, and the reasons of the barrier behind it."""
+        """Deal blocks wave by wave, by completion; how many waves they make, and the reasons of their barrier."""
         scenario = self.scenario
         left = [index for index in range(scenario.num_samples) if index not in self.used]
         self.random.shuffle(left)
@@ -422,11 +434,14 @@ class _Machine:
         elif self.epoch + 1 == scenario.epochs:
             words += ["end"]
         members = sorted(self.workers)
-        for turn, vw in enumerate(members):
-            worker = self.workers[vw]
-            worker.blocks = deque(blocks[turn :: len(members)])
-            worker.last_p = self.published * self.num + len(worker.blocks)
-        return -(-len(blocks) // len(members)), words
+        dealt = {vw: scenario.dealt_as[vw] if scenario.dealt_as else scenario.num_of(vw) for vw in members}
+        turns = [vw for _, vw in sorted((Fraction(j + 1, num), vw) for vw, num in dealt.items() for j in range(num))]
+        for vw in members:
+            worker, num = self.workers[vw], len(turns)
+            worker.blocks = deque(block for at, block in enumerate(blocks) if turns[at % num] == vw)
+            worker.last_p = self.published * self.num_of(worker) + len(worker.blocks)
+        waves = max(-(-len(worker.blocks) // self.num_of(worker)) for worker in self.workers.values())
+        return waves, words
 
     def committed_minibatches(self) -> int:
         commits = [line for line in self.histories.get("parameter_server-0.jsonl", []) if line["event"] == "commit"]

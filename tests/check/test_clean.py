@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,16 @@ def test_a_whole_run_is_clean(seed: int, tmp_path: Path) -> None:
     assert report.ok, "\n".join([str(scenario), *report.lines()])
     assert report.counts.complete
     assert report.minibatches > 0
+
+
+@pytest.mark.parametrize("seed", range(200, 240))
+def test_a_run_of_unequal_waves_is_clean(seed: int, tmp_path: Path) -> None:
+    """Any policy, with evictions, leavers, short epochs: each worker is judged by the N of its own."""
+    scenario, draw = scenario_of(seed), random.Random(seed)
+    waves = tuple(scenario.minibatches_per_wave * draw.choice([1, 2, 3]) for _ in scenario.num_stages)
+    unequal = replace(scenario, waves=waves)
+    report = judge(tmp_path, unequal, simulate(unequal), require_complete=True)
+    assert report.ok, "\n".join([str(unequal), *report.lines()])
 
 
 @pytest.mark.parametrize("seed", range(60, 100))

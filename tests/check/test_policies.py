@@ -18,6 +18,7 @@ from tests.check.corruption import Corruption
 from tests.check.policy_corruptions import POLICY_CORRUPTIONS
 from tests.check.scenario import Record, Scenario, write_run
 from tests.check.simulator import as_lines, simulate
+from tests.check.wave_corruptions import WAVE_CORRUPTIONS
 
 POLICIES = ("wave", "stash", "vertical", "double_buffer", "flush", "predict", "spectrain")
 
@@ -46,10 +47,22 @@ def judge(folder: Path, scenario: Scenario, **changes: object) -> Report:
     return check_run(folder, require_complete=True)
 
 
-@pytest.mark.parametrize("corruption", POLICY_CORRUPTIONS.values(), ids=list(POLICY_CORRUPTIONS))
+def test_as_many_numbers_of_minibatches_as_virtual_workers(tmp_path: Path) -> None:
+    scenario = replace(DEEP, waves=(4, 4))
+    write_run(tmp_path, scenario, as_lines(simulate(scenario)))
+    with pytest.raises(
+        UserError, match=r"minibatches_per_wave has 2 numbers, but the plan has 1 virtual workers; give"
+    ):
+        check_run(tmp_path)
+
+
+_ALL = POLICY_CORRUPTIONS | WAVE_CORRUPTIONS
+
+
+@pytest.mark.parametrize("corruption", _ALL.values(), ids=list(_ALL))
 def test_each_corruption_is_caught_and_nothing_else_is_reported(corruption: Corruption, tmp_path: Path) -> None:
-    histories = simulate(corruption.scenario)
-    write_run(tmp_path / "clean", corruption.scenario, as_lines(histories))
+    histories, right = simulate(corruption.scenario), replace(corruption.scenario, dealt_as=())
+    write_run(tmp_path / "clean", right, as_lines(simulate(right)))
     assert check_run(tmp_path / "clean", require_complete=True).ok
     corruption.edit(histories)
     write_run(tmp_path / "corrupted", corruption.scenario, as_lines(histories))

@@ -224,7 +224,7 @@ def _plain_text(annotation: Any, bound: str) -> str:
 
 
 def _plural(text: str) -> str:
-    for one, many in (("list of", "lists of"), ("section", "sections")):
+    for one, many in (("list of", "lists of"), ("section", "sections"), ("integer", "integers")):
         if text.startswith(one):
             return text.replace(one, many, 1)
     return text

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from hetpipe.errors import JobError
 from hetpipe.job.file import Job, LrScheduleSpec, load_job
+from hetpipe.values.ids import VirtualWorkerIndex
+from hetpipe.values.plan import VirtualWorkerPlan
 from hetpipe.values.policies import POLICIES, WEIGHT_POLICIES, WeightPolicy, policies_where
 from hetpipe.values.sync import SyncSpec
 
@@ -115,6 +117,17 @@ class TestAllowed:
 
     def test_updates_of_whole_waves_may_be_summed(self) -> None:
         assert job(weights="flush", workers={"count": 2, "stages": 2}, sync={"combine": "sum"}).num_workers == 2
+
+    def test_waves_of_their_own(self) -> None:
+        made = job(workers={"count": 3, "stages": [[1, 1], [2], [1, 1]]}, sync={"minibatches_per_wave": [4, 1, 2]})
+        assert [made.minibatches_of(VirtualWorkerIndex(vw)) for vw in range(3)] == [4, 1, 2]
+        assert made.sync_spec().minibatches_per_wave == 1
+        assert Job.model_validate(made.model_dump(mode="json")) == made
+        added = VirtualWorkerPlan(VirtualWorkerIndex(3), (), 5)
+        assert made.sync_spec(added).minibatches_per_wave == 5
+        assert made.minibatches_by_worker([added]) == {3: 5}
+        strict = {"count": 2, "stages": [[1, 1, 1], [3]]}
+        assert job(weights="stash", workers=strict, sync={"minibatches_per_wave": [3, 1]}).is_planned
 
     def test_groups_and_schedules(self, tmp_path: Path) -> None:
         text = """
@@ -257,6 +270,35 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
         "parameter_servers.placement: is round_robin, but under `none` only the stages hold the weights",
     ),
     # Equal replicas.
+    (
+        {"workers": {"count": 2, "stages": 2}, "sync": {"minibatches_per_wave": [4, 2, 1]}},
+        (
+            "sync.minibatches_per_wave: has 3 numbers, but there are 2 virtual workers; give one for each, or one "
+            "number for all"
+        ),
+    ),
+    (
+        {"workers": {"stages": "auto"}, "sync": {"minibatches_per_wave": [4, 2]}},
+        (
+            "sync.minibatches_per_wave: has one number for each virtual worker, which requires `workers.stages` with "
+            "the stages of each; give them, or one number, or auto"
+        ),
+    ),
+    (
+        {"weights": "stash", "workers": {"stages": [[1, 1, 1], [1, 1]]}, "sync": {"minibatches_per_wave": [3, 1]}},
+        (
+            "weights: is stash, which needs as many minibatches per wave as `workers.stages` has stages, 2, but "
+            "`sync.minibatches_per_wave` is 1; set it to 2 or more"
+        ),
+    ),
+    (
+        {
+            "gradients": {"accumulate": 2},
+            "workers": {"stages": [[1], [1]]},
+            "sync": {"minibatches_per_wave": [4, 3]},
+        },
+        "gradients.accumulate: is 2, which does not divide `sync.minibatches_per_wave`, 3",
+    ),
     (
         {"sync": "allreduce"},
         (

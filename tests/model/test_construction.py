@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -302,6 +303,30 @@ def test_another_file_than_the_plan_was_made_with_is_refused(tmp_path: Path) -> 
     path.write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00{")
     with pytest.raises(ModelFileUnusable, match="is truncated"):
         open_model_file(path, digest)
+
+
+def test_a_damaged_tensor_is_found_by_the_stage_that_takes_it(tmp_path: Path) -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 1000))
+
+    path = tmp_path / MODEL_FILE
+    digest = write_model_file(path, chain_of(build()), "meta")
+    wanted = chain_of(build())[1].module.get_parameter("weight").nbytes
+    file = open_model_file(path, digest)
+    damaged = file.tensors["1.weight"]
+    assert damaged.num_bytes == wanted > 2**20, "more than one block"
+    with path.open("r+b") as data:
+        data.seek(damaged.start + damaged.num_bytes - 1)
+        (last,) = data.read(1)
+        data.seek(-1, 1)
+        data.write(bytes([last ^ 1]))
+    file = open_model_file(path, digest)
+    layers = file.chain(construct(build, "meta"))
+    with pytest.raises(ModelFileUnusable, match=r"is damaged: 1\.weight does not have its checksum"):
+        file.take(layers[1:], CPU)
+    with pytest.raises(ModelFileUnusable, match=r"does not have 0\.weight"):
+        replace(file, tensors={}).take(layers[:1], CPU)
+    file.take(layers[:1], CPU)
 
 
 def test_a_chain_made_from_the_file_computes_what_the_model_computes(tmp_path: Path) -> None:

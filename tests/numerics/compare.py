@@ -39,6 +39,8 @@ class Case:
     workers: int = 2
     stages: int | list[list[int]] = 2
     wave: int = 2
+    waves: tuple[int, ...] = ()
+    """N_v of each worker; empty: `wave` for all."""
     staleness: int = 1
     optimizer: dict[str, Any] = field(default_factory=lambda: dict(MOMENTUM))
     model: str = "mlp32"
@@ -78,7 +80,7 @@ class Case:
         return tuple(tuple(s.last_layer - s.first_layer for s in vw.stages) for vw in plan.virtual_workers)
 
     def job(self) -> Job:
-        sync: dict[str, Any] = {"kind": self.kind, "minibatches_per_wave": self.wave}
+        sync: dict[str, Any] = {"kind": self.kind, "minibatches_per_wave": self.waves or self.wave}
         if self.has_shards:
             sync.update(combine=self.combine, deterministic=self.deterministic)
         if self.kind == "wsp":
@@ -122,7 +124,7 @@ class Case:
             "optimizer": self.optimizer["name"],
             "arguments": {key: value for key, value in self.optimizer.items() if key != "name"},
             "num_virtual_workers": self.workers,
-            "minibatches_per_wave": self.wave,
+            "minibatches_per_wave": self.waves or self.wave,
             "staleness": self.staleness,
             "pull": self.pull,
             "combine": self.combine,
@@ -156,7 +158,7 @@ def run(case: Case, folder: Path, **options: Any) -> InProcessResult:
         expected = weight_buffers(
             stage=stage,
             num_stages=len(result.plan.virtual_workers[vw].stages),
-            minibatches_per_wave=case.wave,
+            minibatches_per_wave=case.job().minibatches_of(vw),
             weights="wave" if POLICIES[case.weights].predicts is not None else case.weights,
         )
         expected = 1 if POLICIES[case.weights].predicts is not None else expected

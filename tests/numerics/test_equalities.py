@@ -70,9 +70,7 @@ def test_one_worker_and_waves_of_one_are_a_plain_loop(
     data = getattr(models, f"more{dtype}")()
     spec = case.job().data_spec(len(data))
     progress = first_progress(spec)
-    segments = planned_segments(
-        progress, spec, members=[VirtualWorkerIndex(0)], minibatches_per_wave=1, checkpoint_every_waves=None
-    )
+    segments = planned_segments(progress, spec, per_wave={VirtualWorkerIndex(0): 1}, checkpoint_every_waves=None)
     for _, blocks in segments:
         for block in blocks[VirtualWorkerIndex(0)]:
             batch = read_batch(data, block)

@@ -67,11 +67,7 @@ def test_an_update_is_that_of_a_plain_loop_over_all_its_tokens(weights: Any, tmp
     optimizer = torch.optim.SGD(model.parameters(), lr=SGD["lr"])
     spec = case.job().data_spec(len(data))
     segments = planned_segments(
-        first_progress(spec),
-        spec,
-        members=[VirtualWorkerIndex(0)],
-        minibatches_per_wave=4,
-        checkpoint_every_waves=None,
+        first_progress(spec), spec, per_wave={VirtualWorkerIndex(0): 4}, checkpoint_every_waves=None
     )
     for _, blocks in segments:
         own = blocks[VirtualWorkerIndex(0)]

@@ -69,7 +69,7 @@ class TestF1:
     def test_minibatches_of_any_sizes_give_the_value_of_the_whole(self, sizes: tuple[int, ...]) -> None:
         generator = torch.Generator().manual_seed(1)
         scores, target = torch.randn(100, 5, generator=generator), torch.randint(0, 5, (100,), generator=generator)
-        parts = zip(scores.split(list(sizes)), target.split(list(sizes)), strict=True)
+        parts = zip(torch.split(scores, list(sizes)), torch.split(target, list(sizes)), strict=True)
         found = reduce(add, [sums(f1, *part) for part in parts])
         predicted = scores.argmax(-1)
         expected = []
@@ -94,7 +94,7 @@ class TestPerplexity:
         scores, target = torch.randn(12, 6, 9, generator=generator), torch.randint(0, 9, (12, 6), generator=generator)
         for row in range(12):  # of another length each
             target[row, 1 + row // 2 :] = -100
-        parts = list(zip(scores.split(list(sizes)), target.split(list(sizes)), strict=True))
+        parts = list(zip(torch.split(scores, list(sizes)), torch.split(target, list(sizes)), strict=True))
         found = reduce(add, [sums(perplexity, *part) for part in parts])
         expected = functional.cross_entropy(scores.flatten(0, 1).double(), target.flatten()).exp()
         assert found.value == pytest.approx(expected.item(), rel=1e-6)

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from hetpipe.decide.sync.division import Block, deal, shuffled
+from hetpipe.decide.sync.division import Block, shuffled
 from hetpipe.pipeline.chain import SeedKey, run_layers
 from hetpipe.pipeline.layering import on_output
 from hetpipe.pipeline.modes import enter_evaluation
@@ -34,6 +35,7 @@ from hetpipe.values.ids import Clock, Minibatch, VirtualWorkerIndex
 from tests.reference.gradients import all_reduced
 from tests.reference.local_weights import added
 from tests.reference.optimizer import OptimizerMemory, ReferenceOptimizer
+from tests.reference.policies import POLICIES
 from tests.reference.values import (
     MapDataset,
     MinibatchRecord,
@@ -129,12 +131,26 @@ def _division(run: ReferenceRun, state: ReferenceState) -> Mapping[VirtualWorker
     order = shuffled(unused, seed=run.seed, epoch=state.epoch, barrier=state.clock)
     members = run.members(state.clock)
     limit = None if run.total_minibatches is None else run.total_minibatches - state.minibatches
-    return deal(order, batch_size=run.batch_size, members=members, limit=limit)
+    blocks = [tuple(order[i : i + run.batch_size]) for i in range(0, len(order), run.batch_size)][:limit]
+    return {vw: tuple(own) for vw, own in _dealt(blocks, {vw: run.num_in_wave(vw) for vw in members}).items()}
 
 
-def _next_barrier(run: ReferenceRun, start: Clock, longest: int) -> Clock:
-    """The first barrier above `start`, where `longest` is the most minibatches that one virtual worker was dealt."""
-    clocks = [start + -(-longest // run.minibatches_per_wave), *run.extra_barriers, *run.membership]
+def _dealt(
+    blocks: Sequence[Block], per_wave: Mapping[VirtualWorkerIndex, int]
+) -> dict[VirtualWorkerIndex, list[Block]]:
+    """Each block goes to whoever would complete it first if waves took equally long (`wsp.md` §10).
+
+    Member v has then spent (own blocks + 1) / N_v of a wave; of several the lowest index.
+    """
+    dealt: dict[VirtualWorkerIndex, list[Block]] = {vw: [] for vw in per_wave}
+    for block in blocks:
+        dealt[min(dealt, key=lambda vw: (Fraction(len(dealt[vw]) + 1, per_wave[vw]), vw))].append(block)
+    return dealt
+
+
+def _next_barrier(run: ReferenceRun, start: Clock, waves: int) -> Clock:
+    """The first barrier above `start`, where `waves` are the most that one virtual worker was dealt."""
+    clocks = [start + waves, *run.extra_barriers, *run.membership]
     if run.checkpoint_every_waves is not None:
         clocks.append((start // run.checkpoint_every_waves + 1) * run.checkpoint_every_waves)
     if run.stop_at_clock is not None:
@@ -148,27 +164,29 @@ def _segment(
     """Run from the barrier `state` to the next one and return the state there; adds to `records`."""
     blocks = _division(run, state)
     workers = [everybody[vw] for vw in run.members(state.clock)]
-    start, n = state.clock, run.minibatches_per_wave
-    barrier = _next_barrier(run, start, max(len(own) for own in blocks.values()))
+    start = state.clock
+    barrier = _next_barrier(run, start, max(-(-len(own) // run.num_in_wave(vw)) for vw, own in blocks.items()))
     published: dict[Clock, Tensors] = {start: state.weights}
     done: list[Block] = []
     for worker in workers:
+        n = run.num_in_wave(worker.index)
         worker.begin(state, last=min(start * n + len(blocks[worker.index]), barrier * n))
     for wave in range(start, barrier):
-        for p in range(wave * n + 1, (wave + 1) * n + 1):
-            position = p - 1 - start * n
+        for place in range(max(run.num_in_wave(worker.index) for worker in workers)):
             for worker in workers:
-                own = blocks[worker.index]
-                if position < len(own):
-                    record = worker.minibatch(Minibatch(p), own[position], published)
+                own, n = blocks[worker.index], run.num_in_wave(worker.index)
+                position = (wave - start) * n + place
+                if place < n and position < len(own):
+                    record = worker.minibatch(Minibatch(wave * n + place + 1), own[position], published)
                     records[record.vw, record.p] = record
                     done.append(record.samples)
         if run.sync == "allreduce":
             gradients = all_reduced([worker.take_group() for worker in workers])
             for worker in workers:
-                worker.update((wave + 1) * n, gradients)
+                worker.update((wave + 1) * run.num_in_wave(worker.index), gradients)
         closed = [worker.close_wave(wave) for worker in workers]
-        published[Clock(wave + 1)] = _published(run, published[Clock(wave)], closed)
+        members = [worker.index for worker in workers]
+        published[Clock(wave + 1)] = _published(run, members, published[Clock(wave)], closed)
         oldest = min(worker.clock for worker in workers)
         published = {clock: weights for clock, weights in published.items() if clock >= oldest}
     used = state.used.union(*done)
@@ -206,24 +224,40 @@ def _memories(
     return memories
 
 
-def _published(run: ReferenceRun, previous: Tensors, closed: Sequence[Tensors | None]) -> Tensors:
+def _published(
+    run: ReferenceRun,
+    members: Sequence[VirtualWorkerIndex],
+    previous: Tensors,
+    closed: Sequence[Tensors | None],
+) -> Tensors:
     """w^(W+1), from w^(W) and what the virtual workers closed wave W with.
 
-    With shards ((w^(W) + ũ_0) + ũ_1) + … in the order of the virtual workers; each ũ × 1/V first with `mean`. Without,
-    the first one's weights, which are everyone's.
+    With shards ((w^(W) + ũ_0) + ũ_1) + … in the order of the virtual workers; each ũ × its factor first with `mean`.
+    Without, the first one's weights, which are everyone's.
     """
     if run.sync != "wsp":
         assert closed[0] is not None, "without shards a virtual worker always has the weights"
         return closed[0]
     weights = previous
-    for update in closed:
+    for vw, update in zip(members, closed, strict=True):
         if update is None:
             continue
         term = update
         if run.combine == "mean":
-            term = {name: tensor.mul(1 / len(closed)) for name, tensor in update.items()}
+            factor = _factor(run, members, vw)
+            term = {name: tensor.mul(factor) for name, tensor in update.items()}
         weights = added(weights, term)
     return weights
+
+
+def _factor(run: ReferenceRun, members: Sequence[VirtualWorkerIndex], vw: VirtualWorkerIndex) -> float:
+    """What `mean` multiplies ũ of `vw` by, so that every sample counts alike (`wsp.md` §10).
+
+    An average over the N_v minibatches of a wave counts N_v times; N_v updates count one each.
+    """
+    if POLICIES[run.weights].once_per_wave:
+        return run.num_in_wave(vw) / sum(run.num_in_wave(member) for member in members)
+    return 1 / len(members)
 
 
 def _merged_buffers(buffers: Sequence[Tensors]) -> Tensors:

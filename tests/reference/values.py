@@ -61,8 +61,8 @@ class ReferenceRun:
     """The arguments of `optimizer`, `weight_decay` included."""
     num_virtual_workers: int = 1
     """V."""
-    minibatches_per_wave: int = 1
-    """N."""
+    minibatches_per_wave: int | tuple[int, ...] = 1
+    """N, or N_v of each virtual worker."""
     staleness: int | None = 0
     """D; None (∞) lets the virtual workers meet at barriers only."""
     combine: Literal["sum", "mean"] = "sum"
@@ -113,6 +113,11 @@ class ReferenceRun:
         members = range(self.num_virtual_workers) if newest is None else self.membership[newest]
         return tuple(VirtualWorkerIndex(vw) for vw in members)
 
+    def num_in_wave(self, vw: VirtualWorkerIndex) -> int:
+        """N_v of virtual worker `vw`."""
+        given = self.minibatches_per_wave
+        return given if isinstance(given, int) else given[vw]
+
     def num_stages(self, vw: VirtualWorkerIndex) -> int:
         """K of virtual worker `vw`."""
         return 1 if self.stages is None else len(self.stages[vw])
@@ -122,7 +127,7 @@ def _out_of_range(run: ReferenceRun) -> Iterator[str]:
     counts = {
         "batch_size": run.batch_size,
         "num_virtual_workers": run.num_virtual_workers,
-        "minibatches_per_wave": run.minibatches_per_wave,
+        "minibatches_per_wave": min(_waves(run)),
         "accumulate": run.accumulate,
         "checkpoint_every_waves": run.checkpoint_every_waves,
         "the number of training samples": len(run.train),
@@ -145,6 +150,11 @@ def _out_of_range(run: ReferenceRun) -> Iterator[str]:
         yield f"give exactly one of epochs ({run.epochs}) and total_minibatches ({run.total_minibatches})"
 
 
+def _waves(run: ReferenceRun) -> tuple[int, ...]:
+    given = run.minibatches_per_wave
+    return (given,) * run.num_virtual_workers if isinstance(given, int) else given
+
+
 def _no_membership(run: ReferenceRun) -> Iterator[str]:
     known = set(range(run.num_virtual_workers))
     for clock, members in run.membership.items():
@@ -156,18 +166,21 @@ def _no_membership(run: ReferenceRun) -> Iterator[str]:
 
 def _contradictions(run: ReferenceRun) -> Iterator[str]:
     """Between values that are right by themselves."""
-    policy, n, num_workers = POLICIES[run.weights], run.minibatches_per_wave, run.num_virtual_workers
+    policy, waves, num_workers = POLICIES[run.weights], _waves(run), run.num_virtual_workers
+    if len(waves) != num_workers:
+        yield f"minibatches_per_wave is {waves}; give one number, or one for each of {num_workers} virtual workers"
     stages = run.stages or ((1,),) * num_workers
     if len(stages) != num_workers or not all(counts and min(counts) > 0 for counts in stages):
         yield f"stages are {stages}; give {num_workers} virtual workers stages of at least one layer each"
-    deepest = max(len(counts) for counts in stages)
-    if policy.fills_pipeline and n < deepest:
-        yield f"minibatches_per_wave is {n}; {run.weights} needs at least as many as there are stages, {deepest}"
-    if run.accumulate > 1 and (policy.once_per_wave or n % run.accumulate):
-        yield (
-            f"accumulate is {run.accumulate}; it must divide minibatches_per_wave, {n}, and be 1 under a policy that "
-            f"makes one update per wave, as flush and double_buffer do"
-        )
+    for n, counts in zip(waves, stages, strict=False):
+        if policy.fills_pipeline and n < len(counts):
+            deepest = len(counts)
+            yield f"minibatches_per_wave is {n}; {run.weights} needs at least as many as there are stages, {deepest}"
+        if run.accumulate > 1 and (policy.once_per_wave or n % run.accumulate):
+            yield (
+                f"accumulate is {run.accumulate}; it must divide minibatches_per_wave, {n}, and be 1 under a policy "
+                f"that makes one update per wave, as flush and double_buffer do"
+            )
     if run.sync == "none" and num_workers > 1:
         yield f"num_virtual_workers is {num_workers}; sync none is for one, use wsp or allreduce"
     if run.sync == "allreduce" and not policy.once_per_wave:

@@ -142,7 +142,7 @@ class ReferenceWorker:
 
     def begin(self, state: ReferenceState, last: int) -> None:
         """Start a segment from the barrier `state`; `last` is this worker's last minibatch in it."""
-        run, n = self._run, self._run.minibatches_per_wave
+        run, n = self._run, self._run.num_in_wave(self.index)
         self.clock = state.clock
         self._equations = SegmentEquations(
             weights=run.weights,

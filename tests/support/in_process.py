@@ -305,7 +305,10 @@ class _Cluster:
             shard=index,
             num_shards=self.plan.num_shards,
             clock_shard_address="",
-            membership=Membership({vw.index: len(vw.stages) for vw in self.plan.virtual_workers}),
+            membership=Membership(
+                {vw.index: len(vw.stages) for vw in self.plan.virtual_workers},
+                job.minibatches_by_worker(self.plan.virtual_workers),
+            ),
             slices=tuple(s for s in self.plan.slices if s.shard == index),
             sync=job.sync_spec(),
             data=data,

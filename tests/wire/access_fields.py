@@ -67,7 +67,7 @@ VALUES: Mapping[str, frozenset[str]] = {
         "ReportStagedRequest": "wave segment",
         "HoldClockRequest": "switch",
         "RequestBarrierRequest": "reason",
-        "AdmitRequest": "num_stages",
+        "AdmitRequest": "num_stages minibatches_per_wave",
         "CheckpointFile": "sha256 num_bytes",
         "ReportCheckpointRequest": "clock failure",
         "ReportShardCheckpointRequest": "clock failure",

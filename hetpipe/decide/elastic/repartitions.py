@@ -38,6 +38,7 @@ from hetpipe.decide.elastic.replanning import (
     left_over,
     played,
     rate,
+    rates_to_match,
     recut,
 )
 from hetpipe.decide.elastic.virtual_workers import VirtualWorker, VirtualWorkers, WorkersOutput
@@ -291,9 +292,10 @@ class Repartitions:
         known = {vw: seconds for vw, seconds in found.items() if seconds is not None and min(seconds) > 0.0}
         if len(known) < len(found):
             return []
-        rates = {vw: rate(basis, seconds) for vw, seconds in known.items()}
+        workers = lives.assignment.plan.virtual_workers
+        rates = {vw: rate(basis.of(workers[vw]), seconds) for vw, seconds in known.items()}
         for vw in sorted(rates, key=lambda vw: rates[vw]):
-            worker = lives.assignment.plan.virtual_workers[vw]
+            worker = workers[vw]
             healthy = self._healthy.get(vw) or self._stragglers.reference(vw)
             if self._stragglers.is_off(vw) and not self._quiet[vw] and can_recut(basis, worker) and healthy:
                 self._asked = vw
@@ -303,7 +305,7 @@ class Repartitions:
                     self._task(lives, vw, basis),
                     seconds=known[vw],
                     healthy=healthy,
-                    others=tuple(other for who, other in rates.items() if who != vw),
+                    others=rates_to_match(basis, workers, rates, vw, staleness=self._job.staleness),
                     least_gain=max(self._job.survive.least_gain, pays),
                 )
                 return [task]

@@ -11,7 +11,7 @@ The cut is the planner's: the smallest largest stage time, transfers and memory 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from hetpipe.decide.lifecycle.known_cluster import cluster_of
@@ -23,7 +23,7 @@ from hetpipe.decide.planner.partition import layer_cost
 from hetpipe.errors import HetpipeError
 from hetpipe.job.file import Job
 from hetpipe.values.cluster import Cluster, LinkSpec, node_of
-from hetpipe.values.ids import AgentId, DeviceId, LayerIndex
+from hetpipe.values.ids import AgentId, DeviceId, LayerIndex, VirtualWorkerIndex
 from hetpipe.values.plan import LayerReport, Plan, StagePlan, TensorSpec, VirtualWorkerPlan
 from hetpipe.values.profile import LayerProfile, Profile
 from hetpipe.values.run import AgentInfo, StageEmulation
@@ -46,6 +46,16 @@ class Basis:
     memory: MemoryModel
     is_forecast: bool
     """Whether the times of the profile are those used for the plan."""
+    per_wave: Mapping[VirtualWorkerIndex, int] = field(default_factory=dict)
+    """N_v of the first virtual workers; empty: that of `memory`, the same for all."""
+
+    def num_in_wave(self, worker: VirtualWorkerPlan) -> int:
+        """N_v."""
+        return worker.minibatches_per_wave or self.per_wave.get(worker.index, self.memory.minibatches_per_wave)
+
+    def of(self, worker: VirtualWorkerPlan) -> Basis:
+        """A copy with the memory for N_v."""
+        return replace(self, memory=replace(self.memory, minibatches_per_wave=self.num_in_wave(worker)))
 
     def knows(self, worker: VirtualWorkerPlan) -> bool:
         """Whether all devices of a virtual worker are described."""
@@ -95,20 +105,20 @@ def basis_of(run: PlannedRun, agents: Sequence[AgentInfo]) -> Basis:
     """
     described = run.described
     reserve_bytes = 0 if described is None else described.reserve_bytes
-    memory = _memory(run.job, reserve_bytes)
+    memory, per_wave = _memory(run.job, reserve_bytes), run.job.minibatches_by_worker(run.plan.virtual_workers)
     if described is None:
         cluster = cluster_of(agents)
         kinds = set(cluster.devices.values())
         real = [(agent.agent, DeviceId(device.device)) for agent in agents for device in agent.devices]
         names = dict(zip(real, cluster.devices, strict=True))
         layers = layers_of(run.plan) if run.model is None else run.model.layers
-        return Basis(_sizes(layers, run.job, kinds), cluster, names, memory, is_forecast=False)
+        return Basis(_sizes(layers, run.job, kinds), cluster, names, memory, is_forecast=False, per_wave=per_wave)
     real = [(stage.agent, stage.device) for worker in run.plan.virtual_workers for stage in worker.stages]
     called = list(described.cluster.devices)
     if run.document is not None:
         called = [stage.device for worker in run.document.virtual_workers for stage in worker.stages]
     names = dict(zip(real, called, strict=False))
-    return Basis(described.profile, described.cluster, names, memory, is_forecast=True)
+    return Basis(described.profile, described.cluster, names, memory, is_forecast=True, per_wave=per_wave)
 
 
 def basis_if_known(run: PlannedRun, agents: Sequence[AgentInfo]) -> Basis | None:
@@ -122,14 +132,15 @@ def basis_if_known(run: PlannedRun, agents: Sequence[AgentInfo]) -> Basis | None
 def basis_of_others(run: PlannedRun, agents: Sequence[AgentInfo]) -> Basis | None:
     """The data for planning a virtual worker on devices outside of the job's plan; None where unknown.
 
-    Times come from the profile, if it has their types; the links between them are assumed.
+    Times come from the profile, if it has their types; the links between them are assumed. What crosses each cut, and
+    which ones are forbidden, does not depend on the devices.
     """
     basis, described = basis_if_known(replace(run, described=None), agents), run.described
     if basis is None or described is None:
         return basis
     kinds = set(basis.cluster.devices.values())
     if not all(kinds <= layer.forward_ms.keys() for layer in described.profile.layers):
-        return basis
+        return replace(basis, profile=_with_cuts(basis.profile, described.profile))
     memory = _memory(run.job, described.reserve_bytes)
     return replace(basis, profile=described.profile, memory=memory, is_forecast=True)
 
@@ -164,6 +175,7 @@ def recut(basis: Basis, worker: VirtualWorkerPlan, seconds: Sequence[float], hea
     Returns:
         The cut, which may be the current one; None if nothing fits in memory.
     """
+    basis = basis.of(worker)
     slowness = [one / least for one, least in zip(seconds, healthy, strict=True)]
     costs = _measured(basis, worker, slowness, healthy)
     moved = _best_cut(basis, costs, worker.stages)
@@ -191,7 +203,7 @@ def left_over(basis: Basis, worker: VirtualWorkerPlan, gone: Collection[AgentId]
     stages = tuple(stage for stage in worker.stages if stage.agent not in gone)
     if not stages:
         return None
-    moved = best_cut(basis, stages)
+    moved = best_cut(basis.of(worker), stages)
     return None if moved is None else replace(worker, stages=moved)
 
 
@@ -215,7 +227,7 @@ def gain(recut: Recut, others: Collection[float], *, staleness: int | None) -> f
 
     Args:
         recut: of one virtual worker.
-        others: minibatches per second of all others.
+        others: minibatches per second of all others (`rates_to_match`).
         staleness: D; with a bound the slowest limits all, with None no virtual worker waits for another.
 
     >>> one = Recut(VirtualWorkerPlan(0, ()), (), (), before=1.0, after=4.0)
@@ -224,6 +236,26 @@ def gain(recut: Recut, others: Collection[float], *, staleness: int | None) -> f
     """
     whole = sum if staleness is None else min
     return float(whole([recut.after, *others]) / whole([recut.before, *others]) - 1.0)
+
+
+def rates_to_match(
+    basis: Basis,
+    workers: Sequence[VirtualWorkerPlan],
+    rates: Mapping[VirtualWorkerIndex, float],
+    vw: VirtualWorkerIndex,
+    *,
+    staleness: int | None,
+) -> tuple[float, ...]:
+    """The minibatches per second of all virtual workers but `vw`, for `gain`.
+
+    With a staleness bound they meet wave by wave: the rate of each is then the one at which `vw` takes as long for its
+    waves as the other for its own.
+    """
+
+    def scale(other: VirtualWorkerIndex) -> float:
+        return 1.0 if staleness is None else basis.num_in_wave(workers[vw]) / basis.num_in_wave(workers[other])
+
+    return tuple(rate * scale(other) for other, rate in rates.items() if other != vw)
 
 
 def rate(basis: Basis, seconds: Sequence[float]) -> float:
@@ -342,7 +374,7 @@ def _by_place(basis: Basis, stages: Sequence[StagePlan], scale: Callable[[int, i
 def _memory(job: Job, reserve_bytes: int) -> MemoryModel:
     """Memory of stages; an unknown optimizer counts as one without state."""
     options = options_of(job, slots=slots_of(job.optimizer, job.weights) or 0, reserve_bytes=reserve_bytes)
-    return options.memory(job.minibatches_per_wave)
+    return options.memory(job.sync_spec().minibatches_per_wave)
 
 
 def layers_of(plan: Plan) -> list[LayerReport]:
@@ -366,6 +398,17 @@ def _sizes(layers: Sequence[LayerReport], job: Job, kinds: Collection[str]) -> P
         input_bytes=0,
         layers=tuple(_sized(layer, kinds) for layer in layers),
     )
+
+
+def _with_cuts(profile: Profile, known: Profile) -> Profile:
+    """`profile` with the cuts of `known`, another profile of the same model: their bytes, and which are forbidden."""
+    layers = tuple(
+        layer.model_copy(
+            update={"output_bytes": of.output_bytes, "gradient_bytes": of.gradient_bytes, "no_cut": of.no_cut}
+        )
+        for layer, of in zip(profile.layers, known.layers, strict=True)
+    )
+    return profile.model_copy(update={"version": 2, "input_bytes": known.input_bytes, "layers": layers})
 
 
 def _sized(layer: LayerReport, kinds: Collection[str]) -> LayerProfile:

@@ -216,7 +216,8 @@ def assignment_of(run: RunDocument) -> Assignment:
 def shard_configs(job: Job, run: RunDocument) -> list[ShardConfig]:
     """One configuration per shard, in index order; only shard 0, the clock shard, stores `run`."""
     plan = run.plan
-    membership = Membership({vw.index: len(vw.stages) for vw in plan.virtual_workers})
+    workers = plan.virtual_workers
+    membership = Membership({vw.index: len(vw.stages) for vw in workers}, job.minibatches_by_worker(workers))
     return [
         ShardConfig(
             job_id=plan.job_id,

@@ -347,6 +347,8 @@ class Admit:
     clock_shard: MemberInfo
     replan: NewPlan | None = None
     """Its plan, if different from that of its last incarnation."""
+    minibatches_per_wave: int | None = None
+    """Its N_v; None: that of the job."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from hetpipe.errors import InfeasiblePlan, PlanError
 from hetpipe.job.file import Job
 from hetpipe.values.cluster import Cluster
 from hetpipe.values.events import Submission
-from hetpipe.values.ids import DeviceId, JobId, Term
+from hetpipe.values.ids import DeviceId, JobId, Term, VirtualWorkerIndex
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.plan import ModelReport, Plan, ProofReport
 from hetpipe.values.plan_document import PlanDocument
@@ -161,7 +161,7 @@ def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocum
         start,
         data,
         members=len(document.virtual_workers),
-        minibatches_per_wave=document.minibatches_per_wave,
+        minibatches_in_wave=len(document.virtual_workers) * document.minibatches_per_wave,
         checkpoint_every_waves=job.checkpoint.every_waves,
     )
     first = next(segments, None)
@@ -207,7 +207,7 @@ def options_of(job: Job, *, slots: int | None = None, reserve_bytes: int = 0) ->
     return PlanOptions(
         allocation="explicit" if devices is not None else job.workers.allocation,
         workers=None if devices is None else tuple(tuple(DeviceId(d) for d in group) for group in devices),
-        minibatches_per_wave=None if sync.minibatches_per_wave == "auto" else sync.minibatches_per_wave,
+        minibatches_per_wave=sync.minibatches_per_wave if isinstance(sync.minibatches_per_wave, int) else None,
         placement=None if placement == "auto" else placement,
         staleness=0 if sync.D == "auto" else sync.D,
         max_staleness=sync.max_D if sync.D == "auto" else None,
@@ -283,7 +283,7 @@ def _emulations(
 def _check_memory(job: Job, costs: Costs, vw: int, stages: Sequence[EmulatedStage]) -> None:
     """Check that every stage fits in its device's memory."""
     options = options_of(job, slots=slots_of(job.optimizer, job.weights) or 0)
-    memory = options.memory(job.minibatches_per_wave)
+    memory = options.memory(job.minibatches_of(VirtualWorkerIndex(vw)))
     for index, stage in enumerate(stages):
         needed = costs.stage_bytes(stage.first, stage.last, stage=index, num_stages=len(stages), memory=memory)
         kind = costs.cluster.devices[stage.device]

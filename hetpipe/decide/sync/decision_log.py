@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 from hetpipe.decide.sync.gate import Gate
@@ -168,6 +168,8 @@ class LogState:
     asked: tuple[str, ...]
     """Unplanned reasons of the barrier that is set or (before the start) will be set."""
     segment: Segment
+    per_wave: dict[VirtualWorkerIndex, int] = field(default_factory=dict)
+    """N_v of every virtual worker ever admitted, which never changes; empty where all have that of the job."""
 
 
 class DecisionLog:
@@ -213,6 +215,7 @@ class DecisionLog:
         self.segments = (0, 0)
         self.asked: tuple[str, ...] = ()
         self.segment = Segment(start, start, (), progress.epoch)
+        self.per_wave = dict(config.membership.minibatches_per_wave)
         #: index of a commit record → its epoch and samples; consumed by the writer of the history.
         self._used: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._append(TermRecord(0, config.term))
@@ -359,12 +362,24 @@ class DecisionLog:
 
     # -- events --------------------------------------------------------------------------------------------------------
 
-    def admit(self, vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int) -> Sequence[Record]:
+    def admit(
+        self,
+        vw: VirtualWorkerIndex,
+        incarnation: Incarnation,
+        num_stages: int,
+        minibatches_per_wave: int | None = None,
+    ) -> Sequence[Record]:
         """Admit a new incarnation of a virtual worker, which ends older ones.
+
+        Args:
+            vw, incarnation: identify it.
+            num_stages: its stages.
+            minibatches_per_wave: its N_v; None: the one it has, or that of the job.
 
         Raises:
             StaleIncarnation: there is a newer incarnation.
-            ProtocolViolation: the number of stages is less than one, or differs within an incarnation.
+            ProtocolViolation: the number of stages is less than one, or differs within an incarnation; or N_v differs
+                from that of earlier incarnations, or from that of all others where the job has one for all.
         """
         before = self.num_records
         newest = self.lives.get(vw)
@@ -373,6 +388,7 @@ class DecisionLog:
         present = self.members.get(vw) or self.newcomers.get(vw)
         if num_stages < 1:
             raise ProtocolViolation(f"virtual worker {vw} cannot have {num_stages} stages")
+        self._check_per_wave(vw, minibatches_per_wave)
         if incarnation == newest:
             if present is not None and present.num_stages != num_stages:
                 raise ProtocolViolation(f"virtual worker {vw} has {present.num_stages} stages, not {num_stages}")
@@ -381,6 +397,8 @@ class DecisionLog:
             self.evict(vw, present.incarnation)
         self.leavers.pop(vw, None)
         self.lives[vw] = incarnation
+        if self.per_wave:
+            self.per_wave.setdefault(vw, minibatches_per_wave or self.config.sync.minibatches_per_wave)
         self.newcomers[vw] = Newcomer(num_stages, incarnation)
         self.newcomers = dict(sorted(self.newcomers.items()))
         return self._since(before)
@@ -492,9 +510,9 @@ class DecisionLog:
             WaveOutOfOrder: before the latest request, or before the segment.
         """
         member = self._member(vw, incarnation)
-        gate = self._gate
+        gate = self._gate_of(vw)
         p = gate.switch_minibatch(switch)
-        if switch < member.last_switch or p <= gate.start * self.config.sync.minibatches_per_wave:
+        if switch < member.last_switch or p <= gate.start * gate.sync.minibatches_per_wave:
             asked = gate.switch_minibatch(member.last_switch)
             raise WaveOutOfOrder(f"virtual worker {vw} requests the clock of minibatch {p} after {asked}")
         if gate.newest_usable(p) <= gate.start:
@@ -609,8 +627,8 @@ class DecisionLog:
 
     def _owes_work(self, vw: VirtualWorkerIndex, member: Member) -> bool:
         """Whether a member has uncommitted minibatches of this segment, which will be dealt again."""
-        n, start = self.config.sync.minibatches_per_wave, self.segment.start
-        dealt = divide(self.progress, self.config.data, self.dealt_to).get(vw, ())
+        n, start = self._num_in_wave(vw), self.segment.start
+        dealt = divide(self.progress, self.config.data, self.dealt_to, self.per_wave or None).get(vw, ())
         return len(dealt[: (self.segment.end - start) * n]) > (member.committed - start) * n
 
     def _settle(self) -> None:
@@ -710,7 +728,9 @@ class DecisionLog:
         self.members = dict(sorted(self.members.items()))
         self.segments = (self.segments[1], self.num_records)
         self._append(
-            SegmentRecord(self.num_records, start, reasons, passed.epoch, _told(self.members, joined), _told(left))
+            SegmentRecord(
+                self.num_records, start, reasons, passed.epoch, self._told(self.members, joined), self._told(left)
+            )
         )
         self._forget()
         if ends:
@@ -732,8 +752,7 @@ class DecisionLog:
         self.segment = plan_segment(
             self.progress,
             self.config.data,
-            members=len(self.members),
-            minibatches_per_wave=self.config.sync.minibatches_per_wave,
+            minibatches_in_wave=sum(self._num_in_wave(vw) for vw in self.members),
             checkpoint_every_waves=self.config.checkpoint_every_waves,
         )
         self.dealt_to = tuple(self.members)
@@ -803,8 +822,32 @@ class DecisionLog:
 
     @property
     def _gate(self) -> Gate:
-        """The gate of the current segment."""
+        """The gate of the current segment, for decisions about waves: they do not depend on N."""
         return Gate(self.config.sync, self.segment.start)
+
+    def _gate_of(self, vw: VirtualWorkerIndex) -> Gate:
+        """The gate of one virtual worker's minibatches in the current segment."""
+        return Gate(replace(self.config.sync, minibatches_per_wave=self._num_in_wave(vw)), self.segment.start)
+
+    def _num_in_wave(self, vw: VirtualWorkerIndex) -> int:
+        """N_v."""
+        return self.per_wave.get(vw, self.config.sync.minibatches_per_wave)
+
+    def _check_per_wave(self, vw: VirtualWorkerIndex, given: int | None) -> None:
+        """Check that the N_v of a new incarnation does not change the numbers of the minibatches of earlier ones."""
+        known = self.per_wave.get(vw) if self.per_wave else self.config.sync.minibatches_per_wave
+        if given is not None and (given < 1 or given != (given if known is None else known)):
+            whose = f"virtual worker {vw} has" if known is not None else "a wave has at least"
+            raise ProtocolViolation(f"{whose} {known or 1} minibatches per wave, not {given}")
+
+    def _told(
+        self, members: Mapping[VirtualWorkerIndex, Member], joined: Sequence[VirtualWorkerIndex] = ()
+    ) -> tuple[SegmentMember, ...]:
+        """Members in the form used by records."""
+        return tuple(
+            SegmentMember(vw, member.incarnation, member.num_stages, vw in joined, self.per_wave.get(vw))
+            for vw, member in members.items()
+        )
 
     @property
     def _has_started(self) -> bool:
@@ -866,15 +909,6 @@ def _staged_clock(member: Member) -> Clock:
     while len(member.reports.get(Wave(clock), ())) == member.num_stages:
         clock = Clock(clock + 1)
     return clock
-
-
-def _told(
-    members: Mapping[VirtualWorkerIndex, Member], joined: Sequence[VirtualWorkerIndex] = ()
-) -> tuple[SegmentMember, ...]:
-    """Members in the form used by records."""
-    return tuple(
-        SegmentMember(vw, member.incarnation, member.num_stages, joined=vw in joined) for vw, member in members.items()
-    )
 
 
 def retained(members: Iterable[Member], gate: Gate, *, published: Clock, global_clock: Clock) -> tuple[Clock, ...]:

@@ -2,12 +2,16 @@
 
 At each barrier the samples of the epoch that no committed wave has used are permuted by (seed, epoch, barrier) and
 dealt in blocks of `batch_size`, round-robin, to the members in index order. The last block of an epoch may be short.
+Members whose waves have different numbers of minibatches get blocks in proportion to these (`wsp.md` §10).
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import merge
+from itertools import cycle
 
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 
@@ -26,18 +30,58 @@ def shuffled(samples: Sequence[int], *, seed: int, epoch: int, barrier: Clock) -
     return order
 
 
+def turns(per_wave: Mapping[VirtualWorkerIndex, int]) -> Iterator[VirtualWorkerIndex]:
+    """The members in the order in which they get blocks, without end: N_v turns of member v in each wave.
+
+    It is the order in which the minibatches of a wave complete if all waves take equally long: block j of N_v after
+    j / N_v of the wave, of several at once in index order. With equal N_v that is round-robin.
+
+    Args:
+        per_wave: member → N_v, in index order.
+
+    >>> from itertools import islice
+    >>> list(islice(turns({0: 4, 1: 1}), 6)), list(islice(turns({0: 2, 1: 2}), 5))
+    ([0, 0, 0, 0, 1, 0], [0, 1, 0, 1, 0])
+    """
+    common = math.lcm(*per_wave.values())
+
+    def completions(vw: VirtualWorkerIndex, num: int) -> Iterator[tuple[int, VirtualWorkerIndex]]:
+        return ((j * (common // num), vw) for j in range(1, num + 1))
+
+    return cycle(vw for _, vw in merge(*(completions(vw, num) for vw, num in per_wave.items())))
+
+
 def deal(
-    order: Sequence[int], *, batch_size: int, members: Sequence[VirtualWorkerIndex], limit: int | None
+    order: Sequence[int],
+    *,
+    batch_size: int,
+    members: Sequence[VirtualWorkerIndex],
+    limit: int | None,
+    per_wave: Mapping[VirtualWorkerIndex, int] | None = None,
 ) -> dict[VirtualWorkerIndex, tuple[Block, ...]]:
     """Deal blocks to every member, at most `limit` in total (None: no limit).
 
+    Args:
+        order: sample indices in the order in which they are dealt.
+        batch_size: samples per block.
+        members: in index order.
+        limit: most blocks of all members together.
+        per_wave: N_v of each member; None: the same for all.
+
     >>> deal([4, 1, 3, 0, 2], batch_size=2, members=[0, 1], limit=None)
     {0: ((4, 1), (2,)), 1: ((3, 0),)}
+    >>> deal(range(7), batch_size=1, members=[0, 1], limit=None, per_wave={0: 3, 1: 1})
+    {0: ((0,), (1,), (2,), (4,), (5,), (6,)), 1: ((3,),)}
     """
     blocks = [tuple(order[i : i + batch_size]) for i in range(0, len(order), batch_size)]
     if limit is not None:
         blocks = blocks[:limit]
-    return {vw: tuple(blocks[index :: len(members)]) for index, vw in enumerate(members)}
+    if per_wave is None:
+        return {vw: tuple(blocks[index :: len(members)]) for index, vw in enumerate(members)}
+    dealt: dict[VirtualWorkerIndex, list[Block]] = {vw: [] for vw in members}
+    for block, vw in zip(blocks, turns({vw: per_wave[vw] for vw in members}), strict=False):
+        dealt[vw].append(block)
+    return {vw: tuple(own) for vw, own in dealt.items()}
 
 
 def unused(bitmap: bytes, num_samples: int) -> list[int]:

@@ -33,6 +33,20 @@ class Apply:
     is_empty: bool
     num_members: int
     """V at the last barrier, for `combine: mean`."""
+    wave_share: tuple[int, int] | None = None
+    """N_v and Σ N_u at the last barrier; None: all members have the same N."""
+
+    def mean_factor(self, *, one_update_per_wave: bool) -> float:
+        """The factor of the wave's ũ under `combine: mean`, so that every sample counts alike (`wsp.md` §10).
+
+        >>> wave = Apply(Clock(1), (VirtualWorkerIndex(0), Incarnation(0), Wave(0)), False, 2, (3, 4))
+        >>> wave.mean_factor(one_update_per_wave=True), wave.mean_factor(one_update_per_wave=False)
+        (0.75, 0.5)
+        """
+        if self.wave_share is None or not one_update_per_wave:
+            return 1.0 / self.num_members
+        own, all_members = self.wave_share
+        return own / all_members
 
 
 @dataclass(frozen=True, slots=True)

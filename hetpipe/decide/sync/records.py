@@ -85,6 +85,8 @@ class SegmentMember:
     num_stages: int
     joined: bool
     """It is new in this segment: it starts from w^(start), with the state restored by its process."""
+    minibatches_per_wave: int | None = None
+    """Its N_v; None: that of the job, the same for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,10 @@ class SegmentRecord:
     def present(self) -> tuple[SegmentMember, ...]:
         """All at the barrier: members that continue, and those that leave."""
         return (*self.members, *self.left)
+
+    def per_wave(self, default: int) -> dict[VirtualWorkerIndex, int]:
+        """Member → N_v, in index order; `default` where the record has none."""
+        return {member.vw: member.minibatches_per_wave or default for member in self.members}
 
 
 Record = TermRecord | InitializeRecord | CommitRecord | EvictRecord | BarrierRecord | PublishRecord | SegmentRecord

@@ -6,7 +6,7 @@ the end of the run. Everything here is a function of a `Progress`, which is the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetpipe.decide.sync.division import Block, deal, empty_bitmap, shuffled, unused, with_used
@@ -72,16 +72,21 @@ def plan_segment(
     progress: Progress,
     data: DataSpec,
     *,
-    members: int,
-    minibatches_per_wave: int,
+    minibatches_in_wave: int,
     checkpoint_every_waves: int | None,
 ) -> Segment:
-    """The segment that starts at `progress` with `members` virtual workers.
+    """The segment that starts at `progress`.
+
+    Args:
+        progress: at its start.
+        data: what is dealt.
+        minibatches_in_wave: Σ N_v over the members: minibatches of one whole wave of all of them.
+        checkpoint_every_waves: waves between two checkpoints.
 
     >>> data = DataSpec(num_samples=20, batch_size=2, seed=0, epochs=1, total_minibatches=None)
-    >>> plan_segment(first_progress(data), data, members=2, minibatches_per_wave=2, checkpoint_every_waves=None)
+    >>> plan_segment(first_progress(data), data, minibatches_in_wave=4, checkpoint_every_waves=None)
     Segment(start=0, end=3, reasons=('epoch', 'end'), epoch=0)
-    >>> plan_segment(first_progress(data), data, members=2, minibatches_per_wave=2, checkpoint_every_waves=2)
+    >>> plan_segment(first_progress(data), data, minibatches_in_wave=4, checkpoint_every_waves=2)
     Segment(start=0, end=2, reasons=('checkpoint',), epoch=0)
     """
     start = progress.clock
@@ -90,7 +95,7 @@ def plan_segment(
     blocks = -(-_num_unused(progress, data) // data.batch_size)
     remaining = _remaining(progress, data)
     dealt = blocks if remaining is None else min(blocks, remaining)
-    end = start + -(-(-(-dealt // members)) // minibatches_per_wave)
+    end = start + -(-dealt // minibatches_in_wave)
     reasons: list[str] = []
     if dealt == blocks:
         reasons.append(EPOCH)
@@ -106,13 +111,23 @@ def plan_segment(
 
 
 def divide(
-    progress: Progress, data: DataSpec, members: Sequence[VirtualWorkerIndex]
+    progress: Progress,
+    data: DataSpec,
+    members: Sequence[VirtualWorkerIndex],
+    per_wave: Mapping[VirtualWorkerIndex, int] | None = None,
 ) -> dict[VirtualWorkerIndex, tuple[Block, ...]]:
-    """The blocks of every member for the segment that starts at `progress`; block j is minibatch start·N + 1 + j."""
+    """The blocks of every member for the segment that starts at `progress`; block j is minibatch start·N_v + 1 + j.
+
+    Args:
+        progress: at its start.
+        data: what is dealt.
+        members: in index order.
+        per_wave: N_v of each member; None: the same for all.
+    """
     order = shuffled(
         unused(progress.used, data.num_samples), seed=data.seed, epoch=progress.epoch, barrier=progress.clock
     )
-    return deal(order, batch_size=data.batch_size, members=members, limit=_remaining(progress, data))
+    return deal(order, batch_size=data.batch_size, members=members, limit=_remaining(progress, data), per_wave=per_wave)
 
 
 def advance(progress: Progress, data: DataSpec, *, clock: Clock, samples: Sequence[int], minibatches: int) -> Progress:
@@ -129,34 +144,33 @@ class SegmentLength:
     """Amount of work between two barriers."""
 
     minibatches: int
-    """Of the virtual worker with the most; the others have at most one less."""
+    """Per virtual worker, rounded up; with equal N that is the most that one has."""
     samples: int
     """Over all virtual workers."""
 
 
 def planned_lengths(
-    progress: Progress, data: DataSpec, *, members: int, minibatches_per_wave: int, checkpoint_every_waves: int | None
+    progress: Progress, data: DataSpec, *, members: int, minibatches_in_wave: int, checkpoint_every_waves: int | None
 ) -> Iterator[SegmentLength]:
-    """The lengths of `planned_segments`, without dealing any sample.
+    """The lengths of `planned_segments`, without dealing any sample; arguments as of `plan_segment`.
 
     >>> data = DataSpec(num_samples=20, batch_size=2, seed=0, epochs=1, total_minibatches=None)
     >>> [(length.minibatches, length.samples) for length in planned_lengths(
-    ...     first_progress(data), data, members=2, minibatches_per_wave=2, checkpoint_every_waves=2)]
+    ...     first_progress(data), data, members=2, minibatches_in_wave=4, checkpoint_every_waves=2)]
     [(4, 16), (1, 4)]
     """
     while not is_finished(progress, data):
         segment = plan_segment(
             progress,
             data,
-            members=members,
-            minibatches_per_wave=minibatches_per_wave,
+            minibatches_in_wave=minibatches_in_wave,
             checkpoint_every_waves=checkpoint_every_waves,
         )
         unread, remaining = _num_unused(progress, data), _remaining(progress, data)
         blocks = -(-unread // data.batch_size)
         dealt = blocks if remaining is None else min(blocks, remaining)
-        # Blocks are dealt round-robin, so those of the segment's waves come first.
-        computed = min(dealt, (segment.end - segment.start) * minibatches_per_wave * members)
+        # Blocks are dealt wave by wave, so those of the segment's waves come first.
+        computed = min(dealt, (segment.end - segment.start) * minibatches_in_wave)
         samples = min(computed * data.batch_size, unread)
         yield SegmentLength(-(-computed // members), samples)
         is_over = samples == unread
@@ -174,21 +188,27 @@ def planned_segments(
     progress: Progress,
     data: DataSpec,
     *,
-    members: Sequence[VirtualWorkerIndex],
-    minibatches_per_wave: int,
+    per_wave: Mapping[VirtualWorkerIndex, int],
     checkpoint_every_waves: int | None,
 ) -> Iterator[tuple[Segment, dict[VirtualWorkerIndex, tuple[Block, ...]]]]:
-    """Every segment of an undisturbed run from `progress` on, with its data division."""
+    """Every segment of an undisturbed run from `progress` on, with its data division.
+
+    Args:
+        progress: at the start of the first one.
+        data: what is dealt.
+        per_wave: member → N_v, in index order.
+        checkpoint_every_waves: waves between two checkpoints.
+    """
     while not is_finished(progress, data):
         segment = plan_segment(
             progress,
             data,
-            members=len(members),
-            minibatches_per_wave=minibatches_per_wave,
+            minibatches_in_wave=sum(per_wave.values()),
             checkpoint_every_waves=checkpoint_every_waves,
         )
-        capacity = (segment.end - segment.start) * minibatches_per_wave
-        blocks = {vw: dealt[:capacity] for vw, dealt in divide(progress, data, members).items()}
+        waves = segment.end - segment.start
+        division = divide(progress, data, tuple(per_wave), per_wave)
+        blocks = {vw: dealt[: waves * per_wave[vw]] for vw, dealt in division.items()}
         yield segment, blocks
         computed = [block for dealt in blocks.values() for block in dealt]
         progress = advance(

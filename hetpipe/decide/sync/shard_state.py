@@ -82,6 +82,8 @@ class ClosedState:
     barrier: Clock
     published: Clock
     committed: tuple[CommittedWave, ...]
+    per_wave: dict[VirtualWorkerIndex, int] = field(default_factory=dict)
+    """N_v of the members at the last barrier; empty: the same for all."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,8 @@ class ShardState:
         #: Members whose waves are still missing for the clock being built, in order.
         self._order: list[VirtualWorkerIndex] = []
         self._num_members = 0
+        #: N_v of the members at the last barrier; empty: the same for all.
+        self._per_wave: dict[VirtualWorkerIndex, int] = {}
         self._barrier = start
         #: Newest clock whose weights are complete here.
         self.built = Clock(start - 1)
@@ -312,6 +316,7 @@ class ShardState:
         self._lives = dict(closed.lives)
         self._order = list(closed.order)
         self._num_members = closed.num_members
+        self._per_wave = dict(closed.per_wave)
         self._barrier = closed.barrier
         self.built = closed.built
         self.published = closed.published
@@ -389,6 +394,8 @@ class ShardState:
         }
         self._lives.update({m.vw: m.incarnation for m in record.members})
         self._num_members = len(self._workers)
+        given = ((member.vw, member.minibatches_per_wave) for member in record.members)
+        self._per_wave = {vw: count for vw, count in given if count is not None}
         self._order = sorted(self._workers)
 
     def _initialize(self, clock: Clock, key: StageKey) -> list[Instruction]:
@@ -414,6 +421,7 @@ class ShardState:
                 for (vw, life, wave), empty in self._committed.items()
                 if wave is not None
             ),
+            per_wave=dict(self._per_wave),
         )
 
     def _commit(self, record: CommitRecord) -> list[Instruction]:
@@ -441,7 +449,8 @@ class ShardState:
             while self._order and (key := self._committed_key(self._order[0])) is not None:
                 self._order.pop(0)
                 empty = self._committed.pop(key)
-                instructions.append(Apply(Clock(self.built + 1), key, empty, self._num_members))
+                share = (self._per_wave[key[0]], sum(self._per_wave.values())) if self._per_wave else None
+                instructions.append(Apply(Clock(self.built + 1), key, empty, self._num_members, share))
             if self._order or not self._goes_on():
                 return instructions
             instructions.append(self._close())

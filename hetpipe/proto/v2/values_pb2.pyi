@@ -388,12 +388,14 @@ class StagePlan(_message.Message):
     def __init__(self, agent: _Optional[str] = ..., device: _Optional[str] = ..., first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ...) -> None: ...
 
 class VirtualWorkerPlan(_message.Message):
-    __slots__ = ("index", "stages")
+    __slots__ = ("index", "stages", "minibatches_per_wave")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
+    MINIBATCHES_PER_WAVE_FIELD_NUMBER: _ClassVar[int]
     index: int
     stages: _containers.RepeatedCompositeFieldContainer[StagePlan]
-    def __init__(self, index: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StagePlan, _Mapping]]] = ...) -> None: ...
+    minibatches_per_wave: int
+    def __init__(self, index: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StagePlan, _Mapping]]] = ..., minibatches_per_wave: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("job_id", "term", "virtual_workers", "slices", "num_shards", "model_digest")
@@ -476,7 +478,7 @@ class SyncSpec(_message.Message):
     def __init__(self, minibatches_per_wave: _Optional[int] = ..., staleness: _Optional[int] = ..., combine: _Optional[str] = ..., deterministic: bool = ..., weights: _Optional[str] = ..., pull: _Optional[str] = ...) -> None: ...
 
 class Membership(_message.Message):
-    __slots__ = ("num_stages",)
+    __slots__ = ("num_stages", "minibatches_per_wave")
     class NumStagesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -484,9 +486,18 @@ class Membership(_message.Message):
         key: int
         value: int
         def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    class MinibatchesPerWaveEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     NUM_STAGES_FIELD_NUMBER: _ClassVar[int]
+    MINIBATCHES_PER_WAVE_FIELD_NUMBER: _ClassVar[int]
     num_stages: _containers.ScalarMap[int, int]
-    def __init__(self, num_stages: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    minibatches_per_wave: _containers.ScalarMap[int, int]
+    def __init__(self, num_stages: _Optional[_Mapping[int, int]] = ..., minibatches_per_wave: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class Requester(_message.Message):
     __slots__ = ("job_id", "term", "vw", "incarnation", "stage")

@@ -196,10 +196,10 @@ def check_stages(subject: Subject) -> None:
     if asked <= len(chain):
         return
     tied = ""
-    if POLICIES[job.weights].predicts is not None and any(
+    if not POLICIES[job.weights].splits_ties and any(
         each.name.startswith("parameter:") for place in cut.survey.cuts for each in place.crossing
     ):
-        others = join_names(policies_where(lambda policy: policy.predicts is None))
+        others = join_names(policies_where(lambda policy: policy.splits_ties))
         tied = f"under `weights: {job.weights}` tied weights stay on one stage: use {others}, or "
     if len(chain) == 1:
         raise CallableError(

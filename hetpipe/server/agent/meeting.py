@@ -104,7 +104,7 @@ class _StageMeeting:
         self._port = port
         self._clock = clock
         self._asked = job.link
-        self._minibatches_per_wave = job.minibatches_per_wave
+        self._minibatches_per_wave = job.minibatches_in(config.plan.virtual_workers[config.vw])
         self._num_workers = len(config.plan.virtual_workers)
         self._has_replicas = SYNC_KINDS[job.sync.kind].averages_gradients and self._num_workers > 1
         self._replicas_host = self._host_for_replicas() if self._has_replicas else ""

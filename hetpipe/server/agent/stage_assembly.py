@@ -216,7 +216,7 @@ def _own_chain(job: Job, config: StageConfig) -> _Chain:
             chain = chain_of(model)
         else:
             example = example_of(job, build_train_data(job, import_path))
-            splits_ties = POLICIES[job.weights].predicts is None
+            splits_ties = POLICIES[job.weights].splits_ties
             chain = layers_of(model, example, load_loss(job, import_path), splits_ties=splits_ties)
         forget_weights([*chain[: stage.first_layer], *chain[stage.last_layer :]])
     return _Chain(chain, names)
@@ -248,7 +248,8 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
     device = torch.device(config.device.torch_device)
     compute = StageCompute(code.layers, vw=config.vw, seed=job.seed, device=device, loss=code.loss)
     pool = BufferPool(layout_of(code.layers), device)
-    versions = versions_of(job, identity)
+    sync = job.sync_spec(config.plan.virtual_workers[config.vw])
+    versions = versions_of(job, identity, sync.minibatches_per_wave)
     target = pool.take().zero_()
     optimizer = _optimizer(job, config, target, versions)
     start = restore(config, restore_targets(code.layers, optimizer), job.sync.traits)
@@ -273,7 +274,7 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
             wiring.replicas.copy_first_(list(target.regions))
     parts = StageParts(
         identity=identity,
-        sync=job.sync_spec(),
+        sync=sync,
         layers=code.layers,
         compute=compute,
         emulator=wiring.emulator or _emulator(job, config, wiring.clock),
@@ -330,12 +331,12 @@ def _clipping(job: Job) -> Clipping | None:
     return None if gradients.max_norm is None else Clipping(gradients.max_norm, gradients.clip == "global")
 
 
-def versions_of(job: Job, identity: StageIdentity) -> VersionTable:
+def versions_of(job: Job, identity: StageIdentity, minibatches_per_wave: int) -> VersionTable:
     """The weight versions of this stage's minibatches."""
     return VersionTable(
         job.weights,
         stage=identity.stage,
         num_stages=identity.num_stages,
-        minibatches_per_wave=job.minibatches_per_wave,
+        minibatches_per_wave=minibatches_per_wave,
         accumulate=job.gradients.accumulate,
     )

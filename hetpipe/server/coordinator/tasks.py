@@ -303,7 +303,9 @@ class JobTasks:
             newest = None if folder is None or new.left_at is None else self._tools.read_progress(folder).clock
             await_checkpoint(new, newest, now=self._clock.monotonic())
             self._with_shard(task.clock_shard, lambda port: self._replans.make_way(task, new, port))
-        request = AdmitRequest(self._job_id, task.term, task.vw, task.incarnation, task.num_stages)
+        request = AdmitRequest(
+            self._job_id, task.term, task.vw, task.incarnation, task.num_stages, task.minibatches_per_wave
+        )
         self._with_shard(task.clock_shard, lambda port: port.invoke(calls.ADMIT, request))
         if new is not None:
             failpoints.reach("repartition.committed")

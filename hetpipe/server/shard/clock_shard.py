@@ -180,10 +180,16 @@ class ClockShard:
         with self.bell:
             self._decide(Drained(vw, incarnation))
 
-    def admit(self, vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int) -> None:
-        """A new life of a virtual worker will come."""
+    def admit(
+        self,
+        vw: VirtualWorkerIndex,
+        incarnation: Incarnation,
+        num_stages: int,
+        minibatches_per_wave: int | None = None,
+    ) -> None:
+        """A new life of a virtual worker will come (`DecisionLog.admit`)."""
         with self.bell:
-            self._decide(Admitted(vw, incarnation, num_stages))
+            self._decide(Admitted(vw, incarnation, num_stages, minibatches_per_wave=minibatches_per_wave))
 
     def keep_run(self, run: RunDocument) -> None:
         """Store the run document for a coordinator without any state of the job."""
@@ -371,7 +377,11 @@ class ClockShard:
         for member in record.members:
             if member.joined:
                 self._history.join(
-                    vw=member.vw, incarnation=member.incarnation, clock=record.start, num_stages=member.num_stages
+                    vw=member.vw,
+                    incarnation=member.incarnation,
+                    clock=record.start,
+                    num_stages=member.num_stages,
+                    minibatches_per_wave=member.minibatches_per_wave,
                 )
 
 

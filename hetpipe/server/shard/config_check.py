@@ -24,7 +24,7 @@ from hetpipe.values.ids import Incarnation, VirtualWorkerIndex
 from hetpipe.values.plan import DTYPE_BYTES, SlicePlan
 from hetpipe.values.run_document import RunDocument
 from hetpipe.values.shard_config import ShardConfig
-from hetpipe.values.sync import DataSpec, Progress, SyncSpec
+from hetpipe.values.sync import DataSpec, Membership, Progress, SyncSpec
 
 _COMBINES = ("sum", "mean")
 
@@ -64,11 +64,7 @@ def _mistakes(config: ShardConfig) -> Iterator[str]:
         yield f"term {config.term}"
     if not 0 <= config.shard < config.num_shards <= MAX_SHARDS:
         yield f"shard {config.shard} of {config.num_shards}; there are at most {MAX_SHARDS}"
-    counts = config.membership.num_stages
-    if not counts or min(counts) < 0 or min(counts.values()) < 1 or sum(counts.values()) > MAX_STAGES:
-        yield f"{len(counts)} virtual workers of {sum(counts.values())} stages; there are at most {MAX_STAGES} stages"
-    if max(counts, default=0) >= MAX_COUNT:
-        yield f"virtual worker {max(counts)}"
+    yield from _mistakes_of_membership(config.membership)
     if len(config.run_dir) > MAX_PATH_CHARACTERS or "\0" in config.run_dir:
         yield f"run folder {config.run_dir!r:.80}"
     every = config.checkpoint_every_waves
@@ -82,6 +78,17 @@ def _mistakes(config: ShardConfig) -> Iterator[str]:
     yield from _mistakes_of_progress(config.progress, config.data)
     if config.run is not None:
         yield from _mistakes_of_run(config, config.run)
+
+
+def _mistakes_of_membership(membership: Membership) -> Iterator[str]:
+    counts = membership.num_stages
+    if not counts or min(counts) < 0 or min(counts.values()) < 1 or sum(counts.values()) > MAX_STAGES:
+        yield f"{len(counts)} virtual workers of {sum(counts.values())} stages; there are at most {MAX_STAGES} stages"
+    if max(counts, default=0) >= MAX_COUNT:
+        yield f"virtual worker {max(counts)}"
+    waves = membership.minibatches_per_wave
+    if waves and (waves.keys() != counts.keys() or not 1 <= min(waves.values()) <= max(waves.values()) < MAX_COUNT):
+        yield f"N = {str(waves)[:80]} of {len(counts)} virtual workers"
 
 
 def _mistakes_of_slices(slices: tuple[SlicePlan, ...]) -> Iterator[str]:

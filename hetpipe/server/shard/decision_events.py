@@ -126,10 +126,12 @@ class Admitted:
     incarnation: Incarnation
     num_stages: int
     kind: Literal["admitted"] = "admitted"
+    minibatches_per_wave: int | None = None
+    """Its N_v; None: the one it has, or that of the job."""
 
     def tell(self, log: DecisionLog) -> Sequence[Record]:
         """Apply by `DecisionLog.admit`."""
-        return log.admit(self.vw, self.incarnation, self.num_stages)
+        return log.admit(self.vw, self.incarnation, self.num_stages, self.minibatches_per_wave)
 
 
 @dataclass(frozen=True, slots=True)

@@ -377,8 +377,9 @@ class Shard:
             update = self._staging.pop(instruction.key, None)
             previous = self._versions[Clock(instruction.clock - 1)]
         if update is not None:
-            if self.config.sync.combine == "mean":
-                update.mul_(1.0 / instruction.num_members)
+            sync = self.config.sync
+            if sync.combine == "mean":
+                update.mul_(instruction.mean_factor(one_update_per_wave=sync.policy.one_update_per_wave))
             if self._building is None:
                 self._building = update.add_(previous)  # the staging buffer becomes the version: no third buffer
             else:

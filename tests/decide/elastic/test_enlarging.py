@@ -34,12 +34,12 @@ from hetpipe.errors import UserError
 from hetpipe.server.coordinator.worker_wishes import WorkerWishes, another
 from hetpipe.values.commands import StartStageCommand
 from hetpipe.values.events import JobState, ProgressTable, StopMode, WorkerStatus
-from hetpipe.values.ids import Clock, Incarnation, Term
+from hetpipe.values.ids import Clock, Incarnation, LayerIndex, Term
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.life_state import LifeState
 from hetpipe.values.link_measurement import MeasuredLinks
 from hetpipe.values.members import MemberId
-from hetpipe.values.plan import ModelReport
+from hetpipe.values.plan import ModelReport, StagePlan
 from hetpipe.values.run import AgentInfo, StageDone, StageEmulation, StageReady
 from hetpipe.values.run_document import LifeSeen, RunDescription
 from tests.server.coordinator.builders import (
@@ -143,6 +143,45 @@ class TestCut:
         )
 
         assert self.cut(found, agent_info("n2", devices=2)) == [2, 2]
+
+    @pytest.mark.parametrize("kind", ["cpu", "unmeasured"])
+    @pytest.mark.parametrize("memory_bytes", [0, 1 << 30])
+    def test_never_where_it_is_forbidden(self, kind: str, memory_bytes: int) -> None:
+        """By times, by sizes, and where nothing is known of the devices: stages end after layers 0 and 4 only."""
+        run = planned(6, "workers.count=1", "workers.stages=[[1,5]]")
+        basis = basis_of(run, AGENTS)
+        layers = tuple(
+            layer.model_copy(update={"no_cut": "" if at in {0, 4, 5} else "a write in place"})
+            for at, layer in enumerate(basis.profile.layers)
+        )
+        profile = basis.profile.model_copy(update={"version": 2, "layers": layers})
+        run = replace(run, described=PlanningInputs(profile, basis.cluster, known_links([], MeasuredLinks(), now=0.0)))
+
+        def free(count: int) -> AgentInfo:
+            agent = agent_info("n2", devices=count)
+            return replace(
+                agent, devices=tuple(replace(one, type=kind, memory_bytes=memory_bytes) for one in agent.devices)
+            )
+
+        plan = replace(run.plan, virtual_workers=(replace(run.plan.virtual_workers[0], stages=self.three(run)),))
+        stages = new_worker(run, plan, [free(3)]).plan.stages
+        assert [stage.last_layer for stage in stages] == [1, 5, 6]
+        (only,) = new_worker(run, plan, [free(1)]).plan.stages
+        assert only.last_layer == 6
+        stages = new_worker(run, plan, [free(2)]).plan.stages
+        assert [stage.last_layer for stage in stages] in ([1, 6], [5, 6])
+
+    def three(self, run: PlannedRun) -> tuple[StagePlan, ...]:
+        first, last = run.plan.virtual_workers[0].stages
+        return (first, replace(last, last_layer=LayerIndex(5)), replace(last, first_layer=LayerIndex(5)))
+
+
+def test_waves_of_the_one_that_is_most_alike() -> None:
+    assert new_worker(planned(), planned().plan, [NEW_AGENT]).plan.minibatches_per_wave is None
+    run = planned(4, "workers.stages=[[1,3],[4]]", "sync.minibatches_per_wave=[6,2]")
+    assert new_worker(run, run.plan, [agent_info("n2", devices=1)]).plan.minibatches_per_wave == 2
+    run = planned(4, "workers.stages=[[1,3],[2,2]]", "sync.minibatches_per_wave=[6,4]", "weights=stash")
+    assert new_worker(run, run.plan, [agent_info("n2", devices=2)]).plan.minibatches_per_wave == 4
 
 
 def test_emulated_devices_go_on_being_dealt() -> None:

@@ -245,3 +245,52 @@ def test_where_a_device_has_no_memory_to_tell_of_nothing_is_known() -> None:
 
     assert basis_if_known(run, agents) is None
     assert basis_if_known(run, AGENTS) is not None
+
+
+# -- cuts of a model that is cut by its own forward --------------------------------------------------------------------
+
+
+def with_borders(basis: Basis, *, no_cut: Sequence[int] = (), returning: Sequence[int] | None = None) -> Basis:
+    """The same with cuts forbidden after these layers, and so many bytes back at each cut, of none forward."""
+    layers = tuple(
+        layer.model_copy(
+            update={
+                "no_cut": "a write in place" if at in no_cut else "",
+                "output_bytes": 0,
+                "gradient_bytes": returning[at] if returning else 0,
+            }
+        )
+        for at, layer in enumerate(basis.profile.layers)
+    )
+    return replace(basis, profile=basis.profile.model_copy(update={"version": 2, "layers": layers}))
+
+
+@pytest.mark.parametrize("allowed", [1, 2, 5, 7])
+def test_no_forbidden_cut_is_chosen(allowed: int) -> None:
+    basis, run = forecast(emulate=True)
+    (worker,) = run.plan.virtual_workers
+    basis = with_borders(basis, no_cut=[at for at in range(7) if at != allowed - 1])
+    healthy = [one.seconds or 0.0 for one in expected(basis, worker)]
+    for slow in ([6.0, 1.0], [1.0, 6.0]):
+        found = recut(basis, worker, [factor * one for factor, one in zip(slow, healthy, strict=True)], healthy)
+        assert found is not None
+        assert cuts(found.worker) == [allowed, 8 - allowed]
+    nowhere = with_borders(basis, no_cut=range(7))
+    assert recut(nowhere, worker, healthy, healthy) is None
+    alone = left_over(nowhere, worker, {AgentId("n1")})
+    assert alone is not None
+    assert cuts(alone) == [8]
+
+
+def test_each_direction_has_its_own_bytes() -> None:
+    """Nothing moves forward, and 10 s of gradients come back everywhere but after the second layer."""
+    basis, run = forecast(emulate=True)
+    (worker,) = run.plan.virtual_workers
+    healthy = [one.seconds or 0.0 for one in expected(basis, worker)]
+    free = recut(with_borders(basis), worker, healthy, healthy)
+    heavy = [0 if at == 1 else 10**10 for at in range(8)]
+    found = recut(with_borders(basis, returning=heavy), worker, healthy, healthy)
+    assert free is not None
+    assert found is not None
+    assert cuts(free.worker) != [2, 6]
+    assert cuts(found.worker) == [2, 6]

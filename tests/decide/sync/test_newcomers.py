@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from hetpipe.decide.sync.decision_log import DecisionLog
+from hetpipe.decide.sync.decision_log import DecisionLog, LogState
 from hetpipe.decide.sync.records import (
     InitializeRecord,
     SegmentMember,
     SegmentRecord,
 )
-from hetpipe.errors import ProtocolViolation, StaleIncarnation, WaveOutOfOrder
-from hetpipe.values.ids import Clock, Incarnation, StageIndex, Wave
+from hetpipe.decide.sync.segment import plan_segment
+from hetpipe.errors import ClockNotPublished, ProtocolViolation, StaleIncarnation, WaveOutOfOrder
+from hetpipe.values import wire
+from hetpipe.values.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex, Wave
 from tests.decide.sync.logs import SCENARIO, VW, acknowledge, commit, started
 from tests.decide.sync.scenario import LIFE
 
@@ -143,3 +146,70 @@ class TestNewcomers:
         newest = log.records_from(-1)[0]
         assert isinstance(newest, SegmentRecord)
         assert newest.reasons == ("end",)
+
+
+class TestWavesOfTheirOwn:
+    """Virtual workers with their own N_v (`wsp.md` §10)."""
+
+    UNEQUAL = replace(
+        SCENARIO.log_config(),
+        membership=replace(SCENARIO.log_config().membership, minibatches_per_wave={VW[0]: 3, VW[1]: 1}),
+    )
+
+    def begun(self) -> DecisionLog:
+        log = DecisionLog(self.UNEQUAL)
+        for vw, member in self.UNEQUAL.membership.num_stages.items():
+            for stage in map(StageIndex, range(member)):
+                log.join(vw, LIFE, stage)
+                if vw == 0:
+                    log.initialized(vw, LIFE, stage)
+        acknowledge(log)
+        return log
+
+    def test_the_segment_tells_them_and_is_as_long_as_its_waves(self) -> None:
+        log = self.begun()
+        record = log.newest_segment
+        assert record is not None
+        assert record.per_wave(default=9) == {0: 3, 1: 1}
+        assert [member.minibatches_per_wave for member in record.members] == [3, 1]
+        assert log.segment == plan_segment(
+            log.progress, self.UNEQUAL.data, minibatches_in_wave=4, checkpoint_every_waves=None
+        )
+
+    def test_a_later_life_keeps_its_number(self) -> None:
+        log = self.begun()
+        log.evict(VW[1], LIFE)
+        with pytest.raises(ProtocolViolation, match="virtual worker 1 has 1 minibatches per wave, not 2"):
+            log.admit(VW[1], Incarnation(1), 1, 2)
+        log.admit(VW[1], Incarnation(1), 1)
+        assert log.per_wave == {0: 3, 1: 1}
+
+    def test_a_newcomer_brings_its_own_or_has_that_of_the_job(self) -> None:
+        log, new = self.begun(), VirtualWorkerIndex(7)
+        with pytest.raises(ProtocolViolation, match="a wave has at least 1 minibatches per wave, not 0"):
+            log.admit(new, LIFE, 1, 0)
+        log.admit(new, LIFE, 1, 5)
+        log.admit(VirtualWorkerIndex(8), LIFE, 1)
+        assert log.per_wave == {0: 3, 1: 1, 7: 5, 8: self.UNEQUAL.sync.minibatches_per_wave}
+        restored = DecisionLog.restore(self.UNEQUAL, log.state())
+        assert restored.per_wave == log.per_wave
+
+    def test_where_all_have_one_number_nobody_brings_another(self) -> None:
+        log, n = started(), SCENARIO.sync.minibatches_per_wave
+        with pytest.raises(ProtocolViolation, match=f"has {n} minibatches per wave, not {n + 1}"):
+            log.admit(VirtualWorkerIndex(7), LIFE, 1, n + 1)
+        log.admit(VirtualWorkerIndex(7), LIFE, 1, n)
+        assert not log.per_wave
+
+    def test_a_clock_is_asked_for_by_switch_point(self) -> None:
+        """Switch point 1 is p = 3 of one worker and p = 1 of the other: neither has a choice of clock there."""
+        log = self.begun()
+        for vw, p in ((0, 3), (1, 1)):
+            with pytest.raises(ClockNotPublished, match=f"minibatch {p} starts with the clock of the barrier"):
+                log.hold(VW[vw], LIFE, 1)
+
+    def test_a_state_of_an_earlier_version_has_one_number_for_all(self) -> None:
+        document = json.loads(wire.to_json(LogState, started().state()))
+        del document["per_wave"]
+        restored: LogState = wire.from_json(LogState, json.dumps(document).encode())
+        assert restored.per_wave == {}

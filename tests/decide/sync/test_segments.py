@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -47,6 +48,14 @@ def spec(
     return DataSpec(num_samples, batch_size, seed, None if total is not None else epochs, total)
 
 
+#: N_v of up to four virtual workers.
+WAVES = st.lists(st.integers(1, 5), min_size=1, max_size=4)
+
+
+def by_member(waves: Sequence[int]) -> dict[VirtualWorkerIndex, int]:
+    return {VirtualWorkerIndex(vw): n for vw, n in enumerate(waves)}
+
+
 class TestDivision:
     @given(
         num_samples=st.integers(1, 70),
@@ -77,6 +86,29 @@ class TestDivision:
         assert dealt == {4: ((9, 8), (5, 4)), 7: ((7, 6), (3,))}
         cut = deal([9, 8, 7, 6, 5, 4, 3], batch_size=2, members=members(2), limit=3)
         assert cut == {0: ((9, 8), (5, 4)), 1: ((7, 6),)}
+
+    @given(waves=WAVES, num_blocks=st.integers(0, 60))
+    def test_blocks_are_dealt_in_proportion(self, waves: list[int], num_blocks: int) -> None:
+        """Whoever would complete a block first if waves took equally long gets it: no division ends earlier."""
+        order, per_wave = range(num_blocks), by_member(waves)
+        dealt = deal(order, batch_size=1, members=tuple(per_wave), limit=None, per_wave=per_wave)
+        assert sorted(index for blocks in dealt.values() for (index,) in blocks) == list(order)
+        whole, rest = divmod(num_blocks, sum(waves))
+        for vw, n in per_wave.items():
+            assert whole * n <= len(dealt[vw]) <= whole * n + min(n, rest)
+            end = Fraction(len(dealt[vw]), n)
+            assert all(end <= Fraction(len(dealt[other]) + 1, m) for other, m in per_wave.items())
+
+    @given(count=st.integers(1, 4), n=st.integers(1, 5), num_blocks=st.integers(0, 40))
+    def test_equal_waves_are_dealt_as_ever(self, count: int, n: int, num_blocks: int) -> None:
+        order, each = range(num_blocks), members(count)
+        plain = deal(order, batch_size=1, members=each, limit=None)
+        assert deal(order, batch_size=1, members=each, limit=None, per_wave=dict.fromkeys(each, n)) == plain
+
+    def test_a_wave_longer_than_the_data_is_not_listed(self) -> None:
+        huge = {VirtualWorkerIndex(0): 10**15, VirtualWorkerIndex(1): 2 * 10**15}
+        dealt = deal(range(3), batch_size=1, members=tuple(huge), limit=None, per_wave=huge)
+        assert dealt == {0: ((1,),), 1: ((0,), (2,))}
 
     def test_the_order_depends_on_seed_epoch_and_barrier_and_on_nothing_else(self) -> None:
         orders = {
@@ -123,17 +155,13 @@ class TestPlan:
         self, *, samples: int, batch: int, count: int, n: int, every: int | None, end: int, reasons: tuple[str, ...]
     ) -> None:
         data = spec(samples, batch)
-        segment = plan_segment(
-            first_progress(data), data, members=count, minibatches_per_wave=n, checkpoint_every_waves=every
-        )
+        segment = plan_segment(first_progress(data), data, minibatches_in_wave=count * n, checkpoint_every_waves=every)
         assert (segment.start, segment.end, segment.reasons, segment.epoch) == (0, end, reasons, 0)
         assert segment.reason == "+".join(reasons)
 
     def test_an_epoch_that_is_not_the_last(self) -> None:
         data = spec(8, 2, epochs=2)
-        segment = plan_segment(
-            first_progress(data), data, members=1, minibatches_per_wave=2, checkpoint_every_waves=None
-        )
+        segment = plan_segment(first_progress(data), data, minibatches_in_wave=2, checkpoint_every_waves=None)
         assert segment.reasons == (EPOCH,)
 
     def test_minibatches_end_a_run_within_an_epoch_and_at_its_end(self) -> None:
@@ -141,7 +169,7 @@ class TestPlan:
         data = spec(20, 2, total=14)
         for done, end, reasons in [(10, 6, (END,)), (4, 7, (EPOCH, END)), (3, 7, (EPOCH,)), (14, 5, (END,))]:
             progress = Progress(Clock(5), 1, empty_bitmap(20), done, 2 * done)
-            segment = plan_segment(progress, data, members=3, minibatches_per_wave=2, checkpoint_every_waves=None)
+            segment = plan_segment(progress, data, minibatches_in_wave=6, checkpoint_every_waves=None)
             assert (segment.end, segment.reasons) == (end, reasons)
             assert is_finished(progress, data) == (done == 14)
 
@@ -149,7 +177,7 @@ class TestPlan:
         data = spec(1000, 1)
         for start, due in [(0, 4), (3, 4), (4, 8), (7, 8)]:
             progress = Progress(Clock(start), 0, empty_bitmap(1000), 0, 0)
-            segment = plan_segment(progress, data, members=1, minibatches_per_wave=1, checkpoint_every_waves=4)
+            segment = plan_segment(progress, data, minibatches_in_wave=1, checkpoint_every_waves=4)
             assert (segment.end, segment.reasons) == (due, (CHECKPOINT,))
 
     def test_advance_turns_the_epoch_when_every_sample_is_used(self) -> None:
@@ -166,19 +194,18 @@ class TestWholeRuns:
     @given(
         num_samples=st.integers(1, 50),
         batch_size=st.integers(1, 6),
-        count=st.integers(1, 4),
-        n=st.integers(1, 5),
+        waves=WAVES,
         every=st.none() | st.integers(1, 4),
         epochs=st.integers(1, 3),
     )
     def test_epochs(
-        self, *, num_samples: int, batch_size: int, count: int, n: int, every: int | None, epochs: int
+        self, *, num_samples: int, batch_size: int, waves: list[int], every: int | None, epochs: int
     ) -> None:
         data = spec(num_samples, batch_size, epochs=epochs)
         used: dict[int, Counter[int]] = {epoch: Counter() for epoch in range(epochs)}
         clock = 0
         for segment, blocks in planned_segments(
-            first_progress(data), data, members=members(count), minibatches_per_wave=n, checkpoint_every_waves=every
+            first_progress(data), data, per_wave=by_member(waves), checkpoint_every_waves=every
         ):
             assert segment.start == clock < segment.end
             clock = segment.end
@@ -190,27 +217,24 @@ class TestWholeRuns:
             complete = used[segment.epoch] == Counter(range(num_samples))
             assert (EPOCH in segment.reasons) == complete
             assert (END in segment.reasons) == (complete and segment.epoch == epochs - 1)
-            longest = max(len(dealt) for dealt in blocks.values())
-            assert segment.end - segment.start == -(-longest // n), "no wave is empty for everyone"
+            lengths = [-(-len(dealt) // n) for dealt, n in zip(blocks.values(), waves, strict=True)]
+            assert segment.end - segment.start == max(lengths), "no wave is empty for everyone"
         assert all(counts == Counter(range(num_samples)) for counts in used.values())
 
     @given(
         num_samples=st.integers(1, 30),
         batch_size=st.integers(1, 6),
-        count=st.integers(1, 4),
-        n=st.integers(1, 5),
+        waves=WAVES,
         every=st.none() | st.integers(1, 4),
         minibatches=st.integers(1, 25),
     )
     def test_minibatches(
-        self, *, num_samples: int, batch_size: int, count: int, n: int, every: int | None, minibatches: int
+        self, *, num_samples: int, batch_size: int, waves: list[int], every: int | None, minibatches: int
     ) -> None:
-        total = minibatches * count
+        total = minibatches * len(waves)
         data = spec(num_samples, batch_size, total=total)
         segments = list(
-            planned_segments(
-                first_progress(data), data, members=members(count), minibatches_per_wave=n, checkpoint_every_waves=every
-            )
+            planned_segments(first_progress(data), data, per_wave=by_member(waves), checkpoint_every_waves=every)
         )
         done = [block for _, blocks in segments for dealt in blocks.values() for block in dealt]
         assert len(done) == total
@@ -223,26 +247,26 @@ class TestWholeRuns:
     @given(
         num_samples=st.integers(1, 50),
         batch_size=st.integers(1, 6),
-        count=st.integers(1, 4),
-        n=st.integers(1, 5),
+        waves=WAVES,
         every=st.none() | st.integers(1, 4),
         bound=st.integers(1, 25),
         in_epochs=st.booleans(),
     )
     def test_lengths_are_those_of_the_segments(
-        self, *, num_samples: int, batch_size: int, count: int, n: int, every: int | None, bound: int, in_epochs: bool
+        self, *, num_samples: int, batch_size: int, waves: list[int], every: int | None, bound: int, in_epochs: bool
     ) -> None:
-        epochs, total = (1 + bound % 3, None) if in_epochs else (None, bound * count)
+        epochs, total = (1 + bound % 3, None) if in_epochs else (None, bound * len(waves))
         data = spec(num_samples, batch_size, epochs=epochs, total=total)
-        segments = planned_segments(
-            first_progress(data), data, members=members(count), minibatches_per_wave=n, checkpoint_every_waves=every
-        )
+        segments = planned_segments(first_progress(data), data, per_wave=by_member(waves), checkpoint_every_waves=every)
         found = planned_lengths(
-            first_progress(data), data, members=count, minibatches_per_wave=n, checkpoint_every_waves=every
+            first_progress(data), data, members=len(waves), minibatches_in_wave=sum(waves), checkpoint_every_waves=every
         )
 
         assert [(length.minibatches, length.samples) for length in found] == [
-            (max(map(len, blocks.values())), sum(len(block) for dealt in blocks.values() for block in dealt))
+            (
+                -(-sum(map(len, blocks.values())) // len(waves)),
+                sum(len(block) for dealt in blocks.values() for block in dealt),
+            )
             for _, blocks in segments
         ]
 
