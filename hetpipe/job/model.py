@@ -49,6 +49,7 @@ from hetpipe.values.catalogue import CATALOGUE
 from hetpipe.values.ids import VirtualWorkerIndex
 from hetpipe.values.plan import VirtualWorkerPlan
 from hetpipe.values.policies import POLICIES, HistoryDetail, LinkKind, Schedule, WeightPolicy
+from hetpipe.values.precision import Precision
 from hetpipe.values.problems import Path, Problem, problems_of, refusal, shown
 from hetpipe.values.run import DeviceConfig
 from hetpipe.values.suggest import did_you_mean
@@ -127,6 +128,10 @@ class Job(Section):
     sync: SyncSection = SyncSection()
     weights: WeightPolicy = "wave"
     """The weight policy: the weights a minibatch uses, and the number of minibatches per update."""
+    precision: Precision = "fp32"
+    """What forward and backward passes compute in: `fp32`, that of the model's own tensors; `bf16`, torch's autocast
+    with fp32 weights and updates.
+    """
     schedule: Literal["auto", Schedule] = "auto"
     """The order in which a stage computes; `auto` is the default of the weight policy."""
     gradients: GradientsSection = GradientsSection()

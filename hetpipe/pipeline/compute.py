@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from hetpipe.pipeline.chain import (
     weights_in_place,
 )
 from hetpipe.pipeline.modes import enter_evaluation, enter_training
+from hetpipe.pipeline.precision import autocast
 from hetpipe.pipeline.remapping import Remapping
 from hetpipe.pipeline.saved_tensors import keep
 from hetpipe.pipeline.seeds import evaluation_layer_seed, layer_seed, seed_generators
@@ -241,7 +242,7 @@ class StageCompute:
         """Mean loss of minibatch `p`, whose forward returned `outputs`; its backward starts from the loss."""
         assert self._loss is not None, "only the last stage has a loss"
         loss, output, target = self._loss, _unwrapped(outputs), self.to_device(target)
-        value = self._activations.watch(p, outputs, lambda: call_loss(loss, output, target))
+        value = self._activations.watch(p, outputs, lambda: self._loss_of(loss, output, target))
         self._pending[p] = replace(self._pending[p], outputs=(_edge(value),))
         return float(value.detach())
 
@@ -292,6 +293,10 @@ class StageCompute:
         finally:
             enter_training(self._modes)
 
+    def autocast(self) -> AbstractContextManager[object]:
+        """A block that computes in the stage's precision, as its layers do."""
+        return autocast(self._layers[0].precision, self._device)
+
     def to_device(self, target: Any) -> Any:
         """Move a target to the stage's device."""
         if isinstance(target, Tensor):
@@ -315,6 +320,10 @@ class StageCompute:
         return self._activations.per_minibatch * self._most_pending
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _loss_of(self, loss: LossFunction, output: Tensor | Values, target: Any) -> Tensor:
+        with self.autocast():
+            return call_loss(loss, output, target)
 
     def _leaf(self, value: Tensor, needs_gradient: bool) -> Tensor:  # noqa: FBT001 - called in one place
         value = value.to(self._device)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from hetpipe.pipeline.compute import StageCompute
 from hetpipe.pipeline.data import Batch
 from hetpipe.pipeline.layering import why_one_layer
 from hetpipe.pipeline.modes import modes_of
+from hetpipe.pipeline.precision import autocast
 from hetpipe.pipeline.proof import Proof, UncutFailure, other_weights
 from hetpipe.pipeline.seeds import layer_seed, preserved_generators, seed_generators
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
@@ -151,20 +153,25 @@ class _Proof:
         self._compare_gradients(whole.gradients, in_flight[0].gradients, "the same with two minibatches in flight")
         self._compare(both[1], in_flight[1], "the second minibatch of the model as one stage")
 
+    def _autocast(self) -> AbstractContextManager[object]:
+        return autocast(self._chain[0].precision, _CPU)
+
     # -- runs --------------------------------------------------------------------------------------------------------
 
     def _bare(self, model: nn.Module, batch: Batch) -> _Result:
         seed_generators(self._seed)
         tensors = dict(zip(self._cut.signature.keys, _copies(batch.inputs), strict=True))
         try:
-            output = self._cut.signature.call(model, tensors)
+            with self._autocast():
+                output = self._cut.signature.call(model, tensors)
         except HetpipeError:
             raise
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             raise UncutFailure(forward_failure(model, tensors, error)) from error
-        loss = own_loss(output) if self._given_loss is None else call_loss(self._given_loss, output, batch.target)
+        with self._autocast():
+            loss = own_loss(output) if self._given_loss is None else call_loss(self._given_loss, output, batch.target)
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
         return _Result(float(loss.detach()), dict(zip(named, found, strict=True)), _buffers(model))
@@ -179,15 +186,16 @@ class _Proof:
             seed_generators(layer_seed(self._seed, _VW, _FIRST, key))
 
         with later_failures_told("a later forward of the proof"), weights_in_place(self._chain, weights):
-            self._cut.run(
-                0,
-                len(self._chain),
-                weights,
-                _copies(batch.inputs),
-                seed=seed if is_seeded else _leave,
-                normalise=(lambda value: at_boundary((value,))[0]) if is_seeded else (lambda value: value),
-            )
-            loss = call_loss(self._loss, tuple(tensors_in(self._cut.output)), batch.target)
+            with self._autocast():
+                self._cut.run(
+                    0,
+                    len(self._chain),
+                    weights,
+                    _copies(batch.inputs),
+                    seed=seed if is_seeded else _leave,
+                    normalise=(lambda value: at_boundary((value,))[0]) if is_seeded else (lambda value: value),
+                )
+                loss = call_loss(self._loss, tuple(tensors_in(self._cut.output)), batch.target)
             found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
             gradients = hooked(self._chain, dict(zip(weights, found, strict=True)))
         return _Result(float(loss.detach()), gradients, _buffers(self._cut.model))

@@ -90,7 +90,7 @@ class EvaluationPass:
             self._send(number, outputs)
             return
         block = self._blocks[number - 1]
-        with self._undisturbed():
+        with self._undisturbed(), parts.compute.autocast():
             target = self._read(number, block).target
             weight = parts.data.weight_of(target, len(block))
             found = metric_values(outputs, parts.compute.to_device(target), functions=parts.data.metrics)

@@ -19,6 +19,7 @@ from hetpipe.pipeline.callables import LossFunction, WeightedLosses, own_loss
 from hetpipe.pipeline.chain import Layer, chain_of, cut_chain
 from hetpipe.pipeline.data import Batch
 from hetpipe.pipeline.seeds import preserved_generators
+from hetpipe.values.precision import Precision
 
 
 def says_its_layers(model: nn.Module) -> bool:
@@ -28,7 +29,12 @@ def says_its_layers(model: nn.Module) -> bool:
 
 
 def layers_of(
-    model: nn.Module, example: Batch, loss: LossFunction | None, *, splits_ties: bool = True
+    model: nn.Module,
+    example: Batch,
+    loss: LossFunction | None,
+    *,
+    splits_ties: bool = True,
+    precision: Precision = "fp32",
 ) -> tuple[Layer, ...]:
     """The chain of `model`, which is set to its training mode.
 
@@ -38,7 +44,13 @@ def layers_of(
         model: the model as returned by the user's callable.
         example: a minibatch, or a few samples of one.
         loss: the job's loss; None if the model computes it.
+    <<<<<<< HEAD
+        splits_ties: allow cuts between the uses of one weight. Must be False for predicted weights: the later use would
+            receive the predicted weights, but its backward must read the current ones.
+        precision: what the layers compute in.
+    =======
         splits_ties: allow cuts between the uses of one weight (`Policy.splits_ties`).
+    >>>>>>> main
 
     Raises:
         CallableError: the model cannot be cut, or does not accept such minibatches.
@@ -54,6 +66,7 @@ def layers_of(
                 f"loss: is not set, and {type(model).__name__} is a chain of layers, which computes none; name one, "
                 "for example `loss: torch.nn.functional:cross_entropy`"
             )
+<<<<<<< HEAD
         own = loss.computed_by_model if isinstance(loss, WeightedLosses) else None
         if own is not None:
             raise CallableError(
@@ -61,6 +74,9 @@ def layers_of(
                 f"name one, for example `loss: {{{own}: {{call: model:loss}}}}`"
             )
         return chain_of(model)
+=======
+        return chain_of(model, precision=precision)
+>>>>>>> main
     keys = example.keys
     signature = Signature(keys or tuple(map(str, range(len(example.inputs)))), is_mapping=keys is not None)
     _check_arguments(model, signature)
@@ -71,6 +87,7 @@ def layers_of(
             example.inputs,
             results_of=own_loss if loss is None else whole_output,
             splits_ties=splits_ties,
+            precision=precision,
         )
 
 

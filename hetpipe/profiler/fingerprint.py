@@ -23,6 +23,7 @@ from hetpipe.profiler.machine import processor_name
 from hetpipe.profiler.subject import Subject
 from hetpipe.values import wire
 from hetpipe.values.plan import TensorSpec
+from hetpipe.values.precision import Precision
 
 #: Changes when measurements of older versions must not be used any more.
 _METHOD = 3
@@ -51,6 +52,7 @@ class Fingerprint:
     """What the device calls itself."""
     num_threads: int
     torch_version: str
+    precision: Precision
     method: int = _METHOD
 
     @property
@@ -71,6 +73,7 @@ def fingerprint_of(subject: Subject, device: torch.device, import_path: Path) ->
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name(),
         num_threads=torch.get_num_threads(),
         torch_version=torch.__version__,
+        precision=subject.job.precision,
     )
 
 

@@ -361,6 +361,16 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"weights": "predict", "gradients": {"max_norm": 1.0}}, "gradients.clip: is global, but under predict every step"),
     ({"weights": "spectrain", "gradients": {"max_norm": 1.0}}, "gradients.clip: is global, but under spectrain every"),
+    # Precision.
+    ({"precision": "bfloat16"}, "precision: must be fp32"),
+    (
+        {"weights": "predict", "precision": "bf16"},
+        (
+            "precision: is bf16, but under predict a backward reads other weights than its forward, and autocast keeps "
+            "the forward's, cast to bfloat16; use fp32, or weights: wave, stash, vertical, double_buffer or flush"
+        ),
+    ),
+    ({"weights": "spectrain", "precision": "bf16"}, "precision: is bf16, but under spectrain a backward reads other"),
     # Prediction.
     (
         {"weights": "stash", "prediction": {"include_decay": False}},

@@ -19,6 +19,7 @@ from hetpipe.job.file import Job
 from hetpipe.values.ids import AgentId, JobId, Term
 from hetpipe.values.plan import Plan
 from hetpipe.values.policies import POLICIES, WeightPolicy
+from hetpipe.values.precision import Precision
 from hetpipe.values.run import AgentDevice, AgentInfo
 from tests import models
 from tests.reference.executor import ReferenceResult, ReferenceRun
@@ -61,6 +62,7 @@ class Case:
     accumulate: int = 1
     max_norm: float | None = None
     clip: Literal["global", "stage"] = "global"
+    precision: Precision = "fp32"
     lr_schedule: dict[str, Any] | None = None
     groups: tuple[dict[str, Any], ...] = ()
     mean_over: str = "samples"
@@ -105,6 +107,7 @@ class Case:
             optimizer={**self.optimizer, **({"groups": self.groups} if self.groups else {})},
             weights=self.weights,
             gradients=gradients,
+            precision=self.precision,
             lr_schedule=self.lr_schedule,
             workers={"count": self.workers, "stages": self.stages},
             sync=sync,
@@ -137,7 +140,11 @@ class Case:
             "accumulate": self.accumulate,
             "max_norm": self.max_norm,
             "clip": self.clip,
+<<<<<<< HEAD
             "weigh": None if self.mean_over == "samples" else models.num_labelled,
+=======
+            "precision": self.precision,
+>>>>>>> main
             "groups": [
                 (group["parameters"], {k: v for k, v in group.items() if k != "parameters"}) for group in self.groups
             ],

@@ -48,6 +48,7 @@ from tests.reference.values import (
 )
 from tests.reference.worker import (
     ReferenceWorker,
+    autocast,
     buffers_of,
     layers_for,
     load_buffers,
@@ -315,8 +316,14 @@ def evaluate(
                 weight = len(block) if run.weigh is None else run.weigh(target)
                 weights_of[vw] += weight
                 for name, function in functions.items():
+<<<<<<< HEAD
                     if weight:
                         sums[name] += float(cast("Tensor", function(output, target))) * weight
+=======
+                    with autocast(run.precision):
+                        value = function(output, target)
+                    sums[name] += float(cast("Tensor", value)) * len(block)
+>>>>>>> main
             totals = {name: total + sums[name] for name, total in totals.items()}
     divisor = sum(weights_of.values())
     return ReferenceEvaluation(num_samples, {name: total / divisor for name, total in totals.items()})

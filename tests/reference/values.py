@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.values.ids import Clock, Minibatch, VirtualWorkerIndex
+from hetpipe.values.precision import Precision
 from tests.reference.policies import POLICIES
 
 #: Parameter or buffer name (the model's own) → tensor, in chain order.
@@ -81,6 +82,8 @@ class ReferenceRun:
     """Gradients of an update with a larger norm are scaled down to it; None: no clipping."""
     clip: Literal["global", "stage"] = "global"
     """What the norm is over."""
+    precision: Precision = "fp32"
+    """What forwards and backwards compute in; weights and updates keep the model's dtype."""
     groups: Sequence[tuple[Sequence[str], Mapping[str, object]]] = ()
     """(patterns of parameter names, optimizer arguments that differ for them); the first that matches counts."""
     lr_schedule: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None

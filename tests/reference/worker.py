@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from hetpipe.pipeline.data import EXAMPLE_SAMPLES, Batch
 from hetpipe.pipeline.layering import layers_of, on_output, says_its_layers
 from hetpipe.pipeline.seeds import fetch_seed, layer_seed, seed_generators
 from hetpipe.values.ids import Clock, Minibatch, VirtualWorkerIndex
+from hetpipe.values.precision import Precision
 from tests.reference.gradients import Gradients, MinibatchGradients, average, clipped
 from tests.reference.local_weights import AnchoredWeights, DirectWeights, LocalWeights
 from tests.reference.optimizer import OptimizerMemory, ReferenceOptimizer
@@ -81,16 +83,27 @@ def output_of(values: Values) -> Tensor | Values:
     return values[0] if len(values) == 1 else values
 
 
+def autocast(precision: Precision) -> AbstractContextManager[object]:
+    """Torch's autocast to the format of `precision`; every use of a weight casts for itself."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast("cpu", {"bf16": torch.bfloat16}[precision], cache_enabled=False)
+
+
 def layers_for(run: ReferenceRun, model: nn.Module) -> tuple[Layer, ...]:
     """The layers of `model`: its own, or, of a model that names none, those between the cuts of its forward."""
     if says_its_layers(model):
-        return chain_of(model)
+        return chain_of(model, precision=run.precision)
     count = min(EXAMPLE_SAMPLES, run.batch_size)
     seed_generators(fetch_seed(run.seed, VirtualWorkerIndex(0), Minibatch(1)))
     values, target = read_block(run.train, range(count))
     keys = tuple(target) if isinstance(run.train[0], Mapping) else None
     return layers_of(
-        model, Batch(values, target, count, keys), run.loss, splits_ties=not POLICIES[run.weights].predicts
+        model,
+        Batch(values, target, count, keys),
+        run.loss,
+        splits_ties=not POLICIES[run.weights].predicts,
+        precision=run.precision,
     )
 
 
@@ -256,9 +269,14 @@ class ReferenceWorker:
         inputs, target = read_block(run.train, block)
         leaves = {name: weight.detach().clone().requires_grad_() for name, weight in used.items()}
         outputs = run_layers(self._layers, leaves, inputs, seed=seed)
+<<<<<<< HEAD
         if run.weigh is not None and not run.weigh(target):
             return math.nan, dict.fromkeys(leaves)  # nothing counts: no loss, no gradient, no step, no decay
         loss: Any = self._loss(output_of(outputs), target)
+=======
+        with autocast(run.precision):
+            loss: Any = self._loss(output_of(outputs), target)
+>>>>>>> main
         if read is not None:
             # Algorithm 1 of PipeOptim to the letter: the parameters' storage, which whatever autograd saved of a
             # parameter shares, gets other weights between forward and backward. No version counter sees it.

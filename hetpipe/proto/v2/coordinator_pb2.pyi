@@ -462,7 +462,7 @@ class AliveTensor(_message.Message):
     def __init__(self, name: _Optional[str] = ..., num_bytes: _Optional[int] = ..., has_gradient: bool = ...) -> None: ...
 
 class Measurement(_message.Message):
-    __slots__ = ("device_type", "layers", "input_bytes", "repeats", "measured_at", "reserve_bytes", "tokens_per_sample")
+    __slots__ = ("device_type", "layers", "input_bytes", "repeats", "measured_at", "reserve_bytes", "tokens_per_sample", "precision")
     DEVICE_TYPE_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     INPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -470,6 +470,7 @@ class Measurement(_message.Message):
     MEASURED_AT_FIELD_NUMBER: _ClassVar[int]
     RESERVE_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
     device_type: str
     layers: _containers.RepeatedCompositeFieldContainer[LayerMeasurement]
     input_bytes: int
@@ -477,7 +478,8 @@ class Measurement(_message.Message):
     measured_at: float
     reserve_bytes: int
     tokens_per_sample: int
-    def __init__(self, device_type: _Optional[str] = ..., layers: _Optional[_Iterable[_Union[LayerMeasurement, _Mapping]]] = ..., input_bytes: _Optional[int] = ..., repeats: _Optional[int] = ..., measured_at: _Optional[float] = ..., reserve_bytes: _Optional[int] = ..., tokens_per_sample: _Optional[int] = ...) -> None: ...
+    precision: str
+    def __init__(self, device_type: _Optional[str] = ..., layers: _Optional[_Iterable[_Union[LayerMeasurement, _Mapping]]] = ..., input_bytes: _Optional[int] = ..., repeats: _Optional[int] = ..., measured_at: _Optional[float] = ..., reserve_bytes: _Optional[int] = ..., tokens_per_sample: _Optional[int] = ..., precision: _Optional[str] = ...) -> None: ...
 
 class ProfileStep(_message.Message):
     __slots__ = ("device_type", "layer", "done", "total")

@@ -26,12 +26,13 @@ from hetpipe.pipeline.callables import (
     load_loss,
     load_metrics,
 )
-from hetpipe.pipeline.chain import Layer, Values, forbidden_in, run_layers, tensor_spec
+from hetpipe.pipeline.chain import Layer, Values, device_of, forbidden_in, run_layers, tensor_spec
 from hetpipe.pipeline.cut_proof import prove_cut_model
 from hetpipe.pipeline.data import Batch, read_evaluation_minibatch, read_minibatch
 from hetpipe.pipeline.layering import why_one_layer
 from hetpipe.pipeline.model_file import MODEL_FILE, prove_construction, write_model_file
 from hetpipe.pipeline.model_work import model_work
+from hetpipe.pipeline.precision import autocast
 from hetpipe.pipeline.proof import PROVEN_SAMPLES, Proof, UncutFailure, prove_data, prove_model
 from hetpipe.profiler.order import ProfileOrder
 from hetpipe.profiler.profiling import measured, targets_of
@@ -140,7 +141,7 @@ def inspect_subject(subject: Subject, import_path: Path) -> ModelReport:
     sizes: list[int] = []
     with torch.enable_grad():
         outputs = _run(subject.chain, subject.batch, sizes)
-        call_loss(subject.loss, outputs[0] if len(outputs) == 1 else outputs, subject.batch.target)
+        _loss_of(subject, outputs)
     reports = tuple(_report(layer, size) for layer, size in zip(subject.chain, sizes, strict=True))
     return ModelReport(reports, len(subject.train), None if evaluation is None else len(evaluation))
 
@@ -150,11 +151,22 @@ def work_of(subject: Subject) -> ModelWork:
 
     def compute_loss() -> torch.Tensor:
         outputs = _run(subject.chain, subject.batch, [])
-        return call_loss(subject.loss, outputs[0] if len(outputs) == 1 else outputs, subject.batch.target)
+        return _loss_of(subject, outputs)
 
     parameters = [layer.module.get_parameter(local) for layer in subject.chain for local in layer.parameters]
     tokens = subject.job.tokens_per_sample
-    return model_work(subject.batch.inputs, compute_loss, parameters, tokens_per_sample=tokens)
+    return model_work(
+        subject.batch.inputs,
+        compute_loss,
+        parameters,
+        tokens_per_sample=tokens,
+        precision=subject.job.precision,
+    )
+
+
+def _loss_of(subject: Subject, outputs: Values) -> torch.Tensor:
+    with autocast(subject.job.precision, device_of(outputs)):
+        return call_loss(subject.loss, outputs[0] if len(outputs) == 1 else outputs, subject.batch.target)
 
 
 def prove_subject(subject: Subject, import_path: Path, clock: Clock) -> ProofReport:

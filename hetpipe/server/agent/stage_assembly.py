@@ -183,7 +183,7 @@ def _known_chain(job: Job, config: StageConfig) -> _Chain | None:
         with _turn(config) if file.construction == "whole" else nullcontext():
             model = construct(build, file.construction)
             names = state_names(model)
-            chain = file.chain(model)
+            chain = file.chain(model, precision=job.precision)
             file.take(chain[stage.first_layer : stage.last_layer], torch.device(config.device.torch_device))
     except ModelFileUnusable as error:
         _log.warning("model_file_unusable", reason=str(error), consequence="the stage builds and records the model")
@@ -213,11 +213,12 @@ def _own_chain(job: Job, config: StageConfig) -> _Chain:
         model = build_model(job, import_path)
         names = state_names(model)
         if says_its_layers(model):
-            chain = chain_of(model)
+            chain = chain_of(model, precision=job.precision)
         else:
             example = example_of(job, build_train_data(job, import_path))
             splits_ties = POLICIES[job.weights].splits_ties
-            chain = layers_of(model, example, load_loss(job, import_path), splits_ties=splits_ties)
+            loss = load_loss(job, import_path)
+            chain = layers_of(model, example, loss, splits_ties=splits_ties, precision=job.precision)
         forget_weights([*chain[: stage.first_layer], *chain[stage.last_layer :]])
     return _Chain(chain, names)
 
