@@ -44,13 +44,8 @@ def layers_of(
         model: the model as returned by the user's callable.
         example: a minibatch, or a few samples of one.
         loss: the job's loss; None if the model computes it.
-    <<<<<<< HEAD
-        splits_ties: allow cuts between the uses of one weight. Must be False for predicted weights: the later use would
-            receive the predicted weights, but its backward must read the current ones.
-        precision: what the layers compute in.
-    =======
         splits_ties: allow cuts between the uses of one weight (`Policy.splits_ties`).
-    >>>>>>> main
+        precision: what the layers compute in.
 
     Raises:
         CallableError: the model cannot be cut, or does not accept such minibatches.
@@ -66,17 +61,13 @@ def layers_of(
                 f"loss: is not set, and {type(model).__name__} is a chain of layers, which computes none; name one, "
                 "for example `loss: torch.nn.functional:cross_entropy`"
             )
-<<<<<<< HEAD
         own = loss.computed_by_model if isinstance(loss, WeightedLosses) else None
         if own is not None:
             raise CallableError(
                 f"loss.{own}: has no `call`, and {type(model).__name__} is a chain of layers, which computes no loss; "
                 f"name one, for example `loss: {{{own}: {{call: model:loss}}}}`"
             )
-        return chain_of(model)
-=======
         return chain_of(model, precision=precision)
->>>>>>> main
     keys = example.keys
     signature = Signature(keys or tuple(map(str, range(len(example.inputs)))), is_mapping=keys is not None)
     _check_arguments(model, signature)

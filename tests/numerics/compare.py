@@ -140,11 +140,8 @@ class Case:
             "accumulate": self.accumulate,
             "max_norm": self.max_norm,
             "clip": self.clip,
-<<<<<<< HEAD
             "weigh": None if self.mean_over == "samples" else models.num_labelled,
-=======
             "precision": self.precision,
->>>>>>> main
             "groups": [
                 (group["parameters"], {k: v for k, v in group.items() if k != "parameters"}) for group in self.groups
             ],

@@ -316,14 +316,10 @@ def evaluate(
                 weight = len(block) if run.weigh is None else run.weigh(target)
                 weights_of[vw] += weight
                 for name, function in functions.items():
-<<<<<<< HEAD
                     if weight:
-                        sums[name] += float(cast("Tensor", function(output, target))) * weight
-=======
-                    with autocast(run.precision):
-                        value = function(output, target)
-                    sums[name] += float(cast("Tensor", value)) * len(block)
->>>>>>> main
+                        with autocast(run.precision):
+                            value = function(output, target)
+                        sums[name] += float(cast("Tensor", value)) * weight
             totals = {name: total + sums[name] for name, total in totals.items()}
     divisor = sum(weights_of.values())
     return ReferenceEvaluation(num_samples, {name: total / divisor for name, total in totals.items()})

@@ -269,14 +269,10 @@ class ReferenceWorker:
         inputs, target = read_block(run.train, block)
         leaves = {name: weight.detach().clone().requires_grad_() for name, weight in used.items()}
         outputs = run_layers(self._layers, leaves, inputs, seed=seed)
-<<<<<<< HEAD
         if run.weigh is not None and not run.weigh(target):
             return math.nan, dict.fromkeys(leaves)  # nothing counts: no loss, no gradient, no step, no decay
-        loss: Any = self._loss(output_of(outputs), target)
-=======
         with autocast(run.precision):
             loss: Any = self._loss(output_of(outputs), target)
->>>>>>> main
         if read is not None:
             # Algorithm 1 of PipeOptim to the letter: the parameters' storage, which whatever autograd saved of a
             # parameter shares, gets other weights between forward and backward. No version counter sees it.
