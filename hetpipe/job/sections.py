@@ -25,7 +25,7 @@ from pydantic import (
     model_validator,
 )
 
-from hetpipe.values.bounds import MAX_COUNT, MAX_SHARDS, MAX_STAGES
+from hetpipe.values.bounds import MAX_COUNT, MAX_DATA_WORKERS, MAX_SHARDS, MAX_STAGES
 from hetpipe.values.catalogue import CATALOGUE, catalogue_hint
 from hetpipe.values.cluster import Cluster
 from hetpipe.values.policies import PlacementName, PullTiming
@@ -74,6 +74,10 @@ StageCount = Annotated[int, Field(ge=1, le=MAX_STAGES)]
 """A number of virtual workers, or of stages of each."""
 LayerCounts = Annotated[tuple[PositiveInt, ...], AfterValidator(_checked_not_empty)]
 """Layers of each stage of one virtual worker."""
+
+
+#: Default number of minibatches that each data worker reads ahead, as in torch.
+DEFAULT_PREFETCH_FACTOR = 2
 
 
 class Section(BaseModel):
@@ -180,12 +184,40 @@ MeanOver = Annotated[str, AfterValidator(_checked_mean_over)]
 
 
 class DataSection(Section):
-    """The data sets. Each callable takes no arguments and returns a map-style dataset."""
+    """The data sets, and how they are read; the keys are those of torch's `DataLoader`."""
 
-    train: Reference = Field(examples=["model:train_data"])
-    """Training data: `len()` samples, each an (input, target) pair, or a mapping of the model's arguments."""
-    eval: Reference | None = Field(default=None, examples=["model:eval_data"])
+    train: Call = Field(examples=["model:train_data"])
+    """Training data: a callable that returns a map-style dataset of `len()` samples, each an (input, target) pair, or a
+    mapping of the model's arguments.
+    """
+    eval: Call | None = Field(default=None, examples=["model:eval_data"])
     """Evaluation data, used at the end of each epoch, and within epochs if `evaluate` is set; None: no evaluation."""
+    collate_fn: Call | None = Field(default=None, examples=["model:pad"])
+    """Takes the list of a minibatch's samples, which may then be anything, and returns the minibatch: a pair (inputs,
+    target), or a mapping of the model's arguments. With arguments, `{call: module:callable, args: {…}}` is called once
+    and returns that function. None: the samples are stacked.
+    """
+    num_workers: Annotated[int, Field(ge=0, le=MAX_DATA_WORKERS)] = Field(default=0, examples=[4])
+    """Worker processes that read ahead, for each of the first and the last stage of a virtual worker; 0: these stages
+    read a minibatch themselves when they need it. The number does not change what is computed.
+    """
+    prefetch_factor: PositiveInt | None = Field(default=None, validate_default=True, examples=[2])
+    """Minibatches that each worker reads ahead; None: 2, if there are workers."""
+    pin_memory: bool = False
+    """Whether minibatches are put into page-locked memory, from which copies to a CUDA device are faster; without such
+    a device it has no effect.
+    """
+
+    @field_validator("prefetch_factor")
+    @classmethod
+    def _somebody_reads_ahead(cls, prefetch_factor: int | None, info: ValidationInfo) -> int | None:
+        num_workers = info.data.get("num_workers")
+        if num_workers == 0 and prefetch_factor is not None:
+            raise ValueError(
+                f"is {prefetch_factor}, but `num_workers` is 0, so nothing is read ahead; set `num_workers`, for "
+                "example 4, or remove it"
+            )
+        return DEFAULT_PREFETCH_FACTOR if num_workers and prefetch_factor is None else prefetch_factor
 
 
 class EvaluateSection(Section):

@@ -11,6 +11,7 @@ import importlib.machinery
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial, reduce
 from pathlib import Path
 from types import ModuleType
@@ -46,11 +47,35 @@ _KNOWN_PACKAGES = _OF_MODELS | {"datasets", "torchaudio"}
 
 
 class MapDataset(Protocol):
-    """A map-style dataset: `dataset[i]` is the (input, target) pair of sample i, 0 ≤ i < len(dataset)."""
+    """A map-style dataset: `dataset[i]` is the (input, target) pair of sample i, 0 ≤ i < len(dataset).
+
+    One that also has `__getitems__`, as those of Hugging Face and `torch.utils.data.Subset` do, is asked for all
+    samples of a minibatch in one call.
+    """
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Any: ...
+
+
+#: Makes a minibatch of the list of its samples.
+CollateFunction = Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CollatedDataset:
+    """A data set whose minibatches are made by the job's `data.collate_fn`; its samples may be anything."""
+
+    dataset: MapDataset
+    collate_fn: CollateFunction
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.dataset)
+
+    def __getitem__(self, index: int, /) -> Any:
+        """One sample, not collated."""
+        return self.dataset[index]
 
 
 def load_callable(reference: str, import_path: Path, key: str = "model") -> Callable[..., Any]:
@@ -239,7 +264,40 @@ def build_datasets(job: Job, import_path: Path) -> tuple[MapDataset, MapDataset 
     return build_train_data(job, import_path), build_eval_data(job, import_path)
 
 
-def _build_dataset(job: Job, reference: str, import_path: Path, key: str) -> MapDataset:
+def load_collate_fn(job: Job, import_path: Path) -> CollateFunction | None:
+    """Load `data.collate_fn`: the function named, or what a call with arguments returns; None if the job has none.
+
+    Raises:
+        CallableError: the import or the call fails, or it cannot take the list of samples.
+    """
+    named, key = job.data.collate_fn, "data.collate_fn"
+    if named is None:
+        return None
+    if isinstance(named, CallSpec):
+        function = _call(named, import_path, key)
+        if not callable(function):
+            raise CallableError(
+                f"{key}: `{named}(…)` returned {_type_name(function)}, which cannot be called; with `call` and `args`, "
+                "name a callable that returns the function"
+            )
+    else:
+        function = load_callable(named, import_path, key)
+        if isinstance(function, type):
+            raise CallableError(
+                f"{key}: `{named}` is a class, and calling it with the samples would only construct it; name a "
+                f"function, or an instance of it as {{call: {named}, args: {{…}}}}"
+            )
+    try:
+        inspect.signature(function).bind([])
+    except TypeError as error:
+        raise CallableError(f"{key}: `{named}` must take one argument, the list of samples, but {error}") from None
+    except ValueError:
+        pass  # Some built-in callables have no signature; a mismatch raises in the first call.
+    return cast("CollateFunction", function)
+
+
+def _build_dataset(job: Job, reference: str | CallSpec, import_path: Path, key: str) -> MapDataset:
+    collate_fn = load_collate_fn(job, import_path)
     seed_generators(dataset_seed(job.seed, key))
     dataset = _call(reference, import_path, key)
     place = f"{key}: `{reference}()`"
@@ -262,11 +320,13 @@ def _build_dataset(job: Job, reference: str, import_path: Path, key: str) -> Map
         raise CallableError(f"{place}: reading its length and first sample raised {raised_text(error)}") from error
     if not num_samples:
         raise CallableError(f"{place} is empty; a dataset needs at least one sample")
+    if collate_fn is not None:
+        return CollatedDataset(found, collate_fn)
     is_pair = isinstance(sample, tuple | list) and len(sample) == len(("input", "target"))
     if not (is_pair or isinstance(sample, Mapping)):
         raise CallableError(
             f"{place}: sample 0 is {_type_name(sample)}; each sample must be a pair (input, target), or a mapping of "
-            "the model's arguments"
+            "the model's arguments; a `data.collate_fn` may take other samples"
         )
     return found
 

@@ -144,14 +144,18 @@ class _Proof:
         # After the first minibatch, like the next one of a training loop.
         second_found = self._watched(others, second, starts_anew=False)
         self._compare(self._bare(bare, second), second_found, "the second minibatch of the model as it is")
+        # From here on no more tensors are kept than are compared: of a large model each set of them is as large.
+        del bare, second_found
         (whole,) = self._stages(others, [first], alone=False)
         self._compare(self._watched(others, first, is_seeded=True), whole, "the model on the same seeds")
         (cut,) = self._stages(others, [first], alone=True)
         self._compare(whole, cut, "the model as one stage")
-        both = self._stages(others, [first, second], alone=False)
-        in_flight = self._stages(others, [first, second], alone=True)
-        self._compare_gradients(whole.gradients, in_flight[0].gradients, "the same with two minibatches in flight")
-        self._compare(both[1], in_flight[1], "the second minibatch of the model as one stage")
+        del cut
+        in_first, in_second = self._stages(others, [first, second], alone=True)
+        self._compare_gradients(whole.gradients, in_first.gradients, "the same with two minibatches in flight")
+        del whole, in_first
+        (_, both_second) = self._stages(others, [first, second], alone=False)
+        self._compare(both_second, in_second, "the second minibatch of the model as one stage")
 
     def _autocast(self) -> AbstractContextManager[object]:
         return autocast(self._chain[0].precision, _CPU)

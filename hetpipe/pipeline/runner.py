@@ -73,6 +73,13 @@ class StageRunner:
         Raises:
             HetpipeError: the reason the stage ended early, as one sentence.
         """
+        try:
+            return self._run()
+        finally:
+            if self._parts.data.reader is not None:
+                self._parts.data.reader.close()
+
+    def _run(self) -> StageDone:
         segment, identity = self._entry.wait(), self._parts.identity
         if identity.in_segment(segment) is not None:
             self._tally.begin(segment.start)

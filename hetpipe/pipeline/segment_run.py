@@ -23,9 +23,10 @@ from hetpipe.observe.log import bind_context
 from hetpipe.observe.timeline import Activity
 from hetpipe.pipeline.chain import Values
 from hetpipe.pipeline.clock_use import ClockUse
-from hetpipe.pipeline.data import Batch, read_minibatch
+from hetpipe.pipeline.data import Batch
 from hetpipe.pipeline.evaluation import EvaluationsWithinEpochs
 from hetpipe.pipeline.inbox import Inbox
+from hetpipe.pipeline.reading import Request
 from hetpipe.pipeline.remapping import Remapping
 from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
 from hetpipe.pipeline.tally import MinibatchLoss, Tally
@@ -88,16 +89,25 @@ class SegmentRun:
         self._clocks = ClockUse(parts, inbox, start)
         self._updates = Updates(parts, tally, self._updated, start * self._n)
         self._opening_arrival: tuple[int, int] = (0, 0)
+        self._reads = identity.is_first or identity.is_last
 
     def run(self) -> None:
         """Compute until the barrier."""
         bind_context(wave=self._closed)
         with self._inbox.bell:
             self._inbox.on_news = self._fetch_ahead
+            end = self._end
+        if self._reads:
+            # A barrier that was planned before the end of the epoch is known by now.
+            planned = self._blocks if end is None else self._blocks[: max(end - self._start, 0) * self._n]
+            first = self._start * self._n + 1
+            self._parts.reader.begin([Request(p, block) for p, block in enumerate(planned, start=first)])
         try:
             self._compute()
             self._close_empty_waves()
         finally:
+            if self._reads:
+                self._parts.reader.begin(())  # if the barrier was moved to a lower clock
             with self._inbox.bell:
                 self._inbox.on_news = None
 
@@ -193,7 +203,9 @@ class SegmentRun:
         end = self._end
         if end is None or p > end * self._n or p > self._start * self._n + len(self._blocks):
             return None
-        if self._forwarded - self._backwarded >= self._limit or not self._has_weights(p) or not self._clocks.opens(p):
+        if self._forwarded - self._backwarded >= self._limit or not self._has_weights(p) or not self._has_data():
+            return None
+        if not self._clocks.opens(p):
             return None
         if self._opening_arrival[0] != p:
             self._opening_arrival = (p, self._inbox.next_arrival())
@@ -209,8 +221,16 @@ class SegmentRun:
             return False
         return True
 
+    def _has_data(self) -> bool:
+        """First and last stage: whether the next minibatch has been read."""
+        reader = self._parts.reader
+        if reader.is_ready():
+            return True
+        self._clocks.wait_reason = (reader.reason, False)
+        return False
+
     def _incoming(self) -> Ready | None:
-        """Later stages: the next forward, if the weights it requires are available.
+        """Later stages: the next forward, if the weights and data it requires are available.
 
         Frames of an evaluation precede those of a forward and take its position in the order: when that forward may
         run, its weights, which are those to evaluate, are available. Frames of a barrier's evaluation arrive after all
@@ -218,6 +238,8 @@ class SegmentRun:
         """
         head = self._inbox.head(FrameKind.FORWARD) or self._inbox.head(FrameKind.EVALUATE)
         if head is None or not self._is_here(head.frame):
+            return None
+        if self._reads and head.frame.kind is FrameKind.FORWARD and not self._has_data():
             return None
         return Ready(Minibatch(self._forwarded + 1), head.arrival)
 
@@ -272,11 +294,12 @@ class SegmentRun:
     def _compute_forward(self, p: Minibatch, version: Version, values: Values) -> Values:
         """Read this stage's data of minibatch `p`, run its layers, and on the last stage the loss."""
         parts, identity = self._parts, self._parts.identity
-        if not (identity.is_first or identity.is_last):
+        if not self._reads:
             return self._run_layers(p, version, values)
-        assert parts.data.train is not None, "the first and last stage read the data"
         block = self._blocks[p - self._start * self._n - 1]
-        batch = read_minibatch(parts.data.train, block, seed=parts.data.spec.seed, vw=identity.vw, p=p)
+        # An evaluation in between may have taken the place of what was read.
+        self._waiter.wait_until(parts.reader.is_ready, lambda: parts.reader.reason)
+        batch = parts.reader.take(Request(p, block))
         outputs = self._run_layers(p, version, batch.inputs if identity.is_first else values)
         if identity.is_last:
             self._compute_loss(p, outputs, batch)

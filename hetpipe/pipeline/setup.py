@@ -22,6 +22,7 @@ from hetpipe.observe.timeline import TimelineWriter
 from hetpipe.pipeline.callables import LossFunction, MapDataset, MinibatchWeight, WeightedLosses
 from hetpipe.pipeline.chain import Layer
 from hetpipe.pipeline.compute import Emulator, StageCompute
+from hetpipe.pipeline.reading import DataReader
 from hetpipe.pipeline.synchroniser import Synchroniser
 from hetpipe.values.ids import Incarnation, StageIndex, VirtualWorkerIndex
 from hetpipe.values.policies import Schedule
@@ -97,6 +98,8 @@ class StageData:
     evaluation: MapDataset | None
     metrics: Mapping[str, LossFunction]
     """`loss`, each of several losses, and the job's own metrics; last stage only."""
+    reader: DataReader | None = None
+    """Reads both sets; first and last stage only."""
     evaluate_every_waves: int | None = None
     """Waves between two evaluations within an epoch; None for no such evaluations."""
     max_evaluation_batches: int | None = None
@@ -158,3 +161,9 @@ class StageParts:
     """Extra time for retries of the checkpoint that ends the run."""
     run_dir: Path = Path()
     """Folder of the run; for file names in messages."""
+
+    @property
+    def reader(self) -> DataReader:
+        """Reads the minibatches; first and last stage only."""
+        assert self.data.reader is not None, "only the first and the last stage read data"
+        return self.data.reader

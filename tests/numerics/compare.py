@@ -68,6 +68,8 @@ class Case:
     mean_over: str = "samples"
     evaluate: dict[str, Any] | None = None
     """Of the job; then the training data are evaluated on, also at the ends of epochs."""
+    reads: dict[str, Any] = field(default_factory=dict)
+    """Further keys of `data`."""
 
     @property
     def has_shards(self) -> bool:
@@ -96,7 +98,7 @@ class Case:
             model=f"tests.models:{self.model}",
             loss=f"tests.models:{self.loss}" if isinstance(self.loss, str) and ":" not in self.loss else self.loss,
             metrics=self.metrics,
-            data={"train": f"tests.models:{self.data}"}
+            data={"train": f"tests.models:{self.data}", **self.reads}
             | ({} if self.evaluate is None else {"eval": f"tests.models:{self.data}"}),
             evaluate=self.evaluate or {},
             batch_size=self.batch_size,

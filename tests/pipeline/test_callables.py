@@ -18,6 +18,7 @@ from hetpipe.errors import CallableError
 from hetpipe.job.file import Job
 from hetpipe.pipeline import metrics
 from hetpipe.pipeline.callables import (
+    CollatedDataset,
     WeightedLosses,
     _own_weight,
     build_datasets,
@@ -111,6 +112,21 @@ def loss(output, target):
 
 def metric(output, target, scale=1.0):
     return 0.5
+
+def numbers(count=4):
+    return list(range(count))
+
+def pad(samples):
+    return torch.tensor(samples), torch.tensor(samples)
+
+class Padding:
+    def __init__(self, value=0):
+        self.value = value
+    def __call__(self, samples):
+        return torch.tensor([self.value]), torch.tensor(samples)
+
+def no_samples():
+    return 0
 """
 
 
@@ -333,6 +349,37 @@ class TestMeanOver:
         function = partial(_own_weight, "m:f", lambda _: returned)
         with pytest.raises(CallableError, match=r"mean_over: `m:f` returned .*; return a whole number of at least 0"):
             function(None)
+
+
+class TestCollateFunction:
+    def test_a_function_and_the_result_of_a_call(self, folder: Path) -> None:
+        data = {"train": {"call": "user_code:numbers", "args": {"count": 3}}, "collate_fn": "user_code:pad"}
+        train, _ = build_datasets(job(data=data), folder)
+        assert isinstance(train, CollatedDataset)
+        assert (len(train), train[2], train.collate_fn([1, 2])[0].tolist()) == (3, 2, [1, 2])
+        padding = {"call": "user_code:Padding", "args": {"value": 7}}
+        train, _ = build_datasets(job(data={"train": "user_code:numbers", "collate_fn": padding}), folder)
+        assert isinstance(train, CollatedDataset)
+        assert train.collate_fn([1])[0].tolist() == [7]
+
+    @pytest.mark.parametrize(
+        ("named", "message"),
+        [
+            (
+                "user_code:Padding",
+                "is a class, and calling it with the samples would only construct it",
+            ),
+            ("user_code:no_samples", "must take one argument, the list of samples, but too many positional arguments"),
+            ("user_code:absent", "has no `absent`"),
+            ({"call": "user_code:ten"}, "returned an object of type TensorDataset, which cannot be called"),
+            ({"call": "user_code:raises"}, "raised RuntimeError: no GPU"),
+        ],
+    )
+    def test_bad(self, folder: Path, named: Any, message: str) -> None:
+        with pytest.raises(CallableError) as caught:
+            build_datasets(job(data={"train": "user_code:numbers", "collate_fn": named}), folder)
+        assert str(caught.value).startswith("data.collate_fn: ")
+        assert message in str(caught.value)
 
 
 class TestLossAndMetrics:

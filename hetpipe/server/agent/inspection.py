@@ -229,7 +229,7 @@ def _prove_data(subject: Subject, import_path: Path) -> None:
     read = partial(read_minibatch, seed=job.seed, vw=VIRTUAL_WORKER, p=MINIBATCH)
     prove_data(
         "data.train",
-        job.data.train,
+        str(job.data.train),
         lambda: build_train_data(job, import_path),
         subject.train,
         lambda dataset: read(dataset, range(job.batch_size)),
@@ -245,7 +245,7 @@ def _prove_data(subject: Subject, import_path: Path) -> None:
         assert again is not None, "the job names one"
         return again
 
-    prove_data("data.eval", job.data.eval, build, evaluation, lambda dataset: read_evaluation(dataset, samples))
+    prove_data("data.eval", str(job.data.eval), build, evaluation, lambda dataset: read_evaluation(dataset, samples))
 
 
 def _prove_model(subject: Subject, import_path: Path) -> Proof:

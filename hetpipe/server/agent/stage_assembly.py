@@ -29,6 +29,7 @@ from hetpipe.observe.metrics import MetricsWriter, NullMetrics
 from hetpipe.observe.timeline import NullTimeline, TimelineWriter
 from hetpipe.phases import report_phase
 from hetpipe.pipeline.callables import (
+    MapDataset,
     WeightedLosses,
     build_datasets,
     build_model,
@@ -52,8 +53,11 @@ from hetpipe.pipeline.model_file import (
     one_at_a_time,
     open_model_file,
 )
+from hetpipe.pipeline.reading import DataReader, InlineReader, MinibatchSource, WorkerOptions, WorkerReader
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import Clipping, Replicas, StageData, StageIdentity, StageParts
+from hetpipe.server.agent.private_folder import PrivateFolder
+from hetpipe.server.parent_death import die_with_parent
 from hetpipe.server.shard.client import ShardClient
 from hetpipe.values.policies import POLICIES
 from hetpipe.values.requests import Requester
@@ -123,12 +127,13 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
     """
     import_path = Path(config.import_path)
     identity = identity_of(config)
-    reads = identity.is_first or identity.is_last
+    train = evaluation = reader = None
+    if identity.is_first or identity.is_last:
+        train, evaluation = build_datasets(job, import_path)
+        # Before the model is built: workers are forked, and share this process's memory as it is now.
+        reader = _reader(job, identity, train, evaluation)
     found = _known_chain(job, config) or _own_chain(job, config)
     chain = found.layers
-    train = evaluation = None
-    if reads:
-        train, evaluation = build_datasets(job, import_path)
     given = load_loss(job, import_path) if identity.is_last else None
     num_samples = len(train) if train is not None else 0
     stage = config.plan.stage(config.vw, config.stage)
@@ -147,6 +152,7 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
             train,
             evaluation,
             metrics,
+            reader,
             evaluate_every_waves=job.evaluate.every_waves,
             max_evaluation_batches=job.evaluate.max_batches,
             weight=load_minibatch_weight(job, import_path) if identity.is_last else None,
@@ -154,6 +160,36 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
         ),
         loss,
         found.state_names,
+    )
+
+
+def _reader(job: Job, identity: StageIdentity, train: MapDataset, evaluation: MapDataset | None) -> DataReader:
+    """The reader of a stage that reads data; with workers, these are running."""
+    source = MinibatchSource(
+        train=train,
+        evaluation=evaluation,
+        seed=job.seed,
+        vw=identity.vw,
+        has_inputs=identity.is_first,
+        has_target=identity.is_last,
+    )
+    data = job.data
+    if not data.num_workers:
+        return InlineReader(source, pin_memory=data.pin_memory)
+    report_phase(f"starting {data.num_workers} data workers")
+    assert data.prefetch_factor is not None, "it has a default if there are workers"
+    folder = PrivateFolder("hetpipe-data-")
+    return WorkerReader(
+        source,
+        WorkerOptions(
+            num_workers=data.num_workers,
+            prefetch_factor=data.prefetch_factor,
+            pin_memory=data.pin_memory,
+            timeout_seconds=job.patience.data.total_seconds(),
+            on_start=die_with_parent,
+            on_close=folder.close,
+            socket_folder=folder.path,
+        ),
     )
 
 
@@ -255,6 +291,8 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
     optimizer = _optimizer(job, config, target, versions)
     start = restore(config, restore_targets(code.layers, optimizer), job.sync.traits)
     inbox = Inbox(wiring.upstream, wiring.downstream, start, pool, life=(config.vw, config.incarnation))
+    if code.data.reader is not None:
+        code.data.reader.watch(inbox.ring)
     client = ShardClient(
         requester_of(config),
         config.plan.slices_of_stage(config.plan.stage(config.vw, config.stage)),
