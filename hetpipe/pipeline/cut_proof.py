@@ -21,12 +21,12 @@ from hetpipe.errors import CallableError, HetpipeError
 from hetpipe.model.cut_model import CutModel
 from hetpipe.model.structure import tensors_in
 from hetpipe.model.user_errors import forward_failure, is_out_of_memory, later_failures_told
-from hetpipe.pipeline.callables import LossFunction, call_loss
+from hetpipe.pipeline.callables import LossFunction, call_loss, own_loss
 from hetpipe.pipeline.chain import Layer, SeedKey, Values, at_boundary, hooked, weights_in_place
 from hetpipe.pipeline.comparison import same
 from hetpipe.pipeline.compute import StageCompute
 from hetpipe.pipeline.data import Batch
-from hetpipe.pipeline.layering import own_loss, why_one_layer
+from hetpipe.pipeline.layering import why_one_layer
 from hetpipe.pipeline.modes import modes_of
 from hetpipe.pipeline.precision import autocast
 from hetpipe.pipeline.proof import Proof, UncutFailure, other_weights
