@@ -31,6 +31,9 @@ COMMAND_BYTES = 46 * _MIB
 #: Of gRPC, per stage that pushes to a shard: messages that have arrived, and the heap of the thread that takes them.
 STREAM_BYTES = 16 * _MIB
 
+#: Frames of one kind between two stages that each end holds, besides those that may wait: queued, and in transport.
+FRAMES_UNDER_WAY = 2
+
 #: Whole sets of the model's tensors in an inspection: the model, other weights, three sets of gradients.
 INSPECTION_COPIES = 5
 #: Minibatches whose activations it holds, and their samples.
@@ -115,6 +118,7 @@ class HostMemory:
             + device
             - self.memory.reserve_bytes
             + self._temporary_bytes(stage.first, stage.last)
+            + self._tie_bytes(stage.first, stage.last)
             + self._frame_bytes(stage, index, num_stages)
         )
 
@@ -136,11 +140,18 @@ class HostMemory:
         """Frames between their sender and their use, which are not among the activations."""
         total = 0
         if index > 0:
-            before = self.memory.in_flight(index - 1, num_stages)
-            total += before * self.costs.cut_bytes[stage.first] + self.costs.returning_bytes[stage.first]
+            arriving = self.memory.in_flight(index - 1, num_stages)
+            total += arriving * self.costs.cut_bytes[stage.first]
+            total += FRAMES_UNDER_WAY * self.costs.returning_bytes[stage.first]
         if index < num_stages - 1:
-            total += self.costs.cut_bytes[stage.last] + self.costs.returning_bytes[stage.last]
+            total += FRAMES_UNDER_WAY * (self.costs.cut_bytes[stage.last] + self.costs.returning_bytes[stage.last])
         return total
+
+    def _tie_bytes(self, first: int, last: int) -> int:
+        """Gradients of a tied weight that the stage shares with others: of one more use, and their sum."""
+        layers = self.costs.profile.layers
+        borders = [layers[cut - 1].tie_bytes for cut in (first, last) if 0 < cut < self.costs.num_layers]
+        return 2 * max(borders, default=0)
 
     def _shard_bytes(self, shard: int, *, num_workers: int, num_stages: int) -> int:
         """Versions (D + 2, the oldest until all have left it) and one staged wave per virtual worker."""

@@ -12,7 +12,7 @@ from hetpipe.decide.planner.options import PlanOptions
 from hetpipe.values.cluster import Cluster, DeviceType, Links, LinkSpec, Node
 from hetpipe.values.ids import DeviceId
 from hetpipe.values.plan_document import PlanDocument
-from hetpipe.values.profile import LayerProfile, ParameterProfile, Profile
+from hetpipe.values.profile import AliveValue, LayerProfile, ParameterProfile, Profile
 
 MIB = 1 << 20
 LINK = LinkSpec(bandwidth_bytes_per_second=1e9)
@@ -66,17 +66,35 @@ def test_a_stage_on_cpu_devices() -> None:
     found = sizes(planned(cluster(("cpu", 2)), ("n0/0", "n0/1")))
     base = made_of.STAGE_BASE_BYTES / MIB
     copies, in_flight = 4 + 2 + 1 + 2 + 2, (4, 1)
-    sent, received = 1 + 1, in_flight[0] * 1 + 1
+    sent, received = 2 * (1 + 1), in_flight[0] * 1 + 2 * 1
     assert found["stage 0 of virtual worker 0"] == base + copies * 20 + in_flight[0] * 4 + (2 + 2 * 6) + sent
     assert found["stage 1 of virtual worker 0"] == base + copies * 20 + in_flight[1] * 4 + (2 + 2 * 6) + received
+
+
+def test_a_tied_weight_at_a_border_has_gradients_of_its_own() -> None:
+    """3 MiB of the bytes at each cut are a tie."""
+    untied = profile()
+    tie = AliveValue(name="parameter:tied", num_bytes=3 * MIB, has_gradient=True)
+    layers = tuple(
+        layer.model_copy(update={"output_bytes": 3 * MIB, "gradient_bytes": 3 * MIB, "alive": (tie,)})
+        for layer in untied.layers[:-1]
+    )
+    tied = untied.model_copy(update={"version": 2, "layers": (*layers, untied.layers[-1])})
+    workers = ((DeviceId("n0/0"), DeviceId("n0/1")),)
+    options = replace(OPTIONS, workers=workers)
+    before, found = (
+        sizes(choose_plan(each, cluster(("cpu", 2)), options, predict=closed_form)) for each in (untied, tied)
+    )
+    assert found["stage 0 of virtual worker 0"] - before["stage 0 of virtual worker 0"] == 2 * 2 * 2 + 2 * 3
+    assert found["stage 1 of virtual worker 0"] - before["stage 1 of virtual worker 0"] == (4 + 2) * 2 + 2 * 3
 
 
 def test_a_stage_on_a_gpu_takes_what_is_on_its_way_to_and_from_the_shards() -> None:
     found = sizes(planned(cluster(("V", 2)), ("n0/0", "n0/1")))
     base = made_of.STAGE_BASE_BYTES / MIB
-    assert found["stage 0 of virtual worker 0"] == base + 2 * 20 + 2
+    assert found["stage 0 of virtual worker 0"] == base + 2 * 20 + 4
     further = sizes(planned(cluster(("V", 2)), ("n0/0", "n0/1"), options=replace(OPTIONS, staleness=3)))
-    assert further["stage 0 of virtual worker 0"] == base + 5 * 20 + 2
+    assert further["stage 0 of virtual worker 0"] == base + 5 * 20 + 4
 
 
 def test_a_shard_has_versions_and_a_wave_of_each_virtual_worker() -> None:
@@ -92,7 +110,7 @@ def test_a_shard_has_versions_and_a_wave_of_each_virtual_worker() -> None:
 def test_without_shards_nothing_is_on_its_way() -> None:
     options = replace(OPTIONS, with_shards=False)
     found = sizes(planned(cluster(("V", 2)), ("n0/0", "n0/1"), options=options))
-    assert found["stage 1 of virtual worker 0"] == made_of.STAGE_BASE_BYTES / MIB + 4 + 1
+    assert found["stage 1 of virtual worker 0"] == made_of.STAGE_BASE_BYTES / MIB + 4 + 2
     assert not any("parameter server" in name for name in found)
 
 
