@@ -158,7 +158,7 @@ def test_the_answer_says_what_was_proven(tmp_path: Path) -> None:
         ),
         ({"data": {"eval": "tests.models:own_generator"}}, "data.eval: the inputs of one minibatch, read twice"),
     ],
-    ids=["hidden reference", "evaluation mode", "loss with parameters", "own generator", "sampler", "generator, evaluation"],
+    ids=["hidden", "evaluation mode", "loss with parameters", "own generator", "sampler", "own generator, evaluation"],
 )
 def test_what_would_train_to_something_else_is_refused(keys: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(CallableError, match=re.escape(sentence)):
