@@ -30,12 +30,15 @@ from hetpipe.observe.timeline import NullTimeline, TimelineWriter
 from hetpipe.phases import report_phase
 from hetpipe.pipeline.callables import (
     MapDataset,
+    WeightedLosses,
     build_datasets,
     build_model,
     build_train_data,
+    epoch_order,
     load_callable,
     load_loss,
     load_metrics,
+    load_minibatch_weight,
 )
 from hetpipe.pipeline.chain import Layer, chain_of, forget_weights, state_names
 from hetpipe.pipeline.compute import Emulator, StageCompute
@@ -126,10 +129,12 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
     import_path = Path(config.import_path)
     identity = identity_of(config)
     train = evaluation = reader = None
+    order_of: Callable[[int], Sequence[int] | None] | None = _shuffled if job.data.is_shuffled else None
     if identity.is_first or identity.is_last:
         train, evaluation = build_datasets(job, import_path)
         # Before the model is built: workers are forked, and share this process's memory as it is now.
         reader = _reader(job, identity, train, evaluation)
+        order_of = epoch_order(job, import_path, train) or order_of
     found = _known_chain(job, config) or _own_chain(job, config)
     chain = found.layers
     given = load_loss(job, import_path) if identity.is_last else None
@@ -138,6 +143,9 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
     layers = chain[stage.first_layer : stage.last_layer]
     loss = on_output(chain, given) if identity.is_last else None
     metrics = {} if loss is None else {"loss": loss}
+    losses = given if isinstance(given, WeightedLosses) else None
+    if losses is not None:
+        metrics |= {name: on_output(chain, each) for name, each in losses.functions.items()}
     if identity.is_last:
         metrics |= {name: on_output(chain, metric) for name, metric in load_metrics(job, import_path).items()}
     return UserCode(
@@ -148,12 +156,20 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
             evaluation,
             metrics,
             reader,
+            order_of,
             evaluate_every_waves=job.evaluate.every_waves,
             max_evaluation_batches=job.evaluate.max_batches,
+            weight=load_minibatch_weight(job, import_path) if identity.is_last else None,
+            losses=losses,
         ),
         loss,
         found.state_names,
     )
+
+
+def _shuffled(epoch: int) -> None:
+    """The order of a job that states none: samples are shuffled."""
+    del epoch
 
 
 def _reader(job: Job, identity: StageIdentity, train: MapDataset, evaluation: MapDataset | None) -> DataReader:
