@@ -224,14 +224,16 @@ class Lane:
     def _next(self, is_over: Callable[[], bool]) -> tuple[_Kind, int, int]:
         """The next message of this call; those of earlier ones, which ended early, are skipped."""
         until = self._clock.monotonic() + IDLE_SECONDS
+        was_over = False
         while True:
             try:
                 data = self.connection.recv(_MESSAGE.size)
             except TimeoutError:
                 if self.is_closed:
                     raise self._broken("it was closed on this side") from None
-                if is_over():
+                if was_over:
                     raise self._broken("the call ended") from None
+                was_over = is_over()  # its last message may have arrived just before it ended: look once more
                 if self._clock.monotonic() > until:
                     self.close()
                     raise DeadlineExceeded(
