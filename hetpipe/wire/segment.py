@@ -188,6 +188,10 @@ class Lane:
                 self._memory[start : start + len(chunk)] = chunk
                 self._tell(_Kind.FILLED, slot, len(chunk))
                 in_use, slot = in_use + 1, (slot + 1) % NUM_SLOTS
+            while in_use:  # so that no message of this call is left for the next one
+                if self._next(is_over)[0] is not _Kind.TAKEN:
+                    return False
+                in_use -= 1
             return True
         finally:
             # Also where `chunks` failed: the receiver looks for the reason in the call's own end.
@@ -216,8 +220,18 @@ class Lane:
                 yield chunk
         finally:
             if not is_complete:
-                with suppress(SegmentBroken):
-                    self._tell(_Kind.END)
+                self.refuse()
+
+    def refuse(self) -> None:
+        """Take no more of call `number`, and forget what was sent of it."""
+        with suppress(SegmentBroken):
+            self._tell(_Kind.END)
+        with suppress(OSError):
+            self.connection.settimeout(0.0)
+            with suppress(BlockingIOError):
+                while self.connection.recv(_MESSAGE.size):
+                    pass
+            self.connection.settimeout(_LOOK_SECONDS)
 
     # -- internals ----------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from inspect import GEN_CREATED, getgeneratorstate
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import PeerUnreachable, ProtocolViolation
@@ -136,6 +137,8 @@ class SegmentServer:
             return
         with self._using(*named, key) as lane, closing(lane.receive(is_over=lambda: not context.is_active())) as chunks:
             yield chunks
+            if getgeneratorstate(chunks) == GEN_CREATED:  # nobody asked for them: the push was staged before
+                lane.refuse()
 
     def sending(self, key: SegmentKey, chunks: Iterator[bytes], context: Context) -> Iterator[bytes]:
         """The messages of a download: its chunks, or none where they go through the segment that the call names.

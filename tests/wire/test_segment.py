@@ -128,13 +128,14 @@ class TestTransfers:
         assert list(server.sending(KEY, iter([b"c"]), bare)) == [b"c"]
 
     def test_what_was_received_is_a_private_copy(self, server: SegmentServer) -> None:
-        with closing(fetch_segment(server.offer(KEY))) as lane:
+        with closing(fetch_segment(server.offer(KEY))) as lane, ThreadPoolExecutor(1) as thread:
             next_call(lane)
-            assert lane.send([b"checked"], is_over=never)
+            sent = thread.submit(lane.send, [b"checked"], is_over=never)
             with server.receiving(KEY, (), context(lane)) as received:
                 chunk = next(iter(received))
                 lane._memory[:7] = b"changed"
                 assert chunk == b"checked"
+            assert sent.result(SECONDS)
             lane.end_turn()
 
     def test_a_receiver_that_stops_early_ends_the_sender_and_the_next_call_is_whole(
@@ -153,6 +154,17 @@ class TestTransfers:
                 assert list(received) == [b"new"] * 5 * NUM_SLOTS
             assert again.result(SECONDS)
             lane.end_turn()
+
+    def test_any_number_of_small_and_of_refused_calls_leaves_no_message_behind(self, server: SegmentServer) -> None:
+        with closing(fetch_segment(server.offer(KEY))) as lane, ThreadPoolExecutor(1) as thread:
+            for number in range(600):
+                next_call(lane)
+                sent = thread.submit(lane.send, [b"chunk"] * 2, is_over=never)
+                with server.receiving(KEY, (), context(lane)) as received:
+                    if number % 2:
+                        assert list(received) == [b"chunk"] * 2
+                assert sent.result(SECONDS) == bool(number % 2)
+                lane.end_turn()
 
     def test_a_sender_that_fails_ends_the_receiver(self, server: SegmentServer) -> None:
         def failing() -> Iterator[bytes]:

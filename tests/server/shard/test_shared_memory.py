@@ -120,9 +120,12 @@ def test_refusals_are_typed_and_cost_no_segment(box: Box) -> None:
     box.run_wave(0)
     with pytest.raises(NonFiniteUpdate, match="wave 1"):
         box.push(1, float("nan"))
+    assert box.num_segments == 2
     with pytest.raises(ClockNotPublished):
         box.pull(9)
+    assert box.num_segments == 2
     box.run_wave(1)
+    assert box.num_segments == 2
     assert box.push(1, 2.0), "a duplicate is answered without its bytes"
     assert box.num_segments == 2
     assert torch.equal(box.pull(2)[0], torch.full((SIZES[0],), 3.0))
