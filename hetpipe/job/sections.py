@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -30,7 +31,7 @@ from hetpipe.values.cluster import Cluster
 from hetpipe.values.policies import PlacementName, PullTiming
 from hetpipe.values.problems import shown
 from hetpipe.values.profile import Profile
-from hetpipe.values.suggest import did_you_mean
+from hetpipe.values.suggest import did_you_mean, join_names
 from hetpipe.values.sync import SYNC_KINDS, SyncKind, SyncTraits
 
 Combine = Literal["sum", "mean"]
@@ -108,6 +109,78 @@ Call = Annotated[
     Discriminator(_call_branch),
 ]
 """A `module:callable`, or one with arguments."""
+
+
+def _loss_branch(value: object) -> str:
+    return "<losses>" if isinstance(value, Mapping) else "<text>"
+
+
+class LossTerm(Section):
+    """One of several losses."""
+
+    call: Reference | None = Field(default=None, examples=["model:loss"])
+    """Called like a single loss; None: the loss that the model computes itself."""
+    weight: float = Field(default=1.0, allow_inf_nan=False, examples=[0.1])
+    """Factor of its value in the sum."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_reference(cls, given: object) -> object:
+        return {"call": given} if isinstance(given, str) else given
+
+
+_VALUE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+def checked_value_name(name: str) -> str:
+    """Validate the name of a metric, or of one of several losses; returns it unchanged.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    if name == "loss" or not _VALUE_NAME.fullmatch(name):
+        raise ValueError(
+            "the name of a metric or of a loss consists of letters, digits and underscores; `loss` is reserved, "
+            "because it is always reported"
+        )
+    return name
+
+
+def _checked_losses(losses: object) -> object:
+    if not losses:
+        raise ValueError(
+            "is an empty mapping; name at least one loss, or remove the key: then the model computes its own"
+        )
+    if isinstance(losses, Mapping) and losses.keys() & {"call", "args", "weight"}:
+        raise ValueError(
+            "a mapping of losses has a name for each; write for example `loss: {main: {call: model:loss, weight: 1.0}}`"
+        )
+    return losses
+
+
+Losses = Annotated[
+    Annotated[Reference, Tag("<text>")]
+    | Annotated[
+        Annotated[dict[Annotated[str, AfterValidator(checked_value_name)], LossTerm], BeforeValidator(_checked_losses)],
+        Tag("<losses>"),
+    ],
+    Discriminator(_loss_branch),
+]
+"""One loss, or several by name."""
+
+MEAN_OVER = ("samples", "tokens", "next_tokens")
+"""The words of `mean_over`."""
+
+
+def _checked_mean_over(text: str) -> str:
+    if text in MEAN_OVER:
+        return text
+    if ":" not in text:
+        raise ValueError(f"must be one of {join_names(MEAN_OVER)}, or `module:callable`, not {shown(text)}")
+    return checked_reference(text)
+
+
+MeanOver = Annotated[str, AfterValidator(_checked_mean_over)]
 
 
 class DataSection(Section):

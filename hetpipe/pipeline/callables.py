@@ -12,6 +12,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial, reduce
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, cast
@@ -26,12 +27,18 @@ from hetpipe.job.file import Job
 from hetpipe.job.sections import CallSpec
 from hetpipe.model.user_errors import place_of, raised_text
 from hetpipe.pipeline.allowed_modules import check_attribute, check_module
+from hetpipe.pipeline.metrics import IGNORED, Ratio
 from hetpipe.pipeline.seeds import dataset_seed, seed_generators
 from hetpipe.pipeline.torchvision_operators import prepare_import
+from hetpipe.values.bounds import MAX_COUNT
+from hetpipe.values.run import MAX_RATIO_ENTRIES, RatioSums
 from hetpipe.values.suggest import closest, did_you_mean
 
 #: Takes the model's output and the target of one minibatch.
 LossFunction = Callable[[Any, Any], object]
+
+#: Takes the target of one minibatch; its weight in a mean over several (job key `mean_over`).
+MinibatchWeight = Callable[[Any], int]
 
 _OWN_PACKAGE = __name__.partition(".")[0]
 
@@ -340,16 +347,153 @@ def load_loss(job: Job, import_path: Path) -> LossFunction | None:
     """
     if job.loss is None:
         return None
-    function = _load_two_argument(job.loss, import_path, "loss", "torch.nn.functional:cross_entropy")
+    if isinstance(job.loss, str):
+        return _load_one_loss(job.loss, import_path, "loss")
+    return WeightedLosses(
+        {
+            name: (
+                None if term.call is None else _load_one_loss(term.call, import_path, f"loss.{name}.call"),
+                term.weight,
+            )
+            for name, term in job.loss.items()
+        }
+    )
+
+
+def _load_one_loss(reference: str, import_path: Path, key: str) -> LossFunction:
+    function = _load_two_argument(reference, import_path, key, "torch.nn.functional:cross_entropy")
     parameters = function.named_parameters() if isinstance(function, nn.Module) else ()
     trainable = [name for name, parameter in parameters if parameter.requires_grad]
     if trainable:
         raise CallableError(
-            f"loss: `{job.loss}` has parameters of its own, which no optimizer would ever train: "
+            f"{key}: `{reference}` has parameters of its own, which no optimizer would ever train: "
             f"{', '.join(trainable)}; put them into the last layer of the model, and give the loss what that layer "
             "returns, or set requires_grad=False if they are constants"
         )
     return function
+
+
+class WeightedLosses:
+    """Several losses by name: a loss that returns Σ weight · value, in the job's order.
+
+    Attributes:
+        values: each loss by name, as the last call found it.
+    """
+
+    def __init__(self, terms: Mapping[str, tuple[LossFunction | None, float]]) -> None:
+        """Take name → (function, weight); None is the loss that the model computes itself."""
+        self._terms = terms
+        self.values: dict[str, float] = {}
+
+    def __call__(self, output: Any, target: Any) -> Tensor:
+        """The weighted sum of one minibatch.
+
+        Raises:
+            CallableError: a function raised, or returned something else than one floating-point number.
+        """
+        found = {name: self._value(name, output, target) for name in self._terms}
+        self.values = {name: float(value.detach()) for name, value in found.items()}
+        weighted = [value * self._terms[name][1] for name, value in found.items()]
+        return reduce(torch.add, weighted)
+
+    @property
+    def functions(self) -> dict[str, LossFunction]:
+        """Each loss by itself, by name."""
+        return {name: partial(self._value, name) for name in self._terms}
+
+    @property
+    def computed_by_model(self) -> str | None:
+        """The first one that the model computes itself; None if there is none."""
+        return next((name for name, (function, _) in self._terms.items() if function is None), None)
+
+    def _value(self, name: str, output: Any, target: Any) -> Tensor:
+        function, key = self._terms[name][0], f"loss.{name}"
+        return _checked_scalar(
+            own_loss(output, key) if function is None else _called(function, output, target, key), key
+        )
+
+
+def own_loss(output: Any, key: str = "loss") -> Tensor:
+    """The loss that a model has computed itself.
+
+    Args:
+        output: what the model returned.
+        key: the job key of the loss; begins every message.
+
+    Raises:
+        CallableError: the output has none.
+    """
+    said = "is not set" if key == "loss" else "has no `call`"
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    has_key = "loss" in output if isinstance(output, Mapping) else hasattr(output, "loss")
+    if found is None and has_key:
+        raise CallableError(
+            f"{key}: {said}, and the model's output ({type(output).__name__}) has `loss: None`: it computes a loss "
+            "only if it receives the targets; add its `labels` to every sample of `data.train`, or name a "
+            "loss, for example `loss: model:loss`"
+        )
+    if not isinstance(found, Tensor):
+        raise CallableError(
+            f"{key}: {said}, and the model's output ({type(output).__name__}) has no tensor `loss`; name a loss, "
+            "or give the model what it needs to compute one, such as `labels`"
+        )
+    return found
+
+
+def load_minibatch_weight(job: Job, import_path: Path) -> MinibatchWeight | None:
+    """Load what weights a minibatch in means (job key `mean_over`); None for its samples.
+
+    Raises:
+        CallableError: the import fails, or the callable cannot take one argument.
+    """
+    if job.mean_over == "samples":
+        return None
+    if job.mean_over in _COUNTS:
+        return partial(_counted_targets, job.mean_over)
+    function = load_callable(job.mean_over, import_path, "mean_over")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise CallableError(f"mean_over: `{job.mean_over}` must take the target or batch, but {error}") from None
+    except ValueError:
+        pass  # Some built-in callables have no signature; a mismatch raises in the first call.
+    return partial(_own_weight, job.mean_over, function)
+
+
+#: Word of `mean_over` → the first position of a sequence that counts.
+_COUNTS = {"tokens": 0, "next_tokens": 1}
+
+
+def _counted_targets(word: str, target: Any) -> int:
+    labels = target.get("labels") if isinstance(target, Mapping) else target
+    first = _COUNTS[word]
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex() or labels.ndim < first:
+        found = "None" if labels is None else _described(labels)
+        raise CallableError(
+            f"mean_over: `{word}` counts the entries of an integer target that are not {IGNORED}, in a batch those of "
+            f"`labels`, and found {found}; name a callable that returns the number, for example "
+            "`mean_over: model:tokens`"
+        )
+    return int((labels[..., first:] != IGNORED).sum())
+
+
+def _described(value: object) -> str:
+    return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else _type_name(value)
+
+
+def _own_weight(reference: str, function: Callable[[Any], Any], target: Any) -> int:
+    try:
+        found = function(target)
+    except (Exception, SystemExit) as error:
+        raise CallableError(f"mean_over: `{reference}` raised {raised_text(error)}") from error
+    value = found.item() if isinstance(found, Tensor) and found.numel() == 1 else found
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < MAX_COUNT or value != int(value):
+        raise CallableError(
+            f"mean_over: `{reference}` returned {found!r:.80}; return a whole number of at least 0, the number of "
+            "entries that the minibatch's loss is the mean of"
+        )
+    return int(value)
 
 
 def load_metrics(job: Job, import_path: Path) -> dict[str, LossFunction]:
@@ -396,22 +540,46 @@ def call_loss(function: LossFunction, output: Any, target: Any) -> Tensor:
     return result
 
 
-def call_metric(name: str, function: LossFunction, output: Any, target: Any) -> float:
-    """Mean of metric `name` over one minibatch.
+def call_metric(name: str, function: LossFunction, output: Any, target: Any) -> float | RatioSums:
+    """Metric `name` of one minibatch: its mean, or the sums of a `Ratio`.
 
     Raises:
-        CallableError: the function raised, or did not return one number.
+        CallableError: the function raised, or did not return one number or a `Ratio` of as many numerators as
+            denominators.
     """
+    key = f"metrics.{name}"
     with torch.no_grad():
-        return _scalar(function, output, target, f"metrics.{name}").item()
+        found = _called(function, output, target, key)
+        return _ratio_sums(found, key) if isinstance(found, Ratio) else _checked_scalar(found, key).item()
+
+
+def _ratio_sums(ratio: Ratio, key: str) -> RatioSums:
+    numerators, denominators = (
+        torch.as_tensor(each).double().reshape(-1).tolist() for each in (ratio.numerators, ratio.denominators)
+    )
+    if len(numerators) != len(denominators) or not 1 <= len(numerators) <= MAX_RATIO_ENTRIES:
+        raise CallableError(
+            f"{key}: returned a Ratio of {len(numerators)} numerators and {len(denominators)} denominators; return as "
+            f"many of each, at least one and at most {MAX_RATIO_ENTRIES}"
+        )
+    return RatioSums(tuple(numerators), tuple(denominators), ratio.exponential)
+
+
+def _called(function: LossFunction, output: Any, target: Any, key: str) -> object:
+    try:
+        return function(output, target)
+    except CallableError:
+        raise  # one of several losses, which names itself
+    except (Exception, SystemExit) as error:
+        raise CallableError(f"{key}: raised {raised_text(error)}") from error
 
 
 def _scalar(function: LossFunction, output: Any, target: Any, key: str) -> Tensor:
-    try:
-        result = function(output, target)
-    except (Exception, SystemExit) as error:
-        raise CallableError(f"{key}: raised {raised_text(error)}") from error
-    if isinstance(result, int | float) and key != "loss":
+    return _checked_scalar(_called(function, output, target, key), key)
+
+
+def _checked_scalar(result: object, key: str) -> Tensor:
+    if isinstance(result, int | float) and not key.startswith("loss"):
         return torch.tensor(float(result))
     if not isinstance(result, Tensor):
         raise CallableError(f"{key}: returned {_type_name(result)}; return a tensor with the mean over the samples")

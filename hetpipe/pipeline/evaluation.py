@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from hetpipe.decide.sync.division import Block, blocks_of_evaluation
+from hetpipe.errors import CallableError
 from hetpipe.link.policy import Frame, FrameKind
 from hetpipe.observe.timeline import Activity
 from hetpipe.pipeline.chain import Values
-from hetpipe.pipeline.compute import metric_sums
+from hetpipe.pipeline.compute import metric_values
 from hetpipe.pipeline.data import Batch
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.reading import Request
@@ -22,7 +23,7 @@ from hetpipe.pipeline.seeds import preserved_generators
 from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
 from hetpipe.pipeline.waiting import Waiter
 from hetpipe.values.ids import Clock, Minibatch, VirtualWorkerIndex
-from hetpipe.values.run import StageEvaluation
+from hetpipe.values.run import RatioSums, StageEvaluation
 from hetpipe.values.sync import Progress
 from hetpipe.weights.flat import FlatBuffer
 
@@ -31,7 +32,9 @@ class EvaluationPass:
     """One evaluation of the weights of a clock, on one stage.
 
     Attributes:
-        sums: metric name → Σ of value × samples; last stage only.
+        sums: metric name → Σ of value × weight; last stage only.
+        ratios: metric name → its sums, of metrics that are a ratio.
+        weight: Σ of the weights of the minibatches; None: their samples.
     """
 
     def __init__(self, parts: StageParts, waiter: Waiter, clock: Clock, blocks: tuple[Block, ...]) -> None:
@@ -49,7 +52,9 @@ class EvaluationPass:
         self._requests = [Request(number, block, is_evaluation=True) for number, block in enumerate(blocks, start=1)]
         if parts.identity.is_first or parts.identity.is_last:
             parts.reader.insert(self._requests)
-        self.sums = dict.fromkeys(parts.data.metrics, 0.0)
+        self.sums: dict[str, float] = {}
+        self.ratios: dict[str, RatioSums] = {}
+        self.weight = None if parts.data.weight is None else 0
 
     @property
     def num_samples(self) -> int:
@@ -89,10 +94,26 @@ class EvaluationPass:
             return
         batch = batch or self._read(number)
         with self._undisturbed(), parts.compute.autocast():
+            weight = parts.data.weight_of(batch.target, batch.num_samples)
             target = parts.compute.to_device(batch.target)
-            found = metric_sums(outputs, target, functions=parts.data.metrics, num_samples=batch.num_samples)
+            found = metric_values(outputs, target, functions=parts.data.metrics)
+        if self.weight is not None:
+            self.weight += weight
         for name, value in found.items():
-            self.sums[name] += value
+            if isinstance(value, RatioSums):
+                self._add_ratio(name, value)
+            else:
+                # The mean of nothing is NaN.
+                self.sums[name] = self.sums.get(name, 0.0) + (value * weight if weight else 0.0)
+
+    def _add_ratio(self, name: str, found: RatioSums) -> None:
+        before = self.ratios.get(name)
+        if before is not None and len(before.numerators) != len(found.numerators):
+            raise CallableError(
+                f"metrics.{name}: returned a Ratio of {len(found.numerators)} entries, and of {len(before.numerators)} "
+                "for an earlier minibatch; return as many for every minibatch, 0 / 0 for what does not occur"
+            )
+        self.ratios[name] = found if before is None else before + found
 
     def _read(self, number: int) -> Batch:
         """What this stage needs of a minibatch."""
@@ -201,5 +222,7 @@ class EvaluationsWithinEpochs:
                 minibatches,
                 within_epoch=True,
                 whole=evaluation.num_samples == len(parts.data.evaluation),
+                weight=evaluation.weight,
+                ratios=evaluation.ratios,
             )
         )

@@ -8,7 +8,7 @@ in an update and every wave below the barrier is pushed.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -23,12 +23,13 @@ from hetpipe.observe.log import bind_context
 from hetpipe.observe.timeline import Activity
 from hetpipe.pipeline.chain import Values
 from hetpipe.pipeline.clock_use import ClockUse
+from hetpipe.pipeline.data import Batch
 from hetpipe.pipeline.evaluation import EvaluationsWithinEpochs
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.reading import Request
 from hetpipe.pipeline.remapping import Remapping
 from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
-from hetpipe.pipeline.tally import Tally
+from hetpipe.pipeline.tally import MinibatchLoss, Tally
 from hetpipe.pipeline.updates import Updates
 from hetpipe.pipeline.waiting import Waiter
 from hetpipe.values.ids import Clock, Minibatch, Wave
@@ -42,7 +43,8 @@ class _InFlight:
 
     clock: Clock
     """W*."""
-    samples: int
+    weight: int = 0
+    """In means over several; last stage only, which tells the others with the gradients."""
 
 
 class SegmentRun:
@@ -285,7 +287,7 @@ class SegmentRun:
         parts.emulator.stretch(Kind.FORWARD, started)
         self._tally.computed(Activity.FORWARD, p, started)
         if parts.downstream is not None:
-            frame = Frame(FrameKind.FORWARD, p, flying.clock, version.through, outputs, flying.samples)
+            frame = Frame(FrameKind.FORWARD, p, flying.clock, version.through, outputs)
             parts.downstream.send(frame, deadline_seconds=SEND_SECONDS)
         self._forwarded = p
 
@@ -300,11 +302,23 @@ class SegmentRun:
         batch = parts.reader.take(Request(p, block))
         outputs = self._run_layers(p, version, batch.inputs if identity.is_first else values)
         if identity.is_last:
-            loss = parts.compute.loss(p, outputs, batch.target)
-            if not math.isfinite(loss):
-                raise NonFiniteUpdate(f"the loss of minibatch {p} is {loss}", minibatch=p)
-            self._tally.loss(p, loss, len(block))
+            self._compute_loss(p, outputs, batch)
         return outputs
+
+    def _compute_loss(self, p: Minibatch, outputs: Values, batch: Batch) -> None:
+        """Last stage: the loss of `p`; none if nothing in it counts, for the mean of nothing is not a number."""
+        parts = self._parts
+        weight = parts.data.weight_of(batch.target, batch.num_samples)
+        self._flying[p] = replace(self._flying[p], weight=weight)
+        if not weight:
+            parts.compute.skip_loss(p)
+            self._tally.loss(p, MinibatchLoss(0.0, 0, batch.num_samples))
+            return
+        loss = parts.compute.loss(p, outputs, batch.target)
+        if not math.isfinite(loss):
+            raise NonFiniteUpdate(f"the loss of minibatch {p} is {loss}", minibatch=p)
+        each = {} if parts.data.losses is None else parts.data.losses.values
+        self._tally.loss(p, MinibatchLoss(loss, weight, batch.num_samples, each))
 
     def _run_layers(self, p: Minibatch, version: Version, values: Values) -> Values:
         saving = Remapping(version.weights) if self._parts.versions.is_predicting else None
@@ -313,12 +327,12 @@ class SegmentRun:
 
     def _take_forward(self, p: Minibatch) -> tuple[_InFlight, Values]:
         if self._parts.identity.is_first:
-            return _InFlight(self._clocks.chosen(p), len(self._blocks[p - self._start * self._n - 1])), ()
+            return _InFlight(self._clocks.chosen(p)), ()
         with self._inbox.bell:
             frame = self._inbox.from_upstream.popleft().frame
         assert frame.minibatch == p, f"expected minibatch {p}, got {frame.minibatch}"
         values = tuple(tensor for tensor in frame.tensors if tensor is not None)
-        return _InFlight(Clock(frame.clock), frame.samples), values
+        return _InFlight(Clock(frame.clock)), values
 
     def _taken_evaluation(self) -> Frame | None:
         """Later stages: the next frame from the previous stage, if it belongs to an evaluation."""
@@ -373,17 +387,19 @@ class SegmentRun:
             clock=flying.clock,
             local_through=version.through,
         )
-        gradients = self._compute_backward(p, flying, version)
+        received, weight = self._take_gradients(p, flying)
+        gradients = self._compute_backward(p, replace(flying, weight=weight), version, received)
         self._backwarded = p
-        self._updates.add(p, gradients, flying.samples)
+        self._updates.add(p, gradients, weight)
         if p == self._last:
             self._updates.flush()
 
-    def _compute_backward(self, p: Minibatch, flying: _InFlight, version: Version) -> dict[str, Tensor | None]:
+    def _compute_backward(
+        self, p: Minibatch, flying: _InFlight, version: Version, gradients: tuple[Tensor | None, ...] | None
+    ) -> dict[str, Tensor | None]:
         """Run the backward and send the gradients of the inputs upstream; returns those of the weights."""
         parts = self._parts
         started = parts.clock.monotonic()
-        gradients = self._take_gradients(p)
         # Recomputation draws from the process's generators again.
         with parts.guard, later_failures_told(f"the backward of minibatch {p} on {self._parts.identity}"):
             found = parts.compute.backward(p, version.weights, gradients)
@@ -391,18 +407,18 @@ class SegmentRun:
         parts.emulator.stretch(Kind.BACKWARD, started)
         self._tally.computed(Activity.BACKWARD, p, started)
         if parts.upstream is not None:
-            frame = Frame(FrameKind.BACKWARD, p, flying.clock, version.through, found.inputs)
+            frame = Frame(FrameKind.BACKWARD, p, flying.clock, version.through, found.inputs, flying.weight)
             parts.upstream.send(frame, deadline_seconds=SEND_SECONDS)
         return found.weights
 
-    def _take_gradients(self, p: Minibatch) -> tuple[Tensor | None, ...] | None:
-        """Gradients of the outputs of minibatch `p` from the next stage; None on the last stage."""
+    def _take_gradients(self, p: Minibatch, flying: _InFlight) -> tuple[tuple[Tensor | None, ...] | None, int]:
+        """Gradients of the outputs of minibatch `p` from the next stage, None on the last one; and its weight."""
         if self._parts.identity.is_last:
-            return None
+            return None, flying.weight
         with self._inbox.bell:
             frame = self._inbox.from_downstream.popleft().frame
         assert frame.minibatch == p, f"expected the gradient of minibatch {p}, got {frame.minibatch}"
-        return frame.tensors
+        return frame.tensors, frame.weight
 
     # -- waves and the barrier ---------------------------------------------------------------------------------------
 

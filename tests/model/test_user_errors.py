@@ -23,10 +23,6 @@ def test_the_root_cause_of_a_lazy_import_is_named() -> None:
 
 
 def test_an_error_while_another_one_is_handled_is_not_its_consequence() -> None:
-    try:
-        try:
-            raise KeyError("cache")
-        except KeyError:
-            raise ValueError("no image")  # noqa: B904 - the case
-    except ValueError as error:
-        assert raised_text(error).startswith("ValueError: no image (")
+    error = ValueError("no image")
+    error.__context__ = KeyError("cache")
+    assert raised_text(error) == "ValueError: no image"

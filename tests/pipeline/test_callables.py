@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from hetpipe.job.file import Job
 from hetpipe.pipeline import metrics
 from hetpipe.pipeline.callables import (
     CollatedDataset,
+    WeightedLosses,
+    _own_weight,
     build_datasets,
     build_model,
     call_loss,
@@ -25,7 +28,12 @@ from hetpipe.pipeline.callables import (
     load_callable,
     load_loss,
     load_metrics,
+    load_minibatch_weight,
 )
+from hetpipe.pipeline.data import Batch
+from hetpipe.pipeline.layering import layers_of
+from hetpipe.pipeline.metrics import Ratio
+from hetpipe.values.run import RatioSums
 
 USER_CODE = """
 import sys
@@ -300,6 +308,49 @@ class TestDatasets:
         assert message in str(caught.value)
 
 
+class TestMeanOver:
+    def test_samples_have_no_callable(self, folder: Path) -> None:
+        assert load_minibatch_weight(job(), folder) is None
+
+    @pytest.mark.parametrize(("word", "expected"), [("tokens", 4), ("next_tokens", 3)])
+    def test_the_words(self, word: str, expected: int, folder: Path) -> None:
+        labels = torch.tensor([[5, 6, -100], [-100, 7, 8]])
+        weight = load_minibatch_weight(job(mean_over=word), folder)
+        assert weight is not None
+        assert weight(labels) == weight({"labels": labels, "x": None}) == expected
+
+    @pytest.mark.parametrize(
+        ("target", "found"),
+        [
+            (torch.ones(2), "a tensor of torch.float32"),
+            ({"input_ids": torch.ones(2)}, "None"),
+            ((torch.ones(2),), "a tuple of 1"),
+        ],
+    )
+    def test_a_target_without_tokens(self, target: object, found: str, folder: Path) -> None:
+        weight = load_minibatch_weight(job(mean_over="tokens"), folder)
+        assert weight is not None
+        with pytest.raises(
+            CallableError, match=rf"mean_over: `tokens` counts the entries .*, and found {found}; name a"
+        ):
+            weight(target)
+
+    def test_a_callable_of_ones_own(self, folder: Path) -> None:
+        weight = load_minibatch_weight(job(mean_over="builtins:len"), folder)
+        assert weight is not None
+        assert weight([1, 2, 3]) == 3
+        with pytest.raises(CallableError, match=r"mean_over: `builtins:len` raised TypeError"):
+            weight(3)
+        with pytest.raises(CallableError, match=r"mean_over: `user_code:loss` must take the target or batch, but"):
+            load_minibatch_weight(job(mean_over="user_code:loss"), folder)
+
+    @pytest.mark.parametrize("returned", [-1, 0.5, True, "3", None, torch.ones(2), float("nan"), float("inf")])
+    def test_what_is_no_count(self, returned: object, folder: Path) -> None:
+        function = partial(_own_weight, "m:f", lambda _: returned)
+        with pytest.raises(CallableError, match=r"mean_over: `m:f` returned .*; return a whole number of at least 0"):
+            function(None)
+
+
 class TestCollateFunction:
     def test_a_function_and_the_result_of_a_call(self, folder: Path) -> None:
         data = {"train": {"call": "user_code:numbers", "args": {"count": 3}}, "collate_fn": "user_code:pad"}
@@ -340,6 +391,45 @@ class TestLossAndMetrics:
         assert list(metrics) == ["b", "a"]
         assert call_metric("b", metrics["b"], None, None) == 0.5
         assert call_metric("a", metrics["a"], torch.tensor([2.0]), torch.tensor([0.0])) == 4.0
+
+    def test_several_losses(self, folder: Path) -> None:
+        terms = {"main": "user_code:loss", "aux": {"call": "user_code:loss", "weight": 0.5}}
+        loss = load_loss(job(loss=terms), folder)
+        assert isinstance(loss, WeightedLosses)
+        output, target = torch.tensor([1.0, 3.0], requires_grad=True), torch.tensor([0.0, 0.0])
+        assert call_loss(loss, output, target).item() == 7.5
+        assert loss.values == {"main": 5.0, "aux": 5.0}
+        with torch.no_grad():
+            found = {name: call_metric(name, each, output, target) for name, each in loss.functions.items()}
+        assert found == loss.values
+        assert loss.computed_by_model is None
+
+    def test_one_of_several_losses_is_named_in_its_mistakes(self, folder: Path) -> None:
+        with pytest.raises(CallableError, match=r"loss\.aux\.call: `user_code` has no `los`; did you mean `loss`"):
+            load_loss(job(loss={"main": "user_code:loss", "aux": "user_code:los"}), folder)
+        own = load_loss(job(loss={"main": "user_code:loss", "own": {}}), folder)
+        assert isinstance(own, WeightedLosses)
+        assert own.computed_by_model == "own"
+        with pytest.raises(CallableError, match=r"^loss\.own: has no `call`, and the model's output \(Tensor\) has no"):
+            call_loss(own, torch.ones(2, requires_grad=True), torch.ones(2))
+        with pytest.raises(CallableError, match=r"^loss\.main: raised RuntimeError"):
+            call_loss(own, torch.ones(2, requires_grad=True), torch.ones(3))
+        with pytest.raises(CallableError, match=r"^loss\.own: has no `call`, and Sequential is a chain of layers"):
+            layers_of(nn.Sequential(nn.Linear(2, 2)), Batch((torch.zeros(2, 2),), torch.zeros(2), 2), own)
+
+    def test_a_ratio(self) -> None:
+        found = call_metric("m", lambda *_: Ratio(torch.tensor([1, 2]), torch.tensor([2.0, 4.0])), None, None)
+        assert found == RatioSums((1.0, 2.0), (2.0, 4.0))
+        assert call_metric("m", lambda *_: Ratio(torch.tensor(1), torch.tensor(2)), None, None) == RatioSums(
+            (1.0,), (2.0,)
+        )
+
+    @pytest.mark.parametrize(("numerators", "denominators"), [(2, 1), (0, 0), (4097, 4097)])
+    def test_a_bad_ratio(self, numerators: int, denominators: int) -> None:
+        ratio = Ratio(torch.ones(numerators), torch.ones(denominators))
+        message = rf"metrics\.m: returned a Ratio of {numerators} numerators and {denominators} denominators; return as"
+        with pytest.raises(CallableError, match=message):
+            call_metric("m", lambda *_: ratio, None, None)
 
     def test_a_class_is_no_loss(self, folder: Path) -> None:
         with pytest.raises(CallableError, match=r"loss: `torch\.nn:CrossEntropyLoss` is a class, and calling it"):

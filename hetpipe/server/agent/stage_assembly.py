@@ -30,12 +30,14 @@ from hetpipe.observe.timeline import NullTimeline, TimelineWriter
 from hetpipe.phases import report_phase
 from hetpipe.pipeline.callables import (
     MapDataset,
+    WeightedLosses,
     build_datasets,
     build_model,
     build_train_data,
     load_callable,
     load_loss,
     load_metrics,
+    load_minibatch_weight,
 )
 from hetpipe.pipeline.chain import Layer, chain_of, forget_weights, state_names
 from hetpipe.pipeline.compute import Emulator, StageCompute
@@ -138,6 +140,9 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
     layers = chain[stage.first_layer : stage.last_layer]
     loss = on_output(chain, given) if identity.is_last else None
     metrics = {} if loss is None else {"loss": loss}
+    losses = given if isinstance(given, WeightedLosses) else None
+    if losses is not None:
+        metrics |= {name: on_output(chain, each) for name, each in losses.functions.items()}
     if identity.is_last:
         metrics |= {name: on_output(chain, metric) for name, metric in load_metrics(job, import_path).items()}
     return UserCode(
@@ -150,6 +155,8 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
             reader,
             evaluate_every_waves=job.evaluate.every_waves,
             max_evaluation_batches=job.evaluate.max_batches,
+            weight=load_minibatch_weight(job, import_path) if identity.is_last else None,
+            losses=losses,
         ),
         loss,
         found.state_names,
