@@ -59,7 +59,7 @@ def mismatch() -> str | None:
         return None
     for file in sorted(Path(spec.origin).parent.glob("_C*.so")):
         try:
-            torch.ops.load_library(str(file))
+            torch.ops.load_library(str(file))  # type: ignore[no-untyped-call]  # torch ships it untyped
         except OSError as error:
             return str(error.__cause__ or error)
     return None
