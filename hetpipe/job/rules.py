@@ -15,12 +15,14 @@ from hetpipe.job.sections import (
     ClusterSection,
     DataSection,
     EvaluateSection,
+    LossTerm,
     ParameterServersSection,
     SyncSection,
     WorkersSection,
 )
 from hetpipe.job.training import GradientsSection, OptimizerSpec, PredictionSection
 from hetpipe.values.policies import POLICIES, WeightPolicy, policies_where
+from hetpipe.values.precision import AUTOCAST_DTYPES, Precision
 from hetpipe.values.problems import Problem
 from hetpipe.values.suggest import join_names
 
@@ -35,6 +37,16 @@ def contradictions(keys: Mapping[str, Any]) -> Iterator[Problem]:
         needed = inspect.signature(rule).parameters
         if needed.keys() <= keys.keys():
             yield from rule(**{name: keys[name] for name in needed})
+
+
+def _values_have_one_name(loss: str | Mapping[str, LossTerm] | None, metrics: Mapping[str, str]) -> Iterator[Problem]:
+    names = loss.keys() if isinstance(loss, Mapping) else ()
+    for name in metrics:
+        if name in names:
+            yield Problem(
+                ("metrics", name),
+                "is the name of a loss as well, and evaluations report both by name; rename one of the two",
+            )
 
 
 def _one_virtual_worker(workers: WorkersSection, sync: SyncSection) -> Iterator[Problem]:
@@ -187,6 +199,26 @@ def _norm_in_time(weights: WeightPolicy, gradients: GradientsSection) -> Iterato
         )
 
 
+def _weights_of_the_cast(weights: WeightPolicy, precision: Precision) -> Iterator[Problem]:
+    """An operation's backward reads the cast of its weight that the forward saved, an activation like any other."""
+    if precision in AUTOCAST_DTYPES and POLICIES[weights].predicts is not None:
+        others = join_names(policies_where(lambda policy: policy.predicts is None))
+        yield Problem(
+            ("precision",),
+            f"is {precision}, but under {weights} a backward reads other weights than its forward, and autocast keeps "
+            f"the forward's, cast to {AUTOCAST_DTYPES[precision]}; use fp32, or weights: {others}",
+        )
+
+
+def _precision_of_the_profile(precision: Precision, cluster: ClusterSection) -> Iterator[Problem]:
+    if cluster.profile is not None and cluster.profile.precision != precision:
+        yield Problem(
+            ("cluster", "profile"),
+            f"was measured in {cluster.profile.precision}, but `precision` is {precision}, with other times and bytes; "
+            "measure it again with `hetpipe profile`, or remove it",
+        )
+
+
 def _something_predicted(weights: WeightPolicy, prediction: PredictionSection) -> Iterator[Problem]:
     if POLICIES[weights].predicts != "update" and prediction != PredictionSection():
         yield Problem(("prediction",), f"applies to weights: predict, but `weights` is {weights}; remove it")
@@ -232,6 +264,7 @@ def _kind(message: str) -> Problem:
 
 
 _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
+    _values_have_one_name,
     _one_virtual_worker,
     _bound_is_planned,
     _equal_replicas,
@@ -242,6 +275,8 @@ _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
     _order_of_the_policy,
     _whole_accumulations,
     _norm_in_time,
+    _weights_of_the_cast,
+    _precision_of_the_profile,
     _something_predicted,
     _something_on_the_shards,
     _no_unknown_speeds,

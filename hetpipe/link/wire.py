@@ -5,7 +5,7 @@ message contains a header and, as far as they fit, the small tensors themselves,
 message.
 
     prefix      magic "HPF1", kind (u8), unused (u8), number of tensors (u16), minibatch, clock, local_through,
-                samples (i64)
+                weight (i64)
     per tensor  dtype code (u8; 0 = no tensor), rank (u8), place (u8; 1 = in this message), sizes (i64 each)
     payloads    the tensors in this message, each starting at a multiple of 64 bytes
 
@@ -75,12 +75,12 @@ class FrameHeader:
     minibatch: int
     clock: int
     local_through: int
-    samples: int
+    weight: int
     tensors: tuple[TensorHeader | None, ...]
 
     def frame(self, tensors: tuple[torch.Tensor | None, ...]) -> Frame:
         """Build the frame from its tensors."""
-        return Frame(self.kind, self.minibatch, self.clock, self.local_through, tensors, self.samples)
+        return Frame(self.kind, self.minibatch, self.clock, self.local_through, tensors, self.weight)
 
 
 class CloseHeader:
@@ -129,7 +129,7 @@ def encode(frame: Frame) -> Outgoing:
     tensors = frame.tensors
     header = bytearray(
         _PREFIX.pack(
-            _MAGIC, frame.kind.value, len(tensors), frame.minibatch, frame.clock, frame.local_through, frame.samples
+            _MAGIC, frame.kind.value, len(tensors), frame.minibatch, frame.clock, frame.local_through, frame.weight
         )
     )
     header_bytes = len(header) + sum(_TENSOR.size + (0 if t is None else _SIZES[t.dim()].size) for t in tensors)
@@ -170,7 +170,7 @@ def decode(message: memoryview, limits: LinkLimits) -> FrameHeader | CloseHeader
     """
     if len(message) < _PREFIX.size:
         raise MalformedFrame(f"a frame of {len(message)} bytes is shorter than its header of {_PREFIX.size} bytes")
-    magic, code, num_tensors, minibatch, clock, local_through, samples = _PREFIX.unpack_from(message)
+    magic, code, num_tensors, minibatch, clock, local_through, weight = _PREFIX.unpack_from(message)
     if magic != _MAGIC:
         raise MalformedFrame(f"a frame starts with {bytes(magic)!r} instead of {_MAGIC!r}")
     if code == _CLOSE_CODE:
@@ -178,7 +178,7 @@ def decode(message: memoryview, limits: LinkLimits) -> FrameHeader | CloseHeader
     if code not in _KINDS:
         raise MalformedFrame(f"unknown frame kind {code}")
     tensors = _decode_tensors(message, num_tensors, limits)
-    return FrameHeader(_KINDS[code], minibatch, clock, local_through, samples, tensors)
+    return FrameHeader(_KINDS[code], minibatch, clock, local_through, weight, tensors)
 
 
 def _decode_tensors(message: memoryview, num_tensors: int, limits: LinkLimits) -> tuple[TensorHeader | None, ...]:

@@ -21,9 +21,11 @@ from hetpipe.errors import CallableError
 from hetpipe.model.absent import AbsentParameter, AbsentTensor
 from hetpipe.model.cut_model import CutDescription, CutModel, Signature, describe, whole_output
 from hetpipe.pipeline.modes import ModuleMode, enter_evaluation, enter_training, modes_of
+from hetpipe.pipeline.precision import autocast
 from hetpipe.values.ids import LayerIndex
 from hetpipe.values.measurement import AliveTensor
 from hetpipe.values.plan import DTYPE_BYTES, ForbiddenPlaces, TensorSpec
+from hetpipe.values.precision import Precision
 
 #: Values at a layer boundary: a flat tuple of tensors.
 Values = tuple[Tensor, ...]
@@ -69,6 +71,8 @@ class Layer:
     """Entries through which modules look up buffers: a module's own dictionary, and the key in it."""
     cut: CutModel | None = None
     """The model whose forward runs this layer; None if `module` is called."""
+    precision: Precision = "fp32"
+    """What it computes in: `run_layers` runs it under autocast."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -118,8 +122,8 @@ def _entries(model: nn.Module) -> Sequence[nn.Module]:
     return entries
 
 
-def chain_of(model: nn.Module) -> tuple[Layer, ...]:
-    """Split `model` into its layers; sets it to its training mode (`modes`).
+def chain_of(model: nn.Module, *, precision: Precision = "fp32") -> tuple[Layer, ...]:
+    """Split `model` into its layers, which compute in `precision`; sets it to its training mode (`modes`).
 
     Raises:
         CallableError: no chain or an empty one, parameters outside it or without a shape, a parameter in two layers, a
@@ -178,6 +182,7 @@ def chain_of(model: nn.Module) -> tuple[Layer, ...]:
                     for part in module.modules()
                     for key, _ in part.named_buffers(recurse=False)
                 ),
+                precision=precision,
             )
         )
     if not layers:
@@ -254,6 +259,7 @@ def cut_chain(
     results_of: Callable[[Any], Any] = whole_output,
     keep_all: bool = False,
     splits_ties: bool = True,
+    precision: Precision = "fp32",
 ) -> tuple[Layer, ...]:
     """Derive a chain from the forward of any `model`; sets it to its training mode.
 
@@ -264,6 +270,7 @@ def cut_chain(
         results_of: selects the part of its output that the loss needs.
         keep_all: end a layer at every allowed cut.
         splits_ties: allow cuts between the uses of one weight.
+        precision: what the model computes in, here and as layers; it determines the dtypes of what crosses cuts.
 
     Raises:
         CallableError: the model fails, or parameters have no shape.
@@ -275,29 +282,33 @@ def cut_chain(
                 f"parameter {name} has no shape before the first forward (a lazy module); run the model once on a "
                 "sample before you return it, or give the module its sizes"
             )
-    description, survey = describe(
-        model,
-        signature,
-        example,
-        results_of=results_of,
-        set_training=lambda training: (enter_training if training else enter_evaluation)(modes),
-        keep_all=keep_all,
-        splits_ties=splits_ties,
-    )
-    return _described(CutModel(model, description, survey), modes)
+    with autocast(precision, device_of(example)):
+        description, survey = describe(
+            model,
+            signature,
+            example,
+            results_of=results_of,
+            set_training=lambda training: (enter_training if training else enter_evaluation)(modes),
+            keep_all=keep_all,
+            splits_ties=splits_ties,
+        )
+    return _described(CutModel(model, description, survey), modes, precision)
 
 
-def described_chain(model: nn.Module, description: CutDescription) -> tuple[Layer, ...]:
+def described_chain(
+    model: nn.Module, description: CutDescription, *, precision: Precision = "fp32"
+) -> tuple[Layer, ...]:
     """The same chain for another instance of the model, which is not run and may be on torch's `meta` device.
 
     Args:
         model: the model as returned by the user's callable; set to its training mode.
         description: the description by which `cut_chain` cut another instance.
+        precision: what the layers compute in.
     """
-    return _described(CutModel(model, description), tuple(modes_of(model).values()))
+    return _described(CutModel(model, description), tuple(modes_of(model).values()), precision)
 
 
-def _described(cut: CutModel, modes: tuple[ModuleMode, ...]) -> tuple[Layer, ...]:
+def _described(cut: CutModel, modes: tuple[ModuleMode, ...], precision: Precision) -> tuple[Layer, ...]:
     layers: list[Layer] = []
     for index, layer in enumerate(cut.layers):
         names = (*layer.parameters, *layer.frozen)
@@ -322,6 +333,7 @@ def _described(cut: CutModel, modes: tuple[ModuleMode, ...]) -> tuple[Layer, ...
                 _gradient_hooks(module, parameters),
                 tuple(place for places in cut.buffer_places.values() for place in places),
                 cut,
+                precision,
             )
         )
     return tuple(layers)
@@ -470,7 +482,10 @@ def forget_weights(layers: Sequence[Layer]) -> None:
     """
     placeholders: dict[str, nn.Parameter] = {}
     for layer in layers:
-        for owner, key, name in layer.places:
+        # A layer of a cut model registers its parameters once more (`LayerTensors`).
+        table = cast("dict[str, Tensor]", layer.module._parameters)  # noqa: SLF001 - see run_layers
+        registered = [(table, local, name) for local, name in layer.parameters.items() if local in table]
+        for owner, key, name in (*layer.places, *registered):
             placeholder = placeholders.setdefault(name, nn.Parameter(torch.empty_like(owner[key], device="meta")))
             owner[key] = placeholder
 
@@ -546,7 +561,7 @@ def run_layers(
     values: Values,
     seed: Callable[[SeedKey], None] | None = None,
 ) -> Values:
-    """Run consecutive layers with the given weights instead of the modules' own.
+    """Run consecutive layers with the given weights instead of the modules' own, in the layers' precision.
 
     Equivalent to `torch.func.functional_call`, without its lookups at every call (80 µs per layer on a cold cache): a
     plain tensor takes the parameter's place while the module runs.
@@ -557,7 +572,7 @@ def run_layers(
         values: the input of the first layer.
         seed: seeds the generators; called before each layer, in a cut model before each call that draws.
     """
-    with weights_in_place(layers, weights):
+    with autocast(layers[0].precision, device_of(values)), weights_in_place(layers, weights):
         if layers[0].cut is not None:
             first, last = layers[0].index, layers[-1].index + 1
             return layers[0].cut.run(first, last, weights, values, seed=seed or _unseeded, normalise=_boundary)
@@ -566,6 +581,11 @@ def run_layers(
                 seed(layer.index)
             values = as_values(layer.module(*at_boundary(values)), layer)
     return values
+
+
+def device_of(values: Values) -> torch.device:
+    """The device of a minibatch; the CPU if it has no tensors."""
+    return values[-1].device if values else torch.device("cpu")
 
 
 def _unseeded(_: SeedKey) -> None:

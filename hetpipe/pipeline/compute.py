@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,11 +35,12 @@ from hetpipe.pipeline.chain import (
     weights_in_place,
 )
 from hetpipe.pipeline.modes import enter_evaluation, enter_training
+from hetpipe.pipeline.precision import autocast
 from hetpipe.pipeline.remapping import Remapping
 from hetpipe.pipeline.saved_tensors import keep
 from hetpipe.pipeline.seeds import evaluation_layer_seed, layer_seed, seed_generators
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
-from hetpipe.values.run import DeviceConfig, StageEmulation
+from hetpipe.values.run import DeviceConfig, RatioSums, StageEmulation
 
 #: Start of a backward: an edge of the graph and its gradient, None for a scalar loss.
 BackwardStart = tuple[GradientEdge, Tensor | None]
@@ -241,9 +242,13 @@ class StageCompute:
         """Mean loss of minibatch `p`, whose forward returned `outputs`; its backward starts from the loss."""
         assert self._loss is not None, "only the last stage has a loss"
         loss, output, target = self._loss, _unwrapped(outputs), self.to_device(target)
-        value = self._activations.watch(p, outputs, lambda: call_loss(loss, output, target))
+        value = self._activations.watch(p, outputs, lambda: self._loss_of(loss, output, target))
         self._pending[p] = replace(self._pending[p], outputs=(_edge(value),))
         return float(value.detach())
+
+    def skip_loss(self, p: Minibatch) -> None:
+        """Let the backward of `p` find no gradient at all: none of its targets counts, and its loss is not computed."""
+        self._pending[p] = replace(self._pending[p], outputs=(None,))
 
     def backward(
         self, p: Minibatch, weights: Mapping[str, Tensor], gradients: Sequence[Tensor | None] | None
@@ -288,6 +293,10 @@ class StageCompute:
         finally:
             enter_training(self._modes)
 
+    def autocast(self) -> AbstractContextManager[object]:
+        """A block that computes in the stage's precision, as its layers do."""
+        return autocast(self._layers[0].precision, self._device)
+
     def to_device(self, target: Any) -> Any:
         """Move a target to the stage's device."""
         if isinstance(target, Tensor):
@@ -312,6 +321,10 @@ class StageCompute:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
+    def _loss_of(self, loss: LossFunction, output: Tensor | Values, target: Any) -> Tensor:
+        with self.autocast():
+            return call_loss(loss, output, target)
+
     def _leaf(self, value: Tensor, needs_gradient: bool) -> Tensor:  # noqa: FBT001 - called in one place
         value = value.to(self._device)
         return value.detach().requires_grad_() if needs_gradient else value
@@ -331,13 +344,12 @@ def _unwrapped(outputs: Values) -> Tensor | Values:
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-def metric_sums(
+def metric_values(
     outputs: Values,
     target: Any,
     *,
     functions: Mapping[str, LossFunction],
-    num_samples: int,
-) -> dict[str, float]:
-    """Σ over samples of every metric of one evaluation minibatch; each function returns a mean."""
+) -> dict[str, float | RatioSums]:
+    """Every metric of one evaluation minibatch: its mean, or the sums of its ratio."""
     output = _unwrapped(outputs)
-    return {name: call_metric(name, function, output, target) * num_samples for name, function in functions.items()}
+    return {name: call_metric(name, function, output, target) for name, function in functions.items()}

@@ -7,19 +7,19 @@ A model that defines its layers (`nn.Sequential`, `layers()`) is cut accordingly
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hetpipe.errors import CallableError
 from hetpipe.model.cut_model import CutModel, Signature, whole_output
 from hetpipe.model.user_errors import place_of_function
-from hetpipe.pipeline.callables import LossFunction
+from hetpipe.pipeline.callables import LossFunction, WeightedLosses, own_loss
 from hetpipe.pipeline.chain import Layer, chain_of, cut_chain
 from hetpipe.pipeline.data import Batch
 from hetpipe.pipeline.seeds import preserved_generators
+from hetpipe.values.precision import Precision
 
 
 def says_its_layers(model: nn.Module) -> bool:
@@ -29,7 +29,12 @@ def says_its_layers(model: nn.Module) -> bool:
 
 
 def layers_of(
-    model: nn.Module, example: Batch, loss: LossFunction | None, *, splits_ties: bool = True
+    model: nn.Module,
+    example: Batch,
+    loss: LossFunction | None,
+    *,
+    splits_ties: bool = True,
+    precision: Precision = "fp32",
 ) -> tuple[Layer, ...]:
     """The chain of `model`, which is set to its training mode.
 
@@ -40,6 +45,7 @@ def layers_of(
         example: a minibatch, or a few samples of one.
         loss: the job's loss; None if the model computes it.
         splits_ties: allow cuts between the uses of one weight (`Policy.splits_ties`).
+        precision: what the layers compute in.
 
     Raises:
         CallableError: the model cannot be cut, or does not accept such minibatches.
@@ -55,7 +61,13 @@ def layers_of(
                 f"loss: is not set, and {type(model).__name__} is a chain of layers, which computes none; name one, "
                 "for example `loss: torch.nn.functional:cross_entropy`"
             )
-        return chain_of(model)
+        own = loss.computed_by_model if isinstance(loss, WeightedLosses) else None
+        if own is not None:
+            raise CallableError(
+                f"loss.{own}: has no `call`, and {type(model).__name__} is a chain of layers, which computes no loss; "
+                f"name one, for example `loss: {{{own}: {{call: model:loss}}}}`"
+            )
+        return chain_of(model, precision=precision)
     keys = example.keys
     signature = Signature(keys or tuple(map(str, range(len(example.inputs)))), is_mapping=keys is not None)
     _check_arguments(model, signature)
@@ -66,6 +78,7 @@ def layers_of(
             example.inputs,
             results_of=own_loss if loss is None else whole_output,
             splits_ties=splits_ties,
+            precision=precision,
         )
 
 
@@ -122,28 +135,6 @@ def why_one_layer(cut: CutModel) -> str:
         if not survey.cuts
         else "has no cut that is worth its bytes"
     )
-
-
-def own_loss(output: Any) -> Tensor:
-    """The loss that a model has computed itself.
-
-    Raises:
-        CallableError: the output has none.
-    """
-    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    has_key = "loss" in output if isinstance(output, Mapping) else hasattr(output, "loss")
-    if found is None and has_key:
-        raise CallableError(
-            f"loss: is not set, and the model's output ({type(output).__name__}) has `loss: None`: it computes a loss "
-            "only if it receives the targets; add its `labels` to every sample of `data.train`, or name a "
-            "loss, for example `loss: model:loss`"
-        )
-    if not isinstance(found, Tensor):
-        raise CallableError(
-            f"loss: is not set, and the model's output ({type(output).__name__}) has no tensor `loss`; name a loss, "
-            "or give the model what it needs to compute one, such as `labels`"
-        )
-    return found
 
 
 class OutputFunction:

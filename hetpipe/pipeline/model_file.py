@@ -55,6 +55,7 @@ from hetpipe.pipeline.comparison import same
 from hetpipe.pipeline.modes import enter_evaluation, enter_training
 from hetpipe.pipeline.seeds import layer_seed, preserved_generators, seed_generators
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
+from hetpipe.values.precision import Precision
 
 #: File name, in the folder of the run.
 MODEL_FILE = "initial.safetensors"
@@ -101,18 +102,18 @@ class ModelFile:
     tensors: Mapping[str, _StoredTensor] = field(default_factory=dict)
     """The initial tensors by name; none under `whole`."""
 
-    def chain(self, model: nn.Module) -> tuple[Layer, ...]:
-        """The layers of `model`, built by `construct`.
+    def chain(self, model: nn.Module, *, precision: Precision = "fp32") -> tuple[Layer, ...]:
+        """The layers of `model`, built by `construct`; they compute in `precision`.
 
         Raises:
             ModelFileUnusable: the model does not match the file.
             CallableError: the model cannot be cut (`chain_of`).
         """
         if self.cut is None:
-            layers = chain_of(model)
+            layers = chain_of(model, precision=precision)
         else:
             try:
-                layers = described_chain(model, from_plain(self.cut))
+                layers = described_chain(model, from_plain(self.cut), precision=precision)
             except (HetpipeError, KeyError, TypeError, ValueError) as error:
                 raise ModelFileUnusable(f"{self.path} describes another model: {error!r}") from error
         if len(layers) != self.num_layers:
@@ -324,13 +325,16 @@ def prove_construction(
         The construction, None if each stage must build and record the model itself; and why it is not `meta`, or "".
     """
     why = ""
-    cut = chain[0].cut
+    cut, precision = chain[0].cut, chain[0].precision
     ways: tuple[Construction, ...] = ("meta", "whole")
     for construction in ways:
         try:
             with preserved_generators():
                 model = construct(build, construction)
-                made = chain_of(model) if cut is None else described_chain(model, _again(cut.description))
+                if cut is None:
+                    made = chain_of(model, precision=precision)
+                else:
+                    made = described_chain(model, _again(cut.description), precision=precision)
                 _compare(chain, made, inputs, seed)
         except Exception as error:  # noqa: BLE001 - whatever it is, it does not work this way
             why = why or str(error).split("\n", maxsplit=1)[0]

@@ -15,6 +15,7 @@ from torch import Tensor
 from hetpipe.pipeline.chain import dtype_name
 from hetpipe.pipeline.flop_counter import FlopCounter
 from hetpipe.values.plan import ModelWork, compute_dtype
+from hetpipe.values.precision import Precision
 
 _log = structlog.get_logger(__name__)
 
@@ -29,6 +30,7 @@ def model_work(
     parameters: Sequence[Tensor],
     *,
     tokens_per_sample: int | None,
+    precision: Precision = "fp32",
 ) -> ModelWork:
     """Measure the work of one sample.
 
@@ -37,10 +39,11 @@ def model_work(
         compute_loss: runs the model on it.
         parameters: the trainable parameters.
         tokens_per_sample: value of the job; None: `tokens_of`.
+        precision: what the model computes in.
     """
     samples = inputs[0].shape[0]
     tokens = tokens_of(inputs) if tokens_per_sample is None else tokens_per_sample
-    dtype = compute_dtype((dtype_name(one.dtype), one.numel()) for one in parameters)
+    dtype = compute_dtype(((dtype_name(one.dtype), one.numel()) for one in parameters), precision)
     return ModelWork(tokens, _count(compute_loss, parameters, samples), dtype)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -28,6 +28,7 @@ from hetpipe.pipeline.compute import StageCompute
 from hetpipe.pipeline.data import Batch
 from hetpipe.pipeline.hidden_references import leaves_behind, strangers, unregistered_paths
 from hetpipe.pipeline.modes import enter_training
+from hetpipe.pipeline.precision import autocast
 from hetpipe.pipeline.seeds import (
     evaluation_layer_seed,
     generator_states,
@@ -36,6 +37,7 @@ from hetpipe.pipeline.seeds import (
     seed_generators,
 )
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
+from hetpipe.values.precision import Precision
 
 #: Samples in the proof's minibatch; some user code needs whole minibatches, and gets them.
 PROVEN_SAMPLES = 4
@@ -181,7 +183,7 @@ class _Proof:
         }
         #: Comparison of computations with equal operations, and of others.
         self._strict, self._loose = TensorComparison(), TensorComparison(is_loose=True)
-        self._uncut = _Uncut(_made_again(build, chain), loss, seed)
+        self._uncut = _Uncut(_made_again(build, chain), loss, seed, chain[0].precision)
         self._check_made_alike()
         #: Layer → tensors that it uses without registering them.
         self._strangers: dict[int, list[Tensor]] = {}
@@ -474,7 +476,8 @@ class _Proof:
                 value.clone().requires_grad_(value.is_floating_point() or value.is_complex())
                 for value in computed.result
             )
-            value = call_loss(self._loss, output[0] if len(output) == 1 else output, _copied(batch.target))
+            with autocast(self._chain[0].precision, _CPU):
+                value = call_loss(self._loss, output[0] if len(output) == 1 else output, _copied(batch.target))
             values.append(float(value.detach()))
         changed = [name for name, buffer in module.named_buffers() if not same(buffer, before[name])]
         where = "only the last stage of each virtual worker calls it, and its state is neither averaged nor saved"
@@ -512,9 +515,9 @@ class _Proof:
 class _Uncut:
     """The user's model, run as the user would run it, with hooks on its layers."""
 
-    def __init__(self, model: nn.Module, loss: LossFunction, seed: int) -> None:
+    def __init__(self, model: nn.Module, loss: LossFunction, seed: int, precision: Precision) -> None:
         self.model = model.to(_CPU)
-        self.chain = chain_of(model)
+        self.chain = chain_of(model, precision=precision)
         self._loss = loss
         self._seed = seed
         self.notices: list[str] = []
@@ -564,7 +567,8 @@ class _Uncut:
 
     def _computed(self, batch: Batch, result: Values, outputs: tuple[Values, ...] | None) -> _Computed:
         found = tuple(value.detach().clone() for value in result)
-        loss = call_loss(self._loss, result[0] if len(result) == 1 else result, _copied(batch.target))
+        with self._autocast():
+            loss = call_loss(self._loss, result[0] if len(result) == 1 else result, _copied(batch.target))
         named = {
             name: layer.module.get_parameter(local) for layer in self.chain for local, name in layer.parameters.items()
         }
@@ -607,12 +611,13 @@ class _Uncut:
         values = tuple(value.clone() for value in batch.inputs)
         current: Layer | None = None
         try:
-            if self._is_chain:
-                for layer in self.chain:
-                    current = layer
-                    values = as_values(layer.module(*values), layer)
-                return values
-            result = self.model(*values)
+            with self._autocast():
+                if self._is_chain:
+                    for layer in self.chain:
+                        current = layer
+                        values = as_values(layer.module(*values), layer)
+                    return values
+                result = self.model(*values)
         except HetpipeError:
             raise
         except Exception as error:
@@ -632,6 +637,9 @@ class _Uncut:
             f"model: {type(self.model).__name__}'s own forward returned {type(result).__name__}; like its last layer "
             "it must return a tensor or a flat tuple of tensors"
         )
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        return autocast(self.chain[0].precision, _CPU)
 
     def _note_whole(self, watch: _Watch) -> None:
         self.is_whole = True

@@ -65,9 +65,9 @@ class Updates:
         """Whether every gradient added so far is in an update."""
         return not self._gathered.minibatches and not self._waiting
 
-    def add(self, p: Minibatch, gradients: GradientsByName, samples: int) -> None:
-        """Add the gradients of minibatch `p`; makes an update if it is the last of one."""
-        self._gathered.add(gradients, samples)
+    def add(self, p: Minibatch, gradients: GradientsByName, weight: int) -> None:
+        """Add the gradients of minibatch `p`, of this weight in means; makes an update if it is the last of one."""
+        self._gathered.add(gradients, weight)
         self._latest = p
         if self._parts.versions.is_update(p):
             self._finish(p)
@@ -116,21 +116,22 @@ class Updates:
             self._pass_on(waiting)
 
     def _averaged(self) -> GradientsByName | None:
-        """The gradient of the update; None if no replica has a sample in it."""
+        """The gradient of the update; None if no replica has a minibatch in it."""
         replicas = self._parts.replicas
         if replicas is None:
             return self._gathered.take_average()
-        own, samples = self._gathered.take_sum()
+        minibatches = self._gathered.minibatches
+        own, weight = self._gathered.take_sum()
         # A replica that did not use a parameter, or had no minibatch, contributes zero.
         like = self._parts.weights.at_barrier.views
         summed = {name: torch.zeros_like(like[name]) if (g := own.get(name)) is None else g for name in self._names}
-        counts = [float(samples), *(float(own.get(name) is not None) for name in self._names)]
+        counts = [float(weight), float(minibatches), *(float(own.get(name) is not None) for name in self._names)]
         counted = torch.tensor(counts, dtype=torch.float64, device=self._parts.pool.device)
         with self._parts.timeline.span(Activity.REDUCE, p=self._latest):
             replicas.sum_([counted, *summed.values()])
-        total, *uses = counted.tolist()
+        total, num_minibatches, *uses = counted.tolist()
         found = {name: summed[name] if used else None for name, used in zip(self._names, uses, strict=True)}
-        return divided(found, int(total)) if total else None
+        return divided(found, int(total)) if num_minibatches else None
 
     def _pass_on(self, waiting: _Waiting) -> None:
         """Send squared norms upstream, or, on the first stage, the norm downstream."""

@@ -179,6 +179,7 @@ def measure_chain(
         sampling.least,
         clock.wall(),
         tokens_per_sample=tokens_of(subject.batch.inputs),
+        precision=subject.job.precision,
     )
 
 

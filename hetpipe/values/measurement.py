@@ -13,6 +13,7 @@ from pydantic import Field
 
 from hetpipe.values.bounds import Count, Name, Seconds
 from hetpipe.values.plan import ForbiddenPlaces, TensorSpec, compute_dtype
+from hetpipe.values.precision import Precision
 
 #: The device type of CPUs, in profiles and in agents' devices.
 CPU_TYPE = "cpu"
@@ -86,11 +87,14 @@ class Measurement:
     """Device memory used by the framework besides the model's tensors."""
     tokens_per_sample: Annotated[int, Field(ge=1)] | None = None
     """None where the minibatch is not a sequence of ids."""
+    precision: Precision = "fp32"
+    """What it was measured in: times and bytes."""
 
     @property
     def compute_dtype(self) -> str:
-        """The dtype of most of the parameters, by bytes."""
-        return compute_dtype((p.dtype, p.num_elements) for layer in self.layers for p in layer.parameters)
+        """The dtype that most of the work is computed in."""
+        sizes = ((p.dtype, p.num_elements) for layer in self.layers for p in layer.parameters)
+        return compute_dtype(sizes, self.precision)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from hetpipe.values.bounds import (
     Sentence,
 )
 from hetpipe.values.ids import AgentId, DeviceId, JobId, LayerIndex, ShardIndex, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.values.precision import AUTOCAST_DTYPES, Precision
 
 #: Bytes per element of every dtype that may be sent. An allow-list: any other dtype is rejected.
 DTYPE_BYTES: dict[str, int] = {
@@ -46,19 +47,23 @@ DTYPE_BYTES: dict[str, int] = {
 DEFAULT_DTYPE = "float32"
 
 
-def compute_dtype(sizes: Iterable[tuple[str, int]]) -> str:
-    """The dtype of most of the parameters, by bytes.
+def compute_dtype(sizes: Iterable[tuple[str, int]], precision: Precision = "fp32") -> str:
+    """The dtype that a model's matrix products compute in: that of most of its parameters by bytes, or autocast's.
 
     Args:
         sizes: dtype and number of elements of each parameter; unknown dtypes all count with the same size.
+        precision: of the job. Autocast leaves float64 as it is.
 
     >>> compute_dtype([("float32", 10), ("bfloat16", 30)])
     'bfloat16'
+    >>> compute_dtype([("float32", 10)], "bf16"), compute_dtype([("float64", 10)], "bf16")
+    ('bfloat16', 'float64')
     """
     bytes_by_dtype = Counter[str]()
     for dtype, num_elements in sizes:
         bytes_by_dtype[dtype] += num_elements * DTYPE_BYTES.get(dtype, 1)
-    return bytes_by_dtype.most_common(1)[0][0] if bytes_by_dtype else DEFAULT_DTYPE
+    most = bytes_by_dtype.most_common(1)[0][0] if bytes_by_dtype else DEFAULT_DTYPE
+    return most if most == "float64" else AUTOCAST_DTYPES.get(precision, most)
 
 
 def _checked_dtype(dtype: str) -> str:

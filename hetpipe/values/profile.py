@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field
 
 from hetpipe.values.document import Document, Section, entries, mapping
 from hetpipe.values.plan import compute_dtype
+from hetpipe.values.precision import Precision
 from hetpipe.values.problems import Path, Problem, format_path, shown
 from hetpipe.values.suggest import closest, did_you_mean, join_names
 
@@ -139,6 +140,8 @@ class Profile(Document):
     """Layers in the order of the chain."""
     tokens_per_sample: Annotated[int, Field(ge=1)] | None = None
     """Tokens of one sample, for tokens/s beside samples/s; null: samples are not token sequences."""
+    precision: Precision = "fp32"
+    """What it was measured in: the job's `precision`."""
     estimated: tuple[str, ...] = ()
     """Device types whose times were estimated from the catalogue instead of measured."""
 
@@ -174,8 +177,9 @@ class Profile(Document):
 
     @property
     def compute_dtype(self) -> str:
-        """The dtype of most of the parameters, by bytes; float32 where the profile names none."""
-        return compute_dtype((p.dtype, prod(p.shape)) for layer in self.layers for p in layer.parameters)
+        """The dtype that most of the work is computed in; without `precision` that of most of the parameters."""
+        sizes = ((p.dtype, prod(p.shape)) for layer in self.layers for p in layer.parameters)
+        return compute_dtype(sizes, self.precision)
 
     def model_flops(self, first: int, last: int) -> int | None:
         """Operations of layers [first, last), forward and backward, for one minibatch; None if not counted."""

@@ -34,7 +34,11 @@ HARMLESS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "ReportInitialized": (("requester.vw = 1", "a member"),),
     "Evict": (("vw = 1", "a member"),),
     "Drain": (("vw = 1", "a member"),),
-    "Admit": (("vw = .*", "another one"), ("incarnation = .*", "a later life")),
+    "Admit": (
+        ("vw = .*", "another one"),
+        ("incarnation = .*", "a later life"),
+        ("minibatches_per_wave = 1", "those of the job"),
+    ),
     "ReportStaged": (
         ("without blocks", "an empty wave"),
         ("wave = 1", "the next wave"),
@@ -42,6 +46,7 @@ HARMLESS: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "HoldClock": (("switch = 1", "the next switch point"), ("requester.vw = 1", "a member")),
     "GetProgress": (("requester.vw = 1", "a member"),),
+    "ShareMemory": (("requester.vw = 1", "a member"),),
     "ReportCheckpoint": (("files.num_bytes = .*", "nobody knows yet how large the file is"),),
     "FollowLog": (
         ("without requester", "a shard follows"),

@@ -100,6 +100,10 @@ def test_a_plan_takes_the_place_of_auto() -> None:
             {"cluster": {"slowdown": 2.0}},
             "cluster: slows devices down, which planning does not take into account; give",
         ),
+        (
+            {"precision": "bf16", "cluster": {"file": CLUSTER, "profile": PROFILE}},
+            "cluster.profile: was measured in fp32, but `precision` is bf16, with other times and bytes; measure",
+        ),
         ({"workers": {"allocation": "NP", "count": 2}}, "workers.count: is 2, but `stages: auto` plans"),
         ({"workers": {"stages": "auto", "count": 2}}, "workers.count: is 2, but `stages: auto` plans"),
         ({"workers": {"stages": 2, "allocation": "NP"}}, "workers.allocation: is NP, but `stages` already assigns"),

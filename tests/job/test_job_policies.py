@@ -361,6 +361,16 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"weights": "predict", "gradients": {"max_norm": 1.0}}, "gradients.clip: is global, but under predict every step"),
     ({"weights": "spectrain", "gradients": {"max_norm": 1.0}}, "gradients.clip: is global, but under spectrain every"),
+    # Precision.
+    ({"precision": "bfloat16"}, "precision: must be fp32"),
+    (
+        {"weights": "predict", "precision": "bf16"},
+        (
+            "precision: is bf16, but under predict a backward reads other weights than its forward, and autocast keeps "
+            "the forward's, cast to bfloat16; use fp32, or weights: wave, stash, vertical, double_buffer or flush"
+        ),
+    ),
+    ({"weights": "spectrain", "precision": "bf16"}, "precision: is bf16, but under spectrain a backward reads other"),
     # Prediction.
     (
         {"weights": "stash", "prediction": {"include_decay": False}},
@@ -492,6 +502,30 @@ def test_json_and_back(values: dict[str, Any]) -> None:
 def test_schedules_may_be_nested() -> None:
     spec = LrScheduleSpec.model_validate({"name": "A", "schedulers": ({"name": "B", "schedulers": ({"name": "C"},)},)})
     assert spec.schedulers[0].schedulers[0].name == "C"
+
+
+class TestReadingAhead:
+    def test_workers_read_two_minibatches_ahead_each(self) -> None:
+        data = Job(**{**MINIMAL, "data": {**MINIMAL["data"], "num_workers": 4}}).data
+        assert (data.num_workers, data.prefetch_factor, data.pin_memory) == (4, 2, False)
+        assert Job(**MINIMAL).data.prefetch_factor is None
+
+    def test_nobody_to_read_ahead(self) -> None:
+        assert problems(data={**MINIMAL["data"], "prefetch_factor": 4}) == (
+            (
+                "data.prefetch_factor: is 4, but `num_workers` is 0, so nothing is read ahead; set `num_workers`, for "
+                "example 4, or remove it"
+            ),
+        )
+
+    def test_one_order_of_the_samples(self) -> None:
+        assert problems(data={**MINIMAL["data"], "shuffle": False, "sampler": "model:by_length"}) == (
+            "data.sampler: is given beside `shuffle: false`, and both state the order of the samples; remove one",
+        )
+
+    def test_too_many(self) -> None:
+        (problem,) = problems(data={**MINIMAL["data"], "num_workers": 257, "prefetch_factor": 2})
+        assert problem.startswith("data.num_workers: ")
 
 
 class TestEvaluationsWithinEpochs:

@@ -11,7 +11,7 @@ from hetpipe.observe.metrics import WaveMetrics
 from hetpipe.observe.timeline import Activity, NullTimeline
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.synchroniser import Synchroniser
-from hetpipe.pipeline.tally import Figures, Tally
+from hetpipe.pipeline.tally import Figures, MinibatchLoss, Tally
 from hetpipe.pipeline.waiting import Waiter
 from hetpipe.values.ids import Clock, Minibatch
 from hetpipe.values.run import StageProgress, StageReport
@@ -51,7 +51,7 @@ def test_minibatches_of_the_next_wave_may_be_computed_before_a_wave_is_closed() 
     reports: list[StageReport] = []
     tally = tally_with(lines, reports.append)
     for p, loss, samples in ((1, 4.0, 2), (2, 2.0, 2), (3, 100.0, 2), (4, 50.0, 1)):
-        tally.loss(Minibatch(p), loss, samples)
+        tally.loss(Minibatch(p), MinibatchLoss(loss, samples, samples))
     tally.gradient_norm = 1.5
     tally.wave_closed(1, Minibatch(2))
     tally.wave_closed(2, Minibatch(4))

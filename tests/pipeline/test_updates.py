@@ -55,7 +55,7 @@ class Others:
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         counted, *sums = tensors
         assert counted.dtype == torch.float64
-        counted += torch.tensor([self._samples, *(self._sums[name] is not None for name in NAMES)])
+        counted += torch.tensor([self._samples, bool(self._samples), *(self._sums[name] is not None for name in NAMES)])
         for name, tensor in zip(NAMES, sums, strict=True):
             tensor.add_(torch.tensor(self._sums[name] or 0.0))
 

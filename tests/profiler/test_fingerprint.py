@@ -38,11 +38,12 @@ def test_the_same_again_has_the_same_key() -> None:
         {"device": "another"},
         {"num_threads": 64},
         {"torch_version": "1.0"},
+        {"precision": "bf16"},
         {"method": 0},
     ],
 )
 def test_whatever_differs_changes_the_key(changes: dict[str, object]) -> None:
-    found = Fingerprint("m:b", "l", {"m": "0"}, (("a", ()),), (SPEC,), 16, "cpu", 1, "2.13")
+    found = Fingerprint("m:b", "l", {"m": "0"}, (("a", ()),), (SPEC,), 16, "cpu", 1, "2.13", "fp32")
     assert replace(found, **changes).key != found.key  # type: ignore[arg-type]  # one field at a time
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.values.ids import Clock, Minibatch, VirtualWorkerIndex
+from hetpipe.values.precision import Precision
 from tests.reference.policies import POLICIES
 
 #: Parameter or buffer name (the model's own) → tensor, in chain order.
@@ -81,12 +82,18 @@ class ReferenceRun:
     """Gradients of an update with a larger norm are scaled down to it; None: no clipping."""
     clip: Literal["global", "stage"] = "global"
     """What the norm is over."""
+    precision: Precision = "fp32"
+    """What forwards and backwards compute in; weights and updates keep the model's dtype."""
     groups: Sequence[tuple[Sequence[str], Mapping[str, object]]] = ()
     """(patterns of parameter names, optimizer arguments that differ for them); the first that matches counts."""
     lr_schedule: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None
     """Builds the schedule of the learning rate, which steps once per update."""
+    weigh: Callable[[Any], int] | None = None
+    """The weight of a minibatch in means over several, from its target; None: its samples."""
     include_decay: bool = True
     """Whether a prediction counts on the decoupled weight decay."""
+    order: Callable[[int], Sequence[int]] | None = None
+    """Epoch → its samples in the order in which they are dealt; None: those that are left are permuted at barriers."""
     epochs: int | None = None
     total_minibatches: int | None = None
     """Minibatches of the whole run, over all virtual workers."""

@@ -6,7 +6,9 @@ shows in the versions alone: `SegmentEquations` says which they are, `LocalWeigh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from hetpipe.pipeline.data import EXAMPLE_SAMPLES, Batch
 from hetpipe.pipeline.layering import layers_of, on_output, says_its_layers
 from hetpipe.pipeline.seeds import fetch_seed, layer_seed, seed_generators
 from hetpipe.values.ids import Clock, Minibatch, VirtualWorkerIndex
+from hetpipe.values.precision import Precision
 from tests.reference.gradients import Gradients, MinibatchGradients, average, clipped
 from tests.reference.local_weights import AnchoredWeights, DirectWeights, LocalWeights
 from tests.reference.optimizer import OptimizerMemory, ReferenceOptimizer
@@ -80,16 +83,27 @@ def output_of(values: Values) -> Tensor | Values:
     return values[0] if len(values) == 1 else values
 
 
+def autocast(precision: Precision) -> AbstractContextManager[object]:
+    """Torch's autocast to the format of `precision`; every use of a weight casts for itself."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast("cpu", {"bf16": torch.bfloat16}[precision], cache_enabled=False)
+
+
 def layers_for(run: ReferenceRun, model: nn.Module) -> tuple[Layer, ...]:
     """The layers of `model`: its own, or, of a model that names none, those between the cuts of its forward."""
     if says_its_layers(model):
-        return chain_of(model)
+        return chain_of(model, precision=run.precision)
     count = min(EXAMPLE_SAMPLES, run.batch_size)
     seed_generators(fetch_seed(run.seed, VirtualWorkerIndex(0), Minibatch(1)))
     values, target = read_block(run.train, range(count))
     keys = tuple(target) if isinstance(run.train[0], Mapping) else None
     return layers_of(
-        model, Batch(values, target, count, keys), run.loss, splits_ties=not POLICIES[run.weights].predicts
+        model,
+        Batch(values, target, count, keys),
+        run.loss,
+        splits_ties=not POLICIES[run.weights].predicts,
+        precision=run.precision,
     )
 
 
@@ -176,7 +190,7 @@ class ReferenceWorker:
         used = self._weights(forward, published)
         read = self._weights(backward, published) if self._policy.predicts else None
         loss, gradients = self._gradients(p, block, used, read)
-        self._group.append(MinibatchGradients(gradients, len(block)))
+        self._group.append(MinibatchGradients(gradients, self._weight(block)))
         if self._run.sync != "allreduce" and self._equations.is_update(p):
             self.update(p, average(self.take_group()), self._decayed(p, used, forward[0], published))
         self._forget(forward[0])
@@ -233,6 +247,10 @@ class ReferenceWorker:
             return None
         return self._weights(newest, published) if self._policy.decays_newest else used
 
+    def _weight(self, block: tuple[int, ...]) -> int:
+        """n_j of a minibatch."""
+        return len(block) if self._run.weigh is None else self._run.weigh(read_block(self._run.train, block)[1])
+
     def _forget(self, version: Version) -> None:
         """Versions and W* never fall, and no stage has an older version than the first."""
         self._local.forget(version)
@@ -251,7 +269,10 @@ class ReferenceWorker:
         inputs, target = read_block(run.train, block)
         leaves = {name: weight.detach().clone().requires_grad_() for name, weight in used.items()}
         outputs = run_layers(self._layers, leaves, inputs, seed=seed)
-        loss: Any = self._loss(output_of(outputs), target)
+        if run.weigh is not None and not run.weigh(target):
+            return math.nan, dict.fromkeys(leaves)  # nothing counts: no loss, no gradient, no step, no decay
+        with autocast(run.precision):
+            loss: Any = self._loss(output_of(outputs), target)
         if read is not None:
             # Algorithm 1 of PipeOptim to the letter: the parameters' storage, which whatever autograd saved of a
             # parameter shares, gets other weights between forward and backward. No version counter sees it.

@@ -56,7 +56,7 @@ class InProcessLink:
                 f"{self.own} waited {elapsed:.1f} s to send {describe(frame)} to {self.peer}, "
                 "which has not taken the frames before it"
             )
-        sent = Frame(frame.kind, frame.minibatch, frame.clock, frame.local_through, copies, frame.samples)
+        sent = Frame(frame.kind, frame.minibatch, frame.clock, frame.local_through, copies, frame.weight)
         if not self._peer_inbox.put(sent):
             self._raise_if_ended(frame)
 

@@ -54,7 +54,6 @@ def test_a_slip_of_the_pen_is_told(typed: str, allowed: tuple[str, ...], meant: 
 @pytest.mark.parametrize(
     ("typed", "allowed"),
     [
-        ("precision", JOB),
         ("precision", ("prediction",)),
         ("device", JOB),
         ("dataset", JOB),

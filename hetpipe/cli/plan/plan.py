@@ -189,6 +189,11 @@ def _for_job(request: Options, job: Job, output: Output, shell: Shell) -> _Known
             f"the profile is of minibatches of {known.profile.batch_size} samples, the job's have {job.batch_size}; "
             f"profile again, or set batch_size: {known.profile.batch_size}"
         )
+    if known.profile.precision != job.precision:
+        raise UserError(
+            f"the profile was measured in {known.profile.precision}, the job computes in {job.precision}; profile "
+            f"again, or set precision: {known.profile.precision}"
+        )
     return known
 
 

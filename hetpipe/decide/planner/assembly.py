@@ -42,6 +42,7 @@ def profile_of(
         input_bytes=measured[0].input_bytes,
         layers=tuple(_layer(types, column) for column in columns),
         tokens_per_sample=tokens_per_sample or measured[0].tokens_per_sample,
+        precision=measured[0].precision,
         estimated=tuple(measurement.device_type for measurement in estimated),
     )
 

@@ -266,7 +266,21 @@ class StageReady(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., link: _Optional[str] = ...) -> None: ...
 
 class StageProgress(_message.Message):
-    __slots__ = ("minibatches", "samples", "clock", "published", "loss", "first_loss", "waiting_seconds", "idle_seconds", "compute_seconds", "pushed_bytes", "pulled_bytes", "weight_bytes", "activation_bytes", "gradient_norm", "learning_rate")
+    __slots__ = ("minibatches", "samples", "clock", "published", "loss", "first_loss", "waiting_seconds", "idle_seconds", "compute_seconds", "pushed_bytes", "pulled_bytes", "weight_bytes", "activation_bytes", "gradient_norm", "learning_rate", "losses", "first_losses")
+    class LossesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class FirstLossesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     MINIBATCHES_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -282,6 +296,8 @@ class StageProgress(_message.Message):
     ACTIVATION_BYTES_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LOSSES_FIELD_NUMBER: _ClassVar[int]
     minibatches: int
     samples: int
     clock: int
@@ -297,7 +313,9 @@ class StageProgress(_message.Message):
     activation_bytes: int
     gradient_norm: float
     learning_rate: float
-    def __init__(self, minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., clock: _Optional[int] = ..., published: _Optional[int] = ..., loss: _Optional[float] = ..., first_loss: _Optional[float] = ..., waiting_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., pushed_bytes: _Optional[int] = ..., pulled_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ...) -> None: ...
+    losses: _containers.ScalarMap[str, float]
+    first_losses: _containers.ScalarMap[str, float]
+    def __init__(self, minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., clock: _Optional[int] = ..., published: _Optional[int] = ..., loss: _Optional[float] = ..., first_loss: _Optional[float] = ..., waiting_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., pushed_bytes: _Optional[int] = ..., pulled_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., losses: _Optional[_Mapping[str, float]] = ..., first_losses: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class StageWaiting(_message.Message):
     __slots__ = ("sentence", "seconds")
@@ -308,7 +326,7 @@ class StageWaiting(_message.Message):
     def __init__(self, sentence: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class StageEvaluation(_message.Message):
-    __slots__ = ("clock", "epoch", "samples", "sums", "minibatches", "within_epoch", "whole")
+    __slots__ = ("clock", "epoch", "samples", "sums", "minibatches", "within_epoch", "whole", "weight", "ratios")
     class SumsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -316,6 +334,13 @@ class StageEvaluation(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class RatiosEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: RatioSums
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[RatioSums, _Mapping]] = ...) -> None: ...
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -323,6 +348,8 @@ class StageEvaluation(_message.Message):
     MINIBATCHES_FIELD_NUMBER: _ClassVar[int]
     WITHIN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    RATIOS_FIELD_NUMBER: _ClassVar[int]
     clock: int
     epoch: int
     samples: int
@@ -330,7 +357,19 @@ class StageEvaluation(_message.Message):
     minibatches: int
     within_epoch: bool
     whole: bool
-    def __init__(self, clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., sums: _Optional[_Mapping[str, float]] = ..., minibatches: _Optional[int] = ..., within_epoch: bool = ..., whole: bool = ...) -> None: ...
+    weight: int
+    ratios: _containers.MessageMap[str, RatioSums]
+    def __init__(self, clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., sums: _Optional[_Mapping[str, float]] = ..., minibatches: _Optional[int] = ..., within_epoch: bool = ..., whole: bool = ..., weight: _Optional[int] = ..., ratios: _Optional[_Mapping[str, RatioSums]] = ...) -> None: ...
+
+class RatioSums(_message.Message):
+    __slots__ = ("numerators", "denominators", "exponential")
+    NUMERATORS_FIELD_NUMBER: _ClassVar[int]
+    DENOMINATORS_FIELD_NUMBER: _ClassVar[int]
+    EXPONENTIAL_FIELD_NUMBER: _ClassVar[int]
+    numerators: _containers.RepeatedScalarFieldContainer[float]
+    denominators: _containers.RepeatedScalarFieldContainer[float]
+    exponential: bool
+    def __init__(self, numerators: _Optional[_Iterable[float]] = ..., denominators: _Optional[_Iterable[float]] = ..., exponential: bool = ...) -> None: ...
 
 class StageConditions(_message.Message):
     __slots__ = ("conditions",)
@@ -423,7 +462,7 @@ class AliveTensor(_message.Message):
     def __init__(self, name: _Optional[str] = ..., num_bytes: _Optional[int] = ..., has_gradient: bool = ...) -> None: ...
 
 class Measurement(_message.Message):
-    __slots__ = ("device_type", "layers", "input_bytes", "repeats", "measured_at", "reserve_bytes", "tokens_per_sample")
+    __slots__ = ("device_type", "layers", "input_bytes", "repeats", "measured_at", "reserve_bytes", "tokens_per_sample", "precision")
     DEVICE_TYPE_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     INPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -431,6 +470,7 @@ class Measurement(_message.Message):
     MEASURED_AT_FIELD_NUMBER: _ClassVar[int]
     RESERVE_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
     device_type: str
     layers: _containers.RepeatedCompositeFieldContainer[LayerMeasurement]
     input_bytes: int
@@ -438,7 +478,8 @@ class Measurement(_message.Message):
     measured_at: float
     reserve_bytes: int
     tokens_per_sample: int
-    def __init__(self, device_type: _Optional[str] = ..., layers: _Optional[_Iterable[_Union[LayerMeasurement, _Mapping]]] = ..., input_bytes: _Optional[int] = ..., repeats: _Optional[int] = ..., measured_at: _Optional[float] = ..., reserve_bytes: _Optional[int] = ..., tokens_per_sample: _Optional[int] = ...) -> None: ...
+    precision: str
+    def __init__(self, device_type: _Optional[str] = ..., layers: _Optional[_Iterable[_Union[LayerMeasurement, _Mapping]]] = ..., input_bytes: _Optional[int] = ..., repeats: _Optional[int] = ..., measured_at: _Optional[float] = ..., reserve_bytes: _Optional[int] = ..., tokens_per_sample: _Optional[int] = ..., precision: _Optional[str] = ...) -> None: ...
 
 class ProfileStep(_message.Message):
     __slots__ = ("device_type", "layer", "done", "total")
@@ -834,7 +875,14 @@ class StageRow(_message.Message):
     def __init__(self, first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
 
 class VirtualWorkerRow(_message.Message):
-    __slots__ = ("vw", "stages", "clock", "distance", "samples_per_second", "loss", "waiting_share", "memory_bytes", "state")
+    __slots__ = ("vw", "stages", "clock", "distance", "samples_per_second", "loss", "waiting_share", "memory_bytes", "state", "losses")
+    class LossesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     VW_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -844,6 +892,7 @@ class VirtualWorkerRow(_message.Message):
     WAITING_SHARE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
     vw: int
     stages: _containers.RepeatedCompositeFieldContainer[StageRow]
     clock: int
@@ -853,7 +902,8 @@ class VirtualWorkerRow(_message.Message):
     waiting_share: float
     memory_bytes: int
     state: str
-    def __init__(self, vw: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageRow, _Mapping]]] = ..., clock: _Optional[int] = ..., distance: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., loss: _Optional[float] = ..., waiting_share: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
+    losses: _containers.ScalarMap[str, float]
+    def __init__(self, vw: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageRow, _Mapping]]] = ..., clock: _Optional[int] = ..., distance: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., loss: _Optional[float] = ..., waiting_share: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ..., losses: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Straggling(_message.Message):
     __slots__ = ("vw", "stage", "factor")

@@ -23,15 +23,17 @@ from hetpipe.pipeline.callables import (
     build_model,
     build_train_data,
     call_loss,
+    epoch_order,
     load_loss,
     load_metrics,
 )
-from hetpipe.pipeline.chain import Layer, Values, forbidden_in, run_layers, tensor_spec
+from hetpipe.pipeline.chain import Layer, Values, device_of, forbidden_in, run_layers, tensor_spec
 from hetpipe.pipeline.cut_proof import prove_cut_model
 from hetpipe.pipeline.data import Batch, read_evaluation_minibatch, read_minibatch
 from hetpipe.pipeline.layering import why_one_layer
 from hetpipe.pipeline.model_file import MODEL_FILE, prove_construction, write_model_file
 from hetpipe.pipeline.model_work import model_work
+from hetpipe.pipeline.precision import autocast
 from hetpipe.pipeline.proof import PROVEN_SAMPLES, Proof, UncutFailure, prove_data, prove_model
 from hetpipe.profiler.order import ProfileOrder
 from hetpipe.profiler.profiling import measured, targets_of
@@ -140,7 +142,7 @@ def inspect_subject(subject: Subject, import_path: Path) -> ModelReport:
     sizes: list[int] = []
     with torch.enable_grad():
         outputs = _run(subject.chain, subject.batch, sizes)
-        call_loss(subject.loss, outputs[0] if len(outputs) == 1 else outputs, subject.batch.target)
+        _loss_of(subject, outputs)
     reports = tuple(_report(layer, size) for layer, size in zip(subject.chain, sizes, strict=True))
     return ModelReport(reports, len(subject.train), None if evaluation is None else len(evaluation))
 
@@ -150,11 +152,22 @@ def work_of(subject: Subject) -> ModelWork:
 
     def compute_loss() -> torch.Tensor:
         outputs = _run(subject.chain, subject.batch, [])
-        return call_loss(subject.loss, outputs[0] if len(outputs) == 1 else outputs, subject.batch.target)
+        return _loss_of(subject, outputs)
 
     parameters = [layer.module.get_parameter(local) for layer in subject.chain for local in layer.parameters]
     tokens = subject.job.tokens_per_sample
-    return model_work(subject.batch.inputs, compute_loss, parameters, tokens_per_sample=tokens)
+    return model_work(
+        subject.batch.inputs,
+        compute_loss,
+        parameters,
+        tokens_per_sample=tokens,
+        precision=subject.job.precision,
+    )
+
+
+def _loss_of(subject: Subject, outputs: Values) -> torch.Tensor:
+    with autocast(subject.job.precision, device_of(outputs)):
+        return call_loss(subject.loss, outputs[0] if len(outputs) == 1 else outputs, subject.batch.target)
 
 
 def prove_subject(subject: Subject, import_path: Path, clock: Clock) -> ProofReport:
@@ -217,11 +230,12 @@ def _prove_data(subject: Subject, import_path: Path) -> None:
     read = partial(read_minibatch, seed=job.seed, vw=VIRTUAL_WORKER, p=MINIBATCH)
     prove_data(
         "data.train",
-        job.data.train,
+        str(job.data.train),
         lambda: build_train_data(job, import_path),
         subject.train,
         lambda dataset: read(dataset, range(job.batch_size)),
     )
+    _prove_order(job, import_path, subject.train)
     evaluation = build_eval_data(job, import_path)
     if evaluation is None or job.data.eval is None:
         return
@@ -233,7 +247,25 @@ def _prove_data(subject: Subject, import_path: Path) -> None:
         assert again is not None, "the job names one"
         return again
 
-    prove_data("data.eval", job.data.eval, build, evaluation, lambda dataset: read_evaluation(dataset, samples))
+    prove_data("data.eval", str(job.data.eval), build, evaluation, lambda dataset: read_evaluation(dataset, samples))
+
+
+def _prove_order(job: Job, import_path: Path, train: MapDataset) -> None:
+    """Check that every process will have the samples in the same order.
+
+    Raises:
+        CallableError: the sampler fails, or gives another order when it is called again.
+    """
+    orders = [epoch_order(job, import_path, each) for each in (train, build_train_data(job, import_path))]
+    for epoch in range(min(2, job.epochs or 2)):
+        once, again = (None if order is None else order(epoch) for order in orders)
+        if once != again:
+            raise CallableError(
+                f"data.sampler: `{job.data.sampler}` gives another order when it is called again for epoch "
+                f"{epoch + 1}; the first and the last stage of every virtual worker call it themselves: make its draws "
+                "from torch, `random` or NumPy's global functions, which are seeded by (seed, epoch), or from a "
+                "generator that it seeds by `epoch`"
+            )
 
 
 def _prove_model(subject: Subject, import_path: Path) -> Proof:

@@ -29,12 +29,16 @@ from hetpipe.observe.metrics import MetricsWriter, NullMetrics
 from hetpipe.observe.timeline import NullTimeline, TimelineWriter
 from hetpipe.phases import report_phase
 from hetpipe.pipeline.callables import (
+    MapDataset,
+    WeightedLosses,
     build_datasets,
     build_model,
     build_train_data,
+    epoch_order,
     load_callable,
     load_loss,
     load_metrics,
+    load_minibatch_weight,
 )
 from hetpipe.pipeline.chain import Layer, chain_of, forget_weights, state_names
 from hetpipe.pipeline.compute import Emulator, StageCompute
@@ -50,8 +54,11 @@ from hetpipe.pipeline.model_file import (
     one_at_a_time,
     open_model_file,
 )
+from hetpipe.pipeline.reading import DataReader, InlineReader, MinibatchSource, WorkerOptions, WorkerReader
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import Clipping, Replicas, StageData, StageIdentity, StageParts
+from hetpipe.server.agent.private_folder import PrivateFolder
+from hetpipe.server.parent_death import die_with_parent
 from hetpipe.server.shard.client import ShardClient
 from hetpipe.values.policies import POLICIES
 from hetpipe.values.requests import Requester
@@ -121,18 +128,24 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
     """
     import_path = Path(config.import_path)
     identity = identity_of(config)
-    reads = identity.is_first or identity.is_last
+    train = evaluation = reader = None
+    order_of: Callable[[int], Sequence[int] | None] | None = _shuffled if job.data.is_shuffled else None
+    if identity.is_first or identity.is_last:
+        train, evaluation = build_datasets(job, import_path)
+        # Before the model is built: workers are forked, and share this process's memory as it is now.
+        reader = _reader(job, identity, train, evaluation)
+        order_of = epoch_order(job, import_path, train) or order_of
     found = _known_chain(job, config) or _own_chain(job, config)
     chain = found.layers
-    train = evaluation = None
-    if reads:
-        train, evaluation = build_datasets(job, import_path)
     given = load_loss(job, import_path) if identity.is_last else None
     num_samples = len(train) if train is not None else 0
     stage = config.plan.stage(config.vw, config.stage)
     layers = chain[stage.first_layer : stage.last_layer]
     loss = on_output(chain, given) if identity.is_last else None
     metrics = {} if loss is None else {"loss": loss}
+    losses = given if isinstance(given, WeightedLosses) else None
+    if losses is not None:
+        metrics |= {name: on_output(chain, each) for name, each in losses.functions.items()}
     if identity.is_last:
         metrics |= {name: on_output(chain, metric) for name, metric in load_metrics(job, import_path).items()}
     return UserCode(
@@ -142,11 +155,50 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
             train,
             evaluation,
             metrics,
+            reader,
+            order_of,
             evaluate_every_waves=job.evaluate.every_waves,
             max_evaluation_batches=job.evaluate.max_batches,
+            weight=load_minibatch_weight(job, import_path) if identity.is_last else None,
+            losses=losses,
         ),
         loss,
         found.state_names,
+    )
+
+
+def _shuffled(epoch: int) -> None:
+    """The order of a job that states none: samples are shuffled."""
+    del epoch
+
+
+def _reader(job: Job, identity: StageIdentity, train: MapDataset, evaluation: MapDataset | None) -> DataReader:
+    """The reader of a stage that reads data; with workers, these are running."""
+    source = MinibatchSource(
+        train=train,
+        evaluation=evaluation,
+        seed=job.seed,
+        vw=identity.vw,
+        has_inputs=identity.is_first,
+        has_target=identity.is_last,
+    )
+    data = job.data
+    if not data.num_workers:
+        return InlineReader(source, pin_memory=data.pin_memory)
+    report_phase(f"starting {data.num_workers} data workers")
+    assert data.prefetch_factor is not None, "it has a default if there are workers"
+    folder = PrivateFolder("hetpipe-data-")
+    return WorkerReader(
+        source,
+        WorkerOptions(
+            num_workers=data.num_workers,
+            prefetch_factor=data.prefetch_factor,
+            pin_memory=data.pin_memory,
+            timeout_seconds=job.patience.data.total_seconds(),
+            on_start=die_with_parent,
+            on_close=folder.close,
+            socket_folder=folder.path,
+        ),
     )
 
 
@@ -176,7 +228,7 @@ def _known_chain(job: Job, config: StageConfig) -> _Chain | None:
         with _turn(config) if file.construction == "whole" else nullcontext():
             model = construct(build, file.construction)
             names = state_names(model)
-            chain = file.chain(model)
+            chain = file.chain(model, precision=job.precision)
             file.take(chain[stage.first_layer : stage.last_layer], torch.device(config.device.torch_device))
     except ModelFileUnusable as error:
         _log.warning("model_file_unusable", reason=str(error), consequence="the stage builds and records the model")
@@ -206,11 +258,12 @@ def _own_chain(job: Job, config: StageConfig) -> _Chain:
         model = build_model(job, import_path)
         names = state_names(model)
         if says_its_layers(model):
-            chain = chain_of(model)
+            chain = chain_of(model, precision=job.precision)
         else:
             example = example_of(job, build_train_data(job, import_path))
             splits_ties = POLICIES[job.weights].splits_ties
-            chain = layers_of(model, example, load_loss(job, import_path), splits_ties=splits_ties)
+            loss = load_loss(job, import_path)
+            chain = layers_of(model, example, loss, splits_ties=splits_ties, precision=job.precision)
         forget_weights([*chain[: stage.first_layer], *chain[stage.last_layer :]])
     return _Chain(chain, names)
 
@@ -247,6 +300,8 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
     optimizer = _optimizer(job, config, target, versions)
     start = restore(config, restore_targets(code.layers, optimizer), job.sync.traits, storage=job.storage)
     inbox = Inbox(wiring.upstream, wiring.downstream, start, pool, life=(config.vw, config.incarnation))
+    if code.data.reader is not None:
+        code.data.reader.watch(inbox.ring)
     client = ShardClient(
         requester_of(config),
         config.plan.slices_of_stage(config.plan.stage(config.vw, config.stage)),

@@ -178,6 +178,13 @@ def test_a_profile_of_other_minibatches_is_refused() -> None:
     assert "the profile is of minibatches of 32 samples, the job's have 8; profile again" in result.stderr
 
 
+def test_a_profile_of_another_precision_is_refused() -> None:
+    write_job(batch_size=32, precision="bf16")
+    result = invoke("job.yaml", *FILES)
+    assert result.exit_code == 2
+    assert "the profile was measured in fp32, the job computes in bf16; profile again" in result.stderr
+
+
 def test_without_a_profile_the_job_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     write_job(batch_size=32, sync={"minibatches_per_wave": 2})
     wishes: list[ProfileWish] = []
