@@ -328,6 +328,10 @@ class CheckpointKeeper:
             self._not_completed(clock, f"its manifest could not be written: {error}")
             return
         _log.info("checkpoint_complete", clock=clock, files=len(manifest.files))
+        # Before anyone learns that it is complete: the run may end then.
+        self._conditions.clear(
+            ConditionKind.CHECKPOINT_GIVEN_UP, _WHO, f"checkpoints are written again at clock {clock}"
+        )
         with self._lock:
             self.newest_complete = max(clock, self.newest_complete or clock)
             self.newest_bytes = sum(file.num_bytes for file in manifest.files)
@@ -335,9 +339,6 @@ class CheckpointKeeper:
             self._sets.pop(clock, None)
             self._given_up.pop(clock, None)
         self._prune(clock)
-        self._conditions.clear(
-            ConditionKind.CHECKPOINT_GIVEN_UP, _WHO, f"checkpoints are written again at clock {clock}"
-        )
 
     def _not_completed(self, clock: Clock, reason: str) -> None:
         with self._lock:

@@ -358,11 +358,6 @@ def no_checkpoint(run_dir: Path | str, found: Search[W]) -> CheckpointError:
     )
 
 
-def has_checkpoint(run_dir: Path) -> bool:
-    """Whether a run has a checkpoint with all its files; their contents are not read."""
-    return search(run_dir, read_manifest).folder is not None
-
-
 def _newest_first(run_dir: Path) -> Iterator[Path]:
     """Checkpoint folders of a run, complete or not; those of the newest rewind first, regardless of their clocks."""
     for where in reversed(run_folders(run_dir)):

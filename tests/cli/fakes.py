@@ -70,6 +70,7 @@ RESULT: dict[str, Any] = {
     "bytes": {"pushed": 9152, "pulled": 7744},
     "waiting_seconds": {"0": 0.1, "1": 0.2},
     "idle_seconds": {"0": 0.0, "1": 0.1},
+    "losses": {},
     "evaluations": {
         "number": 2,
         "best": {
