@@ -16,6 +16,7 @@ import typer
 
 from benchmarks import (
     allocation,
+    data,
     link,
     models,
     pipeline,
@@ -149,6 +150,14 @@ def _models() -> Mapping[str, Any]:
     return ratios
 
 
+def _data() -> Mapping[str, Any]:
+    rates = data.measure(ROUNDS)
+    _say("(n) slow data, samples per second", {name: round(statistics.median(r), 1) for name, r in rates.items()})
+    each = [round(ratio, 3) for ratio in data.ratios(rates)]
+    _say("    hetpipe / plain DataLoader loop, each round", each)
+    return {"hetpipe / plain DataLoader loop": statistics.median(each)}
+
+
 #: Each measures, prints, and returns its ratios, nested by name; none where its figures are seconds alone.
 PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "pipeline": _pipeline,
@@ -163,6 +172,7 @@ PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "recovery-shard": _recovery_shard,
     "start": _start,
     "models": _models,
+    "data": _data,
 }
 
 
