@@ -60,6 +60,8 @@ class Frame:
     """None means "no gradient for this tensor" in a backward frame."""
     samples: int = 0
     """Samples of the minibatch, in a forward frame."""
+    scale_exponent: int = 0
+    """Binary logarithm of the scale of the minibatch's loss, in a forward frame; 0: the loss itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,13 @@ class _InFlight:
     clock: Clock
     """W*."""
     samples: int
+    scale_exponent: int = 0
+    """Of the scale of its loss."""
+
+    @property
+    def scale(self) -> float:
+        """The factor of its loss and gradients."""
+        return float(1 << self.scale_exponent)
 
 
 class SegmentRun:
@@ -259,16 +266,18 @@ class SegmentRun:
         )
         started = parts.clock.monotonic()
         with parts.guard:
-            outputs = self._compute_forward(p, version, values)
+            outputs = self._compute_forward(p, version, values, flying)
         parts.weights.forwarded(p)
         parts.emulator.stretch(Kind.FORWARD, started)
         self._tally.computed(Activity.FORWARD, p, started)
         if parts.downstream is not None:
-            frame = Frame(FrameKind.FORWARD, p, flying.clock, version.through, outputs, flying.samples)
+            frame = Frame(
+                FrameKind.FORWARD, p, flying.clock, version.through, outputs, flying.samples, flying.scale_exponent
+            )
             parts.downstream.send(frame, deadline_seconds=SEND_SECONDS)
         self._forwarded = p
 
-    def _compute_forward(self, p: Minibatch, version: Version, values: Values) -> Values:
+    def _compute_forward(self, p: Minibatch, version: Version, values: Values, flying: _InFlight) -> Values:
         """Read this stage's data of minibatch `p`, run its layers, and on the last stage the loss."""
         parts, identity = self._parts, self._parts.identity
         if not (identity.is_first or identity.is_last):
@@ -278,8 +287,8 @@ class SegmentRun:
         batch = read_minibatch(parts.data.train, block, seed=parts.data.spec.seed, vw=identity.vw, p=p)
         outputs = self._run_layers(p, version, batch.inputs if identity.is_first else values)
         if identity.is_last:
-            loss = parts.compute.loss(p, outputs, batch.target)
-            if not math.isfinite(loss):
+            loss = parts.compute.loss(p, outputs, batch.target, scale=flying.scale)
+            if not math.isfinite(loss) and not flying.scale_exponent:
                 raise NonFiniteUpdate(f"the loss of minibatch {p} is {loss}", minibatch=p)
             self._tally.loss(p, loss, len(block))
         return outputs
@@ -291,12 +300,13 @@ class SegmentRun:
 
     def _take_forward(self, p: Minibatch) -> tuple[_InFlight, Values]:
         if self._parts.identity.is_first:
-            return _InFlight(self._clocks.chosen(p), len(self._blocks[p - self._start * self._n - 1])), ()
+            samples = len(self._blocks[p - self._start * self._n - 1])
+            return _InFlight(self._clocks.chosen(p), samples, self._updates.scale_exponent(p)), ()
         with self._inbox.bell:
             frame = self._inbox.from_upstream.popleft().frame
         assert frame.minibatch == p, f"expected minibatch {p}, got {frame.minibatch}"
         values = tuple(tensor for tensor in frame.tensors if tensor is not None)
-        return _InFlight(Clock(frame.clock), frame.samples), values
+        return _InFlight(Clock(frame.clock), frame.samples, frame.scale_exponent), values
 
     def _taken_evaluation(self) -> Frame | None:
         """Later stages: the next frame from the previous stage, if it belongs to an evaluation."""
@@ -353,7 +363,7 @@ class SegmentRun:
         )
         gradients = self._compute_backward(p, flying, version)
         self._backwarded = p
-        self._updates.add(p, gradients, flying.samples)
+        self._updates.add(p, gradients, flying.samples, flying.scale_exponent)
         if p == self._last:
             self._updates.flush()
 

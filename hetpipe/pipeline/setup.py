@@ -28,6 +28,7 @@ from hetpipe.values.policies import Schedule
 from hetpipe.values.run import StageReport
 from hetpipe.values.sync import DataSpec, SyncSpec
 from hetpipe.weights.flat import BufferPool
+from hetpipe.weights.loss_scale import LossScales
 from hetpipe.weights.policy import StageWeights
 
 
@@ -126,6 +127,8 @@ class StageParts:
     has_shards: bool
     """Whether parameter servers publish weights; if not, none are fetched."""
     clipping: Clipping | None
+    scales: LossScales | None
+    """Scales of the loss; `precision: fp16` only."""
     replicas: Replicas | None
     """The same stage of the other virtual workers; `allreduce` only."""
     pool: BufferPool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ class Figures:
     activation_bytes: int
     learning_rate: float | None
     max_norm: float | None
+    loss_scale: float | None = None
+    skipped_updates: int = 0
 
 
 class Tally:
@@ -97,11 +100,15 @@ class Tally:
         done = [self._losses.pop(p) for p in list(self._losses) if p <= last]
         if not done:
             return
+        figures = self._measure()
         samples = sum(num_samples for _, num_samples in done)
-        self._last_loss = sum(loss * num_samples for loss, num_samples in done) / samples
+        # Losses that overflowed are no measurements: they lead to a smaller scale.
+        meant = done if figures.loss_scale is None else [each for each in done if math.isfinite(each[0])]
+        if not meant:
+            return
+        self._last_loss = sum(loss * n for loss, n in meant) / sum(n for _, n in meant)
         if self._first_loss is None:
             self._first_loss = self._last_loss
-        figures = self._measure()
         self._metrics.write(
             WaveMetrics(
                 wave=num_waves - 1,
@@ -141,5 +148,7 @@ class Tally:
                 activation_bytes=figures.activation_bytes,
                 gradient_norm=self.gradient_norm,
                 learning_rate=figures.learning_rate,
+                loss_scale=figures.loss_scale,
+                skipped_updates=figures.skipped_updates,
             )
         )

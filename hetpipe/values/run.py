@@ -161,6 +161,10 @@ class StageProgress:
     """Norm of the latest gradient stepped, before clipping; None without clipping."""
     learning_rate: float | None = None
     """Of the next update; None on a stage without parameters."""
+    loss_scale: float | None = None
+    """After the latest update; None without `precision: fp16`."""
+    skipped_updates: Count = 0
+    """Updates skipped because a gradient overflowed."""
     kind: Literal["progress"] = "progress"
 
 

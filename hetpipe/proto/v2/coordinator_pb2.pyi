@@ -266,7 +266,7 @@ class StageReady(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., link: _Optional[str] = ...) -> None: ...
 
 class StageProgress(_message.Message):
-    __slots__ = ("minibatches", "samples", "clock", "published", "loss", "first_loss", "waiting_seconds", "idle_seconds", "compute_seconds", "pushed_bytes", "pulled_bytes", "weight_bytes", "activation_bytes", "gradient_norm", "learning_rate")
+    __slots__ = ("minibatches", "samples", "clock", "published", "loss", "first_loss", "waiting_seconds", "idle_seconds", "compute_seconds", "pushed_bytes", "pulled_bytes", "weight_bytes", "activation_bytes", "gradient_norm", "learning_rate", "loss_scale", "skipped_updates")
     MINIBATCHES_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -282,6 +282,8 @@ class StageProgress(_message.Message):
     ACTIVATION_BYTES_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SCALE_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_UPDATES_FIELD_NUMBER: _ClassVar[int]
     minibatches: int
     samples: int
     clock: int
@@ -297,7 +299,9 @@ class StageProgress(_message.Message):
     activation_bytes: int
     gradient_norm: float
     learning_rate: float
-    def __init__(self, minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., clock: _Optional[int] = ..., published: _Optional[int] = ..., loss: _Optional[float] = ..., first_loss: _Optional[float] = ..., waiting_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., pushed_bytes: _Optional[int] = ..., pulled_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ...) -> None: ...
+    loss_scale: float
+    skipped_updates: int
+    def __init__(self, minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., clock: _Optional[int] = ..., published: _Optional[int] = ..., loss: _Optional[float] = ..., first_loss: _Optional[float] = ..., waiting_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., pushed_bytes: _Optional[int] = ..., pulled_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., loss_scale: _Optional[float] = ..., skipped_updates: _Optional[int] = ...) -> None: ...
 
 class StageWaiting(_message.Message):
     __slots__ = ("sentence", "seconds")
