@@ -34,9 +34,9 @@ from hetpipe.job.file import OptimizerSpec
 from hetpipe.observe.history import History
 from hetpipe.observe.metrics import Metrics
 from hetpipe.observe.timeline import Activity, Timeline
-from hetpipe.pipeline.callables import LossFunction, MapDataset
+from hetpipe.pipeline.callables import LossFunction, MapDataset, own_loss
 from hetpipe.pipeline.data import read_batch
-from hetpipe.pipeline.layering import layers_of, on_output, own_loss
+from hetpipe.pipeline.layering import layers_of, on_output
 
 #: Pairs of minibatches that count, and those before them that fill caches and the heap.
 PAIRS, WARM_UP = sized(16, 2), sized(3, 1)

@@ -40,6 +40,7 @@ from hetpipe.pipeline.chain import Layer, chain_of, forget_weights
 from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled, layout_of
+from hetpipe.pipeline.reading import InlineReader, MinibatchSource
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import StageData, StageIdentity, StageParts
 from hetpipe.values.ids import Clock, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
@@ -230,6 +231,15 @@ def run_stage(
     synchroniser = AloneSynchroniser(data, pool, first if setting.has_shards else None, setting.num_waves)
     checkpoints: list[Path] = []
     inbox = Inbox(upstream, downstream, Clock(0))
+    source = MinibatchSource(
+        train=stage.dataset,
+        evaluation=None,
+        seed=0,
+        vw=VirtualWorkerIndex(0),
+        has_inputs=not own,
+        has_target=own == num_stages - 1,
+    )
+    reader = InlineReader(source)
     parts = StageParts(
         identity=StageIdentity(VirtualWorkerIndex(0), StageIndex(own), Incarnation(0), num_stages),
         sync=SyncSpec(setting.minibatches_per_wave, None, weights=setting.weights),
@@ -245,7 +255,7 @@ def run_stage(
         pool=pool,
         order=order_for(setting.weights, setting.schedule),
         schedule=setting.schedule,
-        data=StageData(data, stage.dataset, None, {}),
+        data=StageData(data, stage.dataset, None, {}, reader),
         upstream=upstream,
         downstream=downstream,
         synchroniser=synchroniser,

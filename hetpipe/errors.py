@@ -189,6 +189,10 @@ class HistoryIncomplete(ResourceExhausted):
     """A disk fails to store a history file; the run continues, but its end cannot be checked."""
 
 
+class DataWorkerLost(ResourceExhausted):
+    """A process that reads data has died or hangs; the stage's next incarnation starts new ones."""
+
+
 class StateLost(HetpipeError):
     """Persistent state of a process is missing, damaged, or of another job, and cannot be recovered."""
 

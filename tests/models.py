@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -102,6 +102,64 @@ def more32() -> TensorDataset:
 
 def more64() -> TensorDataset:
     return _data(torch.float64, 301)
+
+
+def unlabelled32() -> TensorDataset:
+    """Every third sample has a target, and none of samples 40 to 99."""
+    inputs, targets = _data(torch.float32, 301).tensors
+    targets[torch.arange(301) % 3 > 0] = -100
+    targets[40:100] = -100
+    return TensorDataset(inputs, targets)
+
+
+def spread(output: Tensor, _: Tensor) -> Tensor:
+    """A second loss."""
+    return output.square().mean()
+
+
+class OwnLoss(nn.Module):
+    """Computes its own loss where it receives labels, as Hugging Face's models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, value: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Scores and their loss."""
+        logits = self.head(torch.tanh(self.body(value)))
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def own_loss() -> nn.Module:
+    return OwnLoss()
+
+
+class Mappings:
+    """`unlabelled32` or the like, as mappings of a model's arguments."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        value, label = self._data[index]
+        return {"value": value[:4], "labels": label}
+
+
+def mappings() -> Mappings:
+    return Mappings(unlabelled32())
+
+
+def small_scores(output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+    """A second loss, of (output, batch)."""
+    return output["logits"].square().mean() + 0.0 * batch["value"].sum()
+
+
+def num_labelled(target: Tensor) -> int:
+    """Targets that count."""
+    return int((target != -100).sum())
 
 
 def poisoned32() -> TensorDataset:
@@ -304,3 +362,20 @@ class WholeMinibatches(nn.Module):
 
 def whole_minibatches() -> nn.Module:
     return nn.Sequential(WholeMinibatches(), nn.Linear(5, 3))
+
+
+def by_first_input(data: TensorDataset, epoch: int) -> Iterator[int]:
+    """Length bucketing in small: random buckets, each sorted by the first input; another direction each epoch."""
+    indices = torch.randperm(len(data)).tolist()
+    for start in range(0, len(indices), 16):
+        bucket = indices[start : start + 16]
+        yield from sorted(bucket, key=lambda index: float(data[index][0][0]), reverse=epoch % 2 == 1)
+
+
+_UNSEEDED = np.random.default_rng(1)
+
+
+def never_alike(data: TensorDataset) -> list[int]:
+    """An order from a generator that no one seeds."""
+    found: list[int] = _UNSEEDED.permutation(len(data)).tolist()
+    return found

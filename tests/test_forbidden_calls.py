@@ -56,7 +56,7 @@ FORBIDDEN: Mapping[str, str] = {
     ),
     **dict.fromkeys(
         ("multiprocessing", "torch.multiprocessing", "concurrent.futures.ProcessPoolExecutor"),
-        "its queues, pipes and arguments are pickled; processes are started by `subprocess`",
+        "its queues, pipes and arguments are pickled; processes are started by `hetpipe.forking`",
     ),
     **dict.fromkeys(
         (
@@ -88,6 +88,10 @@ ALLOWED: Mapping[tuple[str, str], str] = {
     ("hetpipe/__init__.py", "importlib.import_module"): "imports its own modules on first use, from a fixed list",
     ("hetpipe/cli/app.py", "importlib.import_module"): "imports the modules of commands, from its own table",
     ("hetpipe/launch.py", "importlib.import_module"): "runs its own programs, from a fixed list",
+    (
+        "hetpipe/pipeline/reading.py",
+        "multiprocessing",
+    ): "torch's DataLoader: pipes and sockets to workers forked by the same process, none of them on a network",
     ("benchmarks", "multiprocessing"): "each benchmark talks to children it has just started, over pipes of its own",
 }
 

@@ -7,6 +7,7 @@ optimizer's state, which elements of its parameter a slice holds, and the file's
 
 from __future__ import annotations
 
+import ctypes
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -63,8 +64,7 @@ def save_part(
         CheckpointNotWritten: the disk is full or broken.
     """
     path = folder / label.name
-    # Copies, because safetensors rejects tensors that share memory, as views of a flat buffer do.
-    plain = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
+    plain = _apart(tensors)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(path, points=points) as temporary:
@@ -77,6 +77,26 @@ def save_part(
             f"{path} cannot be written: {error}; free disk space there, or use another disk"
         ) from error
     return path
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same values on the CPU, contiguous, each in a storage of its own, as safetensors requires.
+
+    Views of a flat buffer get a storage over the part of its memory that they view: a copy would be as large as the
+    model. So the result is valid only as long as `tensors` are, and is not to be written. Aliases are copied.
+    """
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for key, value in tensors.items():
+        plain = value.detach().cpu().contiguous()
+        if plain.data_ptr() in seen:
+            plain = plain.clone()
+        elif plain.nbytes != plain.untyped_storage().nbytes():
+            memory = (ctypes.c_char * plain.nbytes).from_address(plain.data_ptr()) if plain.nbytes else None
+            plain = plain.clone() if memory is None else torch.frombuffer(memory, dtype=plain.dtype).view(plain.shape)
+        seen.add(plain.data_ptr())
+        found[key] = plain
+    return found
 
 
 class CheckpointReader:

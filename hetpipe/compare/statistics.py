@@ -60,7 +60,7 @@ def spread_of(values: Iterable[float | None]) -> Spread | None:
 def training_curve(waves: Sequence[TimedWave], *, began: float) -> tuple[Point, ...]:
     """The training loss of a run: waves put together to few points.
 
-    A point stands at the end of its waves; its loss is their mean over samples.
+    A point stands at the end of its waves; its loss is their mean, weighted as in the run (job key `mean_over`).
 
     Args:
         waves: of all virtual workers, in the order of time.
@@ -69,10 +69,10 @@ def training_curve(waves: Sequence[TimedWave], *, began: float) -> tuple[Point, 
     counts = list(accumulate(one.wave.minibatches for one in waves))
     points = []
     for chunk in _chunks(len(waves), MOST_POINTS):
-        known = [(one.wave.loss, one.wave.samples) for one in waves[chunk] if one.wave.loss is not None]
-        samples = sum(weight for _, weight in known)
-        if samples:
-            loss = sum(loss * weight for loss, weight in known) / samples
+        known = [(one.wave.loss, one.wave.weight) for one in waves[chunk] if one.wave.loss is not None]
+        total = sum(weight for _, weight in known)
+        if total:
+            loss = sum(loss * weight for loss, weight in known) / total
             points.append(Point(counts[chunk.stop - 1], waves[chunk.stop - 1].t - began, {"loss": loss}))
     return tuple(points)
 

@@ -33,12 +33,15 @@ from hetpipe.job.sections import (
     EnvironmentSection,
     EvaluateSection,
     LayerCounts,
+    Losses,
+    MeanOver,
     ParameterServersSection,
     PositiveInt,
     Reference,
     Section,
     SyncSection,
     WorkersSection,
+    checked_value_name,
 )
 from hetpipe.job.survive import SurviveSection
 from hetpipe.job.training import GradientsSection, LrScheduleSpec, OptimizerSpec, PredictionSection
@@ -49,13 +52,13 @@ from hetpipe.values.policies import POLICIES, HistoryDetail, LinkKind, Schedule,
 from hetpipe.values.precision import Precision
 from hetpipe.values.problems import Path, Problem, problems_of, refusal, shown
 from hetpipe.values.run import DeviceConfig
+from hetpipe.values.suggest import did_you_mean
 from hetpipe.values.sync import DataSpec, SyncSpec
 
 MAX_SEED = (1 << 63) - 1
 """Seeds are encoded as signed 64-bit integers."""
 
 _FILE_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-_METRIC_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 def _checked_job_name(name: str) -> str:
@@ -67,13 +70,17 @@ def _checked_job_name(name: str) -> str:
     return name
 
 
-def _checked_metric_name(name: str) -> str:
-    if name == "loss" or not _METRIC_NAME.fullmatch(name):
-        raise ValueError(
-            "the name of a metric consists of letters, digits and underscores; `loss` is reserved, because it is "
-            "always reported"
-        )
-    return name
+#: Names of the metrics in `hetpipe.pipeline.metrics`.
+SHIPPED_METRICS = ("accuracy", "f1", "f1_binary", "next_token_perplexity", "perplexity")
+
+
+def shipped_metric(name: str) -> str:
+    """The reference of a shipped metric."""
+    return f"hetpipe.pipeline.metrics:{name}"
+
+
+def _among_shipped(name: object) -> str:
+    return did_you_mean(str(name), SHIPPED_METRICS)
 
 
 class Job(Section):
@@ -89,12 +96,20 @@ class Job(Section):
     `nn.Sequential`, or a module with a method `layers()`, is cut between its entries; any other model is cut within its
     own forward.
     """
-    loss: Reference | None = Field(default=None, examples=["torch.nn.functional:cross_entropy"])
+    loss: Losses | None = Field(default=None, examples=["torch.nn.functional:cross_entropy"])
     """Called with (output, target) of a minibatch, or with (output, batch) where a sample is a mapping; returns the
-    mean over its samples as a scalar. None: computed by the model, whose output has it as `.loss` or `["loss"]`.
+    mean over its samples as a scalar. None: computed by the model, whose output has it as `.loss` or `["loss"]`. Or
+    several by name, `{main: {call: …, weight: 1.0}, aux: …}`: their weighted sum is trained.
     """
-    metrics: dict[Annotated[str, AfterValidator(_checked_metric_name)], Reference] = Field(default_factory=dict)
-    """Name → callable with the signature of `loss`; evaluated together with the loss."""
+    metrics: dict[Annotated[str, AfterValidator(checked_value_name)], Reference] = Field(default_factory=dict)
+    """Name → callable with the signature of `loss`, or the name of a shipped metric; or a list of these names.
+    Evaluated together with the loss.
+    """
+    mean_over: MeanOver = "samples"
+    """What weights a minibatch in a mean over several: its `samples`, its `tokens` (targets that are not −100), its
+    `next_tokens` (those without the first of each sequence), or the number that a `module:callable` returns for the
+    target or batch.
+    """
     data: DataSection = Field(examples=["{train: model:train_data}"])
     batch_size: PositiveInt = Field(default=32, examples=[32])
     """Samples per minibatch, the unit that enters a pipeline."""
@@ -176,6 +191,25 @@ class Job(Section):
     def _off_is_a_word(cls, history: object) -> object:
         """YAML parses `off` as false."""
         return "off" if history is False else history
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _shipped_metrics(cls, metrics: object) -> object:
+        """A list names shipped metrics; in a mapping their names stand for their references."""
+        if isinstance(metrics, tuple):
+            unknown = [name for name in metrics if name not in SHIPPED_METRICS]
+            if unknown:
+                raise ValueError(
+                    f"a list names shipped metrics, and {shown(unknown[0])} is none; {_among_shipped(unknown[0])}, or "
+                    "name your own: `metrics: {mine: model:mine}`"
+                )
+            return {name: shipped_metric(name) for name in metrics}
+        if isinstance(metrics, Mapping):
+            return {
+                name: shipped_metric(value) if isinstance(value, str) and value in SHIPPED_METRICS else value
+                for name, value in metrics.items()
+            }
+        return metrics
 
     @field_validator("sync", mode="before")
     @classmethod

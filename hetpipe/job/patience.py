@@ -33,5 +33,9 @@ class PatienceSection(Section):
     """A stage process, until it is connected with its neighbours."""
     stop: _Wait = Field(default=timedelta(seconds=600), examples=["10min"])
     """The barrier of a stop, which lets the minibatches in flight complete; a limit on the total time."""
+    data: _Wait = Field(default=timedelta(seconds=300), examples=["5min"])
+    """A minibatch that is waited for, until a data worker (`data.num_workers`) has read it; then the workers count as
+    hung, and the virtual worker is restarted.
+    """
     last_checkpoint: _Wait = Field(default=timedelta(seconds=60), examples=["60s"])
     """The checkpoint that ends a run, while a disk is full or broken: how long it is retried, once per second."""

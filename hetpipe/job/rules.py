@@ -15,6 +15,7 @@ from hetpipe.job.sections import (
     ClusterSection,
     DataSection,
     EvaluateSection,
+    LossTerm,
     ParameterServersSection,
     SyncSection,
     WorkersSection,
@@ -36,6 +37,16 @@ def contradictions(keys: Mapping[str, Any]) -> Iterator[Problem]:
         needed = inspect.signature(rule).parameters
         if needed.keys() <= keys.keys():
             yield from rule(**{name: keys[name] for name in needed})
+
+
+def _values_have_one_name(loss: str | Mapping[str, LossTerm] | None, metrics: Mapping[str, str]) -> Iterator[Problem]:
+    names = loss.keys() if isinstance(loss, Mapping) else ()
+    for name in metrics:
+        if name in names:
+            yield Problem(
+                ("metrics", name),
+                "is the name of a loss as well, and evaluations report both by name; rename one of the two",
+            )
 
 
 def _one_virtual_worker(workers: WorkersSection, sync: SyncSection) -> Iterator[Problem]:
@@ -265,6 +276,7 @@ def _kind(message: str) -> Problem:
 
 
 _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
+    _values_have_one_name,
     _one_virtual_worker,
     _bound_is_planned,
     _equal_replicas,

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -24,13 +25,13 @@ from pydantic import (
     model_validator,
 )
 
-from hetpipe.values.bounds import MAX_COUNT, MAX_SHARDS, MAX_STAGES
+from hetpipe.values.bounds import MAX_COUNT, MAX_DATA_WORKERS, MAX_SHARDS, MAX_STAGES
 from hetpipe.values.catalogue import CATALOGUE, catalogue_hint
 from hetpipe.values.cluster import Cluster
 from hetpipe.values.policies import PlacementName, PullTiming
 from hetpipe.values.problems import shown
 from hetpipe.values.profile import Profile
-from hetpipe.values.suggest import did_you_mean
+from hetpipe.values.suggest import did_you_mean, join_names
 from hetpipe.values.sync import SYNC_KINDS, SyncKind, SyncTraits
 
 Combine = Literal["sum", "mean"]
@@ -75,6 +76,10 @@ LayerCounts = Annotated[tuple[PositiveInt, ...], AfterValidator(_checked_not_emp
 """Layers of each stage of one virtual worker."""
 
 
+#: Default number of minibatches that each data worker reads ahead, as in torch.
+DEFAULT_PREFETCH_FACTOR = 2
+
+
 class Section(BaseModel):
     """Base of all sections: frozen, unknown keys rejected, no type coercion."""
 
@@ -106,13 +111,132 @@ Call = Annotated[
 """A `module:callable`, or one with arguments."""
 
 
-class DataSection(Section):
-    """The data sets. Each callable takes no arguments and returns a map-style dataset."""
+def _loss_branch(value: object) -> str:
+    return "<losses>" if isinstance(value, Mapping) else "<text>"
 
-    train: Reference = Field(examples=["model:train_data"])
-    """Training data: `len()` samples, each an (input, target) pair, or a mapping of the model's arguments."""
-    eval: Reference | None = Field(default=None, examples=["model:eval_data"])
+
+class LossTerm(Section):
+    """One of several losses."""
+
+    call: Reference | None = Field(default=None, examples=["model:loss"])
+    """Called like a single loss; None: the loss that the model computes itself."""
+    weight: float = Field(default=1.0, allow_inf_nan=False, examples=[0.1])
+    """Factor of its value in the sum."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_reference(cls, given: object) -> object:
+        return {"call": given} if isinstance(given, str) else given
+
+
+_VALUE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+def checked_value_name(name: str) -> str:
+    """Validate the name of a metric, or of one of several losses; returns it unchanged.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    if name == "loss" or not _VALUE_NAME.fullmatch(name):
+        raise ValueError(
+            "the name of a metric or of a loss consists of letters, digits and underscores; `loss` is reserved, "
+            "because it is always reported"
+        )
+    return name
+
+
+def _checked_losses(losses: object) -> object:
+    if not losses:
+        raise ValueError(
+            "is an empty mapping; name at least one loss, or remove the key: then the model computes its own"
+        )
+    if isinstance(losses, Mapping) and losses.keys() & {"call", "args", "weight"}:
+        raise ValueError(
+            "a mapping of losses has a name for each; write for example `loss: {main: {call: model:loss, weight: 1.0}}`"
+        )
+    return losses
+
+
+Losses = Annotated[
+    Annotated[Reference, Tag("<text>")]
+    | Annotated[
+        Annotated[dict[Annotated[str, AfterValidator(checked_value_name)], LossTerm], BeforeValidator(_checked_losses)],
+        Tag("<losses>"),
+    ],
+    Discriminator(_loss_branch),
+]
+"""One loss, or several by name."""
+
+MEAN_OVER = ("samples", "tokens", "next_tokens")
+"""The words of `mean_over`."""
+
+
+def _checked_mean_over(text: str) -> str:
+    if text in MEAN_OVER:
+        return text
+    if ":" not in text:
+        raise ValueError(f"must be one of {join_names(MEAN_OVER)}, or `module:callable`, not {shown(text)}")
+    return checked_reference(text)
+
+
+MeanOver = Annotated[str, AfterValidator(_checked_mean_over)]
+
+
+class DataSection(Section):
+    """The data sets, and how they are read; the keys are those of torch's `DataLoader`."""
+
+    train: Call = Field(examples=["model:train_data"])
+    """Training data: a callable that returns a map-style dataset of `len()` samples, each an (input, target) pair, or a
+    mapping of the model's arguments.
+    """
+    eval: Call | None = Field(default=None, examples=["model:eval_data"])
     """Evaluation data, used at the end of each epoch, and within epochs if `evaluate` is set; None: no evaluation."""
+    shuffle: bool = True
+    """Whether the samples of an epoch are dealt in a random order; false: in the order of their indices."""
+    sampler: Call | None = Field(default=None, examples=["model:by_length"])
+    """Instead of `shuffle`, the order of the samples: called with the data set (and the number of the `epoch`, from 0,
+    if it has a parameter of that name) once per epoch, under a seed of (seed, epoch); returns or yields the index of
+    every sample once. Arguments of `{call: module:callable, args: {…}}` are passed beside the data set.
+    """
+    collate_fn: Call | None = Field(default=None, examples=["model:pad"])
+    """Takes the list of a minibatch's samples, which may then be anything, and returns the minibatch: a pair (inputs,
+    target), or a mapping of the model's arguments. With arguments, `{call: module:callable, args: {…}}` is called once
+    and returns that function. None: the samples are stacked.
+    """
+    num_workers: Annotated[int, Field(ge=0, le=MAX_DATA_WORKERS)] = Field(default=0, examples=[4])
+    """Worker processes that read ahead, for each of the first and the last stage of a virtual worker; 0: these stages
+    read a minibatch themselves when they need it. The number does not change what is computed.
+    """
+    prefetch_factor: PositiveInt | None = Field(default=None, validate_default=True, examples=[2])
+    """Minibatches that each worker reads ahead; None: 2, if there are workers."""
+    pin_memory: bool = False
+    """Whether minibatches are put into page-locked memory, from which copies to a CUDA device are faster; without such
+    a device it has no effect.
+    """
+
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether samples are dealt in a random order, rather than in one that the job states."""
+        return self.shuffle and self.sampler is None
+
+    @field_validator("sampler")
+    @classmethod
+    def _one_order(cls, sampler: str | CallSpec | None, info: ValidationInfo) -> object:
+        if sampler is not None and info.data.get("shuffle") is False:
+            raise ValueError("is given beside `shuffle: false`, and both state the order of the samples; remove one")
+        return sampler
+
+    @field_validator("prefetch_factor")
+    @classmethod
+    def _somebody_reads_ahead(cls, prefetch_factor: int | None, info: ValidationInfo) -> int | None:
+        num_workers = info.data.get("num_workers")
+        if num_workers == 0 and prefetch_factor is not None:
+            raise ValueError(
+                f"is {prefetch_factor}, but `num_workers` is 0, so nothing is read ahead; set `num_workers`, for "
+                "example 4, or remove it"
+            )
+        return DEFAULT_PREFETCH_FACTOR if num_workers and prefetch_factor is None else prefetch_factor
 
 
 class EvaluateSection(Section):

@@ -58,8 +58,10 @@ class Frame:
     """v(p): the last minibatch whose local update those weights include."""
     tensors: tuple[torch.Tensor | None, ...] = ()
     """None means "no gradient for this tensor" in a backward frame."""
-    samples: int = 0
-    """Samples of the minibatch, in a forward frame."""
+    weight: int = 0
+    """In a backward frame, the weight of the minibatch in means over several (job key `mean_over`); in one of a link's
+    measurement, the bytes of its answer.
+    """
     scale_exponent: int = 0
     """Binary logarithm of the scale of the minibatch's loss, in a forward frame; 0: the loss itself."""
 

@@ -5,7 +5,7 @@ message contains a header and, as far as they fit, the small tensors themselves,
 message.
 
     prefix      magic "HPF1", kind (u8), scale_exponent (u8), number of tensors (u16), minibatch, clock, local_through,
-                samples (i64)
+                weight (i64)
     per tensor  dtype code (u8; 0 = no tensor), rank (u8), place (u8; 1 = in this message), sizes (i64 each)
     payloads    the tensors in this message, each starting at a multiple of 64 bytes
 
@@ -76,14 +76,14 @@ class FrameHeader:
     minibatch: int
     clock: int
     local_through: int
-    samples: int
+    weight: int
     scale_exponent: int
     tensors: tuple[TensorHeader | None, ...]
 
     def frame(self, tensors: tuple[torch.Tensor | None, ...]) -> Frame:
         """Build the frame from its tensors."""
         return Frame(
-            self.kind, self.minibatch, self.clock, self.local_through, tensors, self.samples, self.scale_exponent
+            self.kind, self.minibatch, self.clock, self.local_through, tensors, self.weight, self.scale_exponent
         )
 
 
@@ -140,7 +140,7 @@ def encode(frame: Frame) -> Outgoing:
             frame.minibatch,
             frame.clock,
             frame.local_through,
-            frame.samples,
+            frame.weight,
         )
     )
     header_bytes = len(header) + sum(_TENSOR.size + (0 if t is None else _SIZES[t.dim()].size) for t in tensors)
@@ -193,8 +193,8 @@ def decode(message: memoryview, limits: LinkLimits) -> FrameHeader | CloseHeader
             f"a frame announces a loss scale of 2^{scale_exponent}; at most 2^{LARGEST_SCALE_EXPONENT}"
         )
     tensors = _decode_tensors(message, num_tensors, limits)
-    minibatch, clock, local_through, samples = numbers
-    return FrameHeader(_KINDS[code], minibatch, clock, local_through, samples, scale_exponent, tensors)
+    minibatch, clock, local_through, weight = numbers
+    return FrameHeader(_KINDS[code], minibatch, clock, local_through, weight, scale_exponent, tensors)
 
 
 def _decode_tensors(message: memoryview, num_tensors: int, limits: LinkLimits) -> tuple[TensorHeader | None, ...]:

@@ -111,6 +111,13 @@ def _of_coordinator() -> tuple[Family, ...]:
         gauge("vw_clock_distance", "waves", "Waves ahead of the slowest virtual worker.", *_WORKER),
         gauge("vw_samples_per_second", "samples/second", "Average over the last ten seconds.", *_WORKER),
         gauge("vw_loss", "1", "Mean loss over the samples of the latest finished wave, if finite.", *_WORKER),
+        gauge(
+            "vw_loss_by_name",
+            "1",
+            "Mean of one of several losses (job key `loss`) in the latest finished wave.",
+            *_WORKER,
+            "name",
+        ),
         gauge("vw_memory_bytes", "bytes", "Peak memory of weights and activations on its devices.", *_WORKER),
         gauge("vw_waiting_ratio", "1", "Share of time in which its first stage waited for a clock.", *_WORKER),
     )

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Protocol
 
@@ -36,14 +36,18 @@ class WaveMetrics:
     minibatches: int
     """In this wave."""
     samples: int
+    weight: int
+    """What the mean loss is over: the samples, or what the job key `mean_over` says."""
     loss: float | None
-    """Mean over the samples; None if it is not finite."""
+    """Mean over the samples, or over what `mean_over` says; None if it is not finite."""
     learning_rate: float | None
     """Of the next update; None on a stage without parameters."""
     gradient_norm: float | None
     """Of the last gradient that was stepped, before it was clipped; None without clipping."""
     max_norm: float | None
     """The limit of that norm; None without clipping."""
+    losses: dict[str, float | None] = field(default_factory=dict)
+    """Name → mean, of a job with several losses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,9 @@ class Metrics(MetricsWriter):
 
     def write(self, wave: WaveMetrics) -> None:
         """See `MetricsWriter.write`; nothing once the disk has failed."""
-        values = {"t": round(self._clock.monotonic(), 6), **{k: _finite(v) for k, v in asdict(wave).items()}}
+        values = {"t": round(self._clock.monotonic(), 6), **asdict(wave)}
+        values |= {key: _finite(values[key]) for key in _MEASURED}
+        values["losses"] = {name: _finite(value) for name, value in wave.losses.items()}
         self._file.write(f"{_encode(values)}\n".encode())
 
     def on_alarm(self, listener: Callable[[HistoryIncomplete], None]) -> None:
@@ -131,33 +137,57 @@ class WaveReduction(Reduction):
             values = json.loads(line)
         except (ValueError, RecursionError):
             return None
-        if not isinstance(values, dict) or not values.keys() >= self.fields:
+        if not isinstance(values, dict):
+            return None
+        values = {"weight": values.get("samples"), "losses": {}, **values}  # which lines of older runs lack
+        if not values.keys() >= self.fields:
             return None
         counts = all(
-            type(values[name]) is int and 0 <= values[name] <= _MOST for name in ("wave", "p", "minibatches", "samples")
+            type(values[name]) is int and 0 <= values[name] <= _MOST
+            for name in ("wave", "p", "minibatches", "samples", "weight")
         )
-        measures = {name: values[name] for name in ("t", "loss", "learning_rate", "gradient_norm", "max_norm")}
-        if not counts or any(type(one) not in _MEASURES for one in measures.values()):
+        found = _measures({name: values[name] for name in ("t", *_MEASURED)})
+        losses = _measures(values["losses"])
+        if not counts or found is None or losses is None or found["t"] is None:
             return None
-        try:
-            found = {name: None if one is None else _finite(float(one)) for name, one in measures.items()}
-        except OverflowError:
-            return None
-        return None if found["t"] is None else {**{name: values[name] for name in self.fields}, **found}
+        return {**{name: values[name] for name in self.fields}, **found, "losses": losses}
 
     def merged(self, one: Point, other: Point) -> Point:
         """Implement `Reduction.merged`. Norms are merged by their maximum, which shows outliers."""
-        known = [(each["loss"], each["samples"]) for each in (one, other) if each["loss"] is not None]
-        samples = sum(weight for _, weight in known)
+        names = dict.fromkeys((*one["losses"], *other["losses"]))
         norms = [each["gradient_norm"] for each in (one, other) if each["gradient_norm"] is not None]
         return {
             **other,
             "minibatches": one["minibatches"] + other["minibatches"],
             "samples": one["samples"] + other["samples"],
-            "loss": sum(loss * weight for loss, weight in known) / samples if samples else None,
+            "weight": one["weight"] + other["weight"],
+            "loss": _weighted_mean((each["loss"], each["weight"]) for each in (one, other)),
+            "losses": {
+                name: _weighted_mean((each["losses"].get(name), each["weight"]) for each in (one, other))
+                for name in names
+            },
             "gradient_norm": max(norms, default=None),
         }
 
+
+def _measures(values: object) -> dict[str, float | None] | None:
+    """Names and numbers as such, or None where they are none."""
+    if not isinstance(values, dict) or any(type(one) not in _MEASURES for one in values.values()):
+        return None
+    try:
+        return {name: None if one is None else _finite(float(one)) for name, one in values.items()}
+    except OverflowError:
+        return None
+
+
+def _weighted_mean(pairs: Iterable[tuple[float | None, int]]) -> float | None:
+    known = [(value, weight) for value, weight in pairs if value is not None]
+    total = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / total if total else None
+
+
+#: The keys of a line that are measurements, besides its time.
+_MEASURED = ("loss", "learning_rate", "gradient_norm", "max_norm")
 
 #: Numbers that JSON's readers agree on.
 _MOST = 1 << 53

@@ -152,7 +152,17 @@ class BarrierWork:
                 pass
         if identity.is_last and blocks:
             minibatches = parts.synchroniser.progress().minibatches
-            parts.report(StageEvaluation(clock, epoch, evaluation.num_samples, evaluation.sums, minibatches))
+            parts.report(
+                StageEvaluation(
+                    clock,
+                    epoch,
+                    evaluation.num_samples,
+                    evaluation.sums,
+                    minibatches,
+                    weight=evaluation.weight,
+                    ratios=evaluation.ratios,
+                )
+            )
 
     def _receive(self) -> Frame:
         """Wait for the next evaluation frame."""

@@ -9,8 +9,12 @@ from __future__ import annotations
 import importlib
 import importlib.machinery
 import inspect
+import operator
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, cast
@@ -25,11 +29,17 @@ from hetpipe.job.file import Job
 from hetpipe.job.sections import CallSpec
 from hetpipe.model.user_errors import place_of, raised_text
 from hetpipe.pipeline.allowed_modules import check_attribute, check_module
-from hetpipe.pipeline.seeds import dataset_seed, seed_generators
+from hetpipe.pipeline.metrics import IGNORED, Ratio
+from hetpipe.pipeline.seeds import dataset_seed, preserved_generators, sampler_seed, seed_generators
+from hetpipe.values.bounds import MAX_COUNT
+from hetpipe.values.run import MAX_RATIO_ENTRIES, RatioSums
 from hetpipe.values.suggest import closest, did_you_mean
 
 #: Takes the model's output and the target of one minibatch.
 LossFunction = Callable[[Any, Any], object]
+
+#: Takes the target of one minibatch; its weight in a mean over several (job key `mean_over`).
+MinibatchWeight = Callable[[Any], int]
 
 _OWN_PACKAGE = __name__.partition(".")[0]
 
@@ -39,11 +49,35 @@ _KNOWN_PACKAGES = _OF_MODELS | {"datasets", "torchaudio"}
 
 
 class MapDataset(Protocol):
-    """A map-style dataset: `dataset[i]` is the (input, target) pair of sample i, 0 ≤ i < len(dataset)."""
+    """A map-style dataset: `dataset[i]` is the (input, target) pair of sample i, 0 ≤ i < len(dataset).
+
+    One that also has `__getitems__`, as those of Hugging Face and `torch.utils.data.Subset` do, is asked for all
+    samples of a minibatch in one call.
+    """
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Any: ...
+
+
+#: Makes a minibatch of the list of its samples.
+CollateFunction = Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CollatedDataset:
+    """A data set whose minibatches are made by the job's `data.collate_fn`; its samples may be anything."""
+
+    dataset: MapDataset
+    collate_fn: CollateFunction
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.dataset)
+
+    def __getitem__(self, index: int, /) -> Any:
+        """One sample, not collated."""
+        return self.dataset[index]
 
 
 def load_callable(reference: str, import_path: Path, key: str = "model") -> Callable[..., Any]:
@@ -156,17 +190,28 @@ def _arguments(call: CallSpec, import_path: Path, key: str) -> dict[str, Any]:
     return {name: resolved(value, f"{key}.args.{name}") for name, value in call.args.items()}
 
 
-def _call(named: str | CallSpec, import_path: Path, key: str) -> Any:
-    """Call what a job key refers to, with its arguments if any."""
+def _call(named: str | CallSpec, import_path: Path, key: str, *given: Any, **offered: Any) -> Any:
+    """Call what a job key refers to, with its arguments if any.
+
+    Args:
+        named: value of the key.
+        import_path: folder searched first.
+        key: the key.
+        given: positional arguments, which come first.
+        offered: keyword arguments that are passed where the callable has a parameter of that name.
+    """
     reference = str(named)
     function = load_callable(reference, import_path, key)
     if isinstance(function, nn.Module):
         raise CallableError(f"{key}: `{reference}` is a module itself; name a function that returns a new one")
     arguments = _arguments(named, import_path, key) if isinstance(named, CallSpec) else {}
     try:
-        inspect.signature(function).bind(**arguments)
+        signature = inspect.signature(function)
+        arguments = {name: value for name, value in offered.items() if name in signature.parameters} | arguments
+        signature.bind(*given, **arguments)
     except TypeError as error:
-        how, fix = ("without arguments", "give it defaults") if not arguments else ("with these arguments", "mend them")
+        how = "with these arguments" if arguments else "with the data set alone" if given else "without arguments"
+        fix = "mend them" if arguments else "give it defaults"
         raise CallableError(
             f"{key}: `{reference}` is called {how}, but {error}; {fix}, or name it as "
             "{call: module:callable, args: {…}}"
@@ -174,7 +219,7 @@ def _call(named: str | CallSpec, import_path: Path, key: str) -> Any:
     except ValueError:
         pass  # Some built-in callables have no signature; a mismatch raises in the call itself.
     try:
-        return function(**arguments)
+        return function(*given, **arguments)
     except (Exception, SystemExit) as error:
         raise CallableError(f"{key}: `{reference}()` raised {raised_text(error)}") from error
 
@@ -232,7 +277,123 @@ def build_datasets(job: Job, import_path: Path) -> tuple[MapDataset, MapDataset 
     return build_train_data(job, import_path), build_eval_data(job, import_path)
 
 
-def _build_dataset(job: Job, reference: str, import_path: Path, key: str) -> MapDataset:
+class EpochOrder:
+    """The order of the samples in each epoch, of a job that does not have them shuffled. For one thread."""
+
+    def __init__(self, job: Job, import_path: Path, dataset: MapDataset) -> None:
+        """Call nothing yet.
+
+        Args:
+            job: has a `data.sampler`, or `data.shuffle: false`.
+            import_path: folder searched first.
+            dataset: the training set.
+        """
+        self._job = job
+        self._import_path = import_path
+        self._dataset = dataset.dataset if isinstance(dataset, CollatedDataset) else dataset
+        #: The newest epoch, and its order.
+        self._newest: tuple[int, Sequence[int]] = (-1, ())
+
+    def __call__(self, epoch: int) -> Sequence[int]:
+        """Every sample of `epoch` (from 0), once. The sampler is called once per epoch, under a seed of its own.
+
+        Raises:
+            CallableError: it raised, or its result is no order of the samples.
+        """
+        if self._newest[0] != epoch:
+            self._newest = (epoch, self._order(epoch))
+        return self._newest[1]
+
+    def _order(self, epoch: int) -> Sequence[int]:
+        job, count, key = self._job, len(self._dataset), "data.sampler"
+        if job.data.sampler is None:
+            return range(count)
+        where = f"{key}: in epoch {epoch + 1}, `{job.data.sampler}`"
+        with preserved_generators():
+            seed_generators(sampler_seed(job.seed, epoch))
+            named = _call(job.data.sampler, self._import_path, key, self._dataset, epoch=epoch)
+            try:
+                # One more than there are: a sampler may be endless.
+                given = list(islice(iter(named), count + 1))
+            except (Exception, SystemExit) as error:
+                raise CallableError(f"{where} raised {raised_text(error)}") from error
+        return _checked_order(given, count, where)
+
+
+def _checked_order(given: Sequence[Any], count: int, where: str) -> Sequence[int]:
+    """The indices as plain numbers.
+
+    Raises:
+        CallableError: they are not each of 0 to `count` - 1 once.
+    """
+    places: dict[int, int] = {}
+    for place, value in enumerate(given):
+        try:
+            index = operator.index(value)
+        except TypeError:
+            raise CallableError(
+                f"{where} gives {_type_name(value)} at position {place}; a sampler gives the indices of samples, one "
+                "by one, which are then dealt in blocks of batch_size"
+            ) from None
+        if not 0 <= index < count:
+            raise CallableError(
+                f"{where} gives sample {index} at position {place}, but data.train has {count} samples, numbered from 0"
+            )
+        if index in places:
+            raise CallableError(
+                f"{where} gives sample {index} twice, at positions {places[index]} and {place}; each sample counts "
+                "once per epoch: give every index once (to see a sample more often, let the data set repeat it)"
+            )
+        places[index] = place
+    if len(places) < count:
+        first = next(index for index in range(count) if index not in places)
+        raise CallableError(
+            f"{where} gives {len(places)} of the {count} samples of data.train; sample {first} is the first that is "
+            "missing: give every index once (to leave samples out, let the data set leave them out, for example by "
+            "torch.utils.data.Subset)"
+        )
+    return tuple(places)
+
+
+def epoch_order(job: Job, import_path: Path, dataset: MapDataset) -> EpochOrder | None:
+    """The order of the samples that the job states; None if they are shuffled."""
+    return None if job.data.is_shuffled else EpochOrder(job, import_path, dataset)
+
+
+def load_collate_fn(job: Job, import_path: Path) -> CollateFunction | None:
+    """Load `data.collate_fn`: the function named, or what a call with arguments returns; None if the job has none.
+
+    Raises:
+        CallableError: the import or the call fails, or it cannot take the list of samples.
+    """
+    named, key = job.data.collate_fn, "data.collate_fn"
+    if named is None:
+        return None
+    if isinstance(named, CallSpec):
+        function = _call(named, import_path, key)
+        if not callable(function):
+            raise CallableError(
+                f"{key}: `{named}(…)` returned {_type_name(function)}, which cannot be called; with `call` and `args`, "
+                "name a callable that returns the function"
+            )
+    else:
+        function = load_callable(named, import_path, key)
+        if isinstance(function, type):
+            raise CallableError(
+                f"{key}: `{named}` is a class, and calling it with the samples would only construct it; name a "
+                f"function, or an instance of it as {{call: {named}, args: {{…}}}}"
+            )
+    try:
+        inspect.signature(function).bind([])
+    except TypeError as error:
+        raise CallableError(f"{key}: `{named}` must take one argument, the list of samples, but {error}") from None
+    except ValueError:
+        pass  # Some built-in callables have no signature; a mismatch raises in the first call.
+    return cast("CollateFunction", function)
+
+
+def _build_dataset(job: Job, reference: str | CallSpec, import_path: Path, key: str) -> MapDataset:
+    collate_fn = load_collate_fn(job, import_path)
     seed_generators(dataset_seed(job.seed, key))
     dataset = _call(reference, import_path, key)
     place = f"{key}: `{reference}()`"
@@ -255,11 +416,13 @@ def _build_dataset(job: Job, reference: str, import_path: Path, key: str) -> Map
         raise CallableError(f"{place}: reading its length and first sample raised {raised_text(error)}") from error
     if not num_samples:
         raise CallableError(f"{place} is empty; a dataset needs at least one sample")
+    if collate_fn is not None:
+        return CollatedDataset(found, collate_fn)
     is_pair = isinstance(sample, tuple | list) and len(sample) == len(("input", "target"))
     if not (is_pair or isinstance(sample, Mapping)):
         raise CallableError(
             f"{place}: sample 0 is {_type_name(sample)}; each sample must be a pair (input, target), or a mapping of "
-            "the model's arguments"
+            "the model's arguments; a `data.collate_fn` may take other samples"
         )
     return found
 
@@ -278,16 +441,153 @@ def load_loss(job: Job, import_path: Path) -> LossFunction | None:
     """
     if job.loss is None:
         return None
-    function = _load_two_argument(job.loss, import_path, "loss", "torch.nn.functional:cross_entropy")
+    if isinstance(job.loss, str):
+        return _load_one_loss(job.loss, import_path, "loss")
+    return WeightedLosses(
+        {
+            name: (
+                None if term.call is None else _load_one_loss(term.call, import_path, f"loss.{name}.call"),
+                term.weight,
+            )
+            for name, term in job.loss.items()
+        }
+    )
+
+
+def _load_one_loss(reference: str, import_path: Path, key: str) -> LossFunction:
+    function = _load_two_argument(reference, import_path, key, "torch.nn.functional:cross_entropy")
     parameters = function.named_parameters() if isinstance(function, nn.Module) else ()
     trainable = [name for name, parameter in parameters if parameter.requires_grad]
     if trainable:
         raise CallableError(
-            f"loss: `{job.loss}` has parameters of its own, which no optimizer would ever train: "
+            f"{key}: `{reference}` has parameters of its own, which no optimizer would ever train: "
             f"{', '.join(trainable)}; put them into the last layer of the model, and give the loss what that layer "
             "returns, or set requires_grad=False if they are constants"
         )
     return function
+
+
+class WeightedLosses:
+    """Several losses by name: a loss that returns Σ weight · value, in the job's order.
+
+    Attributes:
+        values: each loss by name, as the last call found it.
+    """
+
+    def __init__(self, terms: Mapping[str, tuple[LossFunction | None, float]]) -> None:
+        """Take name → (function, weight); None is the loss that the model computes itself."""
+        self._terms = terms
+        self.values: dict[str, float] = {}
+
+    def __call__(self, output: Any, target: Any) -> Tensor:
+        """The weighted sum of one minibatch.
+
+        Raises:
+            CallableError: a function raised, or returned something else than one floating-point number.
+        """
+        found = {name: self._value(name, output, target) for name in self._terms}
+        self.values = {name: float(value.detach()) for name, value in found.items()}
+        weighted = [value * self._terms[name][1] for name, value in found.items()]
+        return reduce(torch.add, weighted)
+
+    @property
+    def functions(self) -> dict[str, LossFunction]:
+        """Each loss by itself, by name."""
+        return {name: partial(self._value, name) for name in self._terms}
+
+    @property
+    def computed_by_model(self) -> str | None:
+        """The first one that the model computes itself; None if there is none."""
+        return next((name for name, (function, _) in self._terms.items() if function is None), None)
+
+    def _value(self, name: str, output: Any, target: Any) -> Tensor:
+        function, key = self._terms[name][0], f"loss.{name}"
+        return _checked_scalar(
+            own_loss(output, key) if function is None else _called(function, output, target, key), key
+        )
+
+
+def own_loss(output: Any, key: str = "loss") -> Tensor:
+    """The loss that a model has computed itself.
+
+    Args:
+        output: what the model returned.
+        key: the job key of the loss; begins every message.
+
+    Raises:
+        CallableError: the output has none.
+    """
+    said = "is not set" if key == "loss" else "has no `call`"
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    has_key = "loss" in output if isinstance(output, Mapping) else hasattr(output, "loss")
+    if found is None and has_key:
+        raise CallableError(
+            f"{key}: {said}, and the model's output ({type(output).__name__}) has `loss: None`: it computes a loss "
+            "only if it receives the targets; add its `labels` to every sample of `data.train`, or name a "
+            "loss, for example `loss: model:loss`"
+        )
+    if not isinstance(found, Tensor):
+        raise CallableError(
+            f"{key}: {said}, and the model's output ({type(output).__name__}) has no tensor `loss`; name a loss, "
+            "or give the model what it needs to compute one, such as `labels`"
+        )
+    return found
+
+
+def load_minibatch_weight(job: Job, import_path: Path) -> MinibatchWeight | None:
+    """Load what weights a minibatch in means (job key `mean_over`); None for its samples.
+
+    Raises:
+        CallableError: the import fails, or the callable cannot take one argument.
+    """
+    if job.mean_over == "samples":
+        return None
+    if job.mean_over in _COUNTS:
+        return partial(_counted_targets, job.mean_over)
+    function = load_callable(job.mean_over, import_path, "mean_over")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise CallableError(f"mean_over: `{job.mean_over}` must take the target or batch, but {error}") from None
+    except ValueError:
+        pass  # Some built-in callables have no signature; a mismatch raises in the first call.
+    return partial(_own_weight, job.mean_over, function)
+
+
+#: Word of `mean_over` → the first position of a sequence that counts.
+_COUNTS = {"tokens": 0, "next_tokens": 1}
+
+
+def _counted_targets(word: str, target: Any) -> int:
+    labels = target.get("labels") if isinstance(target, Mapping) else target
+    first = _COUNTS[word]
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex() or labels.ndim < first:
+        found = "None" if labels is None else _described(labels)
+        raise CallableError(
+            f"mean_over: `{word}` counts the entries of an integer target that are not {IGNORED}, in a batch those of "
+            f"`labels`, and found {found}; name a callable that returns the number, for example "
+            "`mean_over: model:tokens`"
+        )
+    return int((labels[..., first:] != IGNORED).sum())
+
+
+def _described(value: object) -> str:
+    return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else _type_name(value)
+
+
+def _own_weight(reference: str, function: Callable[[Any], Any], target: Any) -> int:
+    try:
+        found = function(target)
+    except (Exception, SystemExit) as error:
+        raise CallableError(f"mean_over: `{reference}` raised {raised_text(error)}") from error
+    value = found.item() if isinstance(found, Tensor) and found.numel() == 1 else found
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < MAX_COUNT or value != int(value):
+        raise CallableError(
+            f"mean_over: `{reference}` returned {found!r:.80}; return a whole number of at least 0, the number of "
+            "entries that the minibatch's loss is the mean of"
+        )
+    return int(value)
 
 
 def load_metrics(job: Job, import_path: Path) -> dict[str, LossFunction]:
@@ -334,22 +634,46 @@ def call_loss(function: LossFunction, output: Any, target: Any) -> Tensor:
     return result
 
 
-def call_metric(name: str, function: LossFunction, output: Any, target: Any) -> float:
-    """Mean of metric `name` over one minibatch.
+def call_metric(name: str, function: LossFunction, output: Any, target: Any) -> float | RatioSums:
+    """Metric `name` of one minibatch: its mean, or the sums of a `Ratio`.
 
     Raises:
-        CallableError: the function raised, or did not return one number.
+        CallableError: the function raised, or did not return one number or a `Ratio` of as many numerators as
+            denominators.
     """
+    key = f"metrics.{name}"
     with torch.no_grad():
-        return _scalar(function, output, target, f"metrics.{name}").item()
+        found = _called(function, output, target, key)
+        return _ratio_sums(found, key) if isinstance(found, Ratio) else _checked_scalar(found, key).item()
+
+
+def _ratio_sums(ratio: Ratio, key: str) -> RatioSums:
+    numerators, denominators = (
+        torch.as_tensor(each).double().reshape(-1).tolist() for each in (ratio.numerators, ratio.denominators)
+    )
+    if len(numerators) != len(denominators) or not 1 <= len(numerators) <= MAX_RATIO_ENTRIES:
+        raise CallableError(
+            f"{key}: returned a Ratio of {len(numerators)} numerators and {len(denominators)} denominators; return as "
+            f"many of each, at least one and at most {MAX_RATIO_ENTRIES}"
+        )
+    return RatioSums(tuple(numerators), tuple(denominators), ratio.exponential)
+
+
+def _called(function: LossFunction, output: Any, target: Any, key: str) -> object:
+    try:
+        return function(output, target)
+    except CallableError:
+        raise  # one of several losses, which names itself
+    except (Exception, SystemExit) as error:
+        raise CallableError(f"{key}: raised {raised_text(error)}") from error
 
 
 def _scalar(function: LossFunction, output: Any, target: Any, key: str) -> Tensor:
-    try:
-        result = function(output, target)
-    except (Exception, SystemExit) as error:
-        raise CallableError(f"{key}: raised {raised_text(error)}") from error
-    if isinstance(result, int | float) and key != "loss":
+    return _checked_scalar(_called(function, output, target, key), key)
+
+
+def _checked_scalar(result: object, key: str) -> Tensor:
+    if isinstance(result, int | float) and not key.startswith("loss"):
         return torch.tensor(float(result))
     if not isinstance(result, Tensor):
         raise CallableError(f"{key}: returned {_type_name(result)}; return a tensor with the mean over the samples")

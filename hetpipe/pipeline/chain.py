@@ -482,7 +482,10 @@ def forget_weights(layers: Sequence[Layer]) -> None:
     """
     placeholders: dict[str, nn.Parameter] = {}
     for layer in layers:
-        for owner, key, name in layer.places:
+        # A layer of a cut model registers its parameters once more (`LayerTensors`).
+        table = cast("dict[str, Tensor]", layer.module._parameters)  # noqa: SLF001 - see run_layers
+        registered = [(table, local, name) for local, name in layer.parameters.items() if local in table]
+        for owner, key, name in (*layer.places, *registered):
             placeholder = placeholders.setdefault(name, nn.Parameter(torch.empty_like(owner[key], device="meta")))
             owner[key] = placeholder
 

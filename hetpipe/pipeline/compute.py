@@ -40,7 +40,7 @@ from hetpipe.pipeline.remapping import Remapping
 from hetpipe.pipeline.saved_tensors import keep
 from hetpipe.pipeline.seeds import evaluation_layer_seed, layer_seed, seed_generators
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
-from hetpipe.values.run import DeviceConfig, StageEmulation
+from hetpipe.values.run import DeviceConfig, RatioSums, StageEmulation
 
 #: Start of a backward: an edge of the graph and its gradient, None for a scalar loss.
 BackwardStart = tuple[GradientEdge, Tensor | None]
@@ -247,6 +247,10 @@ class StageCompute:
         self._pending[p] = replace(self._pending[p], outputs=(_edge(start),))
         return float(value.detach())
 
+    def skip_loss(self, p: Minibatch) -> None:
+        """Let the backward of `p` find no gradient at all: none of its targets counts, and its loss is not computed."""
+        self._pending[p] = replace(self._pending[p], outputs=(None,))
+
     def backward(
         self, p: Minibatch, weights: Mapping[str, Tensor], gradients: Sequence[Tensor | None] | None
     ) -> Gradients:
@@ -341,13 +345,12 @@ def _unwrapped(outputs: Values) -> Tensor | Values:
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-def metric_sums(
+def metric_values(
     outputs: Values,
     target: Any,
     *,
     functions: Mapping[str, LossFunction],
-    num_samples: int,
-) -> dict[str, float]:
-    """Σ over samples of every metric of one evaluation minibatch; each function returns a mean."""
+) -> dict[str, float | RatioSums]:
+    """Every metric of one evaluation minibatch: its mean, or the sums of its ratio."""
     output = _unwrapped(outputs)
-    return {name: call_metric(name, function, output, target) * num_samples for name, function in functions.items()}
+    return {name: call_metric(name, function, output, target) for name, function in functions.items()}

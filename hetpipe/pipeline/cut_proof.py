@@ -21,17 +21,18 @@ from hetpipe.errors import CallableError, HetpipeError
 from hetpipe.model.cut_model import CutModel
 from hetpipe.model.structure import tensors_in
 from hetpipe.model.user_errors import forward_failure, is_out_of_memory, later_failures_told
-from hetpipe.pipeline.callables import LossFunction, call_loss
+from hetpipe.pipeline.callables import LossFunction, call_loss, own_loss
 from hetpipe.pipeline.chain import Layer, SeedKey, Values, at_boundary, hooked, weights_in_place
 from hetpipe.pipeline.comparison import same
 from hetpipe.pipeline.compute import StageCompute
 from hetpipe.pipeline.data import Batch
-from hetpipe.pipeline.layering import own_loss, why_one_layer
+from hetpipe.pipeline.layering import why_one_layer
 from hetpipe.pipeline.modes import modes_of
 from hetpipe.pipeline.precision import autocast
 from hetpipe.pipeline.proof import Proof, UncutFailure, other_weights
 from hetpipe.pipeline.seeds import layer_seed, preserved_generators, seed_generators
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
+from hetpipe.values.profile import TIE
 
 _VW = VirtualWorkerIndex(0)
 _FIRST, _SECOND = Minibatch(1), Minibatch(2)
@@ -144,14 +145,18 @@ class _Proof:
         # After the first minibatch, like the next one of a training loop.
         second_found = self._watched(others, second, starts_anew=False)
         self._compare(self._bare(bare, second), second_found, "the second minibatch of the model as it is")
+        # From here on no more tensors are kept than are compared: of a large model each set of them is as large.
+        del bare, second_found
         (whole,) = self._stages(others, [first], alone=False)
         self._compare(self._watched(others, first, is_seeded=True), whole, "the model on the same seeds")
         (cut,) = self._stages(others, [first], alone=True)
         self._compare(whole, cut, "the model as one stage")
-        both = self._stages(others, [first, second], alone=False)
-        in_flight = self._stages(others, [first, second], alone=True)
-        self._compare_gradients(whole.gradients, in_flight[0].gradients, "the same with two minibatches in flight")
-        self._compare(both[1], in_flight[1], "the second minibatch of the model as one stage")
+        del cut
+        in_first, in_second = self._stages(others, [first, second], alone=True)
+        self._compare_gradients(whole.gradients, in_first.gradients, "the same with two minibatches in flight")
+        del whole, in_first
+        (_, both_second) = self._stages(others, [first, second], alone=False)
+        self._compare(both_second, in_second, "the second minibatch of the model as one stage")
 
     def _autocast(self) -> AbstractContextManager[object]:
         return autocast(self._chain[0].precision, _CPU)
@@ -217,12 +222,12 @@ class _Proof:
         ]
         own = [{n: weights[n] for layer in group for n in layer.parameters.values()} for group in groups]
         losses: list[float] = []
+        names = [self._cut.value_names(group[0].index) for group in groups]
         for p, batch in zip((_FIRST, _SECOND), batches, strict=False):
             values: Values = _copies(batch.inputs)
             with later_failures_told(f"the forward of minibatch {p} of the proof"):
-                for stage, part in zip(stages, own, strict=True):
-                    # As after a transfer: the next stage has its own memory.
-                    received = values if stage is stages[0] else _copies(tuple(value.detach() for value in values))
+                for stage, part, named in zip(stages, own, names, strict=True):
+                    received = values if stage is stages[0] else tuple(map(_received, named, values))
                     values = stage.forward(p, part, received)
             losses.append(stages[-1].loss(p, values, batch.target))
         buffers = _buffers(self._cut.model)
@@ -286,6 +291,15 @@ class _Proof:
                         where = f"{path}.{attribute}" if path else attribute
                         return f"{where} holds a tensor that is not registered there"
         return "train the model with `workers: {stages: 1}`"
+
+
+def _received(name: str, value: Tensor) -> Tensor:
+    """A value as after a transfer: the next stage has its own memory.
+
+    Not of a tied weight, which no stage writes, and which the first one sends as a copy: every stage between two uses
+    of it passes it on, so a model with a tied vocabulary would need as many copies of it as it has layers.
+    """
+    return value.detach() if name.startswith(TIE) else value.detach().clone()
 
 
 def _leave(_: Any) -> None:

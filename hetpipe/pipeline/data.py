@@ -1,13 +1,13 @@
 """The tensors of a minibatch: the data contract (`wsp.md` §5).
 
 The first stage reads inputs and the last one targets, each from its own instance of the data set; only activations are
-transferred. Random augmentation draws from generators seeded by (seed, virtual worker, minibatch), so both read the
-same samples.
+transferred between stages. Random augmentation draws from generators seeded by (seed, virtual worker, minibatch), so
+both read the same samples. `reading.py` calls these functions, in the stage or in worker processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from hetpipe.errors import CallableError
 from hetpipe.job.file import Job
 from hetpipe.model.user_errors import raised_text
 from hetpipe.observe.log import get_logger, log_path
-from hetpipe.pipeline.callables import MapDataset
+from hetpipe.pipeline.callables import CollatedDataset, CollateFunction, MapDataset
 from hetpipe.pipeline.seeds import evaluation_fetch_seed, fetch_seed, seed_generators
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 
@@ -55,7 +55,12 @@ def read_batch(dataset: MapDataset, indices: Sequence[int], *, key: str = "data.
         CallableError: reading a sample raised, a sample is not an (input, target) pair, its input has no tensors, or
             the samples cannot be stacked. Names the key, the index, and the line of user code.
     """
-    samples = [_read(dataset, index, key) for index in indices]
+    if isinstance(dataset, CollatedDataset):
+        samples = _read(dataset.dataset, indices, key)
+        return _collated_by_user(dataset.collate_fn, samples, indices, key)
+    samples = _read(dataset, indices, key)
+    for index, sample in zip(indices, samples, strict=True):
+        _check_sample(sample, index, key)
     try:
         collated = default_collate(samples)
     except (RuntimeError, TypeError, ValueError, KeyError) as error:
@@ -67,6 +72,47 @@ def read_batch(dataset: MapDataset, indices: Sequence[int], *, key: str = "data.
     if not all(isinstance(value, Tensor) for value in values):
         raise CallableError(f"{key}: sample {indices[0]}: {_why_no_tensors(samples[0][0])}")
     return Batch(values, target, len(indices))
+
+
+def _collated_by_user(collate_fn: CollateFunction, samples: list[Any], indices: Sequence[int], key: str) -> Batch:
+    """Build a minibatch by the job's `data.collate_fn`.
+
+    Raises:
+        CallableError: it raised, or returned something else than a minibatch.
+    """
+    where = f"data.collate_fn: given samples {listed(indices)} of {key}, it"
+    try:
+        collated = collate_fn(samples)
+    except (Exception, SystemExit) as error:
+        log = log_path()
+        _log.exception("collate_fn_raised", key=key, indices=str(list(indices)))
+        traceback = f"; the traceback is in {log}" if log is not None else ""
+        raise CallableError(f"{where} raised {raised_text(error)}{traceback}") from error
+    if isinstance(collated, Mapping):
+        wrong = [name for name, value in collated.items() if not isinstance(value, Tensor)]
+        if wrong:
+            raise CallableError(
+                f"{where} returned a mapping whose entry {wrong[0]} is of type "
+                f"{type(collated[wrong[0]]).__name__}; every entry of a minibatch is a tensor: convert it, or omit it"
+            )
+        return Batch(tuple(collated.values()), dict(collated), len(indices), tuple(map(str, collated)))
+    if not (isinstance(collated, tuple | list) and len(collated) == len(("inputs", "target"))):
+        raise CallableError(
+            f"{where} returned {collated!r:.80}; return a pair (inputs, target), or a mapping of the model's arguments"
+        )
+    inputs, target = collated
+    values = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    if not all(isinstance(value, Tensor) for value in values):
+        raise CallableError(
+            f"{where} returned inputs of type {type(inputs).__name__}; return a tensor, or a tuple of tensors"
+        )
+    return Batch(values, target, len(indices))
+
+
+def listed(indices: Sequence[int]) -> str:
+    """Samples as text, the first ones of many."""
+    shown = ", ".join(map(str, indices[:_MAX_NAMED]))
+    return shown if len(indices) <= _MAX_NAMED else f"{shown}, …"
 
 
 def _mapping_batch(collated: Mapping[str, Any], num_samples: int, where: str) -> Batch:
@@ -86,22 +132,49 @@ def _mapping_batch(collated: Mapping[str, Any], num_samples: int, where: str) ->
     return Batch(tuple(collated.values()), dict(collated), num_samples, tuple(map(str, collated)))
 
 
-def _read(dataset: MapDataset, index: int, key: str) -> Any:
+def _read(dataset: MapDataset, indices: Sequence[int], key: str) -> list[Any]:
+    """Read samples, in one call if the data set offers it."""
+    read_all = getattr(dataset, "__getitems__", None)
+    if read_all is None:
+        return [_read_one(dataset, index, key) for index in indices]
+    where = f"samples {listed(indices)}"
+    samples = list(_told(lambda: read_all(list(indices)), key, where))
+    if len(samples) != len(indices):
+        raise CallableError(
+            f"{key}: `__getitems__` returned {len(samples)} samples when asked for {len(indices)} "
+            f"({listed(indices)}); return one per index, in order"
+        )
+    return samples
+
+
+def _read_one(dataset: MapDataset, index: int, key: str) -> Any:
     """Read one sample."""
+    return _told(lambda: dataset[index], key, f"sample {index}")
+
+
+def _told(read: Callable[[], Any], key: str, what: str) -> Any:
+    """Call user code that reads; what it raises becomes a `CallableError`."""
     try:
-        sample = dataset[index]
+        return read()
     except (Exception, SystemExit) as error:
         log = log_path()
-        _log.exception("dataset_raised", key=key, index=index)
+        _log.exception("dataset_raised", key=key, read=what)
         traceback = f"; the traceback is in {log}" if log is not None else ""
-        raise CallableError(f"{key}: reading sample {index} raised {raised_text(error)}{traceback}") from error
+        raise CallableError(f"{key}: reading {what} raised {raised_text(error)}{traceback}") from error
+
+
+def _check_sample(sample: Any, index: int, key: str) -> None:
+    """Refuse what is no sample.
+
+    Raises:
+        CallableError: it is neither a pair nor a mapping.
+    """
     is_pair = isinstance(sample, tuple | list) and len(sample) == len(("input", "target"))
     if not (is_pair or isinstance(sample, Mapping)):
         raise CallableError(
             f"{key}: sample {index} must be a pair (input, target), or a mapping of the model's arguments, not "
             f"{sample!r:.80}"
         )
-    return sample
 
 
 def _why_no_tensors(value: object) -> str:
@@ -129,7 +202,7 @@ def _why_not_stacked(samples: Sequence[Any], indices: Sequence[int], key: str, e
             return (
                 f"{key}: samples {indices[0]} and {indices[other]} cannot be stacked into one minibatch: the {name} of "
                 f"one is {shapes[0]}, of the other {shapes[other]}; bring all samples to one shape in "
-                "__getitem__ (pad or crop them), or set `batch_size: 1`"
+                "__getitem__ (pad or crop them), name a `data.collate_fn` that pads a minibatch, or set `batch_size: 1`"
             )
     text = str(error).split("\n", maxsplit=1)[0]
     return (

@@ -11,17 +11,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from hetpipe.decide.sync.division import Block, blocks_of_evaluation
+from hetpipe.errors import CallableError
 from hetpipe.link.policy import Frame, FrameKind
 from hetpipe.observe.timeline import Activity
 from hetpipe.pipeline.chain import Values
-from hetpipe.pipeline.compute import metric_sums
-from hetpipe.pipeline.data import Batch, read_evaluation_minibatch
+from hetpipe.pipeline.compute import metric_values
+from hetpipe.pipeline.data import Batch
 from hetpipe.pipeline.inbox import Inbox
+from hetpipe.pipeline.reading import Request
 from hetpipe.pipeline.seeds import preserved_generators
 from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
 from hetpipe.pipeline.waiting import Waiter
 from hetpipe.values.ids import Clock, Minibatch, VirtualWorkerIndex
-from hetpipe.values.run import StageEvaluation
+from hetpipe.values.run import RatioSums, StageEvaluation
 from hetpipe.values.sync import Progress
 from hetpipe.weights.flat import FlatBuffer
 
@@ -30,7 +32,9 @@ class EvaluationPass:
     """One evaluation of the weights of a clock, on one stage.
 
     Attributes:
-        sums: metric name → Σ of value × samples; last stage only.
+        sums: metric name → Σ of value × weight; last stage only.
+        ratios: metric name → its sums, of metrics that are a ratio.
+        weight: Σ of the weights of the minibatches; None: their samples.
     """
 
     def __init__(self, parts: StageParts, waiter: Waiter, clock: Clock, blocks: tuple[Block, ...]) -> None:
@@ -45,20 +49,23 @@ class EvaluationPass:
         self._parts = parts
         self._waiter = waiter
         self._clock = clock
-        self._blocks = blocks
-        self.sums = dict.fromkeys(parts.data.metrics, 0.0)
+        self._requests = [Request(number, block, is_evaluation=True) for number, block in enumerate(blocks, start=1)]
+        if parts.identity.is_first or parts.identity.is_last:
+            parts.reader.insert(self._requests)
+        self.sums: dict[str, float] = {}
+        self.ratios: dict[str, RatioSums] = {}
+        self.weight = None if parts.data.weight is None else 0
 
     @property
     def num_samples(self) -> int:
         """Number of samples in all minibatches."""
-        return sum(map(len, self._blocks))
+        return sum(len(request.samples) for request in self._requests)
 
     def run(self, weights: FlatBuffer) -> None:
         """First stage: read and compute all minibatches."""
-        for number, block in enumerate(self._blocks, start=1):
-            with self._undisturbed():
-                inputs = self._read(number, block).inputs
-            self._compute(number, inputs, weights)
+        for request in self._requests:
+            batch = self._read(request.number)
+            self._compute(request.number, batch.inputs, weights, batch)
         self._pass_end_on()
 
     def take(self, frame: Frame, weights: FlatBuffer) -> bool:
@@ -76,7 +83,8 @@ class EvaluationPass:
         with self._parts.guard, preserved_generators(self._parts.pool.device):
             yield
 
-    def _compute(self, number: int, values: Values, weights: FlatBuffer) -> None:
+    def _compute(self, number: int, values: Values, weights: FlatBuffer, batch: Batch | None = None) -> None:
+        """Compute one minibatch; on the only stage of a virtual worker, `batch` is what was read of it."""
         parts = self._parts
         with parts.timeline.span(Activity.EVALUATE, p=number), self._undisturbed():
             outputs = parts.compute.evaluate(number, weights.views, values)
@@ -84,19 +92,35 @@ class EvaluationPass:
         if parts.downstream is not None:
             self._send(number, outputs)
             return
-        block = self._blocks[number - 1]
+        batch = batch or self._read(number)
         with self._undisturbed(), parts.compute.autocast():
-            target = parts.compute.to_device(self._read(number, block).target)
-            found = metric_sums(outputs, target, functions=parts.data.metrics, num_samples=len(block))
+            weight = parts.data.weight_of(batch.target, batch.num_samples)
+            target = parts.compute.to_device(batch.target)
+            found = metric_values(outputs, target, functions=parts.data.metrics)
+        if self.weight is not None:
+            self.weight += weight
         for name, value in found.items():
-            self.sums[name] += value
+            if isinstance(value, RatioSums):
+                self._add_ratio(name, value)
+            else:
+                # The mean of nothing is NaN.
+                self.sums[name] = self.sums.get(name, 0.0) + (value * weight if weight else 0.0)
 
-    def _read(self, number: int, block: Block) -> Batch:
-        data = self._parts.data
-        assert data.evaluation is not None, "the first and the last stage have the evaluation data of their blocks"
-        return read_evaluation_minibatch(
-            data.evaluation, block, seed=data.spec.seed, vw=self._parts.identity.vw, number=number
-        )
+    def _add_ratio(self, name: str, found: RatioSums) -> None:
+        before = self.ratios.get(name)
+        if before is not None and len(before.numerators) != len(found.numerators):
+            raise CallableError(
+                f"metrics.{name}: returned a Ratio of {len(found.numerators)} entries, and of {len(before.numerators)} "
+                "for an earlier minibatch; return as many for every minibatch, 0 / 0 for what does not occur"
+            )
+        self.ratios[name] = found if before is None else before + found
+
+    def _read(self, number: int) -> Batch:
+        """What this stage needs of a minibatch."""
+        reader = self._parts.reader
+        self._waiter.wait_until(reader.is_ready, lambda: reader.reason)
+        with self._undisturbed():
+            return reader.take(self._requests[number - 1])
 
     def _pass_end_on(self) -> None:
         if self._parts.downstream is not None:
@@ -198,5 +222,7 @@ class EvaluationsWithinEpochs:
                 minibatches,
                 within_epoch=True,
                 whole=evaluation.num_samples == len(parts.data.evaluation),
+                weight=evaluation.weight,
+                ratios=evaluation.ratios,
             )
         )

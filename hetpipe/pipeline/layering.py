@@ -7,16 +7,15 @@ A model that defines its layers (`nn.Sequential`, `layers()`) is cut accordingly
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hetpipe.errors import CallableError
 from hetpipe.model.cut_model import CutModel, Signature, whole_output
 from hetpipe.model.user_errors import place_of_function
-from hetpipe.pipeline.callables import LossFunction
+from hetpipe.pipeline.callables import LossFunction, WeightedLosses, own_loss
 from hetpipe.pipeline.chain import Layer, chain_of, cut_chain
 from hetpipe.pipeline.data import Batch
 from hetpipe.pipeline.seeds import preserved_generators
@@ -45,13 +44,8 @@ def layers_of(
         model: the model as returned by the user's callable.
         example: a minibatch, or a few samples of one.
         loss: the job's loss; None if the model computes it.
-    <<<<<<< HEAD
-        splits_ties: allow cuts between the uses of one weight. Must be False for predicted weights: the later use would
-            receive the predicted weights, but its backward must read the current ones.
-        precision: what the layers compute in.
-    =======
         splits_ties: allow cuts between the uses of one weight (`Policy.splits_ties`).
-    >>>>>>> main
+        precision: what the layers compute in.
 
     Raises:
         CallableError: the model cannot be cut, or does not accept such minibatches.
@@ -66,6 +60,12 @@ def layers_of(
             raise CallableError(
                 f"loss: is not set, and {type(model).__name__} is a chain of layers, which computes none; name one, "
                 "for example `loss: torch.nn.functional:cross_entropy`"
+            )
+        own = loss.computed_by_model if isinstance(loss, WeightedLosses) else None
+        if own is not None:
+            raise CallableError(
+                f"loss.{own}: has no `call`, and {type(model).__name__} is a chain of layers, which computes no loss; "
+                f"name one, for example `loss: {{{own}: {{call: model:loss}}}}`"
             )
         return chain_of(model, precision=precision)
     keys = example.keys
@@ -135,28 +135,6 @@ def why_one_layer(cut: CutModel) -> str:
         if not survey.cuts
         else "has no cut that is worth its bytes"
     )
-
-
-def own_loss(output: Any) -> Tensor:
-    """The loss that a model has computed itself.
-
-    Raises:
-        CallableError: the output has none.
-    """
-    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    has_key = "loss" in output if isinstance(output, Mapping) else hasattr(output, "loss")
-    if found is None and has_key:
-        raise CallableError(
-            f"loss: is not set, and the model's output ({type(output).__name__}) has `loss: None`: it computes a loss "
-            "only if it receives the targets; add its `labels` to every sample of `data.train`, or name a "
-            "loss, for example `loss: model:loss`"
-        )
-    if not isinstance(found, Tensor):
-        raise CallableError(
-            f"loss: is not set, and the model's output ({type(output).__name__}) has no tensor `loss`; name a loss, "
-            "or give the model what it needs to compute one, such as `labels`"
-        )
-    return found
 
 
 class OutputFunction:

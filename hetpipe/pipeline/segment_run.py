@@ -8,7 +8,7 @@ in an update and every wave below the barrier is pushed.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -23,12 +23,13 @@ from hetpipe.observe.log import bind_context
 from hetpipe.observe.timeline import Activity
 from hetpipe.pipeline.chain import Values
 from hetpipe.pipeline.clock_use import ClockUse
-from hetpipe.pipeline.data import read_minibatch
+from hetpipe.pipeline.data import Batch
 from hetpipe.pipeline.evaluation import EvaluationsWithinEpochs
 from hetpipe.pipeline.inbox import Inbox
+from hetpipe.pipeline.reading import Request
 from hetpipe.pipeline.remapping import Remapping
 from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
-from hetpipe.pipeline.tally import Tally
+from hetpipe.pipeline.tally import MinibatchLoss, Tally
 from hetpipe.pipeline.updates import Updates
 from hetpipe.pipeline.waiting import Waiter
 from hetpipe.values.ids import Clock, Minibatch, Wave
@@ -42,14 +43,10 @@ class _InFlight:
 
     clock: Clock
     """W*."""
-    samples: int
     scale_exponent: int = 0
     """Of the scale of its loss."""
-
-    @property
-    def scale(self) -> float:
-        """The factor of its loss and gradients."""
-        return float(1 << self.scale_exponent)
+    weight: int = 0
+    """In means over several; last stage only, which tells the others with the gradients."""
 
 
 class SegmentRun:
@@ -94,16 +91,25 @@ class SegmentRun:
         self._clocks = ClockUse(parts, inbox, start)
         self._updates = Updates(parts, tally, self._updated, start * self._n)
         self._opening_arrival: tuple[int, int] = (0, 0)
+        self._reads = identity.is_first or identity.is_last
 
     def run(self) -> None:
         """Compute until the barrier."""
         bind_context(wave=self._closed)
         with self._inbox.bell:
             self._inbox.on_news = self._fetch_ahead
+            end = self._end
+        if self._reads:
+            # A barrier that was planned before the end of the epoch is known by now.
+            planned = self._blocks if end is None else self._blocks[: max(end - self._start, 0) * self._n]
+            first = self._start * self._n + 1
+            self._parts.reader.begin([Request(p, block) for p, block in enumerate(planned, start=first)])
         try:
             self._compute()
             self._close_empty_waves()
         finally:
+            if self._reads:
+                self._parts.reader.begin(())  # if the barrier was moved to a lower clock
             with self._inbox.bell:
                 self._inbox.on_news = None
 
@@ -199,7 +205,9 @@ class SegmentRun:
         end = self._end
         if end is None or p > end * self._n or p > self._start * self._n + len(self._blocks):
             return None
-        if self._forwarded - self._backwarded >= self._limit or not self._has_weights(p) or not self._clocks.opens(p):
+        if self._forwarded - self._backwarded >= self._limit or not self._has_weights(p) or not self._has_data():
+            return None
+        if not self._clocks.opens(p):
             return None
         if self._opening_arrival[0] != p:
             self._opening_arrival = (p, self._inbox.next_arrival())
@@ -215,8 +223,16 @@ class SegmentRun:
             return False
         return True
 
+    def _has_data(self) -> bool:
+        """First and last stage: whether the next minibatch has been read."""
+        reader = self._parts.reader
+        if reader.is_ready():
+            return True
+        self._clocks.wait_reason = (reader.reason, False)
+        return False
+
     def _incoming(self) -> Ready | None:
-        """Later stages: the next forward, if the weights it requires are available.
+        """Later stages: the next forward, if the weights and data it requires are available.
 
         Frames of an evaluation precede those of a forward and take its position in the order: when that forward may
         run, its weights, which are those to evaluate, are available. Frames of a barrier's evaluation arrive after all
@@ -224,6 +240,8 @@ class SegmentRun:
         """
         head = self._inbox.head(FrameKind.FORWARD) or self._inbox.head(FrameKind.EVALUATE)
         if head is None or not self._is_here(head.frame):
+            return None
+        if self._reads and head.frame.kind is FrameKind.FORWARD and not self._has_data():
             return None
         return Ready(Minibatch(self._forwarded + 1), head.arrival)
 
@@ -266,32 +284,50 @@ class SegmentRun:
         )
         started = parts.clock.monotonic()
         with parts.guard:
-            outputs = self._compute_forward(p, version, values, flying)
+            outputs = self._compute_forward(p, version, values)
         parts.weights.forwarded(p)
         parts.emulator.stretch(Kind.FORWARD, started)
         self._tally.computed(Activity.FORWARD, p, started)
         if parts.downstream is not None:
             frame = Frame(
-                FrameKind.FORWARD, p, flying.clock, version.through, outputs, flying.samples, flying.scale_exponent
+                FrameKind.FORWARD, p, flying.clock, version.through, outputs, scale_exponent=flying.scale_exponent
             )
             parts.downstream.send(frame, deadline_seconds=SEND_SECONDS)
         self._forwarded = p
 
-    def _compute_forward(self, p: Minibatch, version: Version, values: Values, flying: _InFlight) -> Values:
+    def _compute_forward(self, p: Minibatch, version: Version, values: Values) -> Values:
         """Read this stage's data of minibatch `p`, run its layers, and on the last stage the loss."""
         parts, identity = self._parts, self._parts.identity
-        if not (identity.is_first or identity.is_last):
+        if not self._reads:
             return self._run_layers(p, version, values)
-        assert parts.data.train is not None, "the first and last stage read the data"
         block = self._blocks[p - self._start * self._n - 1]
-        batch = read_minibatch(parts.data.train, block, seed=parts.data.spec.seed, vw=identity.vw, p=p)
+        # An evaluation in between may have taken the place of what was read.
+        self._waiter.wait_until(parts.reader.is_ready, lambda: parts.reader.reason)
+        batch = parts.reader.take(Request(p, block))
         outputs = self._run_layers(p, version, batch.inputs if identity.is_first else values)
         if identity.is_last:
-            loss = parts.compute.loss(p, outputs, batch.target, scale=flying.scale)
-            if not math.isfinite(loss) and not flying.scale_exponent:
-                raise NonFiniteUpdate(f"the loss of minibatch {p} is {loss}", minibatch=p)
-            self._tally.loss(p, loss, len(block))
+            self._compute_loss(p, outputs, batch)
         return outputs
+
+    def _compute_loss(self, p: Minibatch, outputs: Values, batch: Batch) -> None:
+        """Last stage: the loss of `p`; none if nothing in it counts, for the mean of nothing is not a number."""
+        parts = self._parts
+        weight = parts.data.weight_of(batch.target, batch.num_samples)
+        self._flying[p] = replace(self._flying[p], weight=weight)
+        if not weight:
+            parts.compute.skip_loss(p)
+            self._tally.loss(p, MinibatchLoss(0.0, 0, batch.num_samples))
+            return
+        exponent = self._flying[p].scale_exponent
+        loss = parts.compute.loss(p, outputs, batch.target, scale=2.0**exponent)
+        if not math.isfinite(loss):
+            if not exponent:
+                raise NonFiniteUpdate(f"the loss of minibatch {p} is {loss}", minibatch=p)
+            # Its update will most likely be skipped, and a mean with it would say nothing.
+            self._tally.loss(p, MinibatchLoss(0.0, 0, batch.num_samples))
+            return
+        each = {} if parts.data.losses is None else parts.data.losses.values
+        self._tally.loss(p, MinibatchLoss(loss, weight, batch.num_samples, each))
 
     def _run_layers(self, p: Minibatch, version: Version, values: Values) -> Values:
         saving = Remapping(version.weights) if self._parts.versions.is_predicting else None
@@ -300,13 +336,12 @@ class SegmentRun:
 
     def _take_forward(self, p: Minibatch) -> tuple[_InFlight, Values]:
         if self._parts.identity.is_first:
-            samples = len(self._blocks[p - self._start * self._n - 1])
-            return _InFlight(self._clocks.chosen(p), samples, self._updates.scale_exponent(p)), ()
+            return _InFlight(self._clocks.chosen(p), self._updates.scale_exponent(p)), ()
         with self._inbox.bell:
             frame = self._inbox.from_upstream.popleft().frame
         assert frame.minibatch == p, f"expected minibatch {p}, got {frame.minibatch}"
         values = tuple(tensor for tensor in frame.tensors if tensor is not None)
-        return _InFlight(Clock(frame.clock), frame.samples, frame.scale_exponent), values
+        return _InFlight(Clock(frame.clock), frame.scale_exponent), values
 
     def _taken_evaluation(self) -> Frame | None:
         """Later stages: the next frame from the previous stage, if it belongs to an evaluation."""
@@ -361,17 +396,19 @@ class SegmentRun:
             clock=flying.clock,
             local_through=version.through,
         )
-        gradients = self._compute_backward(p, flying, version)
+        received, weight = self._take_gradients(p, flying)
+        gradients = self._compute_backward(p, replace(flying, weight=weight), version, received)
         self._backwarded = p
-        self._updates.add(p, gradients, flying.samples, flying.scale_exponent)
+        self._updates.add(p, gradients, weight, flying.scale_exponent)
         if p == self._last:
             self._updates.flush()
 
-    def _compute_backward(self, p: Minibatch, flying: _InFlight, version: Version) -> dict[str, Tensor | None]:
+    def _compute_backward(
+        self, p: Minibatch, flying: _InFlight, version: Version, gradients: tuple[Tensor | None, ...] | None
+    ) -> dict[str, Tensor | None]:
         """Run the backward and send the gradients of the inputs upstream; returns those of the weights."""
         parts = self._parts
         started = parts.clock.monotonic()
-        gradients = self._take_gradients(p)
         # Recomputation draws from the process's generators again.
         with parts.guard, later_failures_told(f"the backward of minibatch {p} on {self._parts.identity}"):
             found = parts.compute.backward(p, version.weights, gradients)
@@ -379,18 +416,18 @@ class SegmentRun:
         parts.emulator.stretch(Kind.BACKWARD, started)
         self._tally.computed(Activity.BACKWARD, p, started)
         if parts.upstream is not None:
-            frame = Frame(FrameKind.BACKWARD, p, flying.clock, version.through, found.inputs)
+            frame = Frame(FrameKind.BACKWARD, p, flying.clock, version.through, found.inputs, flying.weight)
             parts.upstream.send(frame, deadline_seconds=SEND_SECONDS)
         return found.weights
 
-    def _take_gradients(self, p: Minibatch) -> tuple[Tensor | None, ...] | None:
-        """Gradients of the outputs of minibatch `p` from the next stage; None on the last stage."""
+    def _take_gradients(self, p: Minibatch, flying: _InFlight) -> tuple[tuple[Tensor | None, ...] | None, int]:
+        """Gradients of the outputs of minibatch `p` from the next stage, None on the last one; and its weight."""
         if self._parts.identity.is_last:
-            return None
+            return None, flying.weight
         with self._inbox.bell:
             frame = self._inbox.from_downstream.popleft().frame
         assert frame.minibatch == p, f"expected the gradient of minibatch {p}, got {frame.minibatch}"
-        return frame.tensors
+        return frame.tensors, frame.weight
 
     # -- waves and the barrier ---------------------------------------------------------------------------------------
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from hetpipe.checkpoint.stage_part import PartWriter
 from hetpipe.clock import Clock as TimeSource
+from hetpipe.decide.schedule.loss_scale import LossScales
 from hetpipe.decide.schedule.policy import Order
 from hetpipe.decide.schedule.versions import VersionTable
 from hetpipe.decide.sync.records import SegmentMember, SegmentRecord
@@ -19,16 +20,16 @@ from hetpipe.link.policy import Link
 from hetpipe.observe.history import HistoryWriter
 from hetpipe.observe.metrics import MetricsWriter
 from hetpipe.observe.timeline import TimelineWriter
-from hetpipe.pipeline.callables import LossFunction, MapDataset
+from hetpipe.pipeline.callables import LossFunction, MapDataset, MinibatchWeight, WeightedLosses
 from hetpipe.pipeline.chain import Layer
 from hetpipe.pipeline.compute import Emulator, StageCompute
+from hetpipe.pipeline.reading import DataReader
 from hetpipe.pipeline.synchroniser import Synchroniser
 from hetpipe.values.ids import Incarnation, StageIndex, VirtualWorkerIndex
 from hetpipe.values.policies import Schedule
 from hetpipe.values.run import StageReport
 from hetpipe.values.sync import DataSpec, SyncSpec
 from hetpipe.weights.flat import BufferPool
-from hetpipe.weights.loss_scale import LossScales
 from hetpipe.weights.policy import StageWeights
 
 
@@ -97,11 +98,25 @@ class StageData:
     train: MapDataset | None
     evaluation: MapDataset | None
     metrics: Mapping[str, LossFunction]
-    """`loss` and the job's own; last stage only."""
+    """`loss`, each of several losses, and the job's own metrics; last stage only."""
+    reader: DataReader | None = None
+    """Reads both sets; first and last stage only."""
+    order_of: Callable[[int], Sequence[int] | None] | None = lambda _: None
+    """Epoch → the order of its samples; None for a shuffled epoch. None on a stage that reads no data, if the job has
+    an order of its own.
+    """
     evaluate_every_waves: int | None = None
     """Waves between two evaluations within an epoch; None for no such evaluations."""
     max_evaluation_batches: int | None = None
     """Limit on the minibatches of such an evaluation."""
+    weight: MinibatchWeight | None = None
+    """The weight of a minibatch in means over several; None: its samples. Last stage only."""
+    losses: WeightedLosses | None = None
+    """Several losses by name; None if there is one. Last stage only."""
+
+    def weight_of(self, target: Any, num_samples: int) -> int:
+        """The weight of a minibatch of `num_samples` with this target."""
+        return num_samples if self.weight is None else self.weight(target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +168,9 @@ class StageParts:
     """Extra time for retries of the checkpoint that ends the run."""
     run_dir: Path = Path()
     """Folder of the run; for file names in messages."""
+
+    @property
+    def reader(self) -> DataReader:
+        """Reads the minibatches; first and last stage only."""
+        assert self.data.reader is not None, "only the first and the last stage read data"
+        return self.data.reader

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.observe.metrics import MetricsWriter, WaveMetrics
@@ -29,6 +28,35 @@ class Figures:
     max_norm: float | None
     loss_scale: float | None = None
     skipped_updates: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MinibatchLoss:
+    """The loss of one minibatch."""
+
+    value: float
+    """Mean over what counts in it; without meaning if nothing does."""
+    weight: int
+    """In means over several."""
+    samples: int
+    each: Mapping[str, float] = field(default_factory=dict)
+    """Name → value, of several losses."""
+
+
+def mean_losses(minibatches: Sequence[MinibatchLoss]) -> tuple[float | None, dict[str, float]]:
+    """The weighted mean, in order, of the loss and of each by name; None if nothing counts.
+
+    >>> mean_losses([MinibatchLoss(1.0, 3, 2, {"main": 2.0}), MinibatchLoss(5.0, 1, 2, {"main": 4.0})])
+    (2.0, {'main': 2.5})
+    """
+    counted = [one for one in minibatches if one.weight]
+    weight = sum(one.weight for one in counted)
+    if not weight:
+        return None, {}
+    names = counted[0].each
+    return sum(one.value * one.weight for one in counted) / weight, {
+        name: sum(one.each[name] * one.weight for one in counted) / weight for name in names
+    }
 
 
 class Tally:
@@ -66,17 +94,20 @@ class Tally:
         self._waves = Clock(0)
         self._first_loss: float | None = None
         self._last_loss: float | None = None
-        #: Loss and samples of the minibatches in the open wave, in order.
-        self._losses: dict[Minibatch, tuple[float, int]] = {}
+        #: Each loss by name in the first and in the latest wave.
+        self._first_losses: dict[str, float] = {}
+        self._last_losses: dict[str, float] = {}
+        #: Of the minibatches in the open wave, in order.
+        self._losses: dict[Minibatch, MinibatchLoss] = {}
 
     def begin(self, clock: Clock) -> None:
         """Record that this stage entered the run at `clock`."""
         self._waves = clock
 
-    def loss(self, p: Minibatch, value: float, num_samples: int) -> None:
-        """Record the mean loss of minibatch `p`; last stage only."""
-        self._losses[p] = (value, num_samples)
-        self._samples += num_samples
+    def loss(self, p: Minibatch, loss: MinibatchLoss) -> None:
+        """Record the loss of minibatch `p`; last stage only."""
+        self._losses[p] = loss
+        self._samples += loss.samples
 
     def computed(self, activity: Activity, p: Minibatch, started: float) -> None:
         """Record the end of a computation that began at `started`.
@@ -100,22 +131,21 @@ class Tally:
         done = [self._losses.pop(p) for p in list(self._losses) if p <= last]
         if not done:
             return
-        figures = self._measure()
-        samples = sum(num_samples for _, num_samples in done)
-        # Losses that overflowed are no measurements: they lead to a smaller scale.
-        meant = done if figures.loss_scale is None else [each for each in done if math.isfinite(each[0])]
-        if not meant:
-            return
-        self._last_loss = sum(loss * n for loss, n in meant) / sum(n for _, n in meant)
+        loss, each = mean_losses(done)
+        if loss is not None:
+            self._last_loss, self._last_losses = loss, each
         if self._first_loss is None:
-            self._first_loss = self._last_loss
+            self._first_loss, self._first_losses = loss, each
+        figures = self._measure()
         self._metrics.write(
             WaveMetrics(
                 wave=num_waves - 1,
                 p=last,
                 minibatches=len(done),
-                samples=samples,
-                loss=self._last_loss,
+                samples=sum(one.samples for one in done),
+                weight=sum(one.weight for one in done),
+                loss=loss,
+                losses=dict(each),
                 learning_rate=figures.learning_rate,
                 gradient_norm=self.gradient_norm,
                 max_norm=figures.max_norm,
@@ -148,6 +178,8 @@ class Tally:
                 activation_bytes=figures.activation_bytes,
                 gradient_norm=self.gradient_norm,
                 learning_rate=figures.learning_rate,
+                losses=self._last_losses,
+                first_losses=self._first_losses,
                 loss_scale=figures.loss_scale,
                 skipped_updates=figures.skipped_updates,
             )

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hetpipe.decide.schedule.loss_scale import LossScales
 from hetpipe.errors import NonFiniteUpdate
 from hetpipe.link.policy import Frame, FrameKind
 from hetpipe.observe.timeline import Activity
@@ -26,7 +27,6 @@ from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
 from hetpipe.pipeline.tally import Tally
 from hetpipe.values.ids import Clock, Minibatch
 from hetpipe.weights.averaging import GradientsByName, GradientSum, divided
-from hetpipe.weights.loss_scale import LossScales
 
 
 @dataclass(slots=True)
@@ -80,9 +80,16 @@ class Updates:
         scales = self._parts.scales
         return 0 if scales is None else scales.exponent(self._seen_by(p))
 
-    def add(self, p: Minibatch, gradients: GradientsByName, samples: int, scale_exponent: int) -> None:
-        """Add the gradients of minibatch `p`, multiplied by its scale; makes an update if it is the last of one."""
-        self._gathered.add(scaled(gradients, 2.0**-scale_exponent), samples)
+    def add(self, p: Minibatch, gradients: GradientsByName, weight: int, scale_exponent: int) -> None:
+        """Add the gradients of minibatch `p`; makes an update if it is the last of one.
+
+        Args:
+            p: the minibatch.
+            gradients: multiplied by its scale.
+            weight: of the minibatch in means over several.
+            scale_exponent: of its scale.
+        """
+        self._gathered.add(scaled(gradients, 2.0**-scale_exponent), weight)
         self._exponents.append(scale_exponent)
         if self._parts.scales is not None:
             self._parts.scales.forget_before(self._seen_by(p))
@@ -142,21 +149,22 @@ class Updates:
             self._pass_on(waiting)
 
     def _averaged(self) -> GradientsByName | None:
-        """The gradient of the update; None if no replica has a sample in it."""
+        """The gradient of the update; None if no replica has a minibatch in it."""
         replicas = self._parts.replicas
         if replicas is None:
             return self._gathered.take_average()
-        own, samples = self._gathered.take_sum()
+        minibatches = self._gathered.minibatches
+        own, weight = self._gathered.take_sum()
         # A replica that did not use a parameter, or had no minibatch, contributes zero.
         like = self._parts.weights.at_barrier.views
         summed = {name: torch.zeros_like(like[name]) if (g := own.get(name)) is None else g for name in self._names}
-        counts = [float(samples), *(float(own.get(name) is not None) for name in self._names)]
+        counts = [float(weight), float(minibatches), *(float(own.get(name) is not None) for name in self._names)]
         counted = torch.tensor(counts, dtype=torch.float64, device=self._parts.pool.device)
         with self._parts.timeline.span(Activity.REDUCE, p=self._latest):
             replicas.sum_([counted, *summed.values()])
-        total, *uses = counted.tolist()
+        total, num_minibatches, *uses = counted.tolist()
         found = {name: summed[name] if used else None for name, used in zip(self._names, uses, strict=True)}
-        return divided(found, int(total)) if total else None
+        return divided(found, int(total)) if num_minibatches else None
 
     def _pass_on(self, waiting: _Waiting) -> None:
         """Send squared norms upstream, or, on the first stage, the norm downstream."""

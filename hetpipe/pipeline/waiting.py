@@ -83,6 +83,17 @@ class Waiter:
             self.idle_seconds += after - now
         self._timeline.record(Activity.WAIT, start_seconds=now, end_seconds=after, reason=reason)
 
+    def wait_until(self, is_over: Callable[[], bool], reason: Callable[[], str]) -> None:
+        """Sleep until `is_over`; both functions are called with the lock held.
+
+        Raises:
+            DeadlineExceeded: as in `sleep`.
+        """
+        with self._bell:
+            while not is_over():
+                self.sleep(reason(), for_clock=False)
+        self.proceed()
+
     def proceed(self) -> None:
         """End the current wait, because there is work."""
         self._since = None

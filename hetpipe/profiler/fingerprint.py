@@ -6,6 +6,7 @@ What the code reads from elsewhere shows in the shapes of parameters and inputs,
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from types import ModuleType
 import torch
 
 import hetpipe
+from hetpipe.job.sections import CallSpec, LossTerm
 from hetpipe.pipeline.chain import dtype_name, tensor_spec
 from hetpipe.profiler.machine import processor_name
 from hetpipe.profiler.subject import Subject
@@ -62,8 +64,8 @@ class Fingerprint:
 def fingerprint_of(subject: Subject, device: torch.device, import_path: Path) -> Fingerprint:
     """The fingerprint of `subject` on `device`; its code was imported from `import_path`."""
     return Fingerprint(
-        model=subject.job.model if isinstance(subject.job.model, str) else subject.job.model.model_dump_json(),
-        loss=subject.job.loss or "",
+        model=_as_text(subject.job.model),
+        loss=_as_text(subject.job.loss),
         sources=digests(sys.modules, import_path.resolve()),
         layers=tuple((layer.name, _specs(layer.module)) for layer in subject.chain),
         inputs=tuple(tensor_spec(str(index), value) for index, value in enumerate(subject.batch.inputs)),
@@ -73,6 +75,16 @@ def fingerprint_of(subject: Subject, device: torch.device, import_path: Path) ->
         torch_version=torch.__version__,
         precision=subject.job.precision,
     )
+
+
+def _as_text(named: str | CallSpec | Mapping[str, LossTerm] | None) -> str:
+    """A reference as it is, and anything else as JSON."""
+    if named is None or isinstance(named, str):
+        return named or ""
+    values = (
+        named.model_dump() if isinstance(named, CallSpec) else {key: each.model_dump() for key, each in named.items()}
+    )
+    return json.dumps(values)
 
 
 def digests(modules: Mapping[str, ModuleType], folder: Path) -> dict[str, str]:

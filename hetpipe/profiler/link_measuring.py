@@ -121,7 +121,7 @@ class LinkTrips:
             MalformedFrame: it answered something else.
         """
         self._count += 1
-        asked = Frame(FrameKind.FORWARD, self._count, 0, 0, (self._payload[:num_bytes],), samples=num_bytes_back)
+        asked = Frame(FrameKind.FORWARD, self._count, 0, 0, (self._payload[:num_bytes],), weight=num_bytes_back)
         began = self._clock.monotonic()
         self._link.send(asked, deadline_seconds=max(0.0, self._until - began))
         left = max(0.0, self._until - self._clock.monotonic())
@@ -155,12 +155,12 @@ def answer_trips(link: Link, *, patience_seconds: float) -> None:
             if error.orderly:
                 return
             raise
-        if asked.kind is not FrameKind.FORWARD or not 0 <= asked.samples <= MAX_BYTES:
+        if asked.kind is not FrameKind.FORWARD or not 0 <= asked.weight <= MAX_BYTES:
             raise MalformedFrame(
-                f"{link.peer} asks for {asked.samples} bytes by a {asked.kind.name} frame; a measurement asks for at "
+                f"{link.peer} asks for {asked.weight} bytes by a {asked.kind.name} frame; a measurement asks for at "
                 f"most {MAX_BYTES} by a FORWARD frame"
             )
-        answer = Frame(FrameKind.BACKWARD, asked.minibatch, 0, 0, (payload[: asked.samples],))
+        answer = Frame(FrameKind.BACKWARD, asked.minibatch, 0, 0, (payload[: asked.weight],))
         link.send(answer, deadline_seconds=patience_seconds)
 
 

@@ -43,7 +43,7 @@ def load_subject(job: Job, import_path: Path) -> Subject:
     check_optimizer_names(job.optimizer, import_path)
     load_callable(str(job.model), import_path)
     loss = load_loss(job, import_path)
-    load_callable(job.data.train, import_path, "data.train")
+    load_callable(str(job.data.train), import_path, "data.train")
     check_optimization(job, import_path)
     train = build_train_data(job, import_path)
     batch = read_minibatch(train, range(job.batch_size), seed=job.seed, vw=VIRTUAL_WORKER, p=MINIBATCH)

@@ -47,13 +47,19 @@ def cells(table: ProgressTable) -> list[list[str]]:
             str(row.clock),
             distance_text(row, table.staleness),
             rate(row.samples_per_second),
-            measure(row.loss),
+            loss_text(row),
             percent(row.waiting_share),
             # All end at one barrier.
             duration(table.eta_seconds),
         ]
         for row in table.rows
     ]
+
+
+def loss_text(row: VirtualWorkerRow) -> str:
+    """The loss, and in brackets each one by name if there are several: `1.234 (main 1.2, aux 0.34)`."""
+    each = ", ".join(f"{name} {measure(value)}" for name, value in sorted(row.losses.items()))
+    return f"{measure(row.loss)} ({each})" if each else measure(row.loss)
 
 
 def stages_text(stages: Sequence[StageRow]) -> str:
@@ -155,6 +161,7 @@ def table_line(table: ProgressTable) -> str:
         values[f"{name}.ahead"] = row.distance if row.state in WORKING else None
         values[f"{name}.samples_per_second"] = round(row.samples_per_second, 1)
         values[f"{name}.loss"] = row.loss
+        values |= {f"{name}.loss.{one}": value for one, value in sorted(row.losses.items())}
         values[f"{name}.waiting_percent"] = round(100 * row.waiting_share, 1)
     for slow in table.slow:
         values[f"vw{slow.vw}.stage{slow.stage}.slower_than_planned"] = round(slow.factor, 1)

@@ -111,6 +111,8 @@ class TrainResult:
     """Per virtual worker: a wanted clock was not published yet."""
     idle_seconds: dict[int, float]
     """Per virtual worker: nothing to compute at all."""
+    losses: dict[str, LossRange] = field(default_factory=dict)
+    """Each loss by name, of a job with several, of which `loss` is the weighted sum."""
     evaluations: EvaluationResults = field(default_factory=EvaluationResults)
     deaths: dict[int, int] = field(default_factory=dict)
     """Per virtual worker: its incarnations that ended before the run; it was restarted, or the others went on."""

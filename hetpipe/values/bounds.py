@@ -21,6 +21,9 @@ MAX_SAMPLES = 20_000_000
 MAX_SHARDS = 64
 MAX_STAGES = 200
 
+#: Worker processes that read data for one stage.
+MAX_DATA_WORKERS = 256
+
 #: Characters of a name, of a path, and of a sentence. Longer sentences are truncated.
 MAX_NAME_CHARACTERS = 1_024
 MAX_PATH_CHARACTERS = 4_096

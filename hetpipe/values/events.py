@@ -417,6 +417,8 @@ class VirtualWorkerRow:
     memory_bytes: int = 0
     """Peak of weight buffers and activations on its devices so far, summed over its stages."""
     state: LifeState = LifeState.READY
+    losses: dict[str, float] = field(default_factory=dict)
+    """Name → mean in that wave, of a job with several losses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -97,12 +97,24 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 def model_at(root: type[BaseModel], path: Path) -> type[BaseModel] | None:
     """The model of the mapping at `path`, or None for free keys (`metrics`) and values that are not mappings."""
     current: type[BaseModel] | None = root
+    names_entries = False
     for part in path:
         if isinstance(part, int) or is_tag(part):
             continue
+        if names_entries:
+            names_entries = False
+            continue
         field = current.model_fields.get(part) if current is not None else None
         current = next(_models_in(field.annotation), None) if field is not None else None
+        names_entries = field is not None and _maps_to_models(field.annotation)
     return current
+
+
+def _maps_to_models(annotation: Any) -> bool:
+    """Whether a value of this type is a mapping with free keys, whose values are models."""
+    if get_origin(annotation) is dict:
+        return next(_models_in(annotation), None) is not None
+    return any(_maps_to_models(argument) for argument in get_args(annotation))
 
 
 def field_at(root: type[BaseModel], path: Path) -> FieldInfo | None:

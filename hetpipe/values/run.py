@@ -6,7 +6,9 @@ that the agent is gone, and the child exits. The child writes one report per lin
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -161,6 +163,10 @@ class StageProgress:
     """Norm of the latest gradient stepped, before clipping; None without clipping."""
     learning_rate: float | None = None
     """Of the next update; None on a stage without parameters."""
+    losses: dict[Name, float] = field(default_factory=dict)
+    """Name → mean in the latest finished wave, of a job with several losses; last stage only."""
+    first_losses: dict[Name, float] = field(default_factory=dict)
+    """Name → mean in the first finished wave."""
     loss_scale: float | None = None
     """After the latest update; None without `precision: fp16`."""
     skipped_updates: Count = 0
@@ -177,6 +183,48 @@ class StageWaiting:
     kind: Literal["waiting"] = "waiting"
 
 
+#: Limit on the entries of one metric, such as the classes of F1.
+MAX_RATIO_ENTRIES = 4096
+
+RatioEntries = Annotated[tuple[float, ...], Field(max_length=MAX_RATIO_ENTRIES)]
+
+
+@dataclass(frozen=True, slots=True)
+class RatioSums:
+    """The sums of a metric over minibatches (docs/semantics/losses.md, section 4)."""
+
+    numerators: RatioEntries
+    denominators: RatioEntries
+    """As many."""
+    exponential: bool = False
+    """Whether the value is the exponential of the mean quotient."""
+
+    def __add__(self, other: RatioSums) -> RatioSums:
+        """Add the sums of other minibatches of the same metric, which have as many entries."""
+        return RatioSums(
+            tuple(a + b for a, b in zip_longest(self.numerators, other.numerators, fillvalue=0.0)),
+            tuple(a + b for a, b in zip_longest(self.denominators, other.denominators, fillvalue=0.0)),
+            self.exponential,
+        )
+
+    @property
+    def value(self) -> float:
+        """The mean of the quotients whose denominator is above 0, or its exponential; NaN if there are none.
+
+        >>> RatioSums((1.0, 3.0, 0.0), (2.0, 4.0, 0.0)).value
+        0.625
+        """
+        pairs = zip(self.numerators, self.denominators, strict=False)
+        quotients = [numerator / denominator for numerator, denominator in pairs if denominator > 0.0]
+        mean = sum(quotients) / len(quotients) if quotients else math.nan
+        if not self.exponential:
+            return mean
+        try:
+            return math.exp(mean)
+        except OverflowError:
+            return math.inf
+
+
 @dataclass(frozen=True, slots=True)
 class StageEvaluation:
     """One virtual worker's part of an evaluation; last stage only. Sums, so that parts can be added."""
@@ -186,13 +234,17 @@ class StageEvaluation:
     """Pass over the training data during or at the end of which it was made, from 1."""
     samples: Count
     sums: dict[Name, float]
-    """Metric name → Σ over minibatches of value × samples; `loss` is always there."""
+    """Metric name → Σ over minibatches of value × weight; `loss` is always there."""
     minibatches: Count = 0
     """Minibatches contained in those weights since the start of the training, over all virtual workers."""
     within_epoch: bool = False
     """Made during the epoch: there are no other parts."""
     whole: bool = True
     """Whether all parts together cover all of the evaluation data."""
+    weight: Count | None = None
+    """Σ of the weights of the minibatches (job key `mean_over`); None: the samples."""
+    ratios: dict[Name, RatioSums] = field(default_factory=dict)
+    """Metric name → its sums, of the metrics that are a quotient of sums."""
     kind: Literal["evaluation"] = "evaluation"
 
 

@@ -64,6 +64,7 @@ STATUS_BY_ERROR: dict[type[HetpipeError], grpc.StatusCode] = {
     errors.CheckpointNotWritten: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Busy: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.DurabilityLost: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.DataWorkerLost: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.HistoryIncomplete: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.StateLost: grpc.StatusCode.DATA_LOSS,
     errors.PortInUse: grpc.StatusCode.RESOURCE_EXHAUSTED,

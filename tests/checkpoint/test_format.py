@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hetpipe.checkpoint.format import CheckpointReader, copy_exactly, save_slices
+from hetpipe.checkpoint.format import CheckpointReader, copy_exactly, save_part, save_slices
 from hetpipe.checkpoint.layout import PartLabel, StoredSlice
 from hetpipe.checkpoint.stage_part import PartWriter, StageContent
 from hetpipe.errors import CheckpointError, CheckpointNotWritten
@@ -67,6 +67,32 @@ def test_a_whole_parameter_has_its_shape_and_no_pieces(tmp_path: Path) -> None:
         assert json.loads(file.metadata()["hetpipe"])["slices"] == {}
     empty = shard(tmp_path, 1, (0, 0), shape=(0, 5), of=torch.empty(0))
     assert CheckpointReader([empty]).tensor("weights/0.weight").shape == (0, 5)
+
+
+def test_views_of_one_buffer_are_written_without_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every dtype and shape; only what is not contiguous, an alias or empty is copied."""
+    flat = torch.arange(128, dtype=torch.uint8).remainder(2)
+    views = {
+        "a": flat[:32].view(torch.float32).view(2, 4),
+        "b": flat[32:40].view(torch.bool),
+        "c": flat[64:80].view(torch.bfloat16),
+        "d": flat[80:88].view(torch.int64).view(()),
+        "empty": flat[:0].view(torch.float32),
+        "alias": flat[:32].view(torch.float32),
+        "turned": torch.rand(3, 4).t(),
+    }
+    given: dict[str, Tensor] = {}
+
+    def saved(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+        given.update(tensors)
+        save_file(tensors, path, metadata=metadata)
+
+    monkeypatch.setattr("hetpipe.checkpoint.format.save_file", saved)
+    path = save_part(tmp_path, PartLabel(JOB, Clock(1), "part"), views, {})
+    found = load_file(path)
+    assert all(torch.equal(found[name], view) and found[name].dtype == view.dtype for name, view in views.items())
+    is_copied = {name: given[name].data_ptr() != view.data_ptr() for name, view in views.items() if view.nbytes}
+    assert is_copied == {"a": False, "b": False, "c": False, "d": False, "alias": True, "turned": True}
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

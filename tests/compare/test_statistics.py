@@ -31,6 +31,7 @@ def wave(t: float, minibatches: int, samples: int, loss: float | None) -> TimedW
         p=0,
         minibatches=minibatches,
         samples=samples,
+        weight=samples,
         loss=loss,
         learning_rate=None,
         gradient_norm=None,

@@ -83,6 +83,7 @@ def test_waves_stand_at_the_seconds_since_the_start_of_training(trial: Trial, fo
             p=2 * wave + 2,
             minibatches=2,
             samples=8,
+            weight=8,
             loss=loss,
             learning_rate=0.1,
             gradient_norm=None,

@@ -28,6 +28,7 @@ from hetpipe.job.sections import (
     EnvironmentSection,
     EvaluateSection,
     LayerCounts,
+    LossTerm,
     ParameterServersSection,
     Reference,
     SyncSection,
@@ -59,6 +60,7 @@ SMALLEST: Mapping[str, Any] = {
 #: Marker's path → model of the section.
 SECTIONS: Mapping[str, type[BaseModel]] = {
     "job": Job,
+    "loss": LossTerm,
     "data": DataSection,
     "optimizer": OptimizerSpec,
     "optimizer.groups": ParameterGroup,
@@ -80,7 +82,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
 _TABLE = re.compile(r"(<!-- keys: (\S+) -->\n)((?:\|.*\n)*)")
 
 #: Sections that the smallest job has none of.
-_LEFT_OUT = ("optimizer.groups", "lr_schedule", "cluster.devices")
+_LEFT_OUT = ("loss", "optimizer.groups", "lr_schedule", "cluster.devices")
 
 #: Exactly one of these is given.
 _EITHER = {"epochs": "one of `epochs` and `minibatches`", "minibatches": "one of `epochs` and `minibatches`"}

@@ -512,6 +512,30 @@ def test_schedules_may_be_nested() -> None:
     assert spec.schedulers[0].schedulers[0].name == "C"
 
 
+class TestReadingAhead:
+    def test_workers_read_two_minibatches_ahead_each(self) -> None:
+        data = Job(**{**MINIMAL, "data": {**MINIMAL["data"], "num_workers": 4}}).data
+        assert (data.num_workers, data.prefetch_factor, data.pin_memory) == (4, 2, False)
+        assert Job(**MINIMAL).data.prefetch_factor is None
+
+    def test_nobody_to_read_ahead(self) -> None:
+        assert problems(data={**MINIMAL["data"], "prefetch_factor": 4}) == (
+            (
+                "data.prefetch_factor: is 4, but `num_workers` is 0, so nothing is read ahead; set `num_workers`, for "
+                "example 4, or remove it"
+            ),
+        )
+
+    def test_one_order_of_the_samples(self) -> None:
+        assert problems(data={**MINIMAL["data"], "shuffle": False, "sampler": "model:by_length"}) == (
+            "data.sampler: is given beside `shuffle: false`, and both state the order of the samples; remove one",
+        )
+
+    def test_too_many(self) -> None:
+        (problem,) = problems(data={**MINIMAL["data"], "num_workers": 257, "prefetch_factor": 2})
+        assert problem.startswith("data.num_workers: ")
+
+
 class TestEvaluationsWithinEpochs:
     def test_they_need_data(self) -> None:
         assert problems(evaluate={"every_waves": 5}) == (

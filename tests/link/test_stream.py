@@ -44,7 +44,7 @@ def test_a_frame_travels_in_few_bounded_messages(sizes: tuple[int, ...], num_mes
     *others, received = [receiver.feed(message) for message in messages]
     assert not any(others)
     assert isinstance(received, Frame)
-    assert (received.minibatch, received.clock, received.local_through, received.samples) == (7, 3, 5, 4)
+    assert (received.minibatch, received.clock, received.local_through, received.weight) == (7, 3, 5, 4)
     for before, after in zip(sent.tensors, received.tensors, strict=True):
         assert before is not None
         assert after is not None

@@ -47,12 +47,12 @@ tensors = st.one_of(
 def test_a_header_says_what_the_frame_was(
     kind: FrameKind, numbers: tuple[int, int, int], sent: tuple[torch.Tensor | None, ...]
 ) -> None:
-    minibatch, clock, samples = numbers
-    outgoing = encode(Frame(kind, minibatch, clock, 3, sent, samples))
+    minibatch, clock, weight = numbers
+    outgoing = encode(Frame(kind, minibatch, clock, 3, sent, weight))
     header = decode(message_of(outgoing.first), _LIMITS)
     assert isinstance(header, FrameHeader)
     assert (header.kind, header.minibatch, header.clock, header.local_through) == (kind, minibatch, clock, 3)
-    assert header.samples == samples
+    assert header.weight == weight
     assert len(header.tensors) == len(sent)
     following = iter(outgoing.following)
     for tensor, entry in zip(sent, header.tensors, strict=True):
@@ -70,7 +70,7 @@ def test_a_header_says_what_the_frame_was(
 
 
 @pytest.mark.parametrize(
-    ("frame", "kind", "samples"),
+    ("frame", "kind", "weight"),
     [
         (Frame(FrameKind.FORWARD, 7, 2, 4, (torch.ones(3, 2),), 3), 1, 3),
         (Frame(FrameKind.FORWARD, 7, 2, 4, (torch.ones(3, 2),), 3, scale_exponent=24), 1, 3),
@@ -80,27 +80,19 @@ def test_a_header_says_what_the_frame_was(
     ],
     ids=lambda value: value.kind.name if isinstance(value, Frame) else "",
 )
-def test_a_small_frame_arrives_bit_for_bit_in_one_message(frame: Frame, kind: int, samples: int) -> None:
-    """The code of a kind and the place of the samples are said here a second time: they never change."""
+def test_a_small_frame_arrives_bit_for_bit_in_one_message(frame: Frame, kind: int, weight: int) -> None:
+    """The code of a kind and the place of the weight are said here a second time: they never change."""
     outgoing = encode(frame)
     assert outgoing.following == ()
     message = message_of(outgoing.first)
     assert struct.unpack_from("<4sBBHqqqq", message) == (
-        *(
-            b"HPF1",
-            kind,
-            frame.scale_exponent,
-            len(frame.tensors),
-            frame.minibatch,
-            frame.clock,
-            frame.local_through,
-            samples,
-        ),
+        *(b"HPF1", kind, frame.scale_exponent, len(frame.tensors)),
+        *(frame.minibatch, frame.clock, frame.local_through, weight),
     )
     header = decode(message, _LIMITS)
     assert isinstance(header, FrameHeader)
     received = header.frame(tuple(inside(message, entry) for entry in header.tensors))
-    for name in ("kind", "minibatch", "clock", "local_through", "samples", "scale_exponent"):
+    for name in ("kind", "minibatch", "clock", "local_through", "weight", "scale_exponent"):
         assert getattr(received, name) == getattr(frame, name)
     for found, sent in zip(received.tensors, frame.tensors, strict=True):
         assert found is not None and sent is not None

@@ -17,9 +17,9 @@ from torch.overrides import TorchFunctionMode
 from hetpipe.model.absent import AbsentTensor
 from hetpipe.model.cut_model import CutModel, Signature
 from hetpipe.model.structure import tensors_in
+from hetpipe.pipeline.callables import own_loss
 from hetpipe.pipeline.chain import Layer, Values, at_boundary, cut_chain, weights_in_place
 from hetpipe.pipeline.compute import StageCompute
-from hetpipe.pipeline.layering import own_loss
 from hetpipe.pipeline.seeds import layer_seed, seed_generators
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 

@@ -16,7 +16,7 @@ from torch.nn.functional import relu
 
 from hetpipe.model.absent import AbsentTensor
 from hetpipe.model.description import NotDescribable, from_plain, to_plain
-from hetpipe.pipeline.chain import Layer, Values, chain_of, run_layers, tensor_places
+from hetpipe.pipeline.chain import Layer, Values, chain_of, forget_weights, run_layers, tensor_places
 from hetpipe.pipeline.compute import StageCompute
 from hetpipe.pipeline.model_file import (
     MODEL_FILE,
@@ -178,6 +178,23 @@ def test_a_stage_holds_its_own_tensors_and_frozen_ones_only_where_they_are_used(
     assert total == whole + (len(holds["scale"]) - 1) * scale, "nothing but the buffer that several read is there twice"
     assert len(holds["frozen.weight"]) == 1
     assert 1 < len(holds["scale"]) < len(subject.layers)
+
+
+def test_a_stage_in_the_run_does_not_keep_the_file_of_its_first_weights_in_memory(tmp_path: Path) -> None:
+    """A cut model has every parameter in two tables; one that is left holds the mapping of the whole file."""
+    subject = Subject(Mixed, tokens(), loss=loss)
+    path = tmp_path / MODEL_FILE
+    file = open_model_file(path, write_model_file(path, subject.layers, "meta"))
+
+    def is_mapped() -> bool:
+        return str(path) in Path("/proc/self/maps").read_text()
+
+    layers = file.chain(construct(seeded(Mixed), "meta"))[:-1]
+    file.take(layers, CPU)
+    assert is_mapped()
+    forget_weights(layers)
+    assert not is_mapped()
+    assert all(p.is_meta for layer in layers for p in map(layer.module.get_parameter, layer.parameters))
 
 
 def test_what_the_description_says_is_read_as_it_was_written() -> None:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hetpipe.decide.planner.assembly import profile_of
+from hetpipe.pipeline.callables import own_loss
 from hetpipe.pipeline.chain import Values, alive_behind, forbidden_in
 from hetpipe.pipeline.compute import StageCompute
 from hetpipe.pipeline.flop_counter import FlopCounter
-from hetpipe.pipeline.layering import own_loss
 from hetpipe.values.ids import VirtualWorkerIndex
 from hetpipe.values.measurement import LayerMeasurement, Measurement, Work
 from hetpipe.values.profile import Profile

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from hetpipe.errors import CallableError, JobError
 from hetpipe.job.file import Job
-from hetpipe.pipeline.callables import build_model
+from hetpipe.pipeline.callables import build_model, own_loss
 from hetpipe.pipeline.data import Batch, read_batch
-from hetpipe.pipeline.layering import layers_of, own_loss
+from hetpipe.pipeline.layering import layers_of
 from tests.model import zoo
 from tests.numerics.compare import ROOT
 

@@ -55,7 +55,8 @@ class Case:
     deterministic: bool = True
     pull: str = "every_wave"
     kind: str = "wsp"
-    loss: str = "loss"
+    loss: Any = "loss"
+    metrics: Any = ()
     servers: int = 2
     weights: WeightPolicy = "wave"
     accumulate: int = 1
@@ -64,8 +65,11 @@ class Case:
     precision: Precision = "fp32"
     lr_schedule: dict[str, Any] | None = None
     groups: tuple[dict[str, Any], ...] = ()
+    mean_over: str = "samples"
     evaluate: dict[str, Any] | None = None
     """Of the job; then the training data are evaluated on, also at the ends of epochs."""
+    reads: dict[str, Any] = field(default_factory=dict)
+    """Further keys of `data`."""
 
     @property
     def has_shards(self) -> bool:
@@ -92,14 +96,16 @@ class Case:
         return Job(
             name="case",
             model=f"tests.models:{self.model}",
-            loss=self.loss if ":" in self.loss else f"tests.models:{self.loss}",
-            data={"train": f"tests.models:{self.data}"}
+            loss=f"tests.models:{self.loss}" if isinstance(self.loss, str) and ":" not in self.loss else self.loss,
+            metrics=self.metrics,
+            data={"train": f"tests.models:{self.data}", **self.reads}
             | ({} if self.evaluate is None else {"eval": f"tests.models:{self.data}"}),
             evaluate=self.evaluate or {},
             batch_size=self.batch_size,
             epochs=self.epochs,
             minibatches=self.minibatches,
             seed=3,
+            mean_over=self.mean_over,
             optimizer={**self.optimizer, **({"groups": self.groups} if self.groups else {})},
             weights=self.weights,
             gradients=gradients,
@@ -136,6 +142,7 @@ class Case:
             "accumulate": self.accumulate,
             "max_norm": self.max_norm,
             "clip": self.clip,
+            "weigh": None if self.mean_over == "samples" else models.num_labelled,
             "precision": self.precision,
             "groups": [
                 (group["parameters"], {k: v for k, v in group.items() if k != "parameters"}) for group in self.groups

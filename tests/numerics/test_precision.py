@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -137,3 +138,13 @@ def test_an_overflow_at_scale_1_ends_the_run(tmp_path: Path) -> None:
     case = replace(ALONE, model="infinite_gradient", stages=1, minibatches=30)
     with pytest.raises(NonFiniteUpdate, match="minibatch 17 is not finite in parameter"):
         run(case, tmp_path)
+
+
+def test_a_loss_that_is_not_finite_skips_its_update_and_is_no_part_of_the_mean(tmp_path: Path) -> None:
+    case = replace(ALONE, model="mlp32", data="poisoned32", minibatches=None, epochs=1, batch_size=4)
+    run(case, tmp_path, writes_metrics=True)
+    assert_same_bits(trained(tmp_path), run_reference(case.reference()))
+    lines = [json.loads(line) for line in (tmp_path / "metrics" / "vw-0.jsonl").read_text().splitlines()]
+    poisoned = [line for line in lines if line["loss"] is None]
+    assert len(poisoned) == 1
+    assert all(line["loss"] < 100 for line in lines if line["loss"] is not None)

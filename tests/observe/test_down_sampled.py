@@ -19,7 +19,7 @@ from hetpipe.observe.segments import packed_path, segment_path, segments_of
 from tests.support.fake_clock import FakeClock
 
 WAVE = WaveMetrics(
-    wave=0, p=4, minibatches=4, samples=60, loss=0.5, learning_rate=0.1, gradient_norm=None, max_norm=None
+    wave=0, p=4, minibatches=4, samples=60, weight=60, loss=0.5, learning_rate=0.1, gradient_norm=None, max_norm=None
 )
 SEGMENT_BYTES = 16_000
 

@@ -8,8 +8,8 @@ from hetpipe.observe.metric_names import FAMILIES, ROLES, Family, families_of
 
 #: What series may be told apart by.
 LABELS = {
-    "call", "condition", "event", "job", "kind", "outcome", "reason", "role", "shard", "stage", "state", "status",
-    "type", "version", "vw",
+    "call", "condition", "event", "job", "kind", "name", "outcome", "reason", "role", "shard", "stage", "state",
+    "status", "type", "version", "vw",
 }  # fmt: skip
 
 

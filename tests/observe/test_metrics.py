@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from hetpipe.observe.metrics import Metrics, NullMetrics, WaveMetrics, metrics_path, read_metrics
+from hetpipe.observe.metrics import Metrics, NullMetrics, WaveMetrics, WaveReduction, metrics_path, read_metrics
 from tests.support.fake_clock import FakeClock
 
 WAVE = WaveMetrics(
-    wave=2, p=12, minibatches=4, samples=60, loss=0.25, learning_rate=0.1, gradient_norm=None, max_norm=None
+    wave=2, p=12, minibatches=4, samples=60, weight=60, loss=0.25, learning_rate=0.1, gradient_norm=None, max_norm=None
 )
 
 
@@ -33,8 +33,35 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_the_keys_of_a_line(tmp_path: Path) -> None:
     path = metrics_path(tmp_path, 0)
     Metrics(path, clock=FakeClock()).write(WAVE)
-    keys = ["t", "wave", "p", "minibatches", "samples", "loss", "learning_rate", "gradient_norm", "max_norm"]
-    assert list(json.loads(path.read_text())) == keys
+    measured = ["loss", "learning_rate", "gradient_norm", "max_norm", "losses"]
+    assert list(json.loads(path.read_text())) == ["t", "wave", "p", "minibatches", "samples", "weight", *measured]
+
+
+def test_several_losses_are_read_and_merged_by_name(tmp_path: Path) -> None:
+    metrics = Metrics(metrics_path(tmp_path, 0), clock=FakeClock())
+    metrics.write(replace(WAVE, weight=3, losses={"main": 1.0, "aux": float("nan")}))
+    metrics.write(replace(WAVE, weight=1, losses={"main": 3.0, "aux": 2.0}))
+    one, other = (found.wave for found in read_metrics(tmp_path))
+    assert (one.losses, other.losses) == ({"main": 1.0, "aux": None}, {"main": 3.0, "aux": 2.0})
+    merged = WaveReduction().merged({**asdict(one), "t": 1.0}, {**asdict(other), "t": 2.0})
+    assert (merged["weight"], merged["losses"]) == (4, {"main": 1.5, "aux": 2.0})
+
+
+def test_a_line_of_a_run_before_weights_and_several_losses(tmp_path: Path) -> None:
+    path = metrics_path(tmp_path, 0)
+    Metrics(path, clock=FakeClock()).write(WAVE)
+    line = json.loads(path.read_text())
+    del line["weight"], line["losses"]
+    path.write_text(json.dumps(line) + "\n")
+    assert [one.wave for one in read_metrics(tmp_path)] == [WAVE]
+
+
+@pytest.mark.parametrize("losses", [3, ["main"], {"main": "1"}, {"main": True}, None])
+def test_losses_of_another_kind_are_passed_over(losses: object, tmp_path: Path) -> None:
+    path = metrics_path(tmp_path, 0)
+    Metrics(path, clock=FakeClock()).write(WAVE)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "losses": losses}) + "\n")
+    assert read_metrics(tmp_path) == []
 
 
 def test_a_disk_that_fails_ends_the_file_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,24 @@ from hetpipe.errors import CallableError
 from hetpipe.job.file import Job
 from hetpipe.pipeline import metrics
 from hetpipe.pipeline.callables import (
+    CollatedDataset,
+    EpochOrder,
+    WeightedLosses,
+    _own_weight,
     build_datasets,
     build_model,
     call_loss,
     call_metric,
+    epoch_order,
     load_callable,
     load_loss,
     load_metrics,
+    load_minibatch_weight,
 )
+from hetpipe.pipeline.data import Batch
+from hetpipe.pipeline.layering import layers_of
+from hetpipe.pipeline.metrics import Ratio
+from hetpipe.values.run import RatioSums
 
 USER_CODE = """
 import sys
@@ -103,6 +114,50 @@ def loss(output, target):
 
 def metric(output, target, scale=1.0):
     return 0.5
+
+def numbers(count=4):
+    return list(range(count))
+
+def pad(samples):
+    return torch.tensor(samples), torch.tensor(samples)
+
+class Padding:
+    def __init__(self, value=0):
+        self.value = value
+    def __call__(self, samples):
+        return torch.tensor([self.value]), torch.tensor(samples)
+
+def no_samples():
+    return 0
+
+def backwards(data):
+    return torch.arange(len(data) - 1, -1, -1)
+
+def rotated(data, by, epoch):
+    return [(index + by * epoch) % len(data) for index in range(len(data))]
+
+def repeats(data):
+    return [0, 1, 1, 2]
+
+def exceeds(data):
+    return range(len(data) + 1)
+
+def negative(data):
+    return [-1, 0, 1, 2]
+
+def endless(data):
+    while True:
+        yield 3
+
+def lacks(data):
+    return [3, 0]
+
+def in_lists(data):
+    return [[0, 1], [2, 3]]
+
+def breaks_off(data):
+    yield 0
+    raise RuntimeError("no index")
 """
 
 
@@ -284,6 +339,145 @@ class TestDatasets:
         assert message in str(caught.value)
 
 
+class TestMeanOver:
+    def test_samples_have_no_callable(self, folder: Path) -> None:
+        assert load_minibatch_weight(job(), folder) is None
+
+    @pytest.mark.parametrize(("word", "expected"), [("tokens", 4), ("next_tokens", 3)])
+    def test_the_words(self, word: str, expected: int, folder: Path) -> None:
+        labels = torch.tensor([[5, 6, -100], [-100, 7, 8]])
+        weight = load_minibatch_weight(job(mean_over=word), folder)
+        assert weight is not None
+        assert weight(labels) == weight({"labels": labels, "x": None}) == expected
+
+    @pytest.mark.parametrize(
+        ("target", "found"),
+        [
+            (torch.ones(2), "a tensor of torch.float32"),
+            ({"input_ids": torch.ones(2)}, "None"),
+            ((torch.ones(2),), "a tuple of 1"),
+        ],
+    )
+    def test_a_target_without_tokens(self, target: object, found: str, folder: Path) -> None:
+        weight = load_minibatch_weight(job(mean_over="tokens"), folder)
+        assert weight is not None
+        with pytest.raises(
+            CallableError, match=rf"mean_over: `tokens` counts the entries .*, and found {found}; name a"
+        ):
+            weight(target)
+
+    def test_a_callable_of_ones_own(self, folder: Path) -> None:
+        weight = load_minibatch_weight(job(mean_over="builtins:len"), folder)
+        assert weight is not None
+        assert weight([1, 2, 3]) == 3
+        with pytest.raises(CallableError, match=r"mean_over: `builtins:len` raised TypeError"):
+            weight(3)
+        with pytest.raises(CallableError, match=r"mean_over: `user_code:loss` must take the target or batch, but"):
+            load_minibatch_weight(job(mean_over="user_code:loss"), folder)
+
+    @pytest.mark.parametrize("returned", [-1, 0.5, True, "3", None, torch.ones(2), float("nan"), float("inf")])
+    def test_what_is_no_count(self, returned: object, folder: Path) -> None:
+        function = partial(_own_weight, "m:f", lambda _: returned)
+        with pytest.raises(CallableError, match=r"mean_over: `m:f` returned .*; return a whole number of at least 0"):
+            function(None)
+
+
+class TestCollateFunction:
+    def test_a_function_and_the_result_of_a_call(self, folder: Path) -> None:
+        data = {"train": {"call": "user_code:numbers", "args": {"count": 3}}, "collate_fn": "user_code:pad"}
+        train, _ = build_datasets(job(data=data), folder)
+        assert isinstance(train, CollatedDataset)
+        assert (len(train), train[2], train.collate_fn([1, 2])[0].tolist()) == (3, 2, [1, 2])
+        padding = {"call": "user_code:Padding", "args": {"value": 7}}
+        train, _ = build_datasets(job(data={"train": "user_code:numbers", "collate_fn": padding}), folder)
+        assert isinstance(train, CollatedDataset)
+        assert train.collate_fn([1])[0].tolist() == [7]
+
+    @pytest.mark.parametrize(
+        ("named", "message"),
+        [
+            (
+                "user_code:Padding",
+                "is a class, and calling it with the samples would only construct it",
+            ),
+            ("user_code:no_samples", "must take one argument, the list of samples, but too many positional arguments"),
+            ("user_code:absent", "has no `absent`"),
+            ({"call": "user_code:ten"}, "returned an object of type TensorDataset, which cannot be called"),
+            ({"call": "user_code:raises"}, "raised RuntimeError: no GPU"),
+        ],
+    )
+    def test_bad(self, folder: Path, named: Any, message: str) -> None:
+        with pytest.raises(CallableError) as caught:
+            build_datasets(job(data={"train": "user_code:numbers", "collate_fn": named}), folder)
+        assert str(caught.value).startswith("data.collate_fn: ")
+        assert message in str(caught.value)
+
+
+class TestEpochOrder:
+    def order(self, folder: Path, **data: Any) -> EpochOrder | None:
+        checked = job(data={"train": "user_code:numbers", "collate_fn": "user_code:pad", **data})
+        train, _ = build_datasets(checked, folder)
+        return epoch_order(checked, folder, train)
+
+    def test_a_shuffled_job_has_none(self, folder: Path) -> None:
+        assert self.order(folder) is None
+
+    def test_good(self, folder: Path) -> None:
+        for keys, first, second in (
+            ({"shuffle": False}, [0, 1, 2, 3], [0, 1, 2, 3]),
+            ({"sampler": "user_code:backwards"}, [3, 2, 1, 0], [3, 2, 1, 0]),
+            ({"sampler": {"call": "user_code:rotated", "args": {"by": 3}}}, [0, 1, 2, 3], [3, 0, 1, 2]),
+        ):
+            order = self.order(folder, **keys)
+            assert order is not None
+            assert (list(order(0)), list(order(1))) == (first, second)
+
+    def test_once_per_epoch_under_a_seed_of_its_own(self, folder: Path) -> None:
+        name = "torch.utils.data:RandomSampler"
+        first, again = self.order(folder, sampler=name), self.order(folder, sampler=name)
+        assert first is not None and again is not None
+        before = torch.get_rng_state()
+        orders = [first(epoch) for epoch in range(8)]
+        assert torch.equal(torch.get_rng_state(), before)
+        assert len(set(map(tuple, orders))) > 2
+        assert [again(epoch) for epoch in range(8)] == orders
+        assert first(7) is orders[7]
+
+    @pytest.mark.parametrize(
+        ("named", "message"),
+        [
+            (
+                "repeats",
+                "gives sample 1 twice, at positions 1 and 2; each sample counts once per epoch: give every index",
+            ),
+            ("endless", "gives sample 3 twice, at positions 0 and 1"),
+            ("exceeds", "gives sample 4 at position 4, but data.train has 4 samples, numbered from 0"),
+            ("negative", "gives sample -1 at position 0, but data.train has 4 samples"),
+            ("lacks", "gives 2 of the 4 samples of data.train; sample 1 is the first that is missing: give every"),
+            ("in_lists", "gives a list of 2 at position 0; a sampler gives the indices of samples, one by one"),
+            ("breaks_off", "raised RuntimeError: no index ("),
+            ("no_samples", None),
+            ("rotated", None),
+            ("raises", None),
+        ],
+    )
+    def test_bad(self, folder: Path, named: str, message: str | None) -> None:
+        order = self.order(folder, sampler=f"user_code:{named}")
+        assert order is not None
+        with pytest.raises(CallableError) as caught:
+            order(2)
+        if message is None:
+            assert str(caught.value).startswith(f"data.sampler: `user_code:{named}`")
+        else:
+            assert str(caught.value).startswith(f"data.sampler: in epoch 3, `user_code:{named}` {message}")
+
+    def test_what_cannot_be_iterated(self, folder: Path) -> None:
+        order = self.order(folder, sampler={"call": "user_code:Padding"})
+        assert order is not None
+        with pytest.raises(CallableError, match=r"raised TypeError: 'Padding' object is not iterable"):
+            order(0)
+
+
 class TestLossAndMetrics:
     def test_good(self, folder: Path) -> None:
         loss = load_loss(job(), folder)
@@ -293,6 +487,45 @@ class TestLossAndMetrics:
         assert list(metrics) == ["b", "a"]
         assert call_metric("b", metrics["b"], None, None) == 0.5
         assert call_metric("a", metrics["a"], torch.tensor([2.0]), torch.tensor([0.0])) == 4.0
+
+    def test_several_losses(self, folder: Path) -> None:
+        terms = {"main": "user_code:loss", "aux": {"call": "user_code:loss", "weight": 0.5}}
+        loss = load_loss(job(loss=terms), folder)
+        assert isinstance(loss, WeightedLosses)
+        output, target = torch.tensor([1.0, 3.0], requires_grad=True), torch.tensor([0.0, 0.0])
+        assert call_loss(loss, output, target).item() == 7.5
+        assert loss.values == {"main": 5.0, "aux": 5.0}
+        with torch.no_grad():
+            found = {name: call_metric(name, each, output, target) for name, each in loss.functions.items()}
+        assert found == loss.values
+        assert loss.computed_by_model is None
+
+    def test_one_of_several_losses_is_named_in_its_mistakes(self, folder: Path) -> None:
+        with pytest.raises(CallableError, match=r"loss\.aux\.call: `user_code` has no `los`; did you mean `loss`"):
+            load_loss(job(loss={"main": "user_code:loss", "aux": "user_code:los"}), folder)
+        own = load_loss(job(loss={"main": "user_code:loss", "own": {}}), folder)
+        assert isinstance(own, WeightedLosses)
+        assert own.computed_by_model == "own"
+        with pytest.raises(CallableError, match=r"^loss\.own: has no `call`, and the model's output \(Tensor\) has no"):
+            call_loss(own, torch.ones(2, requires_grad=True), torch.ones(2))
+        with pytest.raises(CallableError, match=r"^loss\.main: raised RuntimeError"):
+            call_loss(own, torch.ones(2, requires_grad=True), torch.ones(3))
+        with pytest.raises(CallableError, match=r"^loss\.own: has no `call`, and Sequential is a chain of layers"):
+            layers_of(nn.Sequential(nn.Linear(2, 2)), Batch((torch.zeros(2, 2),), torch.zeros(2), 2), own)
+
+    def test_a_ratio(self) -> None:
+        found = call_metric("m", lambda *_: Ratio(torch.tensor([1, 2]), torch.tensor([2.0, 4.0])), None, None)
+        assert found == RatioSums((1.0, 2.0), (2.0, 4.0))
+        assert call_metric("m", lambda *_: Ratio(torch.tensor(1), torch.tensor(2)), None, None) == RatioSums(
+            (1.0,), (2.0,)
+        )
+
+    @pytest.mark.parametrize(("numerators", "denominators"), [(2, 1), (0, 0), (4097, 4097)])
+    def test_a_bad_ratio(self, numerators: int, denominators: int) -> None:
+        ratio = Ratio(torch.ones(numerators), torch.ones(denominators))
+        message = rf"metrics\.m: returned a Ratio of {numerators} numerators and {denominators} denominators; return as"
+        with pytest.raises(CallableError, match=message):
+            call_metric("m", lambda *_: ratio, None, None)
 
     def test_a_class_is_no_loss(self, folder: Path) -> None:
         with pytest.raises(CallableError, match=r"loss: `torch\.nn:CrossEntropyLoss` is a class, and calling it"):

@@ -11,7 +11,7 @@ from hetpipe.observe.metrics import WaveMetrics
 from hetpipe.observe.timeline import Activity, NullTimeline
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.synchroniser import Synchroniser
-from hetpipe.pipeline.tally import Figures, Tally
+from hetpipe.pipeline.tally import Figures, MinibatchLoss, Tally
 from hetpipe.pipeline.waiting import Waiter
 from hetpipe.values.ids import Clock, Minibatch
 from hetpipe.values.run import StageProgress, StageReport
@@ -58,7 +58,7 @@ def test_minibatches_of_the_next_wave_may_be_computed_before_a_wave_is_closed() 
     reports: list[StageReport] = []
     tally = tally_with(lines, reports.append)
     for p, loss, samples in ((1, 4.0, 2), (2, 2.0, 2), (3, 100.0, 2), (4, 50.0, 1)):
-        tally.loss(Minibatch(p), loss, samples)
+        tally.loss(Minibatch(p), MinibatchLoss(loss, samples, samples))
     tally.gradient_norm = 1.5
     tally.wave_closed(1, Minibatch(2))
     tally.wave_closed(2, Minibatch(4))
@@ -116,18 +116,9 @@ def test_what_a_minibatch_took_counts_when_it_is_done() -> None:
     assert told == [(0, 0.0), (1, 5.5), (2, 15.5)]
 
 
-def test_losses_that_overflowed_are_not_part_of_the_mean_but_their_samples_count() -> None:
-    lines = Lines()
+def test_the_scale_of_losses_is_reported() -> None:
     reports: list[StageReport] = []
-    tally = tally_with(lines, reports.append, loss_scale=1024.0)
-    for p, loss in ((1, float("inf")), (2, float("nan")), (3, 3.0), (4, float("inf"))):
-        tally.loss(Minibatch(p), loss, 2)
-    tally.wave_closed(1, Minibatch(2))
-    tally.wave_closed(2, Minibatch(4))
-    assert [(wave.wave, wave.loss, wave.minibatches, wave.samples) for wave in lines.waves] == [(1, 3.0, 2, 4)]
-
-    tally.tick(now=True)
+    tally_with(Lines(), reports.append, loss_scale=1024.0).tick(now=True)
     (progress,) = reports
     assert isinstance(progress, StageProgress)
-    assert (progress.loss, progress.samples) == (3.0, 8)
     assert (progress.loss_scale, progress.skipped_updates) == (1024.0, 3)

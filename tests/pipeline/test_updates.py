@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hetpipe.decide.schedule.loss_scale import LossScales
 from hetpipe.decide.schedule.versions import VersionTable
 from hetpipe.errors import NonFiniteUpdate
 from hetpipe.link.policy import Frame, FrameKind
@@ -22,7 +23,6 @@ from hetpipe.pipeline.updates import Updates
 from hetpipe.values.ids import Incarnation, Minibatch, StageIndex, VirtualWorkerIndex
 from hetpipe.values.policies import WeightPolicy
 from hetpipe.weights.averaging import GradientsByName
-from hetpipe.weights.loss_scale import LossScales
 from tests.support.fake_clock import FakeClock
 from tests.support.link_contract import in_thread
 from tests.support.replicas import InProcessReplicas, ReplicaMeeting
@@ -57,7 +57,7 @@ class Others:
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         counted, *sums = tensors
         assert counted.dtype == torch.float64
-        counted += torch.tensor([self._samples, *(self._sums[name] is not None for name in NAMES)])
+        counted += torch.tensor([self._samples, bool(self._samples), *(self._sums[name] is not None for name in NAMES)])
         for name, tensor in zip(NAMES, sums, strict=True):
             tensor.add_(torch.tensor(self._sums[name] or 0.0))
 

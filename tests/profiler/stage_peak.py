@@ -34,6 +34,7 @@ from hetpipe.pipeline.compute import Emulator, Gradients, StageCompute
 from hetpipe.pipeline.evaluation import EvaluationsWithinEpochs
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled, layout_of
+from hetpipe.pipeline.reading import InlineReader, MinibatchSource
 from hetpipe.pipeline.remapping import Remapping
 from hetpipe.pipeline.segment_run import SegmentRun
 from hetpipe.pipeline.setup import StageData, StageIdentity, StageParts
@@ -183,6 +184,15 @@ def _parts(
         accumulate=job.gradients.accumulate,
     )
     optimizer = StageOptimizer(job.optimizer, rho, predicts=versions.is_predicting)
+    source = MinibatchSource(
+        train=subject.train,
+        evaluation=None,
+        seed=0,
+        vw=identity.vw,
+        has_inputs=identity.is_first,
+        has_target=identity.is_last,
+    )
+    reader = InlineReader(source)
     return StageParts(
         identity=identity,
         sync=sync,
@@ -205,7 +215,7 @@ def _parts(
         pool=pool,
         order=order_for(job.weights, job.order),
         schedule=job.order,
-        data=StageData(job.data_spec(len(subject.train)), subject.train, None, {}),
+        data=StageData(job.data_spec(len(subject.train)), subject.train, None, {}, reader),
         upstream=around.before,
         downstream=around.behind,
         synchroniser=Shards(pool, around.first_weights, around.inbox),

@@ -74,7 +74,7 @@ class PreviousStage(_Neighbour):
         clock = gate.required(gate.switch_minibatch(gate.switch_number(self._sent)))
         with self._unseen():
             copies = tuple(value.clone() for value in self._values)
-        return Frame(FrameKind.FORWARD, self._sent, clock, 0, copies, samples=1)
+        return Frame(FrameKind.FORWARD, self._sent, clock, 0, copies)
 
 
 class NextStage(_Neighbour):
@@ -99,7 +99,7 @@ class NextStage(_Neighbour):
         owed = self._owed.pop(0)
         with self._unseen():
             gradients = tuple(None if like is None else torch.zeros_like(like, device="cpu") for like in owed.tensors)
-        return Frame(FrameKind.BACKWARD, owed.minibatch, owed.clock, owed.local_through, gradients)
+        return Frame(FrameKind.BACKWARD, owed.minibatch, owed.clock, owed.local_through, gradients, weight=1)
 
 
 def _shape_of(tensor: Tensor) -> Tensor | None:

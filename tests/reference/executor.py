@@ -129,9 +129,12 @@ def _is_finished(run: ReferenceRun, state: ReferenceState) -> bool:
 
 
 def _division(run: ReferenceRun, state: ReferenceState) -> Mapping[VirtualWorkerIndex, tuple[Block, ...]]:
-    """The unused samples of the epoch, permuted and dealt (`wsp.md` §5, Data)."""
+    """The unused samples of the epoch, permuted or in the run's own order, and dealt (`wsp.md` §5, Data)."""
     unused = [index for index in range(len(run.train)) if index not in state.used]
-    order = shuffled(unused, seed=run.seed, epoch=state.epoch, barrier=state.clock)
+    if run.order is None:
+        order = shuffled(unused, seed=run.seed, epoch=state.epoch, barrier=state.clock)
+    else:
+        order = [index for index in run.order(state.epoch) if index not in state.used]
     members = run.members(state.clock)
     limit = None if run.total_minibatches is None else run.total_minibatches - state.minibatches
     blocks = [tuple(order[i : i + run.batch_size]) for i in range(0, len(order), run.batch_size)][:limit]
@@ -293,7 +296,7 @@ def evaluate(
     """Loss and metrics of `weights` on `dataset`, in eval mode and without gradients.
 
     Blocks of the run's `batch_size`, in the order of the indices, are dealt round-robin to its virtual workers; each
-    adds value × samples over its blocks, the sums are added in the order of the virtual workers and divided once.
+    adds value × weight over its blocks, the sums are added in the order of the virtual workers and divided once.
 
     Args:
         run: gives the model, the loss, the batch size and V.
@@ -306,6 +309,7 @@ def evaluate(
     num_samples = len(dataset)
     blocks = [range(i, min(i + run.batch_size, num_samples)) for i in range(0, num_samples, run.batch_size)]
     totals = dict.fromkeys(given, 0.0)
+    weights_of = dict.fromkeys(map(VirtualWorkerIndex, range(run.num_virtual_workers)), 0)
     with preserved_generators(), torch.no_grad():
         layers = layers_for(run, _built(run))
         functions = {name: on_output(layers, function) for name, function in given.items()}
@@ -318,9 +322,13 @@ def evaluate(
                 inputs, target = read_block(dataset, block)
                 seed = partial(_seed_evaluation, run, vw, number)
                 output = output_of(run_layers(layers, weights, inputs, seed=seed))
+                weight = len(block) if run.weigh is None else run.weigh(target)
+                weights_of[vw] += weight
                 for name, function in functions.items():
-                    with autocast(run.precision):
-                        value = function(output, target)
-                    sums[name] += float(cast("Tensor", value)) * len(block)
+                    if weight:
+                        with autocast(run.precision):
+                            value = function(output, target)
+                        sums[name] += float(cast("Tensor", value)) * weight
             totals = {name: total + sums[name] for name, total in totals.items()}
-    return ReferenceEvaluation(num_samples, {name: total / num_samples for name, total in totals.items()})
+    divisor = sum(weights_of.values())
+    return ReferenceEvaluation(num_samples, {name: total / divisor for name, total in totals.items()})

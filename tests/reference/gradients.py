@@ -1,7 +1,8 @@
 """From the gradients of minibatches to the gradient of one update, in the reference executor: average, then clip.
 
-g_j is the gradient of the unscaled mean loss of minibatch j, n_j its number of samples. A parameter that a minibatch
-did not use has no gradient there (None or absent) and counts as zero; if none used it, the update has none either.
+g_j is the gradient of the unscaled mean loss of minibatch j, n_j its weight: samples, or what `mean_over` counts. A
+parameter that a minibatch did not use has no gradient there (None or absent) and counts as zero; if none used it, the
+update has none either.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class MinibatchGradients:
     """What one minibatch contributes."""
 
     gradients: Gradients
-    num_samples: int
+    weight: int
 
 
 def weighted_sum(group: Sequence[MinibatchGradients]) -> dict[str, Tensor]:
@@ -32,9 +33,9 @@ def weighted_sum(group: Sequence[MinibatchGradients]) -> dict[str, Tensor]:
             if gradient is None:
                 continue
             if name in total:
-                total[name].add_(gradient, alpha=part.num_samples)
+                total[name].add_(gradient, alpha=part.weight)
             else:
-                total[name] = gradient.mul(part.num_samples)
+                total[name] = gradient.mul(part.weight)
     return total
 
 
@@ -42,8 +43,8 @@ def average(group: Sequence[MinibatchGradients]) -> Gradients:
     """G / Σ n_j; the gradient as it is if the group is one minibatch."""
     if len(group) == 1:
         return group[0].gradients
-    num_samples = sum(part.num_samples for part in group)
-    return {name: total.div_(num_samples) for name, total in weighted_sum(group).items()}
+    weight = sum(part.weight for part in group)
+    return {name: total.div_(weight) for name, total in weighted_sum(group).items()}
 
 
 def all_reduced(groups: Sequence[Sequence[MinibatchGradients]]) -> Gradients:
@@ -52,8 +53,8 @@ def all_reduced(groups: Sequence[Sequence[MinibatchGradients]]) -> Gradients:
     for group in groups:
         for name, own in weighted_sum(group).items():
             total[name] = total[name] + own if name in total else own
-    num_samples = sum(part.num_samples for group in groups for part in group)
-    return {name: gradient.div_(num_samples) for name, gradient in total.items()}
+    weight = sum(part.weight for group in groups for part in group)
+    return {name: gradient.div_(weight) for name, gradient in total.items()}
 
 
 def clipped(gradients: Gradients, names: Sequence[str], max_norm: float) -> Gradients:

@@ -88,8 +88,12 @@ class ReferenceRun:
     """(patterns of parameter names, optimizer arguments that differ for them); the first that matches counts."""
     lr_schedule: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None
     """Builds the schedule of the learning rate, which steps once per update."""
+    weigh: Callable[[Any], int] | None = None
+    """The weight of a minibatch in means over several, from its target; None: its samples."""
     include_decay: bool = True
     """Whether a prediction counts on the decoupled weight decay."""
+    order: Callable[[int], Sequence[int]] | None = None
+    """Epoch → its samples in the order in which they are dealt; None: those that are left are permuted at barriers."""
     epochs: int | None = None
     total_minibatches: int | None = None
     """Minibatches of the whole run, over all virtual workers."""

@@ -6,6 +6,7 @@ shows in the versions alone: `SegmentEquations` says which they are, `LocalWeigh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -197,7 +198,7 @@ class ReferenceWorker:
         exponent = self.exponent(p)
         loss, gradients = self._gradients(p, block, used, read, exponent)
         self._exponents.append(exponent)
-        self._group.append(MinibatchGradients(gradients, len(block)))
+        self._group.append(MinibatchGradients(gradients, self._weight(block)))
         if self._run.sync != "allreduce" and self._equations.is_update(p):
             self.update(p, average(self.take_group()), self._decayed(p, used, forward[0], published))
         self._forget(forward[0])
@@ -209,7 +210,7 @@ class ReferenceWorker:
         return group
 
     def exponent(self, p: int) -> int:
-        """E of the scale 2^e of the loss of `p`: what followed from the updates in its weights; 0 but under fp16."""
+        """Of the scale 2^e of the loss of `p`: what followed from the updates in its weights; 0 but under fp16."""
         if self._run.precision != "fp16":
             return 0
         return self._scales[self._equations.forward(p, 0).through].exponent
@@ -279,6 +280,10 @@ class ReferenceWorker:
             return None
         return self._weights(newest, published) if self._policy.decays_newest else used
 
+    def _weight(self, block: tuple[int, ...]) -> int:
+        """n_j of a minibatch."""
+        return len(block) if self._run.weigh is None else self._run.weigh(read_block(self._run.train, block)[1])
+
     def _forget(self, version: Version) -> None:
         """Versions and W* never fall, and no stage has an older version than the first."""
         self._local.forget(version)
@@ -300,6 +305,8 @@ class ReferenceWorker:
         inputs, target = read_block(run.train, block)
         leaves = {name: weight.detach().clone().requires_grad_() for name, weight in used.items()}
         outputs = run_layers(self._layers, leaves, inputs, seed=seed)
+        if run.weigh is not None and not run.weigh(target):
+            return math.nan, dict.fromkeys(leaves)  # nothing counts: no loss, no gradient, no step, no decay
         with autocast(run.precision):
             loss: Any = self._loss(output_of(outputs), target)
         if read is not None:

@@ -31,6 +31,13 @@ def test_the_table_has_everything_a_user_asks_of_a_virtual_worker() -> None:
     assert all(len(row) == len(headings(table(3, 4))) for row in cells(table(3, 4)))
 
 
+def test_several_losses_stand_beside_their_sum() -> None:
+    two = table(3, 4)
+    several = replace(two, rows=tuple(replace(row, losses={"main": 1.0, "aux": 0.5}) for row in two.rows))
+    assert [row[5] for row in cells(several)] == ["1.2500 (aux 0.5000, main 1.0000)"] * 2
+    assert "vw0.loss=1.25 vw0.loss.aux=0.5 vw0.loss.main=1 " in table_line(several)
+
+
 def test_without_a_bound_the_distance_stands_alone() -> None:
     unbounded = table(0, 9, staleness=None, eta_seconds=None)
     assert headings(unbounded)[3] == "ahead (no bound)"

@@ -24,6 +24,7 @@ from hetpipe.decide.sync.segment import DRAIN, first_progress
 from hetpipe.job.file import Job
 from hetpipe.link.policy import Link
 from hetpipe.observe.history import History, HistoryWriter, NullHistory, in_detail
+from hetpipe.observe.metrics import Metrics, MetricsWriter, NullMetrics, metrics_path
 from hetpipe.pipeline.compute import Emulator
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import Replicas
@@ -106,6 +107,7 @@ class InProcessRun:
     """Longest random delay of a computation, a push or a pull."""
     delay_seed: int = 0
     keep_history: bool = True
+    writes_metrics: bool = False
     stall_seconds: float = 60.0
     stop_when: Callable[[ClockSnapshot], bool] | None = None
     """Asks for a stop barrier as soon as this holds, before anything else can be decided."""
@@ -355,6 +357,7 @@ class _Cluster:
             guard=self._guard,
             replicas=self._replicas(vw, stage),
             emulator=RandomDelays(seed, run.delay_seconds),
+            metrics=self._metrics(vw, stage),
             stall_seconds=run.stall_seconds,
         )
         with self._guard:
@@ -377,6 +380,10 @@ class _Cluster:
             host="127.0.0.1",
             restore=None if restored is None else str(restored),
         )
+
+    def _metrics(self, vw: VirtualWorkerIndex, stage: StageIndex) -> MetricsWriter:
+        is_last = stage == len(self.plan.virtual_workers[vw].stages) - 1
+        return Metrics(metrics_path(self._run.run_dir, vw)) if self._run.writes_metrics and is_last else NullMetrics()
 
     def _hear(self, life: Life, stage: StageIndex, report: StageReport) -> None:
         if isinstance(report, StageEvaluation):

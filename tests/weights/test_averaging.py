@@ -109,9 +109,9 @@ def test_what_was_given_is_never_written() -> None:
 def test_the_next_update_begins_from_nothing(take: object) -> None:
     assert callable(take)
     found = gathered(({"w": tensor(1.0)}, 2), ({"w": tensor(2.0)}, 2))
-    assert (found.minibatches, found.samples) == (2, 4)
+    assert (found.minibatches, found.weight) == (2, 4)
     take(found)
-    assert (found.minibatches, found.samples) == (0, 0)
+    assert (found.minibatches, found.weight) == (0, 0)
     found.add({"w": tensor(0.1)}, 3)
     assert_same(found.take_average(), {"w": tensor(0.1)})
 

@@ -70,6 +70,10 @@ def _other_speeds(result: TrainResult) -> str:
 
 def _quality(result: TrainResult) -> list[str]:
     lines = [f"loss: {measure(result.loss.first)} in the first wave, {measure(result.loss.last)} in the last"]
+    lines += [
+        f"loss {name}: {measure(one.first)} in the first wave, {measure(one.last)} in the last"
+        for name, one in result.losses.items()
+    ]
     values = {name: value for name, value in result.eval.items() if name not in {"epoch", "clock", "samples"}}
     if values:
         shown = ", ".join(f"{name} {measure(value)}" for name, value in values.items())

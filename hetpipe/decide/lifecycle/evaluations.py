@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from hetpipe.storage.store import MAX_EVENTS
 from hetpipe.values.events import Evaluated, EvaluationSummary, NumberedEvent, Rewound
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
-from hetpipe.values.run import StageEvaluation
+from hetpipe.values.run import RatioSums, StageEvaluation
 
 
 class Evaluations:
@@ -60,7 +60,7 @@ class Evaluations:
 
 
 def whole(parts: dict[VirtualWorkerIndex, StageEvaluation]) -> Evaluated:
-    """Combine parts: sums are added in index order and divided once by the number of samples.
+    """Combine parts: sums are added in index order and divided once, by the weights of all or as ratios.
 
     >>> part = StageEvaluation(clock=Clock(3), epoch=0, samples=2, sums={"loss": 1.0})
     >>> whole({VirtualWorkerIndex(1): part, VirtualWorkerIndex(0): part}).values
@@ -68,13 +68,18 @@ def whole(parts: dict[VirtualWorkerIndex, StageEvaluation]) -> Evaluated:
     """
     ordered = [parts[vw] for vw in sorted(parts)]
     samples = sum(part.samples for part in ordered)
+    weight = sum(part.samples if part.weight is None else part.weight for part in ordered)
     names = sorted({name for part in ordered for name in part.sums}) if samples else []
     values = {}
     for name in names:
         total = 0.0
         for part in ordered:
             total += part.sums.get(name, 0.0)
-        values[name] = total / samples
+        values[name] = total / weight if weight else math.nan
+    ratios: dict[str, RatioSums] = {}
+    for name, found in ((name, found) for part in ordered for name, found in part.ratios.items()):
+        ratios[name] = ratios[name] + found if name in ratios else found
+    values = dict(sorted({**values, **{name: found.value for name, found in ratios.items()}}.items()))
     first = ordered[0]
     return Evaluated(
         first.clock,

@@ -50,6 +50,8 @@ def continued(report: StageProgress, before: StageProgress | None) -> StageProgr
         samples=report.samples + before.samples,
         loss=before.loss if report.loss is None else report.loss,
         first_loss=report.first_loss if before.first_loss is None else before.first_loss,
+        losses=report.losses or before.losses,
+        first_losses=before.first_losses or report.first_losses,
         waiting_seconds=report.waiting_seconds + before.waiting_seconds,
         idle_seconds=report.idle_seconds + before.idle_seconds,
         compute_seconds=report.compute_seconds + before.compute_seconds,
@@ -205,4 +207,5 @@ class ProgressBoard:
             waiting_share=0.0 if first is None or running <= 0.0 else min(1.0, first.waiting_seconds / running),
             memory_bytes=sum(report.weight_bytes + report.activation_bytes for report in reports),
             state=state,
+            losses={} if last is None else last.losses,
         )

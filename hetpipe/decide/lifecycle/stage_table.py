@@ -12,6 +12,7 @@ from hetpipe.decide.lifecycle.root_cause import Failure, Rank
 from hetpipe.decide.sync.segment import DRAIN, STOP, ends_run
 from hetpipe.errors import (
     CheckpointError,
+    DataWorkerLost,
     JobFailed,
     NonFiniteUpdate,
     ProtocolViolation,
@@ -183,8 +184,10 @@ def _rank(life: StageLife, report: StageFailed, *, is_lost: bool) -> Rank:
     is_refusal = isinstance(kind, type) and issubclass(kind, ProtocolViolation) and kind is not NonFiniteUpdate
     if report.secondary or kind in _ECHOES or (is_lost and is_refusal):
         return Rank.ECHO
+    if wants_memory(report) or kind is DataWorkerLost:
+        return Rank.EXITED
     # The checkpoint that a restarted stage loads may have been replaced by a newer one meanwhile.
-    if wants_memory(report) or (kind is CheckpointError and life.key.incarnation > 0):
+    if kind is CheckpointError and life.key.incarnation > 0:
         return Rank.EXITED
     return Rank.REPORTED
 

@@ -59,8 +59,9 @@ class FinishedRun:
 def result_object(record: FinishedRun) -> dict[str, Any]:
     """The JSON object of a run. Non-finite numbers, which JSON lacks, become null.
 
-    `loss`: mean over the virtual workers of the mean losses of each one's first and last wave. `waiting_seconds`: time
-    that each virtual worker's first stage waited for a required clock. `idle_seconds`: mean over each one's stages.
+    `loss`: mean over the virtual workers of the mean losses of each one's first and last wave. `losses`: the same by
+    name, of a job with several. `waiting_seconds`: time that each virtual worker's first stage waited for a required
+    clock. `idle_seconds`: mean over each one's stages.
     `deaths`: incarnations of each virtual worker that ended before the run; sums cover all incarnations.
     `conditions`: conditions of the run, by the time they were raised; those without `cleared` were active at the end.
     `skipped_updates`: of each virtual worker, as a gradient overflowed at the scale of its loss.
@@ -87,6 +88,13 @@ def result_object(record: FinishedRun) -> dict[str, Any]:
         "loss": {
             "first": _mean(report.first_loss for report in last_stages if report is not None),
             "last": _mean(report.loss for report in last_stages if report is not None),
+        },
+        "losses": {
+            name: {
+                "first": _mean(report.first_losses.get(name) for report in last_stages if report is not None),
+                "last": _mean(report.losses.get(name) for report in last_stages if report is not None),
+            }
+            for name in sorted({name for report in last_stages if report is not None for name in report.losses})
         },
         "eval": _evaluation(record.evaluations.last_whole),
         "staleness": {

@@ -266,7 +266,21 @@ class StageReady(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., link: _Optional[str] = ...) -> None: ...
 
 class StageProgress(_message.Message):
-    __slots__ = ("minibatches", "samples", "clock", "published", "loss", "first_loss", "waiting_seconds", "idle_seconds", "compute_seconds", "pushed_bytes", "pulled_bytes", "weight_bytes", "activation_bytes", "gradient_norm", "learning_rate", "loss_scale", "skipped_updates")
+    __slots__ = ("minibatches", "samples", "clock", "published", "loss", "first_loss", "waiting_seconds", "idle_seconds", "compute_seconds", "pushed_bytes", "pulled_bytes", "weight_bytes", "activation_bytes", "gradient_norm", "learning_rate", "losses", "first_losses", "loss_scale", "skipped_updates")
+    class LossesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class FirstLossesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     MINIBATCHES_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -282,6 +296,8 @@ class StageProgress(_message.Message):
     ACTIVATION_BYTES_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LOSSES_FIELD_NUMBER: _ClassVar[int]
     LOSS_SCALE_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_UPDATES_FIELD_NUMBER: _ClassVar[int]
     minibatches: int
@@ -299,9 +315,11 @@ class StageProgress(_message.Message):
     activation_bytes: int
     gradient_norm: float
     learning_rate: float
+    losses: _containers.ScalarMap[str, float]
+    first_losses: _containers.ScalarMap[str, float]
     loss_scale: float
     skipped_updates: int
-    def __init__(self, minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., clock: _Optional[int] = ..., published: _Optional[int] = ..., loss: _Optional[float] = ..., first_loss: _Optional[float] = ..., waiting_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., pushed_bytes: _Optional[int] = ..., pulled_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., loss_scale: _Optional[float] = ..., skipped_updates: _Optional[int] = ...) -> None: ...
+    def __init__(self, minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., clock: _Optional[int] = ..., published: _Optional[int] = ..., loss: _Optional[float] = ..., first_loss: _Optional[float] = ..., waiting_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., pushed_bytes: _Optional[int] = ..., pulled_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., losses: _Optional[_Mapping[str, float]] = ..., first_losses: _Optional[_Mapping[str, float]] = ..., loss_scale: _Optional[float] = ..., skipped_updates: _Optional[int] = ...) -> None: ...
 
 class StageWaiting(_message.Message):
     __slots__ = ("sentence", "seconds")
@@ -312,7 +330,7 @@ class StageWaiting(_message.Message):
     def __init__(self, sentence: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class StageEvaluation(_message.Message):
-    __slots__ = ("clock", "epoch", "samples", "sums", "minibatches", "within_epoch", "whole")
+    __slots__ = ("clock", "epoch", "samples", "sums", "minibatches", "within_epoch", "whole", "weight", "ratios")
     class SumsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -320,6 +338,13 @@ class StageEvaluation(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class RatiosEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: RatioSums
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[RatioSums, _Mapping]] = ...) -> None: ...
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -327,6 +352,8 @@ class StageEvaluation(_message.Message):
     MINIBATCHES_FIELD_NUMBER: _ClassVar[int]
     WITHIN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    RATIOS_FIELD_NUMBER: _ClassVar[int]
     clock: int
     epoch: int
     samples: int
@@ -334,7 +361,19 @@ class StageEvaluation(_message.Message):
     minibatches: int
     within_epoch: bool
     whole: bool
-    def __init__(self, clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., sums: _Optional[_Mapping[str, float]] = ..., minibatches: _Optional[int] = ..., within_epoch: bool = ..., whole: bool = ...) -> None: ...
+    weight: int
+    ratios: _containers.MessageMap[str, RatioSums]
+    def __init__(self, clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., sums: _Optional[_Mapping[str, float]] = ..., minibatches: _Optional[int] = ..., within_epoch: bool = ..., whole: bool = ..., weight: _Optional[int] = ..., ratios: _Optional[_Mapping[str, RatioSums]] = ...) -> None: ...
+
+class RatioSums(_message.Message):
+    __slots__ = ("numerators", "denominators", "exponential")
+    NUMERATORS_FIELD_NUMBER: _ClassVar[int]
+    DENOMINATORS_FIELD_NUMBER: _ClassVar[int]
+    EXPONENTIAL_FIELD_NUMBER: _ClassVar[int]
+    numerators: _containers.RepeatedScalarFieldContainer[float]
+    denominators: _containers.RepeatedScalarFieldContainer[float]
+    exponential: bool
+    def __init__(self, numerators: _Optional[_Iterable[float]] = ..., denominators: _Optional[_Iterable[float]] = ..., exponential: bool = ...) -> None: ...
 
 class StageConditions(_message.Message):
     __slots__ = ("conditions",)
@@ -840,7 +879,14 @@ class StageRow(_message.Message):
     def __init__(self, first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
 
 class VirtualWorkerRow(_message.Message):
-    __slots__ = ("vw", "stages", "clock", "distance", "samples_per_second", "loss", "waiting_share", "memory_bytes", "state")
+    __slots__ = ("vw", "stages", "clock", "distance", "samples_per_second", "loss", "waiting_share", "memory_bytes", "state", "losses")
+    class LossesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     VW_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -850,6 +896,7 @@ class VirtualWorkerRow(_message.Message):
     WAITING_SHARE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
     vw: int
     stages: _containers.RepeatedCompositeFieldContainer[StageRow]
     clock: int
@@ -859,7 +906,8 @@ class VirtualWorkerRow(_message.Message):
     waiting_share: float
     memory_bytes: int
     state: str
-    def __init__(self, vw: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageRow, _Mapping]]] = ..., clock: _Optional[int] = ..., distance: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., loss: _Optional[float] = ..., waiting_share: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
+    losses: _containers.ScalarMap[str, float]
+    def __init__(self, vw: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageRow, _Mapping]]] = ..., clock: _Optional[int] = ..., distance: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., loss: _Optional[float] = ..., waiting_share: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ..., losses: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Straggling(_message.Message):
     __slots__ = ("vw", "stage", "factor")

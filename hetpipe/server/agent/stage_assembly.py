@@ -20,6 +20,7 @@ from hetpipe.checkpoint.stage_part import PartWriter, RestoreTargets, restore
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.decide.schedule.catalogue import order_for
+from hetpipe.decide.schedule.loss_scale import LossScales
 from hetpipe.decide.schedule.versions import VersionTable
 from hetpipe.job.file import Job
 from hetpipe.link.policy import Link
@@ -29,12 +30,16 @@ from hetpipe.observe.metrics import MetricsWriter, NullMetrics
 from hetpipe.observe.timeline import NullTimeline, TimelineWriter
 from hetpipe.phases import report_phase
 from hetpipe.pipeline.callables import (
+    MapDataset,
+    WeightedLosses,
     build_datasets,
     build_model,
     build_train_data,
+    epoch_order,
     load_callable,
     load_loss,
     load_metrics,
+    load_minibatch_weight,
 )
 from hetpipe.pipeline.chain import Layer, chain_of, forget_weights, state_names
 from hetpipe.pipeline.compute import Emulator, StageCompute
@@ -50,8 +55,11 @@ from hetpipe.pipeline.model_file import (
     one_at_a_time,
     open_model_file,
 )
+from hetpipe.pipeline.reading import DataReader, InlineReader, MinibatchSource, WorkerOptions, WorkerReader
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import Clipping, Replicas, StageData, StageIdentity, StageParts
+from hetpipe.server.agent.private_folder import PrivateFolder
+from hetpipe.server.parent_death import die_with_parent
 from hetpipe.server.shard.client import ShardClient
 from hetpipe.values.policies import POLICIES
 from hetpipe.values.requests import Requester
@@ -60,7 +68,6 @@ from hetpipe.values.run import StageConfig, StageReport
 from hetpipe.weights.anchored import AnchoredWeights
 from hetpipe.weights.direct import DirectWeights
 from hetpipe.weights.flat import BufferPool, FlatBuffer
-from hetpipe.weights.loss_scale import LossScales
 from hetpipe.weights.optimizer import StageOptimizer
 from hetpipe.weights.policy import StageWeights
 from hetpipe.wire.call import Calls
@@ -122,18 +129,24 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
     """
     import_path = Path(config.import_path)
     identity = identity_of(config)
-    reads = identity.is_first or identity.is_last
+    train = evaluation = reader = None
+    order_of: Callable[[int], Sequence[int] | None] | None = _shuffled if job.data.is_shuffled else None
+    if identity.is_first or identity.is_last:
+        train, evaluation = build_datasets(job, import_path)
+        # Before the model is built: workers are forked, and share this process's memory as it is now.
+        reader = _reader(job, identity, train, evaluation)
+        order_of = epoch_order(job, import_path, train) or order_of
     found = _known_chain(job, config) or _own_chain(job, config)
     chain = found.layers
-    train = evaluation = None
-    if reads:
-        train, evaluation = build_datasets(job, import_path)
     given = load_loss(job, import_path) if identity.is_last else None
     num_samples = len(train) if train is not None else 0
     stage = config.plan.stage(config.vw, config.stage)
     layers = chain[stage.first_layer : stage.last_layer]
     loss = on_output(chain, given) if identity.is_last else None
     metrics = {} if loss is None else {"loss": loss}
+    losses = given if isinstance(given, WeightedLosses) else None
+    if losses is not None:
+        metrics |= {name: on_output(chain, each) for name, each in losses.functions.items()}
     if identity.is_last:
         metrics |= {name: on_output(chain, metric) for name, metric in load_metrics(job, import_path).items()}
     return UserCode(
@@ -143,11 +156,50 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
             train,
             evaluation,
             metrics,
+            reader,
+            order_of,
             evaluate_every_waves=job.evaluate.every_waves,
             max_evaluation_batches=job.evaluate.max_batches,
+            weight=load_minibatch_weight(job, import_path) if identity.is_last else None,
+            losses=losses,
         ),
         loss,
         found.state_names,
+    )
+
+
+def _shuffled(epoch: int) -> None:
+    """The order of a job that states none: samples are shuffled."""
+    del epoch
+
+
+def _reader(job: Job, identity: StageIdentity, train: MapDataset, evaluation: MapDataset | None) -> DataReader:
+    """The reader of a stage that reads data; with workers, these are running."""
+    source = MinibatchSource(
+        train=train,
+        evaluation=evaluation,
+        seed=job.seed,
+        vw=identity.vw,
+        has_inputs=identity.is_first,
+        has_target=identity.is_last,
+    )
+    data = job.data
+    if not data.num_workers:
+        return InlineReader(source, pin_memory=data.pin_memory)
+    report_phase(f"starting {data.num_workers} data workers")
+    assert data.prefetch_factor is not None, "it has a default if there are workers"
+    folder = PrivateFolder("hetpipe-data-")
+    return WorkerReader(
+        source,
+        WorkerOptions(
+            num_workers=data.num_workers,
+            prefetch_factor=data.prefetch_factor,
+            pin_memory=data.pin_memory,
+            timeout_seconds=job.patience.data.total_seconds(),
+            on_start=die_with_parent,
+            on_close=folder.close,
+            socket_folder=folder.path,
+        ),
     )
 
 
@@ -258,6 +310,8 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
     scales = LossScales() if job.precision == "fp16" else None
     start = restore(config, restore_targets(code.layers, optimizer, scales), job.sync.traits)
     inbox = Inbox(wiring.upstream, wiring.downstream, start, pool, life=(config.vw, config.incarnation))
+    if code.data.reader is not None:
+        code.data.reader.watch(inbox.ring)
     client = ShardClient(
         requester_of(config),
         config.plan.slices_of_stage(config.plan.stage(config.vw, config.stage)),

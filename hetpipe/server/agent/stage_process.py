@@ -137,7 +137,7 @@ def _run(
     tls = tls_from_environment(os.environ)
     # As long as the job waits for a parameter server, and no less than for anything else.
     absence_seconds = job.survive.absence.total_seconds()
-    patience_seconds = max(STALL_SECONDS, absence_seconds)
+    patience_seconds = max(STALL_SECONDS, absence_seconds, job.patience.data.total_seconds())
     waits = Waits(who=str(identity), report=report, seconds=patience_seconds)
     shards, clock_shard = _parameter_servers(config, waits, tls)
     report_phase("meeting its neighbours")

@@ -100,3 +100,5 @@ def _of_picture(job_id: JobId, picture: ProgressTable) -> Iterator[Reading]:
         yield Reading("hetpipe_vw_memory_bytes", row.memory_bytes, labels)
         if row.loss is not None:
             yield Reading("hetpipe_vw_loss", row.loss, labels)
+        for name, value in row.losses.items():
+            yield Reading("hetpipe_vw_loss_by_name", value, (*labels, name))

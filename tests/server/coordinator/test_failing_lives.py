@@ -98,6 +98,14 @@ class TestCrashLoop:
         assert driver.worker(1).state is LifeState.OUT
         assert driver.lost[1].sentence.endswith("failed: no memory")
 
+    def test_a_lost_data_worker_is_no_mistake_of_the_user(self, driver: Driver) -> None:
+        driver.report(1, 0, StageFailed("DataWorkerLost", "a data worker was killed by SIGKILL"))
+        driver.wait(2.0)
+
+        assert driver.machine.state is JobState.RUNNING
+        assert driver.tasks(Evict)[-1] == evict(1, 0)
+        assert driver.lost[0].sentence.endswith("a data worker was killed by SIGKILL")
+
     def test_a_checkpoint_that_is_gone_meanwhile_is_no_mistake_of_the_user(self, driver: Driver) -> None:
         driver.end_life(1)
         driver.feed(AdmitAcknowledged(Vw(1), Incarnation(1), "/run/checkpoints/clock-00000004"))

@@ -224,6 +224,7 @@ class TestResult:
             "model_flops_utilisation": None,
             "model_flops_utilisation_reason": "the operations of the model were not counted",
             "loss": {"first": pytest.approx(1.5), "last": pytest.approx(0.15)},
+            "losses": {},
             "eval": {"epoch": 2, "clock": 6, "samples": 10, "accuracy": 0.9, "loss": 0.2},
             "evaluations": {
                 "number": 2,
@@ -261,6 +262,18 @@ class TestResult:
                 for stage in (0, 1)
             ],
         }
+
+    def test_several_losses_are_averaged_by_name(self) -> None:
+        """A virtual worker whose minibatches never counted has none."""
+        told = [
+            progress(
+                loss=1.0, first_loss=2.0, losses={"main": 1.0, "aux": 0.5}, first_losses={"main": 3.0, "aux": 4.0}
+            ),
+            progress(loss=3.0, first_loss=2.0, losses={"main": 2.0, "aux": 1.5}, first_losses={}),
+        ]
+        reports = {(Vw(vw), StageIndex(1)): report for vw, report in enumerate(told)}
+        result = result_object(record(reports=reports))
+        assert result["losses"] == {"aux": {"first": 4.0, "last": 1.0}, "main": {"first": 3.0, "last": 1.5}}
 
     def test_who_is_out_has_the_clock_it_came_to(self) -> None:
         told = clocks(6, 5)

@@ -28,7 +28,7 @@ from hetpipe.storage.store import MAX_EVENTS
 from hetpipe.values.events import Evaluated, JobEvent, JobState, NumberedEvent, Rewound, StateChanged
 from hetpipe.values.ids import Clock, Incarnation, JobId, LayerIndex, Term
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
-from hetpipe.values.run import StageEmulation, StageEvaluation
+from hetpipe.values.run import RatioSums, StageEmulation, StageEvaluation
 from tests.server.coordinator.builders import JOB_ID, agent_info, job, model, shard_member, submission
 
 AGENTS = (agent_info("n0", devices=3), agent_info("n1", devices=3))
@@ -293,6 +293,26 @@ class TestEvaluations:
         whole = evaluations.add(Vw(1), part(4, 2, 4.0))
         assert whole is not None
         assert (whole.clock, whole.samples) == (4, 4)
+
+    def test_means_are_over_weights_and_ratios_of_sums(self) -> None:
+        evaluations = Evaluations(4)
+        first = RatioSums((1.0, 3.0), (2.0, 4.0))
+        second = RatioSums((1.0, 0.0), (2.0, 1.0))
+        evaluations.add(Vw(0), replace(part(4, 2, 6.0), weight=3, ratios={"f1": first}))
+        whole = evaluations.add(Vw(1), replace(part(4, 2, 2.0), weight=1, ratios={"f1": second}))
+        assert whole is not None
+        assert whole.values == {"f1": (2 / 4 + 3 / 5) / 2, "loss": 2.0}
+        assert list(whole.values) == ["f1", "loss"]
+
+    def test_where_nothing_counts_there_is_no_mean(self) -> None:
+        whole = Evaluations(2).add(Vw(0), replace(part(4, 2, 0.0), weight=0))
+        assert whole is not None
+        assert math.isnan(whole.values["loss"])
+
+    def test_ratios_of_unequal_parts_do_not_end_the_coordinator(self) -> None:
+        assert (RatioSums((1.0,), (2.0,)) + RatioSums((1.0, 1.0), (2.0, 4.0))).value == (0.5 + 0.25) / 2
+        assert math.isnan(RatioSums((1.0,), ()).value)
+        assert RatioSums((1e9,), (1.0,), exponential=True).value == math.inf
 
     def test_parts_are_added_in_index_order(self) -> None:
         forth, back = Evaluations(3), Evaluations(3)

@@ -35,6 +35,7 @@ def training(folder: Path) -> Cluster:
     for vw, stage in STAGES:
         key = next(key for key in cluster.stages(f"n{vw}", JOB_ID) if (key.vw, key.stage) == (vw, stage))
         report = progress(samples=40, clock=5, loss=0.5, waiting_seconds=1.0, weight_bytes=300, activation_bytes=20)
+        report = replace(report, losses={"main": 0.4, "aux": 0.2})
         cluster.tell(f"n{vw}", StageNews(key, report))
     told = replace(clocks(6, 4, samples=80, minibatches=20), term=Term(3))
     cluster.beat("ps0", clocks={JOB_ID: told})
@@ -72,6 +73,7 @@ def test_a_running_job(tmp_path: Path) -> None:
     assert [found["vw_clock", JOB_ID, vw] for vw in (0, 1)] == [6, 4]
     assert [found["vw_clock_distance", JOB_ID, vw] for vw in (0, 1)] == [2, 0]
     assert found["vw_loss", JOB_ID, 0] == 0.5
+    assert (found["vw_loss_by_name", JOB_ID, 0, "main"], found["vw_loss_by_name", JOB_ID, 0, "aux"]) == (0.4, 0.2)
     assert found["vw_memory_bytes", JOB_ID, 1] == 640
     assert 0.0 < found["vw_waiting_ratio", JOB_ID, 0] < 1.0
     assert found["job_running_seconds", JOB_ID] > 0.0

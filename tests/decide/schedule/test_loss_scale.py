@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetpipe.decide.schedule import loss_scale
+from hetpipe.decide.schedule.loss_scale import LossScale, LossScales
 from hetpipe.values.precision import LARGEST_SCALE_EXPONENT
-from hetpipe.weights import loss_scale
-from hetpipe.weights.loss_scale import LossScale, LossScales
 
 
 @settings(deadline=None)  # the first optimizer imports torch's compiler
