@@ -264,6 +264,7 @@ def run_stage(
         weights=weights,
         has_shards=setting.has_shards,
         clipping=None,
+        scales=None,
         replicas=None,
         pool=pool,
         order=order_for(setting.weights, setting.schedule),
