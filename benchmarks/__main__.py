@@ -57,7 +57,9 @@ def _wire() -> Mapping[str, Any]:
         for raw, sockets in ((one, 1), (found, streams)):
             ratios[f"{streams} streams / {sockets} raw sockets"] = wire.ratios(found, raw)
     _say("    relative to raw sockets", ratios)
-    return ratios
+    minimal = {f"{n} streams / minimal program": wire.of_minimal(found) for n, found in ((1, one), (4, four))}
+    _say("    over shared memory, relative to a minimal program of the same passes", minimal)
+    return {**ratios, **minimal}
 
 
 def _protocol() -> Mapping[str, Any]:
