@@ -57,9 +57,7 @@ def _wire() -> Mapping[str, Any]:
         for raw, sockets in ((one, 1), (found, streams)):
             ratios[f"{streams} streams / {sockets} raw sockets"] = wire.ratios(found, raw)
     _say("    relative to raw sockets", ratios)
-    minimal = {f"{n} streams / minimal program": wire.of_minimal(found) for n, found in ((1, one), (4, four))}
-    _say("    over shared memory, relative to a minimal program of the same passes", minimal)
-    return {**ratios, **minimal}
+    return ratios
 
 
 def _protocol() -> Mapping[str, Any]:
@@ -87,6 +85,7 @@ def _allocation() -> Mapping[str, Any]:
     for name, profile in allocation.profiles().items():
         found = allocation.measure(profile)
         _say(f"(f) `auto`, {name}, four times the cluster each time", found)
+        _say(f"(f) NP, {name}, waves of one N and in proportion", allocation.waves(profile))
         ratios[name] = {size: {of: figures[of] for of in compared} for size, figures in found.items()}
     return ratios
 
