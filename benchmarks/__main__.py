@@ -17,6 +17,7 @@ import typer
 from benchmarks import (
     allocation,
     data,
+    host_memory,
     link,
     models,
     pipeline,
@@ -88,6 +89,7 @@ def _allocation() -> Mapping[str, Any]:
     for name, profile in allocation.profiles().items():
         found = allocation.measure(profile)
         _say(f"(f) `auto`, {name}, four times the cluster each time", found)
+        _say(f"(f) NP, {name}, waves of one N and in proportion", allocation.waves(profile))
         ratios[name] = {size: {of: figures[of] for of in compared} for size, figures in found.items()}
     return ratios
 
@@ -152,10 +154,19 @@ def _models() -> Mapping[str, Any]:
 
 def _data() -> Mapping[str, Any]:
     rates = data.measure(ROUNDS)
-    _say("(n) slow data, samples per second", {name: round(statistics.median(r), 1) for name, r in rates.items()})
+    _say("(o) slow data, samples per second", {name: round(statistics.median(r), 1) for name, r in rates.items()})
     each = [round(ratio, 3) for ratio in data.ratios(rates)]
     _say("    hetpipe / plain DataLoader loop, each round", each)
     return {"hetpipe / plain DataLoader loop": statistics.median(each)}
+
+
+def _host_memory() -> Mapping[str, Any]:
+    ratios = {}
+    for case in host_memory.CASES:
+        figures = host_memory.measure(case)
+        _say(f"(n) host memory of a node, {case.name}", figures)
+        ratios[case.name] = {name: figures[name] for name in figures if name.startswith("predicted / measured")}
+    return ratios
 
 
 #: Each measures, prints, and returns its ratios, nested by name; none where its figures are seconds alone.
@@ -173,6 +184,7 @@ PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "start": _start,
     "models": _models,
     "data": _data,
+    "host-memory": _host_memory,
 }
 
 

@@ -145,6 +145,30 @@ class RunForecast(Section):
     """Simulated time, from the first forward of each segment to the publish that ends it, summed over the segments."""
 
 
+class PlannedProcess(Section):
+    """A process, or two that belong together."""
+
+    name: str
+    """What it is, for people: `stage 0 of virtual worker 1`, `parameter server 0`, `coordinator`, …"""
+    bytes: Bytes
+    """Peak of its host memory while the model is trained, with memory that it shares counted in parts (PSS)."""
+
+
+class PlannedNode(Section):
+    """Host memory of a node. That of CPU devices is part of it, that of others is not."""
+
+    node: str
+    """Its name."""
+    peak_bytes: Bytes
+    """The larger of the next two."""
+    training_bytes: Bytes
+    """The sum over the processes of the run."""
+    inspection_bytes: Bytes
+    """While the model is inspected there, before the stages are started; on one node of the cluster."""
+    processes: tuple[PlannedProcess, ...]
+    """The parts of `training_bytes`."""
+
+
 class PlannedLink(Section):
     """A link used for the plan, with the source of its figures."""
 
@@ -171,6 +195,10 @@ class Alternative(Section):
     """Why it was not chosen."""
 
 
+def _wave_branch(value: object) -> str:
+    return "<list>" if isinstance(value, tuple | list) else "<number>"
+
+
 class PlanDocument(Document):
     """A complete plan. Fields that a person may omit have a default; plans written by a planner are complete."""
 
@@ -194,8 +222,11 @@ class PlanDocument(Document):
     """Whether weights are pulled for `every_wave`, or only where D has `required` it."""
     virtual_workers: tuple[PlannedWorker, ...]
     """All pipelines."""
-    minibatches_per_wave: Positive
-    """N."""
+    minibatches_per_wave: Annotated[
+        Annotated[Positive, Tag("<number>")] | Annotated[tuple[Positive, ...], Tag("<list>")],
+        Discriminator(_wave_branch),
+    ]
+    """N, or N_v of each virtual worker."""
     max_minibatches_per_wave: tuple[Index, ...]
     """The largest feasible N of each virtual worker, the paper's Max_m; searched up to 1024."""
     searched_minibatches_per_wave: Positive | None = None
@@ -220,6 +251,8 @@ class PlanDocument(Document):
     """Prediction for the steady state."""
     run: RunForecast | None = None
     """Prediction for the run it was made for; null: no particular run, or one of unknown length."""
+    host_memory: tuple[PlannedNode, ...] = ()
+    """Host memory of the nodes that compute or hold shards, at its peak; informational. Empty: not predicted."""
     links: tuple[PlannedLink, ...] = ()
     """The links among nodes that compute or hold shards, with the sources of their figures; informational. Empty:
     unknown.
@@ -230,6 +263,12 @@ class PlanDocument(Document):
     """Why each stage ends where it does; of virtual workers that are alike, for the first. For people."""
     forbidden: tuple[ForbiddenCut, ...] = ()
     """Where the model cannot be cut, and why; for people."""
+
+    @property
+    def waves(self) -> tuple[int, ...]:
+        """N_v of each virtual worker."""
+        given = self.minibatches_per_wave
+        return (given,) * len(self.virtual_workers) if isinstance(given, int) else given
 
     @classmethod
     def contradictions(cls, value: Mapping[str, Any]) -> Iterator[Problem]:
@@ -243,6 +282,13 @@ class PlanDocument(Document):
         if isinstance(limits, tuple) and workers and len(limits) != len(workers):
             yield Problem(
                 ("max_minibatches_per_wave",), f"has {len(limits)} entries for {len(workers)} virtual workers"
+            )
+        waves = value.get("minibatches_per_wave")
+        if isinstance(waves, tuple) and workers and len(waves) != len(workers):
+            yield Problem(
+                ("minibatches_per_wave",),
+                f"has {len(waves)} numbers for {len(workers)} virtual workers; give one for each, or one number for "
+                "all",
             )
         if value.get("has_shards") is False:
             yield from _without_shards(value, len(workers))
