@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from hetpipe.checkpoint.format import SCALARS, CheckpointReader, OptimizerState, copy_exactly, save_part
-from hetpipe.checkpoint.layout import NUM_KEEPERS, STATE_NAMES, PartLabel, optimizer_source
+from hetpipe.checkpoint.layout import LOSS_SCALE, NUM_KEEPERS, STATE_NAMES, PartLabel, optimizer_source
 from hetpipe.checkpoint.locations import Checkpoint, opened
 from hetpipe.checkpoint.manifest import Manifest, verify_file
 from hetpipe.checkpoint.store import CheckpointStore
@@ -229,7 +229,7 @@ class RestoreTargets:
     buffers: Sequence[tuple[str, Tensor]]
     """Including parameters that are not trained."""
     load_optimizer: Callable[[Mapping[str, Mapping[str, Any]]], None]
-    """Restores the state of all parameters in `weights`."""
+    """Restores the state of all parameters in `weights`, and that of the loss scale under `LOSS_SCALE`."""
 
 
 def restore(config: StageConfig, targets: RestoreTargets, sync: SyncTraits, *, storage: str | None = None) -> Clock:
@@ -292,7 +292,7 @@ def _optimizer_state(
     checkpoint: Checkpoint, manifest: Manifest, source: VirtualWorkerIndex, targets: RestoreTargets
 ) -> dict[str, dict[str, Any]]:
     own = _reader(checkpoint, manifest, manifest.files_of(source))
-    return own.optimizer_state(name for name, _ in targets.weights)
+    return own.optimizer_state([*(name for name, _ in targets.weights), LOSS_SCALE])
 
 
 def _reader(checkpoint: Checkpoint, manifest: Manifest, files: Sequence[CheckpointFile]) -> CheckpointReader:

@@ -98,6 +98,7 @@ RESULT: dict[str, Any] = {
         ],
     },
     "deaths": {"0": 0, "1": 0},
+    "skipped_updates": {"0": 0, "1": 0},
     "rewinds": 0,
     "conditions": [],
     "proof": None,
