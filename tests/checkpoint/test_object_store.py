@@ -253,8 +253,14 @@ def test_a_store_that_refuses_raises_the_condition_and_the_next_checkpoint_clear
         if name == "list":
             cleared_by_deletions.append(world.conditions.told()[0].cleared is not None)
 
+    world.begin(4)
+    files = world.write(4)
+    for file in files:
+        world.store.deliver(Clock(4), file)
+    world.settle()
     world.files.fault = look
-    world.save(4)
+    world.report(4, files)
+    world.settle()
     assert cleared_by_deletions
     assert all(cleared_by_deletions), "a run may end while older checkpoints are being deleted"
 

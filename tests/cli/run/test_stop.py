@@ -55,7 +55,7 @@ def test_or_not_waited_for() -> None:
 
 
 def test_the_way_on_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stop, "has_checkpoint_at", lambda place: place == "runs/a")
+    monkeypatch.setattr(stop, "has_checkpoint_at", lambda place: place == str(Path("runs/a").absolute()))
     result = invoke(Scripted([RUNNING, STOPPED]), *CLUSTER, "--json")
 
     assert json.loads(result.stdout.splitlines()[-1]) == {
