@@ -31,6 +31,7 @@ from hetpipe.model.user_errors import place_of, raised_text
 from hetpipe.pipeline.allowed_modules import check_attribute, check_module
 from hetpipe.pipeline.metrics import IGNORED, Ratio
 from hetpipe.pipeline.seeds import dataset_seed, preserved_generators, sampler_seed, seed_generators
+from hetpipe.pipeline.torchvision_operators import prepare_import
 from hetpipe.values.bounds import MAX_COUNT
 from hetpipe.values.run import MAX_RATIO_ENTRIES, RatioSums
 from hetpipe.values.suggest import closest, did_you_mean
@@ -124,6 +125,7 @@ def _import(name: str, folder: Path, key: str) -> Any:
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     _refuse_namesake(name.partition(".")[0], folder, key)
+    prepare_import()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
