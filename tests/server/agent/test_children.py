@@ -327,6 +327,7 @@ class TestInspections:
 
     def test_a_killed_inspection_leaves_no_half_of_a_model(self, bench: Bench) -> None:
         unfinished = bench.run_dir / f"{MODEL_FILE}.tmp"
+        unfinished.parent.mkdir()
         unfinished.write_text("half")
         bench.inspect("dies")
         assert not unfinished.exists()
