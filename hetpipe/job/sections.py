@@ -457,6 +457,10 @@ class ParameterServersSection(Section):
     in the paper; `ed_local` puts each layer on the node that computes it, for `stages: auto` where virtual workers
     agree on that node.
     """
+    transport: Literal["auto", "grpc"] = "auto"
+    """How pushes and pulls move: `auto` through shared memory between processes of one host and user, else gRPC; `grpc`
+    always.
+    """
 
 
 class DeviceEmulation(Section):
