@@ -12,8 +12,7 @@ from hetpipe.roots import Root, Roots
 from hetpipe.server.coordinator.job_hosts import discard_model
 from hetpipe.values.events import JobState, StopMode
 from hetpipe.values.rewinds import MODEL_FILE, rewind_folder
-from tests.server.coordinator.builders import agent_info, job, submission
-from tests.server.coordinator.fakes import JOB_ID
+from tests.server.coordinator.builders import JOB_ID, agent_info, job, submission
 from tests.server.coordinator.test_going_back import Loss
 
 
