@@ -88,6 +88,7 @@ def _allocation() -> Mapping[str, Any]:
     for name, profile in allocation.profiles().items():
         found = allocation.measure(profile)
         _say(f"(f) `auto`, {name}, four times the cluster each time", found)
+        _say(f"(f) NP, {name}, waves of one N and in proportion", allocation.waves(profile))
         ratios[name] = {size: {of: figures[of] for of in compared} for size, figures in found.items()}
     return ratios
 

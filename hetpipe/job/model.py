@@ -302,9 +302,10 @@ class Job(Section):
         Raises:
             JobError: it is not planned yet.
         """
-        if self.sync.minibatches_per_wave == "auto":
-            raise JobError("sync.minibatches_per_wave: is `auto`, so it is unknown before the run is planned")
-        return self.sync.minibatches_per_wave
+        given = self.sync.minibatches_per_wave
+        if isinstance(given, str):
+            raise JobError(f"sync.minibatches_per_wave: is `{given}`, so it is unknown before the run is planned")
+        return given
 
     def minibatches_of(self, vw: VirtualWorkerIndex) -> int:
         """N_v of virtual worker `vw`, which the job has.
