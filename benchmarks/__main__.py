@@ -16,6 +16,7 @@ import typer
 
 from benchmarks import (
     allocation,
+    data,
     host_memory,
     link,
     models,
@@ -151,6 +152,14 @@ def _models() -> Mapping[str, Any]:
     return ratios
 
 
+def _data() -> Mapping[str, Any]:
+    rates = data.measure(ROUNDS)
+    _say("(o) slow data, samples per second", {name: round(statistics.median(r), 1) for name, r in rates.items()})
+    each = [round(ratio, 3) for ratio in data.ratios(rates)]
+    _say("    hetpipe / plain DataLoader loop, each round", each)
+    return {"hetpipe / plain DataLoader loop": statistics.median(each)}
+
+
 def _host_memory() -> Mapping[str, Any]:
     ratios = {}
     for case in host_memory.CASES:
@@ -174,6 +183,7 @@ PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "recovery-shard": _recovery_shard,
     "start": _start,
     "models": _models,
+    "data": _data,
     "host-memory": _host_memory,
 }
 

@@ -229,6 +229,18 @@ def _weights_of_the_cast(weights: WeightPolicy, precision: Precision) -> Iterato
         )
 
 
+def _verdict_in_time(weights: WeightPolicy, precision: Precision) -> Iterator[Problem]:
+    """Whether a gradient of any stage overflowed travels as the norm over all stages does."""
+    policy = POLICIES[weights]
+    if precision == "fp16" and policy.predicts is None and not policy.clips_globally:
+        others = join_names(policies_where(lambda policy: policy.clips_globally))
+        yield Problem(
+            ("precision",),
+            f"is fp16, but under {weights} every step would wait until all stages know whether a gradient overflowed, "
+            f"one minibatch at a time; use bf16, or weights: {others}",
+        )
+
+
 def _precision_of_the_profile(precision: Precision, cluster: ClusterSection) -> Iterator[Problem]:
     if cluster.profile is not None and cluster.profile.precision != precision:
         yield Problem(
@@ -295,6 +307,7 @@ _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
     _whole_accumulations,
     _norm_in_time,
     _weights_of_the_cast,
+    _verdict_in_time,
     _precision_of_the_profile,
     _something_predicted,
     _something_on_the_shards,

@@ -384,6 +384,14 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
             "the forward's, cast to bfloat16; use fp32, or weights: wave, stash, vertical, double_buffer or flush"
         ),
     ),
+    (
+        {"weights": "stash", "precision": "fp16"},
+        (
+            "precision: is fp16, but under stash every step would wait until all stages know whether a gradient "
+            "overflowed, one minibatch at a time; use bf16, or weights: wave, vertical, double_buffer or flush"
+        ),
+    ),
+    ({"weights": "predict", "precision": "fp16"}, "precision: is fp16, but under predict a backward reads other"),
     ({"weights": "spectrain", "precision": "bf16"}, "precision: is bf16, but under spectrain a backward reads other"),
     # Prediction.
     (
