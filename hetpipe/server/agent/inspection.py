@@ -32,7 +32,7 @@ from hetpipe.pipeline.chain import Layer, Values, device_of, forbidden_in, run_l
 from hetpipe.pipeline.cut_proof import prove_cut_model
 from hetpipe.pipeline.data import Batch, read_evaluation_minibatch, read_minibatch
 from hetpipe.pipeline.layering import why_one_layer
-from hetpipe.pipeline.model_file import MODEL_FILE, prove_construction, write_model_file
+from hetpipe.pipeline.model_file import prove_construction, write_model_file
 from hetpipe.pipeline.model_work import model_work
 from hetpipe.pipeline.precision import autocast
 from hetpipe.pipeline.proof import PROVEN_SAMPLES, Proof, UncutFailure, prove_data, prove_model
@@ -45,6 +45,7 @@ from hetpipe.values.measurement import CPU_TYPE, ProfileStep
 from hetpipe.values.plan import LayerReport, ModelReport, ModelWork, ProofReport
 from hetpipe.values.policies import POLICIES, policies_where
 from hetpipe.values.precision import AUTOCAST_DTYPES, Precision
+from hetpipe.values.rewinds import MODEL_FILE
 from hetpipe.values.suggest import join_names
 
 #: The comparisons of a proof, in order, as reports name them.

@@ -48,7 +48,6 @@ from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled, layout_of
 from hetpipe.pipeline.layering import layers_of, on_output, says_its_layers
 from hetpipe.pipeline.model_file import (
-    MODEL_FILE,
     ModelFile,
     ModelFileUnusable,
     construct,
@@ -63,7 +62,7 @@ from hetpipe.server.parent_death import die_with_parent
 from hetpipe.server.shard.client import ShardClient
 from hetpipe.values.policies import POLICIES
 from hetpipe.values.requests import Requester
-from hetpipe.values.rewinds import first_folder
+from hetpipe.values.rewinds import MODEL_FILE, first_folder
 from hetpipe.values.run import StageConfig, StageReport
 from hetpipe.weights.anchored import AnchoredWeights
 from hetpipe.weights.direct import DirectWeights
