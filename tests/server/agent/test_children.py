@@ -213,7 +213,6 @@ class TestStages:
         assert isinstance(gone, ChildExit)
         assert "No such file" in bench.inspect("ok").problems[0]
 
-
     @pytest.mark.parametrize(
         ("storage", "told"),
         [
