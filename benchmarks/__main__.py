@@ -16,6 +16,7 @@ import typer
 
 from benchmarks import (
     allocation,
+    host_memory,
     link,
     models,
     pipeline,
@@ -57,7 +58,9 @@ def _wire() -> Mapping[str, Any]:
         for raw, sockets in ((one, 1), (found, streams)):
             ratios[f"{streams} streams / {sockets} raw sockets"] = wire.ratios(found, raw)
     _say("    relative to raw sockets", ratios)
-    return ratios
+    minimal = {f"{n} streams / minimal program": wire.of_minimal(found) for n, found in ((1, one), (4, four))}
+    _say("    over shared memory, relative to a minimal program of the same passes", minimal)
+    return {**ratios, **minimal}
 
 
 def _protocol() -> Mapping[str, Any]:
@@ -147,6 +150,15 @@ def _models() -> Mapping[str, Any]:
     return ratios
 
 
+def _host_memory() -> Mapping[str, Any]:
+    ratios = {}
+    for case in host_memory.CASES:
+        figures = host_memory.measure(case)
+        _say(f"(n) host memory of a node, {case.name}", figures)
+        ratios[case.name] = {name: figures[name] for name in figures if name.startswith("predicted / measured")}
+    return ratios
+
+
 #: Each measures, prints, and returns its ratios, nested by name; none where its figures are seconds alone.
 PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "pipeline": _pipeline,
@@ -161,6 +173,7 @@ PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "recovery-shard": _recovery_shard,
     "start": _start,
     "models": _models,
+    "host-memory": _host_memory,
 }
 
 

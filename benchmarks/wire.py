@@ -13,7 +13,7 @@ import socket
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 import grpc
 import torch
 
+from benchmarks.minimal import Minimal
 from benchmarks.sizes import sized
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.decide.sync.segment import first_progress
@@ -44,6 +45,7 @@ from hetpipe.values.shard_config import ShardConfig
 from hetpipe.values.sync import DataSpec, Membership, SyncSpec
 from hetpipe.weights.allocator import keep_freed_memory
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
+from hetpipe.wire.call import Calls
 from hetpipe.wire.calls import (
     CONFIGURE,
     FOLLOW_LOG,
@@ -58,12 +60,15 @@ from hetpipe.wire.calls import (
     ReportStagedRequest,
 )
 from hetpipe.wire.channel import as_is, open_channel
+from hetpipe.wire.segment_client import SharedMemoryCalls
 from hetpipe.wire.server import Server, ServerConfig
 from hetpipe.wire.shard_client import connect_shard
 
 TOTAL_BYTES = sized(256, 8) * 1024 * 1024
 DISCARD = "benchmarks.Discard"
 SOCKET_READ_BYTES = 4 * 1024 * 1024
+#: Over what: the ends of the names of figures.
+GRPC, MEMORY = "", ", shared memory"
 #: Waves that the emulated virtual workers may commit; more than any run needs.
 _PLENTY = 1_000_000
 
@@ -149,7 +154,10 @@ class Bench:
             connection.sendall(lane_bytes.to_bytes(8, "little"))
         self._configure(address)
         self._lanes = [self._lane(index, lane_bytes) for index in range(num_streams)]
-        self._shards = [connect_shard(address, ShardIndex(0)) for _ in range(num_streams)]
+        grpc_only = [connect_shard(address, ShardIndex(0)) for _ in range(num_streams)]
+        shared = [SharedMemoryCalls(connect_shard(address, ShardIndex(0)), lane.requester) for lane in self._lanes]
+        self._shards: dict[str, Sequence[Calls]] = {GRPC: grpc_only, MEMORY: shared}
+        self._minimal = [Minimal(lane_bytes) for _ in range(num_streams)]
         channels = [open_channel(address) for _ in range(num_streams)]
         self._discards = [channel.stream_unary(f"/{DISCARD}/Push", as_is, as_is) for channel in channels]
         self._wave = 0
@@ -192,7 +200,7 @@ class Bench:
         return Lane(requester, headers, RunMap(headers, [0]), buffer)
 
     def _start(self) -> None:
-        for shard, lane in zip(self._shards, self._lanes, strict=True):
+        for shard, lane in zip(self._shards[GRPC], self._lanes, strict=True):
             shard.upload(PUSH, PushHeader(lane.requester, None, lane.headers), chunks(lane.buffer, lane.runs))
             self._clock.invoke(JOIN, JoinRequest(lane.requester, ""))
             self._clock.invoke(REPORT_INITIALIZED, ReportInitializedRequest(lane.requester))
@@ -212,6 +220,8 @@ class Bench:
         self._shard_process.join(5)
         for process in (self._shard_process, self._raw_process):
             process.kill()
+        for minimal in self._minimal:
+            minimal.close()
 
     # -- what is timed -------------------------------------------------------------------------------------------------
 
@@ -248,8 +258,8 @@ class Bench:
 
         return self._side_by_side(work)
 
-    def push(self) -> dict[str, float]:
-        """A whole wave: staged on the shard, then committed and applied until the clock is published."""
+    def push(self, over: str) -> dict[str, float]:
+        """A whole wave over gRPC or memory: staged, then committed and applied until the clock is published."""
         for lane in self._lanes:
             lane.buffer.views[next(iter(lane.buffer.views))].fill_(1e-3)
         started = SYSTEM_CLOCK.monotonic()
@@ -257,7 +267,7 @@ class Bench:
         def work(index: int) -> None:
             lane = self._lanes[index]
             header = PushHeader(lane.requester, Wave(self._wave), lane.headers)
-            self._shards[index].upload(PUSH, header, chunks(lane.buffer, lane.runs))
+            self._shards[over][index].upload(PUSH, header, chunks(lane.buffer, lane.runs))
 
         staged = self._side_by_side(work)
         for lane in self._lanes:
@@ -266,17 +276,24 @@ class Bench:
         self._wave += 1
         self._wait_for(self._wave)
         whole = SYSTEM_CLOCK.monotonic() - started
-        return {"push: staged and checked": staged, "push: whole": whole}
+        return {f"push: staged and checked{over}": staged, f"push: whole{over}": whole}
 
-    def pull(self) -> float:
+    def minimal_push(self) -> float:
+        """The same passes over the bytes in a program that does nothing else."""
+        return self._side_by_side(lambda index: self._minimal[index].push(self._lanes[index].buffer))
+
+    def minimal_pull(self) -> float:
+        """Likewise."""
+        return self._side_by_side(lambda index: self._minimal[index].pull(self._lanes[index].buffer))
+
+    def pull(self, over: str) -> float:
         """The newest published weights."""
 
         def work(index: int) -> None:
             lane = self._lanes[index]
             receiver = ChunkReceiver(lane.buffer, lane.runs)
-            for chunk in self._shards[index].download(
-                PULL, PullHeader(lane.requester, Clock(self._wave), lane.headers)
-            ):
+            header = PullHeader(lane.requester, Clock(self._wave), lane.headers)
+            for chunk in self._shards[over][index].download(PULL, header):
                 receiver.write(chunk)
             receiver.finish()
 
@@ -289,8 +306,10 @@ def measure(rounds: int, num_streams: int) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {}
     try:
         for number in range(rounds + 1):
-            found = {"raw push": bench.raw_push(), "transport": bench.transport(), **bench.push()}
-            found |= {"raw pull": bench.raw_pull(), "pull": bench.pull()}
+            found = {"raw push": bench.raw_push(), "transport": bench.transport(), **bench.push(GRPC)}
+            found |= {**bench.push(MEMORY), "minimal push": bench.minimal_push()}
+            found |= {"raw pull": bench.raw_pull(), "pull": bench.pull(GRPC)}
+            found |= {f"pull{MEMORY}": bench.pull(MEMORY), "minimal pull": bench.minimal_pull()}
             if number:
                 for name, value in found.items():
                     seconds.setdefault(name, []).append(value)
@@ -310,6 +329,20 @@ def ratios(seconds: dict[str, list[float]], raw: dict[str, list[float]]) -> dict
         "staged": relative("push: staged and checked", "raw push"),
         "whole push": relative("push: whole", "raw push"),
         "pull": relative("pull", "raw pull"),
+        f"whole push{MEMORY}": relative(f"push: whole{MEMORY}", "raw push"),
+        f"pull{MEMORY}": relative(f"pull{MEMORY}", "raw pull"),
+    }
+
+
+def of_minimal(seconds: dict[str, list[float]]) -> dict[str, float]:
+    """Speed over shared memory relative to the minimal program: medians of round-by-round ratios."""
+
+    def relative(name: str, minimal: str) -> float:
+        return round(statistics.median(b / a for a, b in zip(seconds[name], seconds[minimal], strict=True)), 3)
+
+    return {
+        f"whole push{MEMORY}": relative(f"push: whole{MEMORY}", "minimal push"),
+        f"pull{MEMORY}": relative(f"pull{MEMORY}", "minimal pull"),
     }
 
 
@@ -319,4 +352,5 @@ if __name__ == "__main__":
     for streams, found in ((1, one), (4, four)):
         rates = {name: round(TOTAL_BYTES / statistics.median(v) / 1e9, 2) for name, v in found.items()}
         against = {"one raw socket": ratios(found, one), f"{streams} raw sockets": ratios(found, found)}
+        against["the minimal program"] = of_minimal(found)
         sys.stdout.write(json.dumps({"streams": streams, "GB/s": rates, "relative to": against}, indent=1) + "\n")

@@ -13,7 +13,7 @@ from torch import Tensor
 from hetpipe.decide.sync.division import Block
 from hetpipe.decide.sync.segment import first_progress, planned_segments
 from hetpipe.job.file import Job, load_job
-from hetpipe.pipeline.callables import build_train_data
+from hetpipe.pipeline.callables import MapDataset, build_train_data, epoch_order
 from hetpipe.pipeline.data import read_minibatch
 from hetpipe.pipeline.seeds import preserved_generators
 from hetpipe.report.view import CallbackView, LineView, SilentView, View
@@ -110,12 +110,12 @@ def minibatch(
     checked = load_job(job)
     with preserved_generators():
         dataset = build_train_data(checked, Path.cwd())
-        block = _block(checked, len(dataset), vw, p) if indices is None else tuple(indices)
+        block = _block(checked, dataset, vw, p) if indices is None else tuple(indices)
         batch = read_minibatch(dataset, block, seed=checked.seed, vw=VirtualWorkerIndex(vw), p=Minibatch(p))
     return (batch.inputs[0] if len(batch.inputs) == 1 else batch.inputs), batch.target
 
 
-def _block(job: Job, num_samples: int, vw: int, p: int) -> Block:
+def _block(job: Job, dataset: MapDataset, vw: int, p: int) -> Block:
     """The sample indices of a minibatch."""
     count = job.num_workers
     if not 0 <= vw < count:
@@ -123,13 +123,14 @@ def _block(job: Job, num_samples: int, vw: int, p: int) -> Block:
     if p < 1:
         raise LookupError(f"there is no minibatch {p}; minibatches are numbered from 1")
     per_wave = {VirtualWorkerIndex(index): job.minibatches_of(VirtualWorkerIndex(index)) for index in range(count)}
-    data, n = job.data_spec(num_samples), per_wave[VirtualWorkerIndex(vw)]
+    data, n = job.data_spec(len(dataset)), per_wave[VirtualWorkerIndex(vw)]
     last = 0
     for segment, blocks in planned_segments(
         first_progress(data),
         data,
         per_wave=per_wave,
         checkpoint_every_waves=job.checkpoint.every_waves,
+        order_of=epoch_order(job, Path.cwd(), dataset) or (lambda _: None),
     ):
         dealt = blocks[VirtualWorkerIndex(vw)]
         first = segment.start * n + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -336,3 +336,20 @@ class WholeMinibatches(nn.Module):
 
 def whole_minibatches() -> nn.Module:
     return nn.Sequential(WholeMinibatches(), nn.Linear(5, 3))
+
+
+def by_first_input(data: TensorDataset, epoch: int) -> Iterator[int]:
+    """Length bucketing in small: random buckets, each sorted by the first input; another direction each epoch."""
+    indices = torch.randperm(len(data)).tolist()
+    for start in range(0, len(indices), 16):
+        bucket = indices[start : start + 16]
+        yield from sorted(bucket, key=lambda index: float(data[index][0][0]), reverse=epoch % 2 == 1)
+
+
+_UNSEEDED = np.random.default_rng(1)
+
+
+def never_alike(data: TensorDataset) -> list[int]:
+    """An order from a generator that no one seeds."""
+    found: list[int] = _UNSEEDED.permutation(len(data)).tolist()
+    return found

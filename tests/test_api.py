@@ -41,6 +41,11 @@ def test_an_epoch_deals_every_sample_once() -> None:
     assert [len(block) for block in dealt[1]] == [4] * 5 + [2]
 
 
+def test_a_job_with_an_order_of_its_own_is_dealt_in_it() -> None:
+    job = small_job(epochs=1, data={"train": "tests.models:data32", "shuffle": False})
+    assert [rows_of(*hetpipe.minibatch(job, vw, 1)) for vw in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
 def test_epochs_are_dealt_anew() -> None:
     job = small_job(epochs=2)
     first, second = (rows_of(*hetpipe.minibatch(job, 0, p)) for p in (1, 7))

@@ -192,6 +192,13 @@ class DataSection(Section):
     """
     eval: Call | None = Field(default=None, examples=["model:eval_data"])
     """Evaluation data, used at the end of each epoch, and within epochs if `evaluate` is set; None: no evaluation."""
+    shuffle: bool = True
+    """Whether the samples of an epoch are dealt in a random order; false: in the order of their indices."""
+    sampler: Call | None = Field(default=None, examples=["model:by_length"])
+    """Instead of `shuffle`, the order of the samples: called with the data set (and the number of the `epoch`, from 0,
+    if it has a parameter of that name) once per epoch, under a seed of (seed, epoch); returns or yields the index of
+    every sample once. Arguments of `{call: module:callable, args: {…}}` are passed beside the data set.
+    """
     collate_fn: Call | None = Field(default=None, examples=["model:pad"])
     """Takes the list of a minibatch's samples, which may then be anything, and returns the minibatch: a pair (inputs,
     target), or a mapping of the model's arguments. With arguments, `{call: module:callable, args: {…}}` is called once
@@ -207,6 +214,18 @@ class DataSection(Section):
     """Whether minibatches are put into page-locked memory, from which copies to a CUDA device are faster; without such
     a device it has no effect.
     """
+
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether samples are dealt in a random order, rather than in one that the job states."""
+        return self.shuffle and self.sampler is None
+
+    @field_validator("sampler")
+    @classmethod
+    def _one_order(cls, sampler: str | CallSpec | None, info: ValidationInfo) -> object:
+        if sampler is not None and info.data.get("shuffle") is False:
+            raise ValueError("is given beside `shuffle: false`, and both state the order of the samples; remove one")
+        return sampler
 
     @field_validator("prefetch_factor")
     @classmethod
@@ -437,6 +456,10 @@ class ParameterServersSection(Section):
     many bytes to every shard and slices large parameters where necessary; `round_robin` deals whole layers in turn, as
     in the paper; `ed_local` puts each layer on the node that computes it, for `stages: auto` where virtual workers
     agree on that node.
+    """
+    transport: Literal["auto", "grpc"] = "auto"
+    """How pushes and pulls move: `auto` through shared memory between processes of one host and user, else gRPC; `grpc`
+    always.
     """
 
 

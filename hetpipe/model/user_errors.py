@@ -55,11 +55,22 @@ def place_of_function(function: Callable[..., Any]) -> str:
 
 
 def raised_text(error: BaseException) -> str:
-    """An exception of user code and its place: `ValueError: no image (data.py line 12)`."""
+    """An exception of user code, its place, and its root cause: `ValueError: no image (data.py line 12)`.
+
+    The root cause is the last of `raise … from …`: packages with lazy imports, like transformers, raise one that says
+    only which of their names could not be imported.
+    """
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} ({error.filename} line {error.lineno})"
-    text = str(error)
-    return f"{type(error).__name__}{': ' if text else ''}{text}{place_of(error)}"
+    root = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    cause = f", caused by {_type_and_text(root)}" if root is not error else ""
+    return f"{_type_and_text(error)}{place_of(error)}{cause}"
+
+
+def _type_and_text(error: BaseException) -> str:
+    return f"{type(error).__name__}{': ' if str(error) else ''}{error}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import importlib
 import importlib.machinery
 import inspect
+import operator
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, cast
@@ -28,7 +30,8 @@ from hetpipe.job.sections import CallSpec
 from hetpipe.model.user_errors import place_of, raised_text
 from hetpipe.pipeline.allowed_modules import check_attribute, check_module
 from hetpipe.pipeline.metrics import IGNORED, Ratio
-from hetpipe.pipeline.seeds import dataset_seed, seed_generators
+from hetpipe.pipeline.seeds import dataset_seed, preserved_generators, sampler_seed, seed_generators
+from hetpipe.pipeline.torchvision_operators import prepare_import
 from hetpipe.values.bounds import MAX_COUNT
 from hetpipe.values.run import MAX_RATIO_ENTRIES, RatioSums
 from hetpipe.values.suggest import closest, did_you_mean
@@ -122,6 +125,7 @@ def _import(name: str, folder: Path, key: str) -> Any:
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     _refuse_namesake(name.partition(".")[0], folder, key)
+    prepare_import()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -190,17 +194,28 @@ def _arguments(call: CallSpec, import_path: Path, key: str) -> dict[str, Any]:
     return {name: resolved(value, f"{key}.args.{name}") for name, value in call.args.items()}
 
 
-def _call(named: str | CallSpec, import_path: Path, key: str) -> Any:
-    """Call what a job key refers to, with its arguments if any."""
+def _call(named: str | CallSpec, import_path: Path, key: str, *given: Any, **offered: Any) -> Any:
+    """Call what a job key refers to, with its arguments if any.
+
+    Args:
+        named: value of the key.
+        import_path: folder searched first.
+        key: the key.
+        given: positional arguments, which come first.
+        offered: keyword arguments that are passed where the callable has a parameter of that name.
+    """
     reference = str(named)
     function = load_callable(reference, import_path, key)
     if isinstance(function, nn.Module):
         raise CallableError(f"{key}: `{reference}` is a module itself; name a function that returns a new one")
     arguments = _arguments(named, import_path, key) if isinstance(named, CallSpec) else {}
     try:
-        inspect.signature(function).bind(**arguments)
+        signature = inspect.signature(function)
+        arguments = {name: value for name, value in offered.items() if name in signature.parameters} | arguments
+        signature.bind(*given, **arguments)
     except TypeError as error:
-        how, fix = ("without arguments", "give it defaults") if not arguments else ("with these arguments", "mend them")
+        how = "with these arguments" if arguments else "with the data set alone" if given else "without arguments"
+        fix = "mend them" if arguments else "give it defaults"
         raise CallableError(
             f"{key}: `{reference}` is called {how}, but {error}; {fix}, or name it as "
             "{call: module:callable, args: {…}}"
@@ -208,7 +223,7 @@ def _call(named: str | CallSpec, import_path: Path, key: str) -> Any:
     except ValueError:
         pass  # Some built-in callables have no signature; a mismatch raises in the call itself.
     try:
-        return function(**arguments)
+        return function(*given, **arguments)
     except (Exception, SystemExit) as error:
         raise CallableError(f"{key}: `{reference}()` raised {raised_text(error)}") from error
 
@@ -264,6 +279,89 @@ def build_datasets(job: Job, import_path: Path) -> tuple[MapDataset, MapDataset 
         CallableError: as in `build_train_data` and `build_eval_data`.
     """
     return build_train_data(job, import_path), build_eval_data(job, import_path)
+
+
+class EpochOrder:
+    """The order of the samples in each epoch, of a job that does not have them shuffled. For one thread."""
+
+    def __init__(self, job: Job, import_path: Path, dataset: MapDataset) -> None:
+        """Call nothing yet.
+
+        Args:
+            job: has a `data.sampler`, or `data.shuffle: false`.
+            import_path: folder searched first.
+            dataset: the training set.
+        """
+        self._job = job
+        self._import_path = import_path
+        self._dataset = dataset.dataset if isinstance(dataset, CollatedDataset) else dataset
+        #: The newest epoch, and its order.
+        self._newest: tuple[int, Sequence[int]] = (-1, ())
+
+    def __call__(self, epoch: int) -> Sequence[int]:
+        """Every sample of `epoch` (from 0), once. The sampler is called once per epoch, under a seed of its own.
+
+        Raises:
+            CallableError: it raised, or its result is no order of the samples.
+        """
+        if self._newest[0] != epoch:
+            self._newest = (epoch, self._order(epoch))
+        return self._newest[1]
+
+    def _order(self, epoch: int) -> Sequence[int]:
+        job, count, key = self._job, len(self._dataset), "data.sampler"
+        if job.data.sampler is None:
+            return range(count)
+        where = f"{key}: in epoch {epoch + 1}, `{job.data.sampler}`"
+        with preserved_generators():
+            seed_generators(sampler_seed(job.seed, epoch))
+            named = _call(job.data.sampler, self._import_path, key, self._dataset, epoch=epoch)
+            try:
+                # One more than there are: a sampler may be endless.
+                given = list(islice(iter(named), count + 1))
+            except (Exception, SystemExit) as error:
+                raise CallableError(f"{where} raised {raised_text(error)}") from error
+        return _checked_order(given, count, where)
+
+
+def _checked_order(given: Sequence[Any], count: int, where: str) -> Sequence[int]:
+    """The indices as plain numbers.
+
+    Raises:
+        CallableError: they are not each of 0 to `count` - 1 once.
+    """
+    places: dict[int, int] = {}
+    for place, value in enumerate(given):
+        try:
+            index = operator.index(value)
+        except TypeError:
+            raise CallableError(
+                f"{where} gives {_type_name(value)} at position {place}; a sampler gives the indices of samples, one "
+                "by one, which are then dealt in blocks of batch_size"
+            ) from None
+        if not 0 <= index < count:
+            raise CallableError(
+                f"{where} gives sample {index} at position {place}, but data.train has {count} samples, numbered from 0"
+            )
+        if index in places:
+            raise CallableError(
+                f"{where} gives sample {index} twice, at positions {places[index]} and {place}; each sample counts "
+                "once per epoch: give every index once (to see a sample more often, let the data set repeat it)"
+            )
+        places[index] = place
+    if len(places) < count:
+        first = next(index for index in range(count) if index not in places)
+        raise CallableError(
+            f"{where} gives {len(places)} of the {count} samples of data.train; sample {first} is the first that is "
+            "missing: give every index once (to leave samples out, let the data set leave them out, for example by "
+            "torch.utils.data.Subset)"
+        )
+    return tuple(places)
+
+
+def epoch_order(job: Job, import_path: Path, dataset: MapDataset) -> EpochOrder | None:
+    """The order of the samples that the job states; None if they are shuffled."""
+    return None if job.data.is_shuffled else EpochOrder(job, import_path, dataset)
 
 
 def load_collate_fn(job: Job, import_path: Path) -> CollateFunction | None:

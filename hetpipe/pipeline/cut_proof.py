@@ -32,6 +32,7 @@ from hetpipe.pipeline.precision import autocast
 from hetpipe.pipeline.proof import Proof, UncutFailure, other_weights
 from hetpipe.pipeline.seeds import layer_seed, preserved_generators, seed_generators
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
+from hetpipe.values.profile import TIE
 
 _VW = VirtualWorkerIndex(0)
 _FIRST, _SECOND = Minibatch(1), Minibatch(2)
@@ -221,12 +222,12 @@ class _Proof:
         ]
         own = [{n: weights[n] for layer in group for n in layer.parameters.values()} for group in groups]
         losses: list[float] = []
+        names = [self._cut.value_names(group[0].index) for group in groups]
         for p, batch in zip((_FIRST, _SECOND), batches, strict=False):
             values: Values = _copies(batch.inputs)
             with later_failures_told(f"the forward of minibatch {p} of the proof"):
-                for stage, part in zip(stages, own, strict=True):
-                    # As after a transfer: the next stage has its own memory.
-                    received = values if stage is stages[0] else _copies(tuple(value.detach() for value in values))
+                for stage, part, named in zip(stages, own, names, strict=True):
+                    received = values if stage is stages[0] else tuple(map(_received, named, values))
                     values = stage.forward(p, part, received)
             losses.append(stages[-1].loss(p, values, batch.target))
         buffers = _buffers(self._cut.model)
@@ -290,6 +291,15 @@ class _Proof:
                         where = f"{path}.{attribute}" if path else attribute
                         return f"{where} holds a tensor that is not registered there"
         return "train the model with `workers: {stages: 1}`"
+
+
+def _received(name: str, value: Tensor) -> Tensor:
+    """A value as after a transfer: the next stage has its own memory.
+
+    Not of a tied weight, which no stage writes, and which the first one sends as a copy: every stage between two uses
+    of it passes it on, so a model with a tied vocabulary would need as many copies of it as it has layers.
+    """
+    return value.detach() if name.startswith(TIE) else value.detach().clone()
 
 
 def _leave(_: Any) -> None:

@@ -97,7 +97,7 @@ class StageRunner:
                     ).run()
                 except NonFiniteUpdate as error:
                     first = segment.start * self._parts.sync.minibatches_per_wave + 1
-                    dealt = self._division(segment)[1][identity.vw]
+                    dealt = self._division(segment)[1][identity.vw] if self._parts.data.order_of else ()
                     raise explained(error, self._parts, dealt, first=first) from error
                 segment = self._reach_barrier(segment.start)
             self._parts.synchroniser.drain(deadline_seconds=self._parts.stall_seconds)
@@ -133,7 +133,11 @@ class StageRunner:
         progress = self._parts.synchroniser.progress()
         assert progress.clock == segment.start, f"the current segment began at {progress.clock}, not {segment.start}"
         per_wave = self._per_wave(segment)
-        return progress, divide(progress, known_data(self._parts), tuple(per_wave), per_wave)
+        order_of = self._parts.data.order_of
+        assert order_of is not None, "only stages that read data divide them"
+        with self._parts.guard:
+            order = order_of(progress.epoch)
+        return progress, divide(progress, known_data(self._parts), tuple(per_wave), per_wave, order=order)
 
     def _per_wave(self, segment: SegmentRecord) -> dict[VirtualWorkerIndex, int]:
         return segment.per_wave(self._parts.sync.minibatches_per_wave)

@@ -53,6 +53,11 @@ def dataset_seed(seed: int, key: str) -> int:
     return _digest("data set", seed, key)
 
 
+def sampler_seed(seed: int, epoch: int) -> int:
+    """Seed (63 bits) for the sampler of an epoch (from 0): every process gets the same order."""
+    return _digest("sampler", seed, epoch)
+
+
 def seed_generators(seed: int, device: torch.device | None = None) -> None:
     """Seed the generators of user code: torch on the CPU and on `device`, `random`, and NumPy if it is imported.
 

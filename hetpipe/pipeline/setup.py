@@ -100,6 +100,10 @@ class StageData:
     """`loss`, each of several losses, and the job's own metrics; last stage only."""
     reader: DataReader | None = None
     """Reads both sets; first and last stage only."""
+    order_of: Callable[[int], Sequence[int] | None] | None = lambda _: None
+    """Epoch → the order of its samples; None for a shuffled epoch. None on a stage that reads no data, if the job has
+    an order of its own.
+    """
     evaluate_every_waves: int | None = None
     """Waves between two evaluations within an epoch; None for no such evaluations."""
     max_evaluation_batches: int | None = None

@@ -19,7 +19,14 @@ from hetpipe.decide.simulator.traffic import Traffic, flows_of
 from hetpipe.report.quantities import bytes_text
 from hetpipe.report.text import count, percent, rate
 from hetpipe.values.ids import DeviceId
-from hetpipe.values.plan_document import Alternative, PlanDocument, PlannedStage, PlannedWorker, Predicted
+from hetpipe.values.plan_document import (
+    Alternative,
+    PlanDocument,
+    PlannedNode,
+    PlannedStage,
+    PlannedWorker,
+    Predicted,
+)
 
 ALL_REDUCE = "allreduce"
 SINGLE = "single:"
@@ -281,6 +288,7 @@ def _facts(facts: PlanFacts) -> list[tuple[str, str]]:
         ("in a wave", f"N = {plan.minibatches_per_wave} minibatches; {_most_minibatches(plan)}"),
         *_synchronisation(facts),
         ("over the network", _crossing(facts)),
+        *_host_memory(plan.host_memory),
         *_model_speed(plan.predicted),
         ("idle", _listed([f"{name} ({facts.costs.cluster.devices[name]})" for name in plan.idle_devices]) or "nothing"),
     ]
@@ -310,6 +318,19 @@ def _synchronisation(facts: PlanFacts) -> list[tuple[str, str]]:
             f"{len(plan.shards)} on {_listed(list(dict.fromkeys(plan.shards)))}, {plan.placement_policy or 'by hand'}",
         ),
     ]
+
+
+def _host_memory(nodes: Sequence[PlannedNode]) -> list[tuple[str, str]]:
+    """The peak of each node, those that are alike together."""
+    if not nodes:
+        return []
+    alike: dict[str, list[str]] = {}
+    for node in nodes:
+        peak = bytes_text(node.peak_bytes)
+        when = " while the model is inspected" if node.inspection_bytes > node.training_bytes else ""
+        alike.setdefault(f"{peak}{when}", []).append(node.node)
+    told = [f"{peak} on {'each of ' if len(names) > 1 else ''}{_listed(names)}" for peak, names in alike.items()]
+    return [("host memory", f"at most {'; '.join(told)}")]
 
 
 def _most_minibatches(plan: PlanDocument) -> str:

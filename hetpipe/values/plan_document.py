@@ -145,6 +145,30 @@ class RunForecast(Section):
     """Simulated time, from the first forward of each segment to the publish that ends it, summed over the segments."""
 
 
+class PlannedProcess(Section):
+    """A process, or two that belong together."""
+
+    name: str
+    """What it is, for people: `stage 0 of virtual worker 1`, `parameter server 0`, `coordinator`, …"""
+    bytes: Bytes
+    """Peak of its host memory while the model is trained, with memory that it shares counted in parts (PSS)."""
+
+
+class PlannedNode(Section):
+    """Host memory of a node. That of CPU devices is part of it, that of others is not."""
+
+    node: str
+    """Its name."""
+    peak_bytes: Bytes
+    """The larger of the next two."""
+    training_bytes: Bytes
+    """The sum over the processes of the run."""
+    inspection_bytes: Bytes
+    """While the model is inspected there, before the stages are started; on one node of the cluster."""
+    processes: tuple[PlannedProcess, ...]
+    """The parts of `training_bytes`."""
+
+
 class PlannedLink(Section):
     """A link used for the plan, with the source of its figures."""
 
@@ -220,6 +244,8 @@ class PlanDocument(Document):
     """Prediction for the steady state."""
     run: RunForecast | None = None
     """Prediction for the run it was made for; null: no particular run, or one of unknown length."""
+    host_memory: tuple[PlannedNode, ...] = ()
+    """Host memory of the nodes that compute or hold shards, at its peak; informational. Empty: not predicted."""
     links: tuple[PlannedLink, ...] = ()
     """The links among nodes that compute or hold shards, with the sources of their figures; informational. Empty:
     unknown.

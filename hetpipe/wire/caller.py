@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.errors import ProtocolViolation, Unavailable
 from hetpipe.wire.call import Download, ReplyT, RequestT, Streaming, Unary, Upload
 from hetpipe.wire.channel import as_is
 from hetpipe.wire.codec import from_bytes, to_bytes
 from hetpipe.wire.connection import Connection, Target
 from hetpipe.wire.fencing import fence_metadata
 from hetpipe.wire.patience import stream_while_busy, while_busy
+from hetpipe.wire.segment import Lane, SegmentBroken
 
 #: Slowest transfer rate allowed for, and the longest deadline: a transfer's deadline follows from its size.
 _SLOWEST_BYTES_PER_SECOND = 500_000
 _LONGEST_TRANSFER_SECONDS = 3600.0
+
+#: Statuses of a server that is away or has forgotten a segment.
+_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class Caller:
@@ -75,8 +84,21 @@ class Caller:
         for answer in stream_while_busy(begin, until=until, clock=self._clock):
             yield from_bytes(call.reply, answer)
 
-    def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[bytes]) -> ReplyT:
+    def upload(
+        self,
+        call: Upload[RequestT, ReplyT],
+        header: RequestT,
+        chunks: Iterable[bytes],
+        *,
+        through: Lane | None = None,
+    ) -> ReplyT:
         """Send a header, then chunks; returns the reply.
+
+        Args:
+            call: the row.
+            header: the request value.
+            chunks: what follows it.
+            through: the shared memory for the chunks; None: they are messages of the call.
 
         Raises:
             HetpipeError: as for `invoke`; `Busy` is not retried.
@@ -84,18 +106,38 @@ class Caller:
         seconds = _transfer_seconds(call.deadline_seconds, call.num_bytes(header))
         data = to_bytes(header)
         with self._connection.calling(call.name, self._clock.monotonic(), call.awaited) as channel:
-            answer: bytes = channel.stream_unary(call.path, as_is, as_is)(_after(data, chunks), timeout=seconds)
+            method = channel.stream_unary(call.path, as_is, as_is)
+            if through is None:
+                answer: bytes = method(_after(data, chunks), timeout=seconds)
+            else:
+                with _freed_on_failure(through):
+                    future = method.future(iter((data,)), timeout=seconds, metadata=through.metadata())
+                    answer = _sent(through, chunks, future)
         return from_bytes(call.reply, answer)
 
-    def download(self, call: Download[RequestT], header: RequestT) -> Iterator[bytes]:
-        """Yield the chunks requested by a header.
+    def download(self, call: Download[RequestT], header: RequestT, *, through: Lane | None = None) -> Iterator[bytes]:
+        """Yield the chunks requested by a header; `through` shared memory, as in `upload`.
 
         Raises:
             HetpipeError: as for `upload`; raised by the iterator.
         """
         seconds = _transfer_seconds(call.deadline_seconds, call.num_bytes(header))
         until = self._clock.monotonic() + seconds
-        yield from self._connection_stream(call.path, call.name, call.awaited, to_bytes(header), until)()
+        if through is None:
+            yield from self._connection_stream(call.path, call.name, call.awaited, to_bytes(header), until)()
+            return
+        with (
+            self._connection.calling(call.name, self._clock.monotonic(), call.awaited) as channel,
+            _freed_on_failure(through),
+        ):
+            method = channel.unary_stream(call.path, as_is, as_is)
+            answers = method(to_bytes(header), timeout=seconds, metadata=through.metadata())
+            yield from _received(through, answers)
+
+    @property
+    def peer(self) -> str:
+        """The peer, for log lines."""
+        return f"{self._connection.target.role} at {self._connection.target.address}"
 
     def close(self) -> None:
         """Cancel all calls and close the channel."""
@@ -123,3 +165,50 @@ def _transfer_seconds(least: float, num_bytes: int) -> float:
 def _after(header: bytes, chunks: Iterable[bytes]) -> Iterator[bytes]:
     yield header
     yield from chunks
+
+
+@contextmanager
+def _freed_on_failure(lane: Lane) -> Iterator[None]:
+    """Close a lane whose server is away or has forgotten it; after any other error it is as good as before."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        if error.code() in _LOST:
+            lane.close()
+        raise
+    except Unavailable:
+        lane.close()
+        raise
+
+
+def _sent(lane: Lane, chunks: Iterable[bytes], future: Any) -> bytes:
+    """The reply to an upload whose chunks go through memory."""
+    try:
+        lane.send(chunks, is_over=future.done)
+    except SegmentBroken:
+        if not future.done():
+            future.cancel()
+            raise
+        # The call itself knows why it ended.
+    except BaseException:
+        future.cancel()
+        lane.close()
+        raise
+    answer: bytes = future.result()
+    return answer
+
+
+def _received(lane: Lane, answers: Any) -> Iterator[bytes]:
+    """The chunks of a download that come through memory."""
+    try:
+        try:
+            yield from lane.receive(is_over=answers.done)
+        except SegmentBroken:
+            if not answers.done():
+                raise
+        for _ in answers:  # raises what the server says
+            raise ProtocolViolation("a download came through memory and as messages")
+        if lane.is_closed:
+            raise SegmentBroken("a transfer through shared memory broke off before its end")
+    finally:
+        answers.cancel()

@@ -474,6 +474,30 @@ class GetProgressRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ShareMemoryRequest:
+    """Requests a segment of shared memory for the chunks of one kind of call (docs/semantics/shared-memory.md)."""
+
+    requester: Requester
+    """The requesting stage."""
+    call: str
+    """`Push` or `Pull`."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOffer:
+    """Where a segment can be fetched by a process of the same host and user; or why there is none."""
+
+    socket: str
+    """The name of an abstract Unix socket; empty: there is none."""
+    token: str
+    """Is shown there, once, to be passed the segment."""
+    segment: str
+    """Names the segment in later calls."""
+    reason: str
+    """Why there is none; else empty."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReportCheckpointRequest:
     """Reports a stage's part of a checkpoint, or why it could not be written."""
 
@@ -862,6 +886,15 @@ GET_PROGRESS = Unary(
     deadline_seconds=CONTROL_SECONDS,
     max_request_bytes=SMALL_BYTES,
 )
+SHARE_MEMORY = Unary(
+    service=SHARD_SERVICE,
+    name="ShareMemory",
+    request=ShareMemoryRequest,
+    reply=MemoryOffer,
+    access=_STAGE,
+    deadline_seconds=CONTROL_SECONDS,
+    max_request_bytes=SMALL_BYTES,
+)
 REPORT_CHECKPOINT = Unary(
     service=SHARD_SERVICE,
     name="ReportCheckpoint",
@@ -977,6 +1010,7 @@ CALLS: Final[tuple[Call, ...]] = (
     DESCRIBE_RUN,
     GET_SHARD_CLOCKS,
     GET_PROGRESS,
+    SHARE_MEMORY,
     REPORT_CHECKPOINT,
     FOLLOW_LOG,
     ACKNOWLEDGE,

@@ -41,6 +41,10 @@ class LocalContext:
         """No certificate."""
         return {}
 
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        """None."""
+        return ()
+
     def peer(self) -> str:
         """The caller's address."""
         return "in-process"

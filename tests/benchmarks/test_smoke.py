@@ -10,7 +10,19 @@ from benchmarks.__main__ import PARTS
 ROOT = Path(__file__).parents[2]
 
 #: What measures by itself; the others are what these measure with.
-_HELPERS = {"__init__", "__main__", "against", "alone", "model", "records", "sizes", "sleeper", "stages", "unequal"}
+_HELPERS = {
+    "__init__",
+    "__main__",
+    "against",
+    "alone",
+    "minimal",
+    "model",
+    "records",
+    "sizes",
+    "sleeper",
+    "stages",
+    "unequal",
+}
 
 
 def test_every_benchmark_is_a_part_of_the_table() -> None:

@@ -36,6 +36,8 @@ from hetpipe.wire.audit import (
 )
 from hetpipe.wire.channel import HANDSHAKE_SECONDS, IDLE_CONNECTION_SECONDS, MAX_MESSAGE_BYTES
 from hetpipe.wire.limits import SHARES, Limits, room_of
+from hetpipe.wire.segment import IDLE_SECONDS, SEGMENT_BYTES
+from hetpipe.wire.segment_server import MAX_SEGMENTS, TOKEN_SECONDS
 from hetpipe.wire.server import MAX_CONCURRENT_CALLS, MAX_STREAMS_PER_CONNECTION
 from hetpipe.wire.watchers import STREAM_SECONDS
 from tests.docs.pages import ROOT
@@ -63,6 +65,10 @@ IN_CODE: tuple[float | None, ...] = (
     BufferExchange.MAX_BYTES,
     BufferExchange.MAX_BUFFERS,
     MAX_WAVES_AHEAD,
+    MAX_SEGMENTS,
+    SEGMENT_BYTES,
+    TOKEN_SECONDS,
+    IDLE_SECONDS,
     NUM_THREADS,
     MAX_AGENT_STREAMS,
     MAX_VIEWER_STREAMS,

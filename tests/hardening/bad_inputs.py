@@ -46,6 +46,7 @@ HARMLESS: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "HoldClock": (("switch = 1", "the next switch point"), ("requester.vw = 1", "a member")),
     "GetProgress": (("requester.vw = 1", "a member"),),
+    "ShareMemory": (("requester.vw = 1", "a member"),),
     "ReportCheckpoint": (("files.num_bytes = .*", "nobody knows yet how large the file is"),),
     "FollowLog": (
         ("without requester", "a shard follows"),

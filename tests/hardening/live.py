@@ -159,6 +159,7 @@ class LiveShard:
                 (calls.DESCRIBE_RUN, calls.DescribeRunRequest(JOB)),
                 (calls.GET_SHARD_CLOCKS, calls.GetShardClocksRequest(JOB)),
                 (calls.GET_PROGRESS, calls.GetProgressRequest(who)),
+                (calls.SHARE_MEMORY, calls.ShareMemoryRequest(who, "Push")),
                 (calls.REPORT_CHECKPOINT, calls.ReportCheckpointRequest(other, clock, (file,))),
                 (calls.FOLLOW_LOG, calls.FollowLogRequest(JOB, term, 0, requester=who)),
                 (calls.ACKNOWLEDGE, calls.AcknowledgeRequest(JOB, term, ShardIndex(0), 1)),

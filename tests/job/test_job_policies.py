@@ -518,6 +518,11 @@ class TestReadingAhead:
             ),
         )
 
+    def test_one_order_of_the_samples(self) -> None:
+        assert problems(data={**MINIMAL["data"], "shuffle": False, "sampler": "model:by_length"}) == (
+            "data.sampler: is given beside `shuffle: false`, and both state the order of the samples; remove one",
+        )
+
     def test_too_many(self) -> None:
         (problem,) = problems(data={**MINIMAL["data"], "num_workers": 257, "prefetch_factor": 2})
         assert problem.startswith("data.num_workers: ")

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from tests.model import zoo
-from tests.model.without_operators import import_torchvision
 
 SGD: dict[str, Any] = {"name": "SGD", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
 ADAMW: dict[str, Any] = {"name": "AdamW", "lr": 0.003}
@@ -138,19 +137,18 @@ u_net, resnet18, gpt2, t5 = zoo.u_net, zoo.resnet18, zoo.gpt2, zoo.t5
 
 def mobilenet_v3() -> nn.Module:
     """Squeeze and excitation, depthwise convolutions."""
-    model: nn.Module = import_torchvision().models.mobilenet_v3_small(num_classes=zoo.CLASSES)
+    model: nn.Module = importlib.import_module("torchvision").models.mobilenet_v3_small(num_classes=zoo.CLASSES)
     return model
 
 
 def densenet121() -> nn.Module:
     """Every layer of a block reads all before it."""
-    model: nn.Module = import_torchvision().models.densenet121(num_classes=zoo.CLASSES, drop_rate=0.1)
+    model: nn.Module = importlib.import_module("torchvision").models.densenet121(num_classes=zoo.CLASSES, drop_rate=0.1)
     return model
 
 
 def timm_vit() -> nn.Module:
     """Stochastic depth."""
-    import_torchvision()
     found: nn.Module = importlib.import_module("timm").create_model(
         "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=16, depth=3, num_heads=2,
         num_classes=zoo.CLASSES, drop_path_rate=0.2,

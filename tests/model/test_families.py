@@ -23,7 +23,6 @@ from hetpipe.values.ids import Clock
 from tests.docs.pages import table_after
 from tests.model.families import FAMILIES
 from tests.model.harness import Made, Subject, assert_cut_anywhere, differences
-from tests.model.without_operators import import_torchvision
 from tests.numerics.compare import ROOT, assert_same_bits, trained
 from tests.reference.executor import ReferenceRun, run_reference
 from tests.support.in_process import InProcessRun, run_in_process
@@ -79,7 +78,6 @@ def job_of(name: str, *, weights: str = "wave", stages: int = 1) -> Job:
 
 
 def builder_of(name: str) -> Callable[[], nn.Module]:
-    import_torchvision()  # before transformers, which imports it, too
     job = job_of(name)
     return lambda: build_model(job, ROOT)
 

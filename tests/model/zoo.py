@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from tests.model.without_operators import import_torchvision
+from hetpipe.pipeline.torchvision_operators import prepare_import
+
+prepare_import()  # before transformers, timm and torchvision
 
 VOCABULARY = 60
 TOKENS = 9
@@ -52,7 +54,6 @@ def images() -> Images:
 
 
 def hugging_face(kind: str, model_type: str, **config: Any) -> nn.Module:
-    import_torchvision()  # before transformers, which imports it, too
     transformers = importlib.import_module("transformers")
 
     made = transformers.AutoConfig.for_model(model_type, **config)
@@ -78,7 +79,7 @@ def t5() -> nn.Module:
 
 def resnet18() -> nn.Module:
     """Skips, BatchNorm, ReLU in place."""
-    model: nn.Module = import_torchvision().models.resnet18(num_classes=CLASSES)
+    model: nn.Module = importlib.import_module("torchvision").models.resnet18(num_classes=CLASSES)
     return model
 
 

@@ -19,12 +19,14 @@ from hetpipe.job.file import Job
 from hetpipe.pipeline import metrics
 from hetpipe.pipeline.callables import (
     CollatedDataset,
+    EpochOrder,
     WeightedLosses,
     _own_weight,
     build_datasets,
     build_model,
     call_loss,
     call_metric,
+    epoch_order,
     load_callable,
     load_loss,
     load_metrics,
@@ -127,6 +129,35 @@ class Padding:
 
 def no_samples():
     return 0
+
+def backwards(data):
+    return torch.arange(len(data) - 1, -1, -1)
+
+def rotated(data, by, epoch):
+    return [(index + by * epoch) % len(data) for index in range(len(data))]
+
+def repeats(data):
+    return [0, 1, 1, 2]
+
+def exceeds(data):
+    return range(len(data) + 1)
+
+def negative(data):
+    return [-1, 0, 1, 2]
+
+def endless(data):
+    while True:
+        yield 3
+
+def lacks(data):
+    return [3, 0]
+
+def in_lists(data):
+    return [[0, 1], [2, 3]]
+
+def breaks_off(data):
+    yield 0
+    raise RuntimeError("no index")
 """
 
 
@@ -410,6 +441,71 @@ class TestCollateFunction:
             build_datasets(job(data={"train": "user_code:numbers", "collate_fn": named}), folder)
         assert str(caught.value).startswith("data.collate_fn: ")
         assert message in str(caught.value)
+
+
+class TestEpochOrder:
+    def order(self, folder: Path, **data: Any) -> EpochOrder | None:
+        checked = job(data={"train": "user_code:numbers", "collate_fn": "user_code:pad", **data})
+        train, _ = build_datasets(checked, folder)
+        return epoch_order(checked, folder, train)
+
+    def test_a_shuffled_job_has_none(self, folder: Path) -> None:
+        assert self.order(folder) is None
+
+    def test_good(self, folder: Path) -> None:
+        for keys, first, second in (
+            ({"shuffle": False}, [0, 1, 2, 3], [0, 1, 2, 3]),
+            ({"sampler": "user_code:backwards"}, [3, 2, 1, 0], [3, 2, 1, 0]),
+            ({"sampler": {"call": "user_code:rotated", "args": {"by": 3}}}, [0, 1, 2, 3], [3, 0, 1, 2]),
+        ):
+            order = self.order(folder, **keys)
+            assert order is not None
+            assert (list(order(0)), list(order(1))) == (first, second)
+
+    def test_once_per_epoch_under_a_seed_of_its_own(self, folder: Path) -> None:
+        name = "torch.utils.data:RandomSampler"
+        first, again = self.order(folder, sampler=name), self.order(folder, sampler=name)
+        assert first is not None and again is not None
+        before = torch.get_rng_state()
+        orders = [first(epoch) for epoch in range(8)]
+        assert torch.equal(torch.get_rng_state(), before)
+        assert len(set(map(tuple, orders))) > 2
+        assert [again(epoch) for epoch in range(8)] == orders
+        assert first(7) is orders[7]
+
+    @pytest.mark.parametrize(
+        ("named", "message"),
+        [
+            (
+                "repeats",
+                "gives sample 1 twice, at positions 1 and 2; each sample counts once per epoch: give every index",
+            ),
+            ("endless", "gives sample 3 twice, at positions 0 and 1"),
+            ("exceeds", "gives sample 4 at position 4, but data.train has 4 samples, numbered from 0"),
+            ("negative", "gives sample -1 at position 0, but data.train has 4 samples"),
+            ("lacks", "gives 2 of the 4 samples of data.train; sample 1 is the first that is missing: give every"),
+            ("in_lists", "gives a list of 2 at position 0; a sampler gives the indices of samples, one by one"),
+            ("breaks_off", "raised RuntimeError: no index ("),
+            ("no_samples", None),
+            ("rotated", None),
+            ("raises", None),
+        ],
+    )
+    def test_bad(self, folder: Path, named: str, message: str | None) -> None:
+        order = self.order(folder, sampler=f"user_code:{named}")
+        assert order is not None
+        with pytest.raises(CallableError) as caught:
+            order(2)
+        if message is None:
+            assert str(caught.value).startswith(f"data.sampler: `user_code:{named}`")
+        else:
+            assert str(caught.value).startswith(f"data.sampler: in epoch 3, `user_code:{named}` {message}")
+
+    def test_what_cannot_be_iterated(self, folder: Path) -> None:
+        order = self.order(folder, sampler={"call": "user_code:Padding"})
+        assert order is not None
+        with pytest.raises(CallableError, match=r"raised TypeError: 'Padding' object is not iterable"):
+            order(0)
 
 
 class TestLossAndMetrics:

@@ -1,4 +1,4 @@
-"""Deterministic runs over real processes, both kinds of links and gRPC shards equal the reference bit for bit."""
+"""Deterministic runs over real processes, both kinds of links and of transports equal the reference bit for bit."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ SGD = {"name": "SGD", "lr": 0.1}
 MOMENTUM = {"name": "SGD", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
 ADAMW = {"name": "AdamW", "lr": 0.01}
 
-#: (model, V, K, N, D, optimizer, link): a spread over the matrix that tests/numerics runs in one process;
+#: (model, V, K, N, D, optimizer, (link, transport)): a spread over the matrix that tests/numerics runs in one process;
 #: `test_policies` has five more. A parameter of `wide32` is in two slices, one on each shard.
 #: `tests/cli/test_end_to_end.py` compares one more, in `make test`.
 CASES = [
-    ("wide32", 1, 3, 2, 1, ADAMW, "grpc"),
-    ("mlp32", 1, 1, 1, 0, SGD, "auto"),
-    ("mlp64", 2, 3, 2, 4, MOMENTUM, "auto"),
-    ("mlp32", 3, 2, 2, 0, ADAMW, "auto"),
-    ("mlp64", 3, 3, 4, 4, MOMENTUM, "grpc"),
-    ("mlp64", 1, 2, 4, 0, MOMENTUM, "auto"),
-    ("mlp64", 2, 1, 2, 0, ADAMW, "auto"),
-    ("mlp64", 2, 2, 4, 1, SGD, "grpc"),
+    ("wide32", 1, 3, 2, 1, ADAMW, ("grpc", "auto")),
+    ("mlp32", 1, 1, 1, 0, SGD, ("auto", "auto")),
+    ("mlp64", 2, 3, 2, 4, MOMENTUM, ("auto", "grpc")),
+    ("mlp32", 3, 2, 2, 0, ADAMW, ("auto", "auto")),
+    ("mlp64", 3, 3, 4, 4, MOMENTUM, ("grpc", "grpc")),
+    ("mlp64", 1, 2, 4, 0, MOMENTUM, ("auto", "auto")),
+    ("mlp64", 2, 1, 2, 0, ADAMW, ("auto", "auto")),
+    ("mlp64", 2, 2, 4, 1, SGD, ("grpc", "grpc")),
 ]
 
 
-@pytest.mark.parametrize(("model", "workers", "stages", "wave", "staleness", "optimizer", "link"), CASES)
+@pytest.mark.parametrize(("model", "workers", "stages", "wave", "staleness", "optimizer", "transports"), CASES)
 def test_processes_equal_the_reference(
     tmp_path: Path,
     model: str,
@@ -45,8 +45,9 @@ def test_processes_equal_the_reference(
     wave: int,
     staleness: int,
     optimizer: dict[str, Any],
-    link: str,
+    transports: tuple[str, str],
 ) -> None:
+    link, transport = transports
     job = write_job(
         tmp_path,
         model=f"tests.models:{model}",
@@ -55,7 +56,7 @@ def test_processes_equal_the_reference(
         link=link,
         workers={"count": workers, "stages": stages},
         sync={"kind": "wsp", "D": staleness, "minibatches_per_wave": wave, "deterministic": True},
-        parameter_servers={"count": 1 + stages % 2},
+        parameter_servers={"count": 1 + stages % 2, "transport": transport},
         checkpoint={"every_waves": 3, "keep": 1},
         cluster={"devices": [{"slowdown": 5.0, "jitter": 4.0}]},
     )
@@ -64,6 +65,10 @@ def test_processes_equal_the_reference(
     assert outcome.returncode == 0, outcome.stderr
     assert outcome.result["staleness"]["violations"] == 0
     assert check_run(train.run_dir, require_complete=True).ok
+
+    stage_logs = "".join(path.read_text() for path in (train.run_dir / "logs").glob("*stage*"))
+    assert ('"transport":"shared memory"' in stage_logs) == (transport == "auto")
+    assert "segment_refused" not in stage_logs
 
     reference = run_reference(
         ReferenceRun(

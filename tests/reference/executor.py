@@ -127,9 +127,12 @@ def _is_finished(run: ReferenceRun, state: ReferenceState) -> bool:
 
 
 def _division(run: ReferenceRun, state: ReferenceState) -> Mapping[VirtualWorkerIndex, tuple[Block, ...]]:
-    """The unused samples of the epoch, permuted and dealt (`wsp.md` §5, Data)."""
+    """The unused samples of the epoch, permuted or in the run's own order, and dealt (`wsp.md` §5, Data)."""
     unused = [index for index in range(len(run.train)) if index not in state.used]
-    order = shuffled(unused, seed=run.seed, epoch=state.epoch, barrier=state.clock)
+    if run.order is None:
+        order = shuffled(unused, seed=run.seed, epoch=state.epoch, barrier=state.clock)
+    else:
+        order = [index for index in run.order(state.epoch) if index not in state.used]
     members = run.members(state.clock)
     limit = None if run.total_minibatches is None else run.total_minibatches - state.minibatches
     blocks = [tuple(order[i : i + run.batch_size]) for i in range(0, len(order), run.batch_size)][:limit]

@@ -92,6 +92,8 @@ class ReferenceRun:
     """The weight of a minibatch in means over several, from its target; None: its samples."""
     include_decay: bool = True
     """Whether a prediction counts on the decoupled weight decay."""
+    order: Callable[[int], Sequence[int]] | None = None
+    """Epoch → its samples in the order in which they are dealt; None: those that are left are permuted at barriers."""
     epochs: int | None = None
     total_minibatches: int | None = None
     """Minibatches of the whole run, over all virtual workers."""

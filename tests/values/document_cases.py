@@ -100,6 +100,15 @@ PLAN: dict[str, Any] = {
         "model_flops_utilisation_reason": None,
     },
     "run": {"samples_per_second": 80.0, "seconds": 2.5},
+    "host_memory": [
+        {
+            "node": "n0",
+            "peak_bytes": 30,
+            "training_bytes": 30,
+            "inspection_bytes": 20,
+            "processes": [{"name": "stage 0 of virtual worker 0", "bytes": 30}],
+        }
+    ],
     "links": [
         {
             "between": ["n0", "n1"],

@@ -74,6 +74,7 @@ def examine(current: Path) -> list[Check]:
     checks: Sequence[tuple[str, Callable[[], Check]]] = (
         ("python", _python),
         *((name, lambda name=name: _package(name)) for name in _NEEDED),
+        ("torchvision", _torchvision),
         ("devices", _devices),
         ("cores", _cores),
         ("memory", _memory),
@@ -141,6 +142,22 @@ def _package(name: str) -> Check:
 
 def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
+
+
+def _torchvision() -> Check:
+    """Optional. Much of transformers and timm imports it, so one that does not load matters to other models, too."""
+    from hetpipe.pipeline.torchvision_operators import mismatch
+
+    try:
+        found = importlib.metadata.version("torchvision")
+    except importlib.metadata.PackageNotFoundError:
+        return Check("torchvision", Health.OK, "not installed, which only some models need")
+    reason = mismatch()
+    if reason is None:
+        return Check("torchvision", Health.OK, found)
+    torch = importlib.metadata.version("torch")
+    found = f"{found}, another build than torch {torch}: models train unless they use its operators ({reason})"
+    return Check("torchvision", Health.WARN, found, "install torchvision from the index that torch came from")
 
 
 def _devices() -> Check:

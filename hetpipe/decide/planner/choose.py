@@ -18,6 +18,7 @@ from hetpipe.decide.planner.allocation.policy import Allocation
 from hetpipe.decide.planner.baselines import all_reduce, single_devices
 from hetpipe.decide.planner.borders import borders_of, forbidden_cuts
 from hetpipe.decide.planner.costs import Costs, milliseconds
+from hetpipe.decide.planner.host_memory import HostMemory
 from hetpipe.decide.planner.job_rate import samples_per_second
 from hetpipe.decide.planner.jobs import JobPlan, Jobs
 from hetpipe.decide.planner.options import AllocationName, PlanOptions, schedule_for
@@ -128,6 +129,8 @@ def _document(chosen: RankedPlan, alternatives: tuple[Alternative, ...]) -> Plan
     jobs = Jobs(costs, options, Partitioner(costs, recompute=options.recompute))
     groups = [[stage.device for stage in worker.stages] for worker in plan.workers]
     used = {device for group in groups for device in group}
+    memory = jobs.memory(plan.minibatches_per_wave)
+    host_memory = HostMemory(costs, memory, plan.placed, staleness=options.staleness)
     return PlanDocument(
         model=costs.profile.model,
         batch_size=costs.profile.batch_size,
@@ -146,8 +149,9 @@ def _document(chosen: RankedPlan, alternatives: tuple[Alternative, ...]) -> Plan
         placement_policy=jobs.placement,
         idle_devices=tuple(device for device in jobs.devices if device not in used),
         predicted=chosen.predicted,
+        host_memory=host_memory.nodes([worker.stages for worker in plan.workers]),
         alternatives=alternatives,
-        borders=borders_of([worker.stages for worker in plan.workers], costs, jobs.memory(plan.minibatches_per_wave)),
+        borders=borders_of([worker.stages for worker in plan.workers], costs, memory),
         forbidden=forbidden_cuts(costs.profile),
     )
 

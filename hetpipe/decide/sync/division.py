@@ -2,6 +2,7 @@
 
 At each barrier the samples of the epoch that no committed wave has used are permuted by (seed, epoch, barrier) and
 dealt in blocks of `batch_size`, round-robin, to the members in index order. The last block of an epoch may be short.
+A job with an order of its own (`data.sampler`, `data.shuffle: false`) has them dealt in that order instead.
 Members whose waves have different numbers of minibatches get blocks in proportion to these (`wsp.md` §10).
 """
 
@@ -28,6 +29,16 @@ def shuffled(samples: Sequence[int], *, seed: int, epoch: int, barrier: Clock) -
     order = list(samples)
     random.Random(f"hetpipe/{seed}/{epoch}/{barrier}").shuffle(order)  # noqa: S311 - a shuffle, no secret
     return order
+
+
+def in_order(samples: Sequence[int], order: Sequence[int]) -> list[int]:
+    """Sort `samples`, which are all in `order`, by their positions there.
+
+    >>> in_order([1, 2, 4], [4, 3, 1, 0, 2])
+    [4, 1, 2]
+    """
+    wanted = set(samples)
+    return [sample for sample in order if sample in wanted]
 
 
 def turns(per_wave: Mapping[VirtualWorkerIndex, int]) -> Iterator[VirtualWorkerIndex]:

@@ -6,10 +6,10 @@ the end of the run. Everything here is a function of a `Progress`, which is the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetpipe.decide.sync.division import Block, deal, empty_bitmap, shuffled, unused, with_used
+from hetpipe.decide.sync.division import Block, deal, empty_bitmap, in_order, shuffled, unused, with_used
 from hetpipe.values.barrier_reasons import BarrierReasons
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.sync import DataSpec, Progress
@@ -115,6 +115,8 @@ def divide(
     data: DataSpec,
     members: Sequence[VirtualWorkerIndex],
     per_wave: Mapping[VirtualWorkerIndex, int] | None = None,
+    *,
+    order: Sequence[int] | None = None,
 ) -> dict[VirtualWorkerIndex, tuple[Block, ...]]:
     """The blocks of every member for the segment that starts at `progress`; block j is minibatch start·N_v + 1 + j.
 
@@ -123,11 +125,16 @@ def divide(
         data: what is dealt.
         members: in index order.
         per_wave: N_v of each member; None: the same for all.
+        order: every sample of the epoch in the order that a sampler gives them, which those that are left keep; None:
+            they are permuted anew.
     """
-    order = shuffled(
-        unused(progress.used, data.num_samples), seed=data.seed, epoch=progress.epoch, barrier=progress.clock
+    left = unused(progress.used, data.num_samples)
+    dealt = (
+        shuffled(left, seed=data.seed, epoch=progress.epoch, barrier=progress.clock)
+        if order is None
+        else in_order(left, order)
     )
-    return deal(order, batch_size=data.batch_size, members=members, limit=_remaining(progress, data), per_wave=per_wave)
+    return deal(dealt, batch_size=data.batch_size, members=members, limit=_remaining(progress, data), per_wave=per_wave)
 
 
 def advance(progress: Progress, data: DataSpec, *, clock: Clock, samples: Sequence[int], minibatches: int) -> Progress:
@@ -190,6 +197,7 @@ def planned_segments(
     *,
     per_wave: Mapping[VirtualWorkerIndex, int],
     checkpoint_every_waves: int | None,
+    order_of: Callable[[int], Sequence[int] | None] = lambda _: None,
 ) -> Iterator[tuple[Segment, dict[VirtualWorkerIndex, tuple[Block, ...]]]]:
     """Every segment of an undisturbed run from `progress` on, with its data division.
 
@@ -198,6 +206,7 @@ def planned_segments(
         data: what is dealt.
         per_wave: member → N_v, in index order.
         checkpoint_every_waves: waves between two checkpoints.
+        order_of: epoch → `order` of `divide`.
     """
     while not is_finished(progress, data):
         segment = plan_segment(
@@ -207,7 +216,7 @@ def planned_segments(
             checkpoint_every_waves=checkpoint_every_waves,
         )
         waves = segment.end - segment.start
-        division = divide(progress, data, tuple(per_wave), per_wave)
+        division = divide(progress, data, tuple(per_wave), per_wave, order=order_of(progress.epoch))
         blocks = {vw: dealt[: waves * per_wave[vw]] for vw, dealt in division.items()}
         yield segment, blocks
         computed = [block for dealt in blocks.values() for block in dealt]

@@ -23,6 +23,7 @@ from hetpipe.pipeline.callables import (
     build_model,
     build_train_data,
     call_loss,
+    epoch_order,
     load_loss,
     load_metrics,
 )
@@ -234,6 +235,7 @@ def _prove_data(subject: Subject, import_path: Path) -> None:
         subject.train,
         lambda dataset: read(dataset, range(job.batch_size)),
     )
+    _prove_order(job, import_path, subject.train)
     evaluation = build_eval_data(job, import_path)
     if evaluation is None or job.data.eval is None:
         return
@@ -246,6 +248,24 @@ def _prove_data(subject: Subject, import_path: Path) -> None:
         return again
 
     prove_data("data.eval", str(job.data.eval), build, evaluation, lambda dataset: read_evaluation(dataset, samples))
+
+
+def _prove_order(job: Job, import_path: Path, train: MapDataset) -> None:
+    """Check that every process will have the samples in the same order.
+
+    Raises:
+        CallableError: the sampler fails, or gives another order when it is called again.
+    """
+    orders = [epoch_order(job, import_path, each) for each in (train, build_train_data(job, import_path))]
+    for epoch in range(min(2, job.epochs or 2)):
+        once, again = (None if order is None else order(epoch) for order in orders)
+        if once != again:
+            raise CallableError(
+                f"data.sampler: `{job.data.sampler}` gives another order when it is called again for epoch "
+                f"{epoch + 1}; the first and the last stage of every virtual worker call it themselves: make its draws "
+                "from torch, `random` or NumPy's global functions, which are seeded by (seed, epoch), or from a "
+                "generator that it seeds by `epoch`"
+            )
 
 
 def _prove_model(subject: Subject, import_path: Path) -> Proof:

@@ -34,6 +34,7 @@ from hetpipe.pipeline.callables import (
     build_datasets,
     build_model,
     build_train_data,
+    epoch_order,
     load_callable,
     load_loss,
     load_metrics,
@@ -128,10 +129,12 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
     import_path = Path(config.import_path)
     identity = identity_of(config)
     train = evaluation = reader = None
+    order_of: Callable[[int], Sequence[int] | None] | None = _shuffled if job.data.is_shuffled else None
     if identity.is_first or identity.is_last:
         train, evaluation = build_datasets(job, import_path)
         # Before the model is built: workers are forked, and share this process's memory as it is now.
         reader = _reader(job, identity, train, evaluation)
+        order_of = epoch_order(job, import_path, train) or order_of
     found = _known_chain(job, config) or _own_chain(job, config)
     chain = found.layers
     given = load_loss(job, import_path) if identity.is_last else None
@@ -153,6 +156,7 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
             evaluation,
             metrics,
             reader,
+            order_of,
             evaluate_every_waves=job.evaluate.every_waves,
             max_evaluation_batches=job.evaluate.max_batches,
             weight=load_minibatch_weight(job, import_path) if identity.is_last else None,
@@ -161,6 +165,11 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
         loss,
         found.state_names,
     )
+
+
+def _shuffled(epoch: int) -> None:
+    """The order of a job that states none: samples are shuffled."""
+    del epoch
 
 
 def _reader(job: Job, identity: StageIdentity, train: MapDataset, evaluation: MapDataset | None) -> DataReader:

@@ -35,6 +35,7 @@ from hetpipe.server.agent.stage_assembly import (
     assemble,
     identity_of,
     load_user_code,
+    requester_of,
 )
 from hetpipe.server.agent.stage_readings import StageReadings
 from hetpipe.server.shard.emulated import over
@@ -47,6 +48,8 @@ from hetpipe.values.ids import ShardIndex
 from hetpipe.values.run import StageConditions, StageConfig, StageDone, StageFailed, StageReady, StageReport
 from hetpipe.weights.allocator import settle_memory
 from hetpipe.wire.call import Calls
+from hetpipe.wire.caller import Caller
+from hetpipe.wire.segment_client import SharedMemoryCalls
 from hetpipe.wire.shard_client import connect_shard
 from hetpipe.wire.tls import Tls, tls_from_environment
 
@@ -139,7 +142,8 @@ def _run(
     absence_seconds = job.survive.absence.total_seconds()
     patience_seconds = max(STALL_SECONDS, absence_seconds, job.patience.data.total_seconds())
     waits = Waits(who=str(identity), report=report, seconds=patience_seconds)
-    shards, clock_shard = _parameter_servers(config, waits, tls)
+    shares_memory = job.parameter_servers.transport == "auto"
+    shards, clock_shard = _parameter_servers(config, waits, tls, shares_memory=shares_memory)
     report_phase("meeting its neighbours")
     neighbours = meet(job, config, clock_shard, tls=tls, port=link_port)
     report_phase("preparing the weights")
@@ -175,7 +179,9 @@ def _run(
             each.close()
 
 
-def _parameter_servers(config: StageConfig, waits: Waits, tls: Tls | None) -> tuple[Sequence[Calls], Calls]:
+def _parameter_servers(
+    config: StageConfig, waits: Waits, tls: Tls | None, *, shares_memory: bool
+) -> tuple[Sequence[Calls], Calls]:
     """All shards, behind emulated links where the job has some, and the clock shard; none of them is given up soon."""
     addresses = config.shard_addresses
     emulation = config.emulation
@@ -183,12 +189,16 @@ def _parameter_servers(config: StageConfig, waits: Waits, tls: Tls | None) -> tu
     ids = config.shard_ids or ("",) * len(addresses)
     endurances = [Endurance(f"parameter server {index} at {address}", waits) for index, address in enumerate(addresses)]
 
-    def connect(index: int) -> Calls:
-        return FailpointCalls(connect_shard(addresses[index], ShardIndex(index), member_id=ids[index], tls=tls))
+    def connect(index: int) -> Caller:
+        return connect_shard(addresses[index], ShardIndex(index), member_id=ids[index], tls=tls)
 
-    shards = [RetryingCalls(over(connect(index), time), endurances[index]) for index, time in enumerate(times)]
+    def tensors(index: int) -> Calls:
+        caller = connect(index)
+        return FailpointCalls(SharedMemoryCalls(caller, requester_of(config)) if shares_memory else caller)
+
+    shards = [RetryingCalls(over(tensors(index), time), endurances[index]) for index, time in enumerate(times)]
     # On a connection of its own: reports and the log do not queue behind tensors.
-    return shards, RetryingCalls(connect(0), endurances[0])
+    return shards, RetryingCalls(FailpointCalls(connect(0)), endurances[0])
 
 
 def _records(

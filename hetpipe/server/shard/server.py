@@ -67,9 +67,12 @@ from hetpipe.wire.calls import (
     JoinRequest,
     KeepRunRequest,
     LogRecords,
+    MemoryOffer,
     RequestBarrierRequest,
+    ShareMemoryRequest,
 )
 from hetpipe.wire.fencing import FenceGuard
+from hetpipe.wire.segment_server import SegmentKey, SegmentServer
 from hetpipe.wire.server import Server
 from hetpipe.wire.serving import Context, Handlers
 from hetpipe.wire.shard_client import connect_shard
@@ -138,6 +141,7 @@ class ShardServer:
         self.highest_term = NO_TERM
         self._state = state
         self._roots = roots or Roots()
+        self._segments = SegmentServer(clock=clock)
         #: Keeps other processes out of the folder for state; open until this process ends.
         self._claim: int | None = None
         #: Jobs of earlier processes, or of this one, whose state on disk is gone or damaged, and why.
@@ -269,6 +273,7 @@ class ShardServer:
         with self._lock:
             self._is_ending = True
             jobs, self._jobs = self._jobs, {}
+        self._segments.stop()
         for job in jobs.values():
             job.end()
         claimed, self._claim = self._claim, None
@@ -298,6 +303,7 @@ class ShardServer:
         handlers.on(calls.REPORT_STAGED, partial(self._of_clock_shard, calls.REPORT_STAGED))
         handlers.on(calls.HOLD_CLOCK, partial(self._of_clock_shard, calls.HOLD_CLOCK))
         handlers.on(calls.GET_PROGRESS, partial(self._of_clock_shard, calls.GET_PROGRESS))
+        handlers.on(calls.SHARE_MEMORY, self._share_memory)
         handlers.on(calls.REPORT_CHECKPOINT, partial(self._of_clock_shard, calls.REPORT_CHECKPOINT))
         handlers.on(calls.REPORT_SHARD_CHECKPOINT, partial(self._of_shard, calls.REPORT_SHARD_CHECKPOINT))
         handlers.on(calls.ACKNOWLEDGE, partial(self._of_shard, calls.ACKNOWLEDGE))
@@ -368,13 +374,28 @@ class ShardServer:
 
     def push(self, header: PushHeader, chunks: Iterable[bytes], context: Context) -> PushReply:
         """Stage slices."""
-        reply = self._job(header.requester.job_id).tensors.upload(calls.PUSH, header, chunks)
+        job, key = self._job(header.requester.job_id), SegmentKey(header.requester, calls.PUSH.name)
+        with self._segments.receiving(key, chunks, context) as found:
+            reply = job.tensors.upload(calls.PUSH, header, found)
         context.add_callback(lambda: failpoints.reach("push.after_reply"))
         return reply
 
-    def pull(self, header: PullHeader, _: Context) -> Iterator[bytes]:
+    def pull(self, header: PullHeader, context: Context) -> Iterator[bytes]:
         """The chunks of published slices."""
-        return self._job(header.requester.job_id).tensors.download(calls.PULL, header)
+        job, key = self._job(header.requester.job_id), SegmentKey(header.requester, calls.PULL.name)
+        return self._segments.sending(key, job.tensors.download(calls.PULL, header), context)
+
+    def _share_memory(self, request: ShareMemoryRequest, _: Context) -> MemoryOffer:
+        """Offer a segment for the chunks of a kind of call.
+
+        Raises:
+            ProtocolViolation: the chunks of that kind go through gRPC only.
+        """
+        if request.call not in (calls.PUSH.name, calls.PULL.name):
+            raise ProtocolViolation(f"memory is shared for Push and Pull, not for {request.call!r:.40}")
+        who = request.requester
+        self._job(who.job_id, who.term).shard.shard.check_requester(who)
+        return self._segments.offer(SegmentKey(who, request.call))
 
     def _follow_log(self, request: FollowLogRequest, context: Context) -> Iterator[LogRecords]:
         """Implement `Followers.follow`."""

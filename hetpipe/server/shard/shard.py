@@ -317,6 +317,17 @@ class Shard:
             # The unfinished pushes of an evicted virtual worker: nothing else drops them.
             self._end_pushes(lambda key: key[:2] == (record.vw, record.incarnation))
 
+    def check_requester(self, requester: Requester) -> None:
+        """Refuse a stage of another job, term or life.
+
+        Raises:
+            StaleTerm, StaleIncarnation, ProtocolViolation: as named.
+            ClockNotPublished: it may be a member whose record this shard has not read yet.
+        """
+        self._check_stage(requester)
+        with self._lock:
+            self._state.check_request(requester)
+
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _hold_oldest(self) -> Oldest:

@@ -24,6 +24,7 @@ def test_this_machine_can_run(tmp_path: Path) -> None:
         "torch",
         "grpcio",
         "protobuf",
+        "torchvision",
         "devices",
         "cores",
         "memory",
@@ -43,6 +44,20 @@ def test_what_is_missing_comes_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert doctor._package("torch") == Check("torch", Health.FAIL, "not installed", "pip install 'torch>=2.9'")
     assert doctor._redis().health is Health.WARN
+
+
+def test_a_torchvision_of_another_build_is_a_remark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", {"torchvision": "0.28.0", "torch": "2.13.0+cpu"}.__getitem__)
+    monkeypatch.setattr("hetpipe.pipeline.torchvision_operators.mismatch", lambda: "libc10_cuda.so: not found")
+    check = doctor._torchvision()
+    assert check.health is Health.WARN
+    assert check.found == (
+        "0.28.0, another build than torch 2.13.0+cpu: models train unless they use its operators "
+        "(libc10_cuda.so: not found)"
+    )
+    assert "index" in check.fix
+    monkeypatch.setattr("hetpipe.pipeline.torchvision_operators.mismatch", lambda: None)
+    assert doctor._torchvision() == Check("torchvision", Health.OK, "0.28.0")
 
 
 def test_an_old_package_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,12 @@ class TestDivision:
         assert lengths == sorted(lengths, reverse=True)
         assert lengths[0] - lengths[-1] <= 1
 
+    @given(order=st.permutations(range(20)), used=st.sets(st.integers(0, 19)))
+    def test_an_order_of_the_job_is_kept_by_what_is_left(self, order: list[int], used: set[int]) -> None:
+        progress = Progress(Clock(2), 1, with_used(empty_bitmap(20), sorted(used)), 3, len(used))
+        dealt = divide(progress, spec(20, 3, epochs=3), members(1), order=order)
+        assert [i for block in dealt[VirtualWorkerIndex(0)] for i in block] == [i for i in order if i not in used]
+
     def test_blocks_go_round_in_index_order(self) -> None:
         dealt = deal(
             [9, 8, 7, 6, 5, 4, 3], batch_size=2, members=[VirtualWorkerIndex(4), VirtualWorkerIndex(7)], limit=None

@@ -152,9 +152,13 @@ def test_the_answer_says_what_was_proven(tmp_path: Path) -> None:
             "has parameters of its own, which no optimizer would ever train",
         ),
         ({"data": {"train": "tests.models:own_generator"}}, "data.train: the inputs of one minibatch, read twice"),
+        (
+            {"data": {"sampler": "tests.models:never_alike"}},
+            "data.sampler: `tests.models:never_alike` gives another order",
+        ),
         ({"data": {"eval": "tests.models:own_generator"}}, "data.eval: the inputs of one minibatch, read twice"),
     ],
-    ids=["hidden reference", "evaluation mode", "loss with parameters", "own generator", "own generator, evaluation"],
+    ids=["hidden", "evaluation mode", "loss with parameters", "own generator", "sampler", "own generator, evaluation"],
 )
 def test_what_would_train_to_something_else_is_refused(keys: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(CallableError, match=re.escape(sentence)):

@@ -1,0 +1,280 @@
+"""A segment: memory that two processes of one host share, and messages beside it (docs/semantics/shared-memory.md).
+
+A segment is a sealed memfd of `NUM_SLOTS` slots. One process, the sender of a call, copies chunks into slots in turn
+and says so over a Unix socket; the other one takes a private copy of each and gives the slot back. Nothing is ever read
+twice from a segment, so what its other process does to it later changes nothing that was checked.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Generator, Iterable
+from contextlib import suppress
+from enum import IntEnum
+
+from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.errors import DeadlineExceeded, PeerUnreachable, ProtocolViolation
+
+#: Room for one chunk: 1 MiB of payload and its head (`server/shard/chunks.py`), up to a whole page.
+SLOT_BYTES = (1 << 20) + mmap.PAGESIZE
+#: Few, so that a segment stays in the caches of the processor; enough that neither side waits for each message.
+NUM_SLOTS = 4
+SEGMENT_BYTES = NUM_SLOTS * SLOT_BYTES
+
+#: Without these a process could shrink the file under the other one's mapping, which would then die of SIGBUS.
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+#: Metadata key of a call whose chunks go through a segment: `NAME:NUMBER`.
+SEGMENT_KEY = "hetpipe-segment"
+
+#: Longest wait for the other process while its call is under way.
+IDLE_SECONDS = 30.0
+#: Interval of looks whether the call is over in another way.
+_LOOK_SECONDS = 0.05
+
+#: Kind, slot, number of the call, bytes of the chunk.
+_MESSAGE = struct.Struct("<BxHIQ")
+_CREDENTIALS = struct.Struct("3i")
+
+
+class _Kind(IntEnum):
+    FILLED = 1
+    """A slot has a chunk."""
+    TAKEN = 2
+    """It was copied, and the slot may be filled again."""
+    END = 3
+    """The sender has no more chunks, or the receiver takes no more."""
+
+
+class SegmentRefused(PeerUnreachable):
+    """A descriptor that was passed is not a segment; nothing was mapped."""
+
+
+class SegmentBroken(PeerUnreachable):
+    """The other process of a segment ended, or broke the protocol; the segment is of no use any more."""
+
+
+def make_segment(num_bytes: int = SEGMENT_BYTES, *, seals: int = SEALS) -> int:
+    """The descriptor of a new segment, zeros, closed when a program is executed."""
+    descriptor = os.memfd_create("hetpipe-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, num_bytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def map_segment(descriptor: int) -> mmap.mmap:
+    """Map a segment; the descriptor may then be closed.
+
+    Raises:
+        SegmentRefused: its size or its seals are not those of a segment.
+    """
+    try:
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    except OSError:
+        raise SegmentRefused("a descriptor without seals was passed, which is no segment") from None
+    if seals & SEALS != SEALS:
+        raise SegmentRefused(
+            f"a segment must be sealed against shrinking, growing and further seals; it has {seals:#x}"
+        )
+    num_bytes = os.fstat(descriptor).st_size  # after its seals: it cannot change any more
+    if num_bytes != SEGMENT_BYTES:
+        raise SegmentRefused(f"a segment has {SEGMENT_BYTES} bytes; {num_bytes} were passed")
+    memory = mmap.mmap(descriptor, SEGMENT_BYTES)
+    memory.madvise(mmap.MADV_DONTFORK)  # children of a stage have no part in it, and would keep it alive
+    return memory
+
+
+def peer_user(connection: socket.socket) -> int:
+    """The user of the process at the other end of a Unix socket, as the kernel has it."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    user: int = _CREDENTIALS.unpack(raw)[1]
+    return user
+
+
+def is_same_user(connection: socket.socket) -> bool:
+    """Whether the process at the other end is of this process's user."""
+    return peer_user(connection) == os.geteuid()
+
+
+class Lane:
+    """One end of a segment, for one call at a time; the holder of `turn` may use it."""
+
+    def __init__(self, name: str, connection: socket.socket, memory: mmap.mmap, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Take over both.
+
+        Args:
+            name: of the segment.
+            connection: the socket to the other end, of type SOCK_SEQPACKET.
+            memory: the mapped segment.
+            clock: measures waits.
+        """
+        self.connection = connection
+        self._memory = memory
+        self._clock = clock
+        self._closing = threading.Lock()
+        #: Held during a call.
+        self.turn = threading.Lock()
+        #: Number of the last call.
+        self.number = 0
+        #: Its name, where the server's end has to be found.
+        self.name = name
+        self.is_closed = False
+        connection.settimeout(_LOOK_SECONDS)
+
+    def close(self) -> None:
+        """Free this end; the memory is freed once the other end has, too. A call under way ends `SegmentBroken`."""
+        with self._closing:
+            if self.is_closed:
+                return
+            self.is_closed = True
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+        if self.turn.acquire(blocking=False):  # else whoever has it frees it
+            self._free()
+            self.turn.release()
+
+    def take_turn(self) -> bool:
+        """Begin a call; False while another one is under way, and after `close`."""
+        if not self.turn.acquire(blocking=False):
+            return False
+        if self.is_closed:
+            self.turn.release()
+        return not self.is_closed
+
+    def end_turn(self) -> None:
+        """End the call that `take_turn` began."""
+        self.turn.release()
+        if self.is_closed and self.turn.acquire(blocking=False):
+            self._free()
+            self.turn.release()
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What tells the server that the chunks of call `number` go this way."""
+        return ((SEGMENT_KEY, f"{self.name}:{self.number}"),)
+
+    def send(self, chunks: Iterable[bytes], *, is_over: Callable[[], bool]) -> bool:
+        """Send the chunks of call `number`.
+
+        Args:
+            chunks: each of at most `SLOT_BYTES`.
+            is_over: whether the call has ended in another way, so that nobody will answer here.
+
+        Returns:
+            Whether the receiver took all; if not, the call itself says why.
+
+        Raises:
+            SegmentBroken: the other end is closed, or the call is over.
+            DeadlineExceeded: the other end did not move for `IDLE_SECONDS`.
+        """
+        in_use, slot = 0, 0
+        try:
+            for chunk in chunks:
+                if len(chunk) > SLOT_BYTES:
+                    raise ProtocolViolation(f"a chunk of {len(chunk)} bytes does not fit into a slot of {SLOT_BYTES}")
+                if in_use == NUM_SLOTS:
+                    if self._next(is_over)[0] is not _Kind.TAKEN:
+                        return False
+                    in_use -= 1
+                start = slot * SLOT_BYTES
+                self._memory[start : start + len(chunk)] = chunk
+                self._tell(_Kind.FILLED, slot, len(chunk))
+                in_use, slot = in_use + 1, (slot + 1) % NUM_SLOTS
+            while in_use:  # so that no message of this call is left for the next one
+                if self._next(is_over)[0] is not _Kind.TAKEN:
+                    return False
+                in_use -= 1
+            return True
+        finally:
+            # Also where `chunks` failed: the receiver looks for the reason in the call's own end.
+            with suppress(SegmentBroken):
+                self._tell(_Kind.END)
+
+    def receive(self, *, is_over: Callable[[], bool]) -> Generator[bytes, None, None]:
+        """Private copies of the chunks of call `number`.
+
+        Raises:
+            SegmentBroken, DeadlineExceeded: as `send`.
+        """
+        slot, is_complete = 0, False
+        try:
+            while True:
+                kind, found, length = self._next(is_over)
+                if kind is _Kind.END:
+                    is_complete = True
+                    return
+                if kind is not _Kind.FILLED or found != slot or not 0 < length <= SLOT_BYTES:
+                    raise self._broken("it broke the protocol of slots")
+                start = slot * SLOT_BYTES
+                chunk = self._memory[start : start + length]
+                self._tell(_Kind.TAKEN, slot)
+                slot = (slot + 1) % NUM_SLOTS
+                yield chunk
+        finally:
+            if not is_complete:
+                self.refuse()
+
+    def refuse(self) -> None:
+        """Take no more of call `number`, and forget what was sent of it."""
+        with suppress(SegmentBroken):
+            self._tell(_Kind.END)
+        with suppress(OSError):
+            self.connection.settimeout(0.0)
+            with suppress(BlockingIOError):
+                while self.connection.recv(_MESSAGE.size):
+                    pass
+            self.connection.settimeout(_LOOK_SECONDS)
+
+    # -- internals ----------------------------------------------------------------------------------------------------
+
+    def _next(self, is_over: Callable[[], bool]) -> tuple[_Kind, int, int]:
+        """The next message of this call; those of earlier ones, which ended early, are skipped."""
+        until = self._clock.monotonic() + IDLE_SECONDS
+        was_over = False
+        while True:
+            try:
+                data = self.connection.recv(_MESSAGE.size)
+            except TimeoutError:
+                if self.is_closed:
+                    raise self._broken("it was closed on this side") from None
+                if was_over:
+                    raise self._broken("the call ended") from None
+                was_over = is_over()  # its last message may have arrived just before it ended: look once more
+                if self._clock.monotonic() > until:
+                    self.close()
+                    raise DeadlineExceeded(
+                        f"the other process of a segment did not move for {IDLE_SECONDS:g} s"
+                    ) from None
+                continue
+            except OSError as error:
+                raise self._broken(str(error)) from error
+            if len(data) != _MESSAGE.size:
+                raise self._broken("the other process is gone" if not data else "it broke the protocol of messages")
+            kind, slot, number, length = _MESSAGE.unpack(data)
+            if number < self.number:
+                continue
+            if number > self.number or kind not in _Kind.__members__.values():
+                raise self._broken("it broke the protocol of messages")
+            return _Kind(kind), slot, length
+
+    def _tell(self, kind: _Kind, slot: int = 0, length: int = 0) -> None:
+        try:
+            self.connection.send(_MESSAGE.pack(kind, slot, self.number, length))
+        except OSError as error:
+            raise self._broken(str(error)) from error
+
+    def _broken(self, why: str) -> SegmentBroken:
+        self.close()
+        return SegmentBroken(f"a transfer through shared memory broke off: {why}")
+
+    def _free(self) -> None:
+        self.connection.close()
+        self._memory.close()
