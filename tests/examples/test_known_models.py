@@ -19,7 +19,6 @@ from hetpipe.check import check_run
 from hetpipe.decide.lifecycle.evaluations import whole
 from hetpipe.job.file import Job, load_job
 from hetpipe.values.run import StageEvaluation, StageProgress
-from tests.model.without_operators import import_torchvision
 from tests.support.in_process import InProcessRun, run_in_process
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +52,6 @@ def few(data: Any) -> Any:
     "name", [pytest.param(name, marks=() if name == "resnet" else pytest.mark.exhaustive) for name in NAMES]
 )
 def test_it_learns(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import_torchvision()
     for module in (bert, gpt2, resnet, t5):
         all_of_it = module.eval_data
         monkeypatch.setattr(module, "eval_data", lambda all_of_it=all_of_it: few(all_of_it()))
