@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -20,6 +20,8 @@ SAMPLES_PER_CLASS = 2000
 PADDING = 0
 CLASSIFY = 1
 """Stands before the text, as BERT's [CLS]."""
+BUCKET = 512
+"""Samples that are sorted by their length."""
 EVAL_EVERY = 10
 """Of this many lines of a class the last one is for evaluation."""
 
@@ -32,6 +34,13 @@ def train_data() -> list[Sample]:
 def eval_data() -> list[Sample]:
     """Every tenth line of each class."""
     return [sample for pair in _pairs(for_evaluation=True) for sample in pair]
+
+
+def by_length(dataset: Sequence[Sample]) -> Iterator[int]:
+    """The order of an epoch: random buckets, each sorted by length, so that minibatches have little padding."""
+    shuffled = torch.randperm(len(dataset)).tolist()
+    for start in range(0, len(shuffled), BUCKET):
+        yield from sorted(shuffled[start : start + BUCKET], key=lambda index: len(dataset[index][0]))
 
 
 def pad(samples: Sequence[Sample]) -> dict[str, Tensor]:

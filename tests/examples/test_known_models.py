@@ -32,8 +32,8 @@ SMALL = 64
 SIZES: dict[str, tuple[dict[str, Any], str, float, float]] = {
     "gpt2": ({"minibatches": 12, "batch_size": 4}, "perplexity", 1.0, 200.0),
     "lora": ({"minibatches": 18, "batch_size": 4}, "perplexity", 1.0, 200.0),
-    "bert": ({"minibatches": 24, "batch_size": 8}, "accuracy", 0.4, 1.0),
-    "resnet": ({"minibatches": 16, "batch_size": 8, "optimizer.lr": 0.01, "lr_schedule": None}, "accuracy", 0.05, 1.0),
+    "bert": ({}, "accuracy", 0.6, 1.0),
+    "resnet": ({"minibatches": 80, "batch_size": 16, "lr_schedule": None}, "accuracy", 0.2, 1.0),
     "t5": ({"minibatches": 24, "batch_size": 8}, "perplexity", 1.0, 60.0),
 }
 
@@ -49,7 +49,7 @@ def few(data: Any) -> Any:
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "resnet" else pytest.mark.exhaustive) for name in NAMES]
+    "name", [pytest.param(name, marks=() if name == "t5" else pytest.mark.exhaustive) for name in NAMES]
 )
 def test_it_learns(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (bert, gpt2, resnet, t5):
@@ -60,10 +60,11 @@ def test_it_learns(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     report = check_run(tmp_path, require_complete=True)
     assert report.ok, "\n".join(report.lines())
     progress = [one for _, _, one in result.reports if isinstance(one, StageProgress) and one.loss is not None]
-    assert progress[-1].loss is not None and progress[-1].first_loss is not None
-    assert progress[-1].loss < progress[-1].first_loss
     parts = {vw: one for vw, _, one in result.reports if isinstance(one, StageEvaluation)}
-    assert least <= whole(parts).values[metric] <= most
+    values, first_loss = whole(parts).values, progress[-1].first_loss
+    assert first_loss is not None and values["loss"] is not None
+    assert values["loss"] < first_loss
+    assert least <= values[metric] <= most
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -91,6 +92,15 @@ class TestData:
         assert batch["input_ids"].tolist() == [[1, 97, 98, 99], [1, 97, 0, 0]]
         assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
         assert batch["labels"].tolist() == [0, 1]
+
+    def test_minibatches_have_lines_of_like_length(self) -> None:
+        lines = bert.train_data()
+        order = list(bert.by_length(lines))
+        assert sorted(order) == list(range(3600))
+        minibatches = [order[start : start + 32] for start in range(0, len(order), 32)]
+        lengths = [[len(lines[index][0]) for index in one] for one in minibatches]
+        spreads = [max(one) - min(one) for one in lengths]
+        assert sum(spreads) / len(spreads) < 10 < bert.MAX_BYTES - bert.MIN_BYTES
 
     def test_words_are_spelled_backwards(self) -> None:
         batch = t5.backwards(["abc", "de"])
