@@ -17,12 +17,20 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=igno
     PIP_CONSTRAINT=/dev/null PATH=/opt/hetpipe/bin:$PATH
 RUN python3 -m venv /opt/hetpipe
 WORKDIR /build
-COPY requirements.lock requirements-torch.lock ./
+COPY requirements.lock requirements-torch.lock requirements-torchvision.lock ./
 COPY deploy/image/locked ./
 
 FROM build AS dependencies
+# `models` adds transformers, timm, peft and torchvision to the image.
+ARG EXTRAS=
+RUN case "$EXTRAS" in ""|models) ;; *) echo "EXTRAS is \"$EXTRAS\": use models, or leave it empty" >&2; exit 1;; esac
 RUN python3 locked requirements.lock build run > run.lock \
  && pip install --prefix=/opt/layer --require-hashes --requirement run.lock
+# The section has all that they require but torch, which is a layer of its own.
+RUN if [ -n "$EXTRAS" ]; then \
+      python3 locked requirements.lock "$EXTRAS" > extras.lock \
+      && pip install --prefix=/opt/layer --no-deps --require-hashes --requirement extras.lock; \
+    fi
 
 FROM build AS application
 RUN python3 locked requirements.lock build > build.lock \
@@ -62,12 +70,18 @@ STOPSIGNAL SIGTERM
 ENTRYPOINT ["hetpipe-entrypoint"]
 CMD ["--help"]
 
-# pip sees what torch needs in the layer of the dependencies, which is not part of this one.
+# pip sees what torch needs in the layer of the dependencies, which is not part of this one. A torchvision whose operators
+# are those of another build of torch does not import: it ends the build here.
 FROM dependencies AS torch-cpu
 # The index of the wheels without CUDA; empty: where pip looks anyway.
 ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
-RUN PYTHONPATH="$(echo /opt/layer/lib/python3*/site-packages)" \
-    pip install ${TORCH_CPU_INDEX:+--index-url "$TORCH_CPU_INDEX"} --requirement requirements-torch.lock \
+ARG EXTRAS=
+RUN export PYTHONPATH="$(echo /opt/layer/lib/python3*/site-packages)" PIP_INDEX_URL="$TORCH_CPU_INDEX" \
+ && if [ -z "$PIP_INDEX_URL" ]; then unset PIP_INDEX_URL; fi \
+ && pip install --requirement requirements-torch.lock \
+ && if [ -n "$EXTRAS" ]; then \
+      pip install --no-deps --requirement requirements-torchvision.lock && python3 -c "import torchvision"; \
+    fi \
  && pip uninstall --yes setuptools pip
 
 FROM runtime AS cpu
@@ -78,7 +92,12 @@ COPY deploy/image/hetpipe-entrypoint deploy/image/hetpipe-credentials /opt/hetpi
 COPY examples /code/examples
 
 FROM dependencies AS torch-cuda
-RUN PYTHONPATH="$(echo /opt/layer/lib/python3*/site-packages)" pip install --requirement requirements-torch.lock \
+ARG EXTRAS=
+RUN export PYTHONPATH="$(echo /opt/layer/lib/python3*/site-packages)" \
+ && pip install --requirement requirements-torch.lock \
+ && if [ -n "$EXTRAS" ]; then \
+      pip install --no-deps --requirement requirements-torchvision.lock && python3 -c "import torchvision"; \
+    fi \
  && pip uninstall --yes setuptools pip
 
 FROM runtime AS cuda

@@ -16,6 +16,7 @@ import typer
 
 from benchmarks import (
     allocation,
+    data,
     host_memory,
     link,
     models,
@@ -88,6 +89,7 @@ def _allocation() -> Mapping[str, Any]:
     for name, profile in allocation.profiles().items():
         found = allocation.measure(profile)
         _say(f"(f) `auto`, {name}, four times the cluster each time", found)
+        _say(f"(f) NP, {name}, waves of one N and in proportion", allocation.waves(profile))
         ratios[name] = {size: {of: figures[of] for of in compared} for size, figures in found.items()}
     return ratios
 
@@ -150,6 +152,14 @@ def _models() -> Mapping[str, Any]:
     return ratios
 
 
+def _data() -> Mapping[str, Any]:
+    rates = data.measure(ROUNDS)
+    _say("(o) slow data, samples per second", {name: round(statistics.median(r), 1) for name, r in rates.items()})
+    each = [round(ratio, 3) for ratio in data.ratios(rates)]
+    _say("    hetpipe / plain DataLoader loop, each round", each)
+    return {"hetpipe / plain DataLoader loop": statistics.median(each)}
+
+
 def _host_memory() -> Mapping[str, Any]:
     ratios = {}
     for case in host_memory.CASES:
@@ -173,6 +183,7 @@ PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "recovery-shard": _recovery_shard,
     "start": _start,
     "models": _models,
+    "data": _data,
     "host-memory": _host_memory,
 }
 

@@ -1,10 +1,14 @@
-"""How long does `auto` take, how does it grow with the cluster, and how far from any plan's bound does it end?"""
+"""How long does `auto` take, how does it grow with the cluster, and how far from any plan's bound does it end?
+
+And how long do fast virtual workers wait for slow ones, with one N for all and with waves in proportion?
+"""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.sizes import sized
@@ -14,7 +18,13 @@ from hetpipe.decide.planner.costs import Costs
 from hetpipe.decide.planner.jobs import Jobs
 from hetpipe.decide.planner.options import PlanOptions
 from hetpipe.decide.planner.partitioner import Partitioner
+from hetpipe.decide.planner.shard_bytes import PlacedParameters
+from hetpipe.decide.planner.simulation_length import steady_waves
+from hetpipe.decide.simulator.documents import simulated_plan
+from hetpipe.decide.simulator.options import SimulationOptions
 from hetpipe.decide.simulator.prediction import predicted
+from hetpipe.decide.simulator.simulate import simulate
+from hetpipe.decide.sync.division import mean_minibatches
 from hetpipe.values.cluster import Cluster, DeviceType, Links, LinkSpec, Node
 from hetpipe.values.profile import LayerProfile, Profile
 from tests.decide.planner import models
@@ -58,6 +68,28 @@ def measure(profile: Profile) -> dict[str, Any]:
             "of the bound": round(rate / bound, 3),
             "gain over NP, ED, HD": {name: round(rate / other, 3) for name, other in others.items() if other},
         }
+    return found
+
+
+def waves(profile: Profile) -> dict[str, Any]:
+    """Under NP on the paper's cluster: speed, and waiting for slower virtual workers, with one N and in proportion.
+
+    The waiting is the share of the time, over virtual workers, in which a first stage waits for a clock if weights are
+    pushed and pulled in no time, so that only the waves of others are waited for.
+    """
+    costs, found = Costs(profile, _cluster(len(_TYPES))), dict[str, Any]()
+    for staleness in (0, 4):
+        for name, proportional in (("one N", False), ("in proportion", True)):
+            options = PlanOptions(allocation="NP", staleness=staleness, proportional=proportional)
+            plan = choose_plan(profile, costs.cluster, options, predict=predicted)
+            free = replace(simulated_plan(plan, costs), placed=PlacedParameters((), (), costs.num_layers))
+            length = mean_minibatches(4 * steady_waves(staleness), plan.waves)
+            run = simulate(free, costs, SimulationOptions(staleness=staleness, minibatches=length, staggered=True))
+            found[f"D = {staleness}, {name}"] = {
+                "N": plan.minibatches_per_wave,
+                "samples per second": round(plan.predicted.samples_per_second),
+                "waiting for slower workers": round(sum(run.waiting_seconds) / len(plan.waves) / run.seconds, 3),
+            }
     return found
 
 

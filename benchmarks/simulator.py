@@ -80,4 +80,4 @@ def _job(num_workers: int) -> tuple[SimulatedPlan, Costs]:
         )
     shards = tuple(node.name for node in cluster.nodes)
     placed = place_bytes(profile, shards=shards, placement="round_robin")
-    return SimulatedPlan(tuple(workers), MINIBATCHES_PER_WAVE, placed), Costs(profile, cluster)
+    return SimulatedPlan(tuple(workers), (MINIBATCHES_PER_WAVE,) * len(workers), placed), Costs(profile, cluster)

@@ -29,6 +29,7 @@ from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.decide.schedule.catalogue import order_for
 from hetpipe.decide.schedule.versions import VersionTable
 from hetpipe.job.file import OptimizerSpec
+from hetpipe.job.sections import DEFAULT_PREFETCH_FACTOR
 from hetpipe.link.cut import Cut
 from hetpipe.link.gloo import connect_gloo
 from hetpipe.link.policy import Link, LinkLimits
@@ -40,7 +41,7 @@ from hetpipe.pipeline.chain import Layer, chain_of, forget_weights
 from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled, layout_of
-from hetpipe.pipeline.reading import InlineReader, MinibatchSource
+from hetpipe.pipeline.reading import DataReader, InlineReader, MinibatchSource, WorkerOptions, WorkerReader
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import StageData, StageIdentity, StageParts
 from hetpipe.values.ids import Clock, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
@@ -106,7 +107,7 @@ class StageFigures:
         return (last - first) / (times[last] - times[first])
 
 
-class _Stamps(NullTimeline):
+class Stamps(NullTimeline):
     """Fills in `StageFigures`; the timeline is where the runner says what it does."""
 
     def __init__(self, figures: StageFigures) -> None:
@@ -193,7 +194,7 @@ def hetpipe_stage(rank: int, port: int, setting: Setting) -> StageFigures:
         loss if is_last else None,
         RandomTokens(setting.minibatches_per_wave * setting.num_waves * MICROBATCH),
         MICROBATCH,
-        _Stamps(figures),
+        Stamps(figures),
     )
     compute, runner = run_stage(setting, stage, upstream=upstream, downstream=downstream)
     figures.activation_bytes = compute.activation_bytes_peak
@@ -213,6 +214,8 @@ class Stage:
     timeline: TimelineWriter
     history: HistoryWriter = field(default_factory=NullHistory)
     metrics: MetricsWriter = field(default_factory=NullMetrics)
+    num_workers: int = 0
+    """Data workers."""
 
 
 def run_stage(
@@ -239,7 +242,18 @@ def run_stage(
         has_inputs=not own,
         has_target=own == num_stages - 1,
     )
-    reader = InlineReader(source)
+    sockets = tempfile.TemporaryDirectory()
+    reader: DataReader = InlineReader(source)
+    if stage.num_workers:
+        options = WorkerOptions(
+            num_workers=stage.num_workers,
+            prefetch_factor=DEFAULT_PREFETCH_FACTOR,
+            timeout_seconds=60.0,
+            on_start=lambda: None,
+            on_close=sockets.cleanup,
+            socket_folder=Path(sockets.name),
+        )
+        reader = WorkerReader(source, options)
     parts = StageParts(
         identity=StageIdentity(VirtualWorkerIndex(0), StageIndex(own), Incarnation(0), num_stages),
         sync=SyncSpec(setting.minibatches_per_wave, None, weights=setting.weights),
@@ -250,6 +264,7 @@ def run_stage(
         weights=weights,
         has_shards=setting.has_shards,
         clipping=None,
+        scales=None,
         replicas=None,
         pool=pool,
         order=order_for(setting.weights, setting.schedule),
@@ -271,6 +286,7 @@ def run_stage(
         last_checkpoint_seconds=0.0,
     )
     runner = StageRunner(parts, inbox)
+    reader.watch(inbox.ring)
     synchroniser.begin(inbox)
     with tempfile.TemporaryDirectory() as folder:  # the checkpoint of the last barrier: after the measured time
         checkpoints.append(Path(folder))

@@ -13,6 +13,9 @@ from pathlib import Path
 
 from hetpipe.failpoints import reach
 
+#: Ending of the name of an unfinished file, which a killed process leaves behind.
+TEMPORARY = ".tmp"
+
 
 @contextmanager
 def replacing(path: Path, *, points: str = "") -> Iterator[Path]:
@@ -27,7 +30,7 @@ def replacing(path: Path, *, points: str = "") -> Iterator[Path]:
     Raises:
         OSError: the disk is full or broken, or the folder is gone.
     """
-    temporary = path.with_name(f"{path.name}.tmp")
+    temporary = path.with_name(f"{path.name}{TEMPORARY}")
     try:
         yield temporary
         _reach(points, "before_fsync")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,6 +57,31 @@ class Root(nn.Module):
 def infinite_gradient() -> nn.Module:
     """Layer 1 of three has a gradient that is infinite from the first minibatch on, and every loss is finite."""
     return nn.Sequential(nn.Linear(5, 7), Root(), nn.Linear(7, 3))
+
+
+class _Amplified(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 64
+
+
+class Amplifies(nn.Module):
+    """Returns its input, and 64 times the gradient, which overflows at scales that suit all other layers."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        amplified: Tensor = _Amplified.apply(values)  # type: ignore[no-untyped-call]  # torch ships it untyped
+        return amplified
+
+
+def amplified32() -> nn.Module:
+    """Only gradients of the first layer overflow."""
+    return nn.Sequential(
+        nn.Sequential(nn.Linear(5, 7), Amplifies()), nn.Tanh(), nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 3)
+    )
 
 
 def data32() -> TensorDataset:

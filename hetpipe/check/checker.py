@@ -161,6 +161,7 @@ class _Judges:
                 bound_clock_distance=self._rule.bound_clock_distance,
                 unknown_events=unknown_events,
                 complete=line.complete,
+                skipped_updates=self._lanes.num_skipped(),
             ),
         )
 

@@ -65,6 +65,13 @@ class Step(StageEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class Skip(Step):
+    """The stage skipped the update of `p`, as a gradient overflowed at the loss scale `scale`; else like its step."""
+
+    scale: int
+
+
+@dataclass(frozen=True, slots=True)
 class Pass(StageEvent):
     """A forward or backward of `p` started on the weights w^(clock) plus own updates up to `local_through`."""
 

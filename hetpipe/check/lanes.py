@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from hetpipe.check.events import Backward, Forward, Pass, StageEvent, Step
+from hetpipe.check.events import Backward, Forward, Pass, Skip, StageEvent, Step
 from hetpipe.check.facts import Facts
 from hetpipe.check.formulas import ends_update, forward_is_newest, forward_through, minibatches_in, wave_of
 from hetpipe.check.orders import OrderJudge
 from hetpipe.check.report import Findings, Kind
-from hetpipe.check.rules import Place, RunRule
+from hetpipe.check.rules import Place, RunRule, SyncRule
 from hetpipe.check.timeline import Timeline
 
 
@@ -76,8 +76,13 @@ class LaneJudge:
                 self._judge_order(lane)
                 self._judge_steps(lane, stepping)
                 self._judge_missing(lane, due, started, stepping)
+        self._judge_skips()
         self._judge_commits(committed_minibatches)
         self._orders.finish()
+
+    def num_skipped(self) -> int:
+        """Updates skipped, each counted once per virtual worker."""
+        return sum(len({p for lane in lanes for p in _skips(lane)}) for lanes in self._lanes.values())
 
     def _see_forward(self, lane: _Lane, event: Forward) -> None:
         if event.p in lane.forwards:
@@ -122,6 +127,19 @@ class LaneJudge:
         lane.last_step = max(lane.last_step, event.p)
         if event.p not in lane.backwards:
             lane.disordered.append(event)
+
+    def _judge_skips(self) -> None:
+        """An update is skipped on all stages, at one scale, or on none; under allreduce on all replicas."""
+        first: dict[tuple[int, ...], Step] = {}
+        together = self._timeline.rule.sync is SyncRule.ALLREDUCE
+        for (vw, incarnation), lanes in self._lanes.items():
+            rule = self._timeline.rule_of(vw)
+            for step in (step for lane in lanes for step in lane.steps.values()):
+                update = (wave_of(rule, step.p),) if together else (vw, incarnation, step.p)
+                known = first.setdefault(update, step)
+                if known is not step and _scale_of(known) != _scale_of(step):
+                    message = f"{step.name}{_at_scale(step)}, but {known.name}{_at_scale(known)}"
+                    self._findings.add(Kind.SKIPPED_APART, message, step.origin)
 
     def _floor(self, event: StageEvent, p: int) -> int:
         """The barrier from which the life of `event` counts when it computes minibatch `p`."""
@@ -203,6 +221,19 @@ class LaneJudge:
                     f"minibatches of {self._batch_size}), but {minibatches[vw, wave]} minibatches were started"
                 )
                 self._findings.add(Kind.SAMPLE_COUNT, message, commit.origin)
+
+
+def _skips(lane: _Lane) -> list[int]:
+    return [p for p, step in lane.steps.items() if isinstance(step, Skip)]
+
+
+def _scale_of(step: Step) -> int | None:
+    """The scale at which an update was skipped; None if it was not."""
+    return step.scale if isinstance(step, Skip) else None
+
+
+def _at_scale(step: Step) -> str:
+    return f" at scale {step.scale}" if isinstance(step, Skip) else ""
 
 
 def _started(lanes: list[_Lane]) -> dict[int, StageEvent]:

@@ -38,6 +38,7 @@ class Kind(StrEnum):
     STEP_UNDUE = "step_undue"  #: an update is made where a group of minibatches is full, or before a barrier
     UPDATE_NOT_READY = "update_not_ready"  #: a pass of p starts only after the step of its v(p)
     NOT_NEWEST = "not_newest"  #: where the policy says newest, no update that the stage has is left out
+    SKIPPED_APART = "skipped_apart"  #: an update is skipped by all stages (allreduce: and replicas), or by none
     REPLICA_AHEAD = "replica_ahead"  #: allreduce: an update comes after the wave's backwards of all replicas
     WAVE_APPLIED_TWICE = "wave_applied_twice"  #: a shard applies a wave once
     TORN_WAVE = "torn_wave"  #: a wave is applied on all shards or on none
@@ -124,6 +125,8 @@ class Counts:
     """Lines of unknown events, which were not judged."""
     complete: bool = False
     """The run reached its end, or was stopped at a barrier."""
+    skipped_updates: int = 0
+    """Updates skipped because a gradient overflowed, over all virtual workers."""
 
 
 class Detail(TypedDict):
@@ -148,6 +151,7 @@ class ReportJson(TypedDict):
     samples: int
     max_clock_distance: int
     complete: bool
+    skipped_updates: int
     lacking: list[str]
     kinds: dict[str, int]
     details: list[Detail]
@@ -198,6 +202,7 @@ class Report:
             samples=self.counts.samples,
             max_clock_distance=self.counts.max_clock_distance,
             complete=self.counts.complete,
+            skipped_updates=self.counts.skipped_updates,
             lacking=list(self.lacking),
             kinds=self.kinds(),
             details=[Detail(kind=v.kind.value, message=v.message, where=v.where) for v in self._shown()],
@@ -212,6 +217,7 @@ class Report:
             f"judged {_number(counts.events, 'event')} by weights {self.weights} and schedule {self.schedule}: "
             f"{_number(self.minibatches, 'minibatch', 'minibatches')}, "
             f"{_number(counts.waves, 'wave')} committed, "
+            f"{_number(counts.skipped_updates, 'update') + ' skipped, ' if counts.skipped_updates else ''}"
             f"{clock} published, largest clock distance {counts.max_clock_distance} ({bound}), "
             f"run {'ended' if counts.complete else 'cut short'}"
         )

@@ -26,6 +26,9 @@ SLICES = "slices"
 #: tied has several names, a buffer that is not persistent has none.
 STATE_NAMES = "state_names"
 
+#: The entry of the loss scale among the optimizer's scalars; no parameter can have this name.
+LOSS_SCALE = ".loss_scale"
+
 
 @dataclass(frozen=True, slots=True)
 class PartLabel:

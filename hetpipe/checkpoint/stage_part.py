@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from hetpipe.checkpoint.format import SCALARS, CheckpointReader, OptimizerState, copy_exactly, save_part
-from hetpipe.checkpoint.layout import NUM_KEEPERS, STATE_NAMES, PartLabel, optimizer_source
+from hetpipe.checkpoint.layout import LOSS_SCALE, NUM_KEEPERS, STATE_NAMES, PartLabel, optimizer_source
 from hetpipe.checkpoint.manifest import MANIFEST, Manifest, read_manifest, verify_file
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.errors import CheckpointError, CheckpointNotWritten
@@ -209,7 +209,7 @@ class RestoreTargets:
     buffers: Sequence[tuple[str, Tensor]]
     """Including parameters that are not trained."""
     load_optimizer: Callable[[Mapping[str, Mapping[str, Any]]], None]
-    """Restores the state of all parameters in `weights`."""
+    """Restores the state of all parameters in `weights`, and that of the loss scale under `LOSS_SCALE`."""
 
 
 def restore(config: StageConfig, targets: RestoreTargets, sync: SyncTraits) -> Clock:
@@ -265,7 +265,7 @@ def _optimizer_state(
     folder: Path, manifest: Manifest, source: VirtualWorkerIndex, targets: RestoreTargets
 ) -> dict[str, dict[str, Any]]:
     own = _reader(folder, manifest, manifest.files_of(source))
-    return own.optimizer_state(name for name, _ in targets.weights)
+    return own.optimizer_state([*(name for name, _ in targets.weights), LOSS_SCALE])
 
 
 def _reader(folder: Path, manifest: Manifest, files: Sequence[CheckpointFile]) -> CheckpointReader:

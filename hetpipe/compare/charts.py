@@ -56,7 +56,7 @@ class Figure:
     ends: str
     """In words, where each line ends."""
     data: Mapping[str, Any]
-    """See `chart_data`; empty where there are no lines."""
+    """Data of the chart, made by `chart_data`; empty where there are no lines."""
 
 
 def chart_styles() -> tuple[Markup, ...]:

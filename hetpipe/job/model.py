@@ -130,7 +130,7 @@ class Job(Section):
     """The weight policy: the weights a minibatch uses, and the number of minibatches per update."""
     precision: Precision = "fp32"
     """What forward and backward passes compute in: `fp32`, that of the model's own tensors; `bf16`, torch's autocast
-    with fp32 weights and updates.
+    to bfloat16 with fp32 weights and updates; `fp16`, the same to float16, with a dynamic scale of the loss.
     """
     schedule: Literal["auto", Schedule] = "auto"
     """The order in which a stage computes; `auto` is the default of the weight policy."""
@@ -302,9 +302,10 @@ class Job(Section):
         Raises:
             JobError: it is not planned yet.
         """
-        if self.sync.minibatches_per_wave == "auto":
-            raise JobError("sync.minibatches_per_wave: is `auto`, so it is unknown before the run is planned")
-        return self.sync.minibatches_per_wave
+        given = self.sync.minibatches_per_wave
+        if isinstance(given, str):
+            raise JobError(f"sync.minibatches_per_wave: is `{given}`, so it is unknown before the run is planned")
+        return given
 
     def minibatches_of(self, vw: VirtualWorkerIndex) -> int:
         """N_v of virtual worker `vw`, which the job has.

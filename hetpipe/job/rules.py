@@ -61,13 +61,16 @@ def _one_virtual_worker(workers: WorkersSection, sync: SyncSection) -> Iterator[
 
 def _waves(sync: SyncSection) -> tuple[int, ...]:
     """N of each virtual worker, or one N for all."""
-    given = DEFAULT_MINIBATCHES_PER_WAVE if sync.minibatches_per_wave == "auto" else sync.minibatches_per_wave
+    given = sync.minibatches_per_wave
+    given = DEFAULT_MINIBATCHES_PER_WAVE if isinstance(given, str) else given
     return (given,) if isinstance(given, int) else given
 
 
 def _a_wave_for_each(workers: WorkersSection, sync: SyncSection) -> Iterator[Problem]:
-    """A list of N has one for each virtual worker that the job states."""
+    """A list of N has one for each virtual worker that the job states; `proportional` lets the planner make it."""
     given = sync.minibatches_per_wave
+    if given == "proportional":
+        yield from _proportional(workers, sync)
     if not isinstance(given, tuple):
         return
     path = ("sync", "minibatches_per_wave")
@@ -75,13 +78,29 @@ def _a_wave_for_each(workers: WorkersSection, sync: SyncSection) -> Iterator[Pro
         yield Problem(
             path,
             "has one number for each virtual worker, which requires `workers.stages` with the stages of each; give "
-            "them, or one number, or auto",
+            "them, or one number, or auto, or proportional",
         )
     elif workers.count is not None and len(given) != workers.count:
         yield Problem(
             path,
             f"has {len(given)} numbers, but there are {workers.count} virtual workers; give one for each, or one "
             "number for all",
+        )
+
+
+def _proportional(workers: WorkersSection, sync: SyncSection) -> Iterator[Problem]:
+    path = ("sync", "minibatches_per_wave")
+    if not sync.traits.has_shards:
+        yield Problem(
+            path,
+            f"is proportional, but `sync.kind` is {sync.kind}, under which no virtual workers of different speeds "
+            "exchange waves; use auto or one number, or wsp, bsp or asp",
+        )
+    elif workers.stages != "auto":
+        yield Problem(
+            path,
+            "is proportional, which requires `workers.stages: auto`, as the planner knows how fast stages are; give a "
+            "list with one number for each virtual worker, or one number",
         )
 
 
@@ -172,7 +191,7 @@ def _whole_accumulations(
 ) -> Iterator[Problem]:
     accumulate, waves = gradients.accumulate, _waves(sync)
     n = next((each for each in waves if each % accumulate), waves[0])
-    is_open = workers.stages == "auto" and sync.minibatches_per_wave == "auto"
+    is_open = workers.stages == "auto" and isinstance(sync.minibatches_per_wave, str)
     if accumulate == 1 or (is_open and not POLICIES[weights].one_update_per_wave):
         return
     if POLICIES[weights].one_update_per_wave:
@@ -207,6 +226,18 @@ def _weights_of_the_cast(weights: WeightPolicy, precision: Precision) -> Iterato
             ("precision",),
             f"is {precision}, but under {weights} a backward reads other weights than its forward, and autocast keeps "
             f"the forward's, cast to {AUTOCAST_DTYPES[precision]}; use fp32, or weights: {others}",
+        )
+
+
+def _verdict_in_time(weights: WeightPolicy, precision: Precision) -> Iterator[Problem]:
+    """Whether a gradient of any stage overflowed travels as the norm over all stages does."""
+    policy = POLICIES[weights]
+    if precision == "fp16" and policy.predicts is None and not policy.clips_globally:
+        others = join_names(policies_where(lambda policy: policy.clips_globally))
+        yield Problem(
+            ("precision",),
+            f"is fp16, but under {weights} every step would wait until all stages know whether a gradient overflowed, "
+            f"one minibatch at a time; use bf16, or weights: {others}",
         )
 
 
@@ -276,6 +307,7 @@ _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
     _whole_accumulations,
     _norm_in_time,
     _weights_of_the_cast,
+    _verdict_in_time,
     _precision_of_the_profile,
     _something_predicted,
     _something_on_the_shards,

@@ -360,14 +360,14 @@ class SyncSection(Section):
     """
     minibatches_per_wave: Annotated[
         Annotated[PositiveInt, Tag("<number>")]
-        | Annotated[Literal["auto"], Tag("<word>")]
+        | Annotated[Literal["auto", "proportional"], Tag("<word>")]
         | Annotated[Annotated[tuple[PositiveInt, ...], Field(min_length=1)], Tag("<list>")],
         Discriminator(_wave_branch),
     ] = Field(default="auto", examples=[4])
     """N: minibatches whose updates are pushed together; also the maximum number in a pipeline at once. `auto` with
     `stages: auto`: the smallest N whose predicted throughput is within 2 % of the best; otherwise 4. A list has the N
     of each virtual worker: in proportion to their speeds, their waves take equally long (docs/semantics/wsp.md,
-    section 10).
+    section 10). `proportional` with `stages: auto`: the planner makes that list.
     """
     combine: Combine | None = Field(default=None, validate_default=True)
     """`sum`, the default, adds the updates of all virtual workers unscaled, `mean` divides them by V first. None under

@@ -62,6 +62,8 @@ class Frame:
     """In a backward frame, the weight of the minibatch in means over several (job key `mean_over`); in one of a link's
     measurement, the bytes of its answer.
     """
+    scale_exponent: int = 0
+    """Binary logarithm of the scale of the minibatch's loss, in a forward frame; 0: the loss itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

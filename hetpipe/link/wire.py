@@ -4,7 +4,7 @@ A frame is one *first message* of at most `FIRST_MESSAGE_BYTES`, followed by one
 message contains a header and, as far as they fit, the small tensors themselves, so that a small frame costs one
 message.
 
-    prefix      magic "HPF1", kind (u8), unused (u8), number of tensors (u16), minibatch, clock, local_through,
+    prefix      magic "HPF1", kind (u8), scale_exponent (u8), number of tensors (u16), minibatch, clock, local_through,
                 weight (i64)
     per tensor  dtype code (u8; 0 = no tensor), rank (u8), place (u8; 1 = in this message), sizes (i64 each)
     payloads    the tensors in this message, each starting at a multiple of 64 bytes
@@ -24,13 +24,14 @@ import torch
 from hetpipe.errors import MalformedFrame, PlanError, ResourceExhausted
 from hetpipe.link.policy import MAX_RANK, MAX_TENSORS, Frame, FrameKind, LinkLimits
 from hetpipe.values.plan import DTYPE_BYTES
+from hetpipe.values.precision import LARGEST_SCALE_EXPONENT
 
 #: Size of the receive buffer that is kept posted. Large enough for every header, small enough that copying a tensor
 #: through it costs less than the round trip of a separate message.
 FIRST_MESSAGE_BYTES = 64 * 1024
 
 _MAGIC = b"HPF1"
-_PREFIX = struct.Struct("<4sBxHqqqq")
+_PREFIX = struct.Struct("<4sBBHqqqq")
 _TENSOR = struct.Struct("<BBB")
 _SIZES = tuple(struct.Struct(f"<{rank}q") for rank in range(MAX_RANK + 1))
 _CLOSE_CODE = 0
@@ -76,11 +77,14 @@ class FrameHeader:
     clock: int
     local_through: int
     weight: int
+    scale_exponent: int
     tensors: tuple[TensorHeader | None, ...]
 
     def frame(self, tensors: tuple[torch.Tensor | None, ...]) -> Frame:
         """Build the frame from its tensors."""
-        return Frame(self.kind, self.minibatch, self.clock, self.local_through, tensors, self.weight)
+        return Frame(
+            self.kind, self.minibatch, self.clock, self.local_through, tensors, self.weight, self.scale_exponent
+        )
 
 
 class CloseHeader:
@@ -129,7 +133,14 @@ def encode(frame: Frame) -> Outgoing:
     tensors = frame.tensors
     header = bytearray(
         _PREFIX.pack(
-            _MAGIC, frame.kind.value, len(tensors), frame.minibatch, frame.clock, frame.local_through, frame.weight
+            _MAGIC,
+            frame.kind.value,
+            frame.scale_exponent,
+            len(tensors),
+            frame.minibatch,
+            frame.clock,
+            frame.local_through,
+            frame.weight,
         )
     )
     header_bytes = len(header) + sum(_TENSOR.size + (0 if t is None else _SIZES[t.dim()].size) for t in tensors)
@@ -159,7 +170,7 @@ def encode(frame: Frame) -> Outgoing:
 
 def encode_close() -> torch.Tensor:
     """Encode the goodbye."""
-    return torch.frombuffer(bytearray(_PREFIX.pack(_MAGIC, _CLOSE_CODE, 0, 0, 0, 0, 0)), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(_PREFIX.pack(_MAGIC, _CLOSE_CODE, 0, 0, 0, 0, 0, 0)), dtype=torch.uint8)
 
 
 def decode(message: memoryview, limits: LinkLimits) -> FrameHeader | CloseHeader:
@@ -170,15 +181,20 @@ def decode(message: memoryview, limits: LinkLimits) -> FrameHeader | CloseHeader
     """
     if len(message) < _PREFIX.size:
         raise MalformedFrame(f"a frame of {len(message)} bytes is shorter than its header of {_PREFIX.size} bytes")
-    magic, code, num_tensors, minibatch, clock, local_through, weight = _PREFIX.unpack_from(message)
+    magic, code, scale_exponent, num_tensors, *numbers = _PREFIX.unpack_from(message)
     if magic != _MAGIC:
         raise MalformedFrame(f"a frame starts with {bytes(magic)!r} instead of {_MAGIC!r}")
     if code == _CLOSE_CODE:
         return CloseHeader()
     if code not in _KINDS:
         raise MalformedFrame(f"unknown frame kind {code}")
+    if scale_exponent > LARGEST_SCALE_EXPONENT:
+        raise MalformedFrame(
+            f"a frame announces a loss scale of 2^{scale_exponent}; at most 2^{LARGEST_SCALE_EXPONENT}"
+        )
     tensors = _decode_tensors(message, num_tensors, limits)
-    return FrameHeader(_KINDS[code], minibatch, clock, local_through, weight, tensors)
+    minibatch, clock, local_through, weight = numbers
+    return FrameHeader(_KINDS[code], minibatch, clock, local_through, weight, scale_exponent, tensors)
 
 
 def _decode_tensors(message: memoryview, num_tensors: int, limits: LinkLimits) -> tuple[TensorHeader | None, ...]:

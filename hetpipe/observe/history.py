@@ -72,6 +72,10 @@ class HistoryWriter(Protocol):
         """
         self.write("step", vw=vw, incarnation=incarnation, stage=stage, p=p)
 
+    def skip(self, *, vw: int, incarnation: int, stage: int, p: int, scale: int) -> None:
+        """A stage has skipped an update, in place of `step`: a gradient of some stage overflowed at this loss scale."""
+        self.write("skip", vw=vw, incarnation=incarnation, stage=stage, p=p, scale=scale)
+
     def wave(
         self,
         *,
@@ -180,6 +184,9 @@ class SummaryHistory(HistoryWriter):
         """Part of its wave."""
 
     def step(self, *, vw: int, incarnation: int, stage: int, p: int) -> None:
+        """Part of its wave."""
+
+    def skip(self, *, vw: int, incarnation: int, stage: int, p: int, scale: int) -> None:
         """Part of its wave."""
 
     def wave_computed(self, *, vw: int, incarnation: int, stage: int, wave: int, p: int) -> None:

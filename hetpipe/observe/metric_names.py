@@ -200,6 +200,13 @@ def _of_stage() -> tuple[Family, ...]:
         gauge(
             "gradient_norm", "1", "Norm of the latest gradient used in an update, before clipping; only with clipping."
         ),
+        gauge("loss_scale", "1", "Scale of the loss after the latest update; only with `precision: fp16`."),
+        counter(
+            "skipped_updates",
+            "updates",
+            "Updates skipped because a gradient overflowed, the same on all stages of a virtual worker; only with "
+            "`precision: fp16`.",
+        ),
         counter(
             "compute_seconds",
             "seconds",

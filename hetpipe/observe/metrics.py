@@ -102,7 +102,7 @@ class Metrics(MetricsWriter):
         self._file = LineFile(path, segment_bytes=segment_bytes, reduction=WaveReduction())
 
     def write(self, wave: WaveMetrics) -> None:
-        """See `MetricsWriter.write`; nothing once the disk has failed."""
+        """Append one wave as a line; numbers that are not finite become null. No effect once the disk failed."""
         values = {"t": round(self._clock.monotonic(), 6), **asdict(wave)}
         values |= {key: _finite(values[key]) for key in _MEASURED}
         values["losses"] = {name: _finite(value) for name, value in wave.losses.items()}

@@ -11,6 +11,7 @@ from math import ceil
 
 import torch
 
+from hetpipe.checkpoint.layout import LOSS_SCALE
 from hetpipe.checkpoint.stage_part import StageCheckpoints, StageContent, keepers_of
 from hetpipe.decide.sync.division import Block, blocks_of_evaluation
 from hetpipe.decide.sync.records import SegmentRecord
@@ -54,7 +55,8 @@ def stage_checkpoints(parts: StageParts, inbox: Inbox, waiter: Waiter) -> StageC
         return StageContent(
             weights={} if parts.has_shards else parts.weights.at_barrier.views,
             buffers={**_buffers(parts), **frozen},
-            optimizer=parts.weights.optimizer.state(),
+            optimizer=parts.weights.optimizer.state()
+            | ({} if parts.scales is None else {LOSS_SCALE: parts.scales.state()}),
         )
 
     def rest(reason: str, *, seconds: float, extra_seconds: float) -> None:

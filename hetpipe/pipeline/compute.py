@@ -238,12 +238,13 @@ class StageCompute:
         self._most_pending = max(self._most_pending, len(self._pending))
         return outputs
 
-    def loss(self, p: Minibatch, outputs: Values, target: Any) -> float:
-        """Mean loss of minibatch `p`, whose forward returned `outputs`; its backward starts from the loss."""
+    def loss(self, p: Minibatch, outputs: Values, target: Any, *, scale: float = 1.0) -> float:
+        """Mean loss of minibatch `p`, whose forward returned `outputs`; its backward starts from the loss × `scale`."""
         assert self._loss is not None, "only the last stage has a loss"
         loss, output, target = self._loss, _unwrapped(outputs), self.to_device(target)
         value = self._activations.watch(p, outputs, lambda: self._loss_of(loss, output, target))
-        self._pending[p] = replace(self._pending[p], outputs=(_edge(value),))
+        start = value if scale == 1.0 else value * torch.tensor(scale, device=value.device)
+        self._pending[p] = replace(self._pending[p], outputs=(_edge(start),))
         return float(value.detach())
 
     def skip_loss(self, p: Minibatch) -> None:

@@ -57,9 +57,6 @@ from hetpipe.pipeline.seeds import layer_seed, preserved_generators, seed_genera
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 from hetpipe.values.precision import Precision
 
-#: File name, in the folder of the run.
-MODEL_FILE = "initial.safetensors"
-
 #: Key of the description in the file's metadata.
 _DESCRIPTION = "hetpipe"
 

@@ -154,30 +154,34 @@ class InlineReader:
         self._pins = pin_memory
 
     def begin(self, requests: Sequence[Request]) -> None:
-        """See `DataReader.begin`."""
+        """No effect: nothing is read ahead."""
 
     def insert(self, requests: Sequence[Request]) -> None:
-        """See `DataReader.insert`."""
+        """No effect: nothing is read ahead."""
 
     def is_ready(self) -> bool:
-        """See `DataReader.is_ready`."""
+        """Always true: `take` reads."""
         return True
 
     def take(self, request: Request) -> Batch:
-        """See `DataReader.take`."""
+        """Read the minibatch on this thread.
+
+        Raises:
+            CallableError: a sample or the minibatch cannot be used.
+        """
         batch = self._source.read(request)
         return _pinned(batch) if self._pins else batch
 
     @property
     def reason(self) -> str:
-        """See `DataReader.reason`."""
+        """Not to be asked for, as nothing is waited for. Raises `NotImplementedError`."""
         raise NotImplementedError("it is always ready")
 
     def watch(self, on_change: Callable[[], None]) -> None:
-        """See `DataReader.watch`."""
+        """No effect: `is_ready` does not change."""
 
     def close(self) -> None:
-        """See `DataReader.close`."""
+        """No effect: there are no workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +249,7 @@ class WorkerReader:
     # -- for the compute thread --------------------------------------------------------------------------------------
 
     def begin(self, requests: Sequence[Request]) -> None:
-        """See `DataReader.begin`."""
+        """Replace the plan. The workers start on it at once; what they have read of the one before is dropped."""
         with self._changed:
             if not requests and self._num_taken == len(self._plan):
                 return
@@ -256,12 +260,17 @@ class WorkerReader:
             self._changed.notify_all()
 
     def insert(self, requests: Sequence[Request]) -> None:
-        """See `DataReader.insert`."""
+        """Put minibatches before the rest of the plan, which is read again."""
         if requests:
             self.begin((*requests, *self._plan[self._num_taken :]))
 
     def is_ready(self) -> bool:
-        """See `DataReader.is_ready`."""
+        """Whether the next minibatch has been read.
+
+        Raises:
+            CallableError: a sample or the minibatch cannot be used.
+            DataWorkerLost: a worker has died, or has not read the minibatch within `timeout_seconds`.
+        """
         with self._changed:
             if self._results:
                 self._missing_since = None
@@ -280,7 +289,11 @@ class WorkerReader:
             return False
 
     def take(self, request: Request) -> Batch:
-        """See `DataReader.take`."""
+        """The next minibatch of the plan, which is `request`; only after `is_ready`.
+
+        Raises:
+            CallableError: a sample or the minibatch cannot be used.
+        """
         with self._changed:
             expected, result = self._plan[self._num_taken], self._results.popleft()
             assert expected == request, f"{expected} was announced, and {request} is taken"
@@ -293,18 +306,18 @@ class WorkerReader:
 
     @property
     def reason(self) -> str:
-        """See `DataReader.reason`."""
+        """What the workers still have to read, with their process ids; completes "… waits for"."""
         request = self._plan[self._num_taken]
         pids = ", ".join(map(str, self.pids))
         key = "data.eval" if request.is_evaluation else "data.train"
         return f"{key}: {request} (samples {listed(request.samples)}) to be read by the data workers (processes {pids})"
 
     def watch(self, on_change: Callable[[], None]) -> None:
-        """See `DataReader.watch`."""
+        """Call `on_change` from the reading thread whenever a minibatch has arrived or a worker is lost."""
         self._on_change = on_change
 
     def close(self) -> None:
-        """See `DataReader.close`."""
+        """Kill all workers and wait for their end. Idempotent."""
         with self._changed:
             if self._is_closed:
                 return

@@ -118,12 +118,14 @@ class StageRunner:
 
     def _figures(self) -> Figures:
         parts = self._parts
-        clipping = parts.clipping
+        clipping, scales = parts.clipping, parts.scales
         return Figures(
             weight_bytes=parts.pool.peak * parts.pool.layout.num_bytes,
             activation_bytes=parts.compute.activation_bytes_peak,
             learning_rate=parts.weights.optimizer.learning_rate,
             max_norm=None if clipping is None else clipping.max_norm,
+            loss_scale=None if scales is None else float(1 << scales.newest.exponent),
+            skipped_updates=0 if scales is None else scales.skipped_updates,
         )
 
     # -- inside ------------------------------------------------------------------------------------------------------

@@ -43,6 +43,8 @@ class _InFlight:
 
     clock: Clock
     """W*."""
+    scale_exponent: int = 0
+    """Of the scale of its loss."""
     weight: int = 0
     """In means over several; last stage only, which tells the others with the gradients."""
 
@@ -287,7 +289,9 @@ class SegmentRun:
         parts.emulator.stretch(Kind.FORWARD, started)
         self._tally.computed(Activity.FORWARD, p, started)
         if parts.downstream is not None:
-            frame = Frame(FrameKind.FORWARD, p, flying.clock, version.through, outputs)
+            frame = Frame(
+                FrameKind.FORWARD, p, flying.clock, version.through, outputs, scale_exponent=flying.scale_exponent
+            )
             parts.downstream.send(frame, deadline_seconds=SEND_SECONDS)
         self._forwarded = p
 
@@ -314,9 +318,14 @@ class SegmentRun:
             parts.compute.skip_loss(p)
             self._tally.loss(p, MinibatchLoss(0.0, 0, batch.num_samples))
             return
-        loss = parts.compute.loss(p, outputs, batch.target)
+        exponent = self._flying[p].scale_exponent
+        loss = parts.compute.loss(p, outputs, batch.target, scale=2.0**exponent)
         if not math.isfinite(loss):
-            raise NonFiniteUpdate(f"the loss of minibatch {p} is {loss}", minibatch=p)
+            if not exponent:
+                raise NonFiniteUpdate(f"the loss of minibatch {p} is {loss}", minibatch=p)
+            # Its update will most likely be skipped, and a mean with it would say nothing.
+            self._tally.loss(p, MinibatchLoss(0.0, 0, batch.num_samples))
+            return
         each = {} if parts.data.losses is None else parts.data.losses.values
         self._tally.loss(p, MinibatchLoss(loss, weight, batch.num_samples, each))
 
@@ -327,12 +336,12 @@ class SegmentRun:
 
     def _take_forward(self, p: Minibatch) -> tuple[_InFlight, Values]:
         if self._parts.identity.is_first:
-            return _InFlight(self._clocks.chosen(p)), ()
+            return _InFlight(self._clocks.chosen(p), self._updates.scale_exponent(p)), ()
         with self._inbox.bell:
             frame = self._inbox.from_upstream.popleft().frame
         assert frame.minibatch == p, f"expected minibatch {p}, got {frame.minibatch}"
         values = tuple(tensor for tensor in frame.tensors if tensor is not None)
-        return _InFlight(Clock(frame.clock)), values
+        return _InFlight(Clock(frame.clock), frame.scale_exponent), values
 
     def _taken_evaluation(self) -> Frame | None:
         """Later stages: the next frame from the previous stage, if it belongs to an evaluation."""
@@ -390,7 +399,7 @@ class SegmentRun:
         received, weight = self._take_gradients(p, flying)
         gradients = self._compute_backward(p, replace(flying, weight=weight), version, received)
         self._backwarded = p
-        self._updates.add(p, gradients, weight)
+        self._updates.add(p, gradients, weight, flying.scale_exponent)
         if p == self._last:
             self._updates.flush()
 

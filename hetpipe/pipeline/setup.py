@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hetpipe.checkpoint.stage_part import PartWriter
 from hetpipe.clock import Clock as TimeSource
+from hetpipe.decide.schedule.loss_scale import LossScales
 from hetpipe.decide.schedule.policy import Order
 from hetpipe.decide.schedule.versions import VersionTable
 from hetpipe.decide.sync.records import SegmentMember, SegmentRecord
@@ -141,6 +142,8 @@ class StageParts:
     has_shards: bool
     """Whether parameter servers publish weights; if not, none are fetched."""
     clipping: Clipping | None
+    scales: LossScales | None
+    """Scales of the loss; `precision: fp16` only."""
     replicas: Replicas | None
     """The same stage of the other virtual workers; `allreduce` only."""
     pool: BufferPool

@@ -26,6 +26,8 @@ class Figures:
     activation_bytes: int
     learning_rate: float | None
     max_norm: float | None
+    loss_scale: float | None = None
+    skipped_updates: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,5 +180,7 @@ class Tally:
                 learning_rate=figures.learning_rate,
                 losses=self._last_losses,
                 first_losses=self._first_losses,
+                loss_scale=figures.loss_scale,
+                skipped_updates=figures.skipped_updates,
             )
         )

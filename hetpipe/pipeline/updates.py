@@ -1,9 +1,11 @@
 """Updates of a stage's weights from the gradients of minibatches.
 
-gradients of a minibatch ─► average over an update ─► sum over replicas ─► clip ─► step
+gradients of a minibatch ─► divide by its scale ─► average over an update ─► sum over replicas ─► clip ─► step or skip
 
 Clipping by the norm over all stages takes a round trip: squared norms are sent upstream from stage to stage, and the
-norm is sent back downstream. Meanwhile the gradient waits, as do the minibatches that need its update.
+norm is sent back downstream. Meanwhile the gradient waits, as do the minibatches that need its update. Under
+`precision: fp16` the same norm is the verdict whether a gradient of any stage overflowed: then it is not finite, and
+all stages skip the update.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hetpipe.decide.schedule.loss_scale import LossScales
 from hetpipe.errors import NonFiniteUpdate
 from hetpipe.link.policy import Frame, FrameKind
 from hetpipe.observe.timeline import Activity
 from hetpipe.pipeline.clipping import clip_factor, norm_of, scaled, squared_norms
 from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
 from hetpipe.pipeline.tally import Tally
-from hetpipe.values.ids import Minibatch
+from hetpipe.values.ids import Clock, Minibatch
 from hetpipe.weights.averaging import GradientsByName, GradientSum, divided
 
 
@@ -36,6 +39,8 @@ class _Waiting:
     """Squared norms of this stage and, once received, of all later stages."""
     is_own: bool
     """Whether it contains a minibatch of this replica."""
+    scale_exponent: int
+    """The largest of its minibatches."""
 
 
 class Updates:
@@ -57,6 +62,11 @@ class Updates:
         self._gathered = GradientSum()
         self._latest = Minibatch(start)
         self._waiting: deque[_Waiting] = deque()
+        self._start = start
+        #: Exponents of the scales of the gradients gathered.
+        self._exponents: list[int] = []
+        if parts.scales is not None:
+            parts.scales.start(start)
         #: The last minibatch whose gradient is in a completed update.
         self.through = Minibatch(start)
 
@@ -65,9 +75,24 @@ class Updates:
         """Whether every gradient added so far is in an update."""
         return not self._gathered.minibatches and not self._waiting
 
-    def add(self, p: Minibatch, gradients: GradientsByName, weight: int) -> None:
-        """Add the gradients of minibatch `p`, of this weight in means; makes an update if it is the last of one."""
-        self._gathered.add(gradients, weight)
+    def scale_exponent(self, p: Minibatch) -> int:
+        """Exponent of the scale of minibatch `p`, the updates of whose weights are made; 0 without scales."""
+        scales = self._parts.scales
+        return 0 if scales is None else scales.exponent(self._seen_by(p))
+
+    def add(self, p: Minibatch, gradients: GradientsByName, weight: int, scale_exponent: int) -> None:
+        """Add the gradients of minibatch `p`; makes an update if it is the last of one.
+
+        Args:
+            p: the minibatch.
+            gradients: multiplied by its scale.
+            weight: of the minibatch in means over several.
+            scale_exponent: of its scale.
+        """
+        self._gathered.add(scaled(gradients, 2.0**-scale_exponent), weight)
+        self._exponents.append(scale_exponent)
+        if self._parts.scales is not None:
+            self._parts.scales.forget_before(self._seen_by(p))
         self._latest = p
         if self._parts.versions.is_update(p):
             self._finish(p)
@@ -95,23 +120,31 @@ class Updates:
         (norm,) = frame.tensors
         assert norm is not None, "a norm is a tensor"
         self._send_norm(frame.minibatch, norm)
-        self._step_clipped(float(norm))
+        self._settle(float(norm))
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _seen_by(self, p: Minibatch) -> Minibatch:
+        """v(p), the same on every stage under the policies that have scales."""
+        parts = self._parts
+        return parts.versions.forward_through(p, start=Clock(self._start // parts.sync.minibatches_per_wave))
 
     def _finish(self, p: Minibatch) -> None:
         is_own = self._gathered.minibatches > 0
         gradients = self._averaged()
-        clipping = self._parts.clipping
+        clipping, scales = self._parts.clipping, self._parts.scales
+        # A replica without a minibatch has the scale that one of the others would have.
+        exponent = max(self._exponents) if self._exponents else self.scale_exponent(p)
+        self._exponents.clear()
         if gradients is None:
             return
-        if clipping is None:
+        if clipping is None and scales is None:
             self._step(p, gradients, is_own=is_own)
             return
-        waiting = _Waiting(p, gradients, squared_norms(gradients, self._names), is_own)
+        waiting = _Waiting(p, gradients, squared_norms(gradients, self._names), is_own, exponent)
         self._waiting.append(waiting)
-        if not clipping.over_stages:
-            self._step_clipped(norm_of(waiting.squares))
+        if scales is None and clipping is not None and not clipping.over_stages:
+            self._settle(norm_of(waiting.squares))
         elif self._parts.identity.is_last:
             self._pass_on(waiting)
 
@@ -139,7 +172,7 @@ class Updates:
         if upstream is None:
             norm = norm_of(waiting.squares)
             self._send_norm(waiting.p, torch.tensor([norm], dtype=torch.float64))
-            self._step_clipped(norm)
+            self._settle(norm)
             return
         squares = torch.tensor(waiting.squares, dtype=torch.float64)
         upstream.send(Frame(FrameKind.SQUARES, waiting.p, 0, 0, (squares,)), deadline_seconds=SEND_SECONDS)
@@ -149,16 +182,40 @@ class Updates:
             frame = Frame(FrameKind.NORM, p, 0, 0, (norm,))
             self._parts.downstream.send(frame, deadline_seconds=SEND_SECONDS)
 
-    def _step_clipped(self, norm: float) -> None:
-        """Step the oldest waiting gradient, to which this norm belongs."""
-        clipping = self._parts.clipping
-        assert clipping is not None, "gradients wait for clipping only"
+    def _settle(self, norm: float) -> None:
+        """Step or skip the oldest waiting gradient, to which this norm belongs."""
+        clipping, scales = self._parts.clipping, self._parts.scales
         waiting = self._waiting.popleft()
         if not math.isfinite(norm):
+            if scales is not None and waiting.scale_exponent:
+                self._skip(waiting, scales)
+                return
             self._refuse_own(waiting)
-        self._tally.gradient_norm = norm
-        gradients = scaled(waiting.gradients, clip_factor(norm, clipping.max_norm))
+        if scales is not None:
+            scales.judge(waiting.p, waiting.scale_exponent, overflowed=False)
+        gradients = waiting.gradients
+        if clipping is not None:
+            # Squared norms of the later stages stand behind those of this stage.
+            norm = norm if clipping.over_stages else norm_of(waiting.squares[: len(self._names)])
+            self._tally.gradient_norm = norm
+            gradients = scaled(gradients, clip_factor(norm, clipping.max_norm))
         self._step(waiting.p, gradients, is_own=waiting.is_own)
+
+    def _skip(self, waiting: _Waiting, scales: LossScales) -> None:
+        """Leave everything as it is: a gradient of some stage overflowed at this scale."""
+        parts, identity, p = self._parts, self._parts.identity, waiting.p
+        scales.judge(p, waiting.scale_exponent, overflowed=True)
+        parts.weights.step(p, None)
+        if waiting.is_own:
+            parts.history.skip(
+                vw=identity.vw,
+                incarnation=identity.incarnation,
+                stage=identity.stage,
+                p=p,
+                scale=1 << waiting.scale_exponent,
+            )
+        self.through = p
+        self._made(p)
 
     def _refuse_own(self, waiting: _Waiting) -> None:
         """Raise if the norm is not finite because of one of this stage's gradients.

@@ -46,11 +46,11 @@ class ClockStopwatch:
         self._laps: list[float] = []
 
     def lap(self) -> None:
-        """See `Stopwatch`."""
+        """A part ends here, and the next one begins."""
         self._laps.append(self._clock.monotonic())
 
     def laps_ms(self) -> list[float]:
-        """See `Stopwatch`."""
+        """The milliseconds between consecutive laps; forgets them."""
         laps, self._laps = self._laps, []
         return [1000.0 * (after - before) for before, after in pairwise(laps)]
 
@@ -63,13 +63,13 @@ class EventStopwatch:
         self._laps: list[torch.cuda.Event] = []
 
     def lap(self) -> None:
-        """See `Stopwatch`."""
+        """A part ends where the work queued so far on the device's current stream ends."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch ships it untyped
         event.record(torch.cuda.current_stream(self._device))
         self._laps.append(event)
 
     def laps_ms(self) -> list[float]:
-        """See `Stopwatch`; waits for the device."""
+        """The milliseconds between consecutive laps, once the device has done all its work; forgets them."""
         torch.cuda.synchronize(self._device)
         laps, self._laps = self._laps, []
         return [float(before.elapsed_time(after)) for before, after in pairwise(laps)]

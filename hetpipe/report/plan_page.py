@@ -14,6 +14,7 @@ from hetpipe.decide.simulator.documents import schedule_in, weight_policy
 from hetpipe.decide.simulator.options import SimulationOptions
 from hetpipe.decide.simulator.result import ActivityKind, SimulatedActivity
 from hetpipe.decide.simulator.simulate import simulate
+from hetpipe.decide.sync.division import mean_minibatches
 from hetpipe.report import model_picture
 from hetpipe.report.page import render_page, resource
 from hetpipe.report.pipeline_picture import LEGEND, PictureRow, draw_pipeline
@@ -144,12 +145,12 @@ def picture_of(facts: PlanFacts) -> Picture:
         PlanError: the plan cannot be simulated.
     """
     plan = facts.plan
-    n = plan.minibatches_per_wave
-    num_waves = max(_FEWEST_WAVES, min(_SHOWN_MINIBATCHES // n, _MOST_WAVES))
+    waves = plan.waves
+    num_waves = max(_FEWEST_WAVES, min(_SHOWN_MINIBATCHES // max(waves), _MOST_WAVES))
     options = SimulationOptions(
         staleness=plan.staleness,
         pull=plan.pull,
-        minibatches=n * (num_waves + _MORE_WAVES),
+        minibatches=mean_minibatches(num_waves + _MORE_WAVES, waves),
         weights=weight_policy(plan.weights),
         schedule=schedule_in(plan),
     )
@@ -161,13 +162,19 @@ def picture_of(facts: PlanFacts) -> Picture:
         for index, stage in enumerate(plan.virtual_workers[vw].stages)
     ]
     ends = [
-        (_wave_end(result.activities, vw, num_waves * n), _wave_end(result.activities, vw, options.minibatches))
+        (
+            _wave_end(result.activities, vw, num_waves * waves[vw]),
+            _wave_end(result.activities, vw, (num_waves + _MORE_WAVES) * waves[vw]),
+        )
         for vw in shown
     ]
     end_ticks = min(max(wanted for wanted, _ in ends), *(last for _, last in ends))
     which = "all virtual workers" if len(shown) == len(plan.virtual_workers) else _some(shown)
+    length = count(waves[0], "minibatch", "minibatches")
+    if len(set(waves)) > 1:
+        length = f"{min(waves)} to {max(waves)} minibatches"
     caption = (
-        f"Simulated: the first {num_waves} waves of {count(n, 'minibatch', 'minibatches')}, {which}. Numbers are "
+        f"Simulated: the first {num_waves} waves of {length}, {which}. Numbers are "
         "minibatches; every box has its times as a tooltip."
     )
     drawn = draw_pipeline(result.activities, rows, end_ticks=end_ticks, title="simulated pipeline")

@@ -12,13 +12,14 @@ from itertools import pairwise
 from hetpipe.decide.planner.borders import place_text
 from hetpipe.decide.planner.costs import Costs, MemoryModel, milliseconds, minibatches_per_tick, ticks
 from hetpipe.decide.planner.job_rate import JobRate, bytes_moved, job_rate
+from hetpipe.decide.planner.own_waves import rate_of_own_waves
 from hetpipe.decide.planner.round_trip import round_trip
 from hetpipe.decide.simulator.plan import SimulatedStage
 from hetpipe.report.plan_view import SAME, PlanFacts, view_of
 from hetpipe.report.quantities import bytes_text, time_text
 from hetpipe.report.text import count, rate
 from hetpipe.values.cluster import LinkSpec, node_of
-from hetpipe.values.plan_document import Alternative, PlannedBorder
+from hetpipe.values.plan_document import Alternative, PlanDocument, PlannedBorder
 from hetpipe.values.profile import AliveValue
 
 #: A closed form and a simulation that differ by less agree.
@@ -61,7 +62,7 @@ class BorderReasons:
 
 def reasons_of(facts: PlanFacts) -> Reasons:
     """The reasons for this plan."""
-    forecast = _forecast(facts, facts.plan.minibatches_per_wave)
+    forecast = _forecast(facts, facts.plan.waves)
     others = sorted(facts.plan.alternatives, key=lambda one: -(one.samples_per_second or -1.0))
     predicted = facts.plan.predicted.samples_per_second
     several = frozenset(one.workers[0] for one in view_of(facts).pipelines if len(one.workers) > 1)
@@ -138,8 +139,10 @@ class _Forecast:
         return minibatches_per_tick(self.stages, self.memory) * max(self.stages) < 1 - SAME
 
 
-def _forecast(facts: PlanFacts, minibatches_per_wave: int) -> _Forecast:
-    costs, memory = facts.costs, facts.memory(minibatches_per_wave)
+def _forecast(facts: PlanFacts, waves: Sequence[int]) -> _Forecast:
+    if len(set(waves)) > 1:
+        return _forecast_of_own_waves(facts, waves)
+    costs, memory, minibatches_per_wave = facts.costs, facts.memory(waves[0]), waves[0]
     times = [tuple(ticks(stage.time_ms) for stage in worker.stages) for worker in facts.plan.virtual_workers]
     rates = [minibatches_per_tick(stage_ticks, memory) for stage_ticks in times]
     slowest = min(range(len(rates)), key=rates.__getitem__)
@@ -163,6 +166,23 @@ def _forecast(facts: PlanFacts, minibatches_per_wave: int) -> _Forecast:
     return _Forecast(memory, slowest, times[slowest], whole)
 
 
+def _forecast_of_own_waves(facts: PlanFacts, waves: Sequence[int]) -> _Forecast:
+    costs, memories = facts.costs, list(map(facts.memory, waves))
+    times = [tuple(ticks(stage.time_ms) for stage in worker.stages) for worker in facts.plan.virtual_workers]
+    rates = [minibatches_per_tick(*each) for each in zip(times, memories, strict=True)]
+    slowest = min(range(len(rates)), key=lambda vw: rates[vw] / waves[vw])
+    whole = rate_of_own_waves(
+        facts.simulated.workers,
+        rates,
+        waves,
+        costs=costs,
+        placed=facts.simulated.placed,
+        options=replace(facts.options, staleness=facts.plan.staleness, max_staleness=None),
+        network_cards={node.name: costs.cluster.network_card(node.name) for node in costs.cluster.nodes},
+    )
+    return _Forecast(memories[slowest], slowest, times[slowest], whole)
+
+
 def _bound(facts: PlanFacts, forecast: _Forecast) -> str:
     if forecast.network_binds:
         return (
@@ -174,9 +194,9 @@ def _bound(facts: PlanFacts, forecast: _Forecast) -> str:
         bound = facts.plan.staleness
         return (
             f"The round trip of weights binds (push, sum, publish, pull), with D = {bound} and N = "
-            f"{facts.plan.minibatches_per_wave}: it lets {rate(forecast.rate.round_trip_samples_per_second)} samples/s "
-            f"through, where the stages alone would do {rate(forecast.rate.compute_samples_per_second)}; "
-            "a larger D or N lets more."
+            f"{forecast.memory.minibatches_per_wave}: it lets "
+            f"{rate(forecast.rate.round_trip_samples_per_second)} samples/s through, where the stages alone would do "
+            f"{rate(forecast.rate.compute_samples_per_second)}; a larger D or N lets more."
         )
     if forecast.waits_for_flight:
         return _flight_binds(forecast)
@@ -226,6 +246,8 @@ def _flight_binds(forecast: _Forecast) -> str:
 def _why_waves(facts: PlanFacts, forecast: _Forecast) -> list[str]:
     plan = facts.plan
     n = plan.minibatches_per_wave
+    if not isinstance(n, int):
+        return [_why_proportional(plan)]
     if plan.allocation == "parallel":
         v, b = len(plan.virtual_workers), facts.costs.profile.batch_size
         return [f"N = {n} makes up the global batch: {count(v, 'virtual worker')} × {n} × {b} samples = {v * n * b}."]
@@ -241,12 +263,25 @@ def _why_waves(facts: PlanFacts, forecast: _Forecast) -> list[str]:
     return sentences
 
 
+def _why_proportional(plan: PlanDocument) -> str:
+    """How equally long the waves of virtual workers are, by the closed form."""
+    batch_size = plan.batch_size or 1
+    lengths = [
+        1000 * n * batch_size / worker.samples_per_second
+        for n, worker in zip(plan.waves, plan.virtual_workers, strict=True)
+    ]
+    return (
+        "N is in proportion to the speeds of the virtual workers, as far as whole minibatches and memory allow: their "
+        f"waves take {time_text(min(lengths))} to {time_text(max(lengths))} by the closed form."
+    )
+
+
 def _with_waves_of(facts: PlanFacts, forecast: _Forecast, minibatches_per_wave: int) -> str:
     start = f"With these cuts N = {minibatches_per_wave}"
     shortage = _largest_shortage(facts, minibatches_per_wave)
     if shortage is not None:
         return f"{start} does not fit: {shortage}."
-    there = _forecast(facts, minibatches_per_wave).rate.samples_per_second
+    there = _forecast(facts, (minibatches_per_wave,) * len(facts.plan.waves)).rate.samples_per_second
     change = there / forecast.rate.samples_per_second - 1
     by = "by the closed form"
     if abs(change) < SAME:

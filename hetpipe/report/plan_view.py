@@ -221,18 +221,19 @@ def _rate_of(alternative: Alternative) -> float:
 
 def _pipelines(facts: PlanFacts) -> tuple[PipelineView, ...]:
     workers = facts.plan.virtual_workers
-    slowest = min(worker.samples_per_second for worker in workers)
+    waves = facts.plan.waves
+    slowest = min(worker.samples_per_second / n for worker, n in zip(workers, waves, strict=True))
     alike: dict[tuple[object, ...], list[int]] = {}
     for index, worker in enumerate(workers):
-        alike.setdefault(tuple(_cost_of(stage) for stage in worker.stages), []).append(index)
+        alike.setdefault((waves[index], *(_cost_of(stage) for stage in worker.stages)), []).append(index)
     return tuple(
         PipelineView(
             workers=tuple(indices),
-            stages=tuple(_stages(facts, workers[indices[0]])),
+            stages=tuple(_stages(facts, workers[indices[0]], waves[indices[0]])),
             devices=tuple(tuple(stage.device for stage in workers[index].stages) for index in indices),
             samples_per_second=workers[indices[0]].samples_per_second,
             bottleneck_ms=workers[indices[0]].bottleneck_ms,
-            is_slowest=workers[indices[0]].samples_per_second == slowest,
+            is_slowest=workers[indices[0]].samples_per_second / waves[indices[0]] == slowest,
         )
         for indices in alike.values()
     )
@@ -243,9 +244,8 @@ def _cost_of(stage: PlannedStage) -> tuple[object, ...]:
     return tuple(value for key, value in stage if key != "device")
 
 
-def _stages(facts: PlanFacts, worker: PlannedWorker) -> list[StageView]:
-    costs, plan = facts.costs, facts.plan
-    memory = facts.memory(plan.minibatches_per_wave)
+def _stages(facts: PlanFacts, worker: PlannedWorker, minibatches_per_wave: int) -> list[StageView]:
+    costs, memory = facts.costs, facts.memory(minibatches_per_wave)
     bottleneck = max(range(len(worker.stages)), key=lambda index: worker.stages[index].time_ms)
     found = []
     for index, stage in enumerate(worker.stages):
@@ -285,7 +285,7 @@ def _names(facts: PlanFacts, first: int, last: int) -> str:
 def _facts(facts: PlanFacts) -> list[tuple[str, str]]:
     plan = facts.plan
     return [
-        ("in a wave", f"N = {plan.minibatches_per_wave} minibatches; {_most_minibatches(plan)}"),
+        ("in a wave", f"N = {_waves(plan)} minibatches; {_most_minibatches(plan)}"),
         *_synchronisation(facts),
         ("over the network", _crossing(facts)),
         *_host_memory(plan.host_memory),
@@ -320,6 +320,11 @@ def _synchronisation(facts: PlanFacts) -> list[tuple[str, str]]:
     ]
 
 
+def _waves(plan: PlanDocument) -> str:
+    given = plan.minibatches_per_wave
+    return str(given) if isinstance(given, int) else f"{_listed([str(n) for n in given])} (virtual workers in order)"
+
+
 def _host_memory(nodes: Sequence[PlannedNode]) -> list[tuple[str, str]]:
     """The peak of each node, those that are alike together."""
     if not nodes:
@@ -347,13 +352,12 @@ def _crossing(facts: PlanFacts) -> str:
     total = facts.plan.predicted.cross_node_bytes_per_minibatch
     if not total:
         return "nothing leaves its node"
-    num_minibatches = len(facts.plan.virtual_workers) * facts.plan.minibatches_per_wave
     per_wave = sum(
         flow.num_bytes
         for flow in flows_of(facts.simulated, facts.costs)
         if flow.traffic in (Traffic.PUSH, Traffic.PULL) and flow.source != flow.target
     )
-    weights = per_wave / num_minibatches
+    weights = per_wave / sum(facts.plan.waves)
     if not weights:
         parts = "all of it activations and gradients"
     elif weights == total:

@@ -116,6 +116,8 @@ class TrainResult:
     evaluations: EvaluationResults = field(default_factory=EvaluationResults)
     deaths: dict[int, int] = field(default_factory=dict)
     """Per virtual worker: its incarnations that ended before the run; it was restarted, or the others went on."""
+    skipped_updates: dict[int, int] = field(default_factory=dict)
+    """Per virtual worker: updates skipped because a gradient overflowed (`precision: fp16`)."""
     rewinds: int = 0
     """Number of rewinds of the whole job; everything else covers the time after the last one, except for
     the evaluations, which are those that led to the weights."""

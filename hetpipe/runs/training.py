@@ -42,6 +42,7 @@ from hetpipe.values.events import JobState, Submission, Waiting
 from hetpipe.values.ids import JobId
 from hetpipe.values.plan import ModelReport
 from hetpipe.values.plan_document import PlanDocument
+from hetpipe.values.rewinds import discard_model_file
 from hetpipe.values.wire import plain
 
 #: Like `GRACE_SECONDS`, after a second interrupt.
@@ -371,6 +372,12 @@ class Training:
             forecast=self._folder.read_forecast(),
             conditions=ending.conditions,
         )
+        if self._request.coordinator is None:
+            # The coordinator of this run may have been stopped before it did.
+            try:
+                discard_model_file(self._folder.path)
+            except OSError as error:
+                self._view.say(f"the model file of the inspection could not be deleted: {error}")
         try:
             self._folder.merge_trace()
         except OSError as error:

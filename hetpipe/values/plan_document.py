@@ -195,6 +195,10 @@ class Alternative(Section):
     """Why it was not chosen."""
 
 
+def _wave_branch(value: object) -> str:
+    return "<list>" if isinstance(value, tuple | list) else "<number>"
+
+
 class PlanDocument(Document):
     """A complete plan. Fields that a person may omit have a default; plans written by a planner are complete."""
 
@@ -218,8 +222,11 @@ class PlanDocument(Document):
     """Whether weights are pulled for `every_wave`, or only where D has `required` it."""
     virtual_workers: tuple[PlannedWorker, ...]
     """All pipelines."""
-    minibatches_per_wave: Positive
-    """N."""
+    minibatches_per_wave: Annotated[
+        Annotated[Positive, Tag("<number>")] | Annotated[tuple[Positive, ...], Tag("<list>")],
+        Discriminator(_wave_branch),
+    ]
+    """N, or N_v of each virtual worker."""
     max_minibatches_per_wave: tuple[Index, ...]
     """The largest feasible N of each virtual worker, the paper's Max_m; searched up to 1024."""
     searched_minibatches_per_wave: Positive | None = None
@@ -257,6 +264,12 @@ class PlanDocument(Document):
     forbidden: tuple[ForbiddenCut, ...] = ()
     """Where the model cannot be cut, and why; for people."""
 
+    @property
+    def waves(self) -> tuple[int, ...]:
+        """N_v of each virtual worker."""
+        given = self.minibatches_per_wave
+        return (given,) * len(self.virtual_workers) if isinstance(given, int) else given
+
     @classmethod
     def contradictions(cls, value: Mapping[str, Any]) -> Iterator[Problem]:
         """Pipelines with gaps, devices used twice, references to missing shards."""
@@ -269,6 +282,13 @@ class PlanDocument(Document):
         if isinstance(limits, tuple) and workers and len(limits) != len(workers):
             yield Problem(
                 ("max_minibatches_per_wave",), f"has {len(limits)} entries for {len(workers)} virtual workers"
+            )
+        waves = value.get("minibatches_per_wave")
+        if isinstance(waves, tuple) and workers and len(waves) != len(workers):
+            yield Problem(
+                ("minibatches_per_wave",),
+                f"has {len(waves)} numbers for {len(workers)} virtual workers; give one for each, or one number for "
+                "all",
             )
         if value.get("has_shards") is False:
             yield from _without_shards(value, len(workers))

@@ -8,6 +8,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from hetpipe.durable import TEMPORARY
+
+#: File in the first folder of a run: the inspected model, from which its stages are built (`pipeline/model_file.py`).
+MODEL_FILE = "initial.safetensors"
+
 _REWIND = re.compile(r"rewind-([1-9][0-9]{0,8})")
 
 
@@ -36,3 +41,15 @@ def run_folders(run_dir: Path) -> list[Path]:
     """All folders of a run: its own, then those of its rewinds, oldest first."""
     found = ((_REWIND.fullmatch(path.name), path) for path in run_dir.glob("rewind-*") if path.is_dir())
     return [run_dir, *(path for _, path in sorted((int(match[1]), path) for match, path in found if match))]
+
+
+def discard_model_file(run_dir: Path) -> None:
+    """Delete the inspected model of a run that has ended for good, and what a killed inspection left of it.
+
+    Idempotent. No stage of the run can be built from it afterwards; those that have it memory-mapped are unaffected.
+
+    Raises:
+        OSError: a file cannot be deleted.
+    """
+    for name in (MODEL_FILE, f"{MODEL_FILE}{TEMPORARY}"):
+        (run_dir / name).unlink(missing_ok=True)

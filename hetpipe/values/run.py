@@ -167,6 +167,10 @@ class StageProgress:
     """Name → mean in the latest finished wave, of a job with several losses; last stage only."""
     first_losses: dict[Name, float] = field(default_factory=dict)
     """Name → mean in the first finished wave."""
+    loss_scale: float | None = None
+    """After the latest update; None without `precision: fp16`."""
+    skipped_updates: Count = 0
+    """Updates skipped because a gradient overflowed."""
     kind: Literal["progress"] = "progress"
 
 

@@ -121,10 +121,11 @@ class AnchoredWeights:
         self._backwarded = p
         self._let_go_before(p)
 
-    def step(self, p: Minibatch, gradients: dict[str, Tensor | None]) -> None:
-        """Add the update after `p` to ρ."""
+    def step(self, p: Minibatch, gradients: dict[str, Tensor | None] | None) -> None:
+        """Add the update after `p` to ρ, if there is one."""
         self._save_sum()
-        self.optimizer.step(gradients, self._decayed_from(p))
+        if gradients is not None:
+            self.optimizer.step(gradients, self._decayed_from(p))
         self._rho_through = p
         for done in [q for q in self._used if q <= p and self._keeps_used]:
             self._let_go(done)

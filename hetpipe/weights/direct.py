@@ -76,8 +76,8 @@ class DirectWeights:
         """Mark the backward of `p` as ended."""
         self._let_go(p)
 
-    def step(self, p: Minibatch, gradients: dict[str, Tensor | None]) -> None:
-        """Make the update after `p` on the newest weights."""
+    def step(self, p: Minibatch, gradients: dict[str, Tensor | None] | None) -> None:
+        """Make the update after `p` on the newest weights, if there is one."""
         table, before, through = self._table, self._newest, self._through
         used = self._decayed_from(p)
         done = -(-p // table.minibatches_per_update) * table.minibatches_per_update  # a short wave is the last one
@@ -85,7 +85,8 @@ class DirectWeights:
             self._older[through] = before
             self._newest = self._pool.take().copy_(before)
         self.optimizer.rebind(self._newest)
-        self.optimizer.step(gradients, used)
+        if gradients is not None:
+            self.optimizer.step(gradients, used)
         self._through = p
         for old in [t for t in self._older if table.last_user(t) <= done]:
             self._pool.release(self._older.pop(old))

@@ -81,12 +81,13 @@ class StageWeights(Protocol):
         """Mark the backward of `p` as ended."""
         ...
 
-    def step(self, p: Minibatch, gradients: dict[str, Tensor | None]) -> None:
+    def step(self, p: Minibatch, gradients: dict[str, Tensor | None] | None) -> None:
         """Make the update after minibatch `p`.
 
         Args:
             p: the last minibatch whose gradient it includes.
-            gradients: parameter name → gradient or None; they are removed, and freed during the step.
+            gradients: parameter name → gradient or None; they are removed, and freed during the step. None: nothing
+                changes, neither weights nor the optimizer's state, and later minibatches use the same weights.
         """
         ...
 

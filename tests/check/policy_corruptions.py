@@ -126,6 +126,23 @@ def weights_pulled_though_the_old_ones_would_do(histories: Histories) -> None:
 # -- updates --
 
 
+@_corruption(VERTICAL, Kind.SKIPPED_APART)
+def an_update_skipped_on_one_stage(histories: Histories) -> None:
+    record(histories, LAST_STAGE, event="step", p=6).update(event="skip", scale=1024)
+
+
+@_corruption(VERTICAL, Kind.SKIPPED_APART)
+def an_update_skipped_at_two_scales(histories: Histories) -> None:
+    for file, scale in ((FIRST_STAGE, 512), (LAST_STAGE, 1024)):
+        record(histories, file, event="step", p=6).update(event="skip", scale=scale)
+
+
+@_corruption(REPLICAS, Kind.SKIPPED_APART)
+def an_update_skipped_by_one_replica(histories: Histories) -> None:
+    for file in (FIRST_STAGE, LAST_STAGE):
+        record(histories, file, event="step", p=4).update(event="skip", scale=1024)
+
+
 @_corruption(replace(VERTICAL, accumulate=2), Kind.STEP_UNDUE)
 def update_of_half_a_group(histories: Histories) -> None:
     step = find(histories, FIRST_STAGE, event="step", p=4)

@@ -60,6 +60,7 @@ class Stage:
             timeline=NullTimeline(),
             layers=chain_of(model),
             has_shards=has_shards,
+            scales=None,
             part_writer=PartWriter(lambda _: folder, JobId("job"), NAME),
             weights=SimpleNamespace(
                 at_barrier=SimpleNamespace(views={"1.weight": torch.ones(1, 2)}),

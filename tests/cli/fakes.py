@@ -70,6 +70,7 @@ RESULT: dict[str, Any] = {
     "bytes": {"pushed": 9152, "pulled": 7744},
     "waiting_seconds": {"0": 0.1, "1": 0.2},
     "idle_seconds": {"0": 0.0, "1": 0.1},
+    "losses": {},
     "evaluations": {
         "number": 2,
         "best": {
@@ -97,6 +98,7 @@ RESULT: dict[str, Any] = {
         ],
     },
     "deaths": {"0": 0, "1": 0},
+    "skipped_updates": {"0": 0, "1": 0},
     "rewinds": 0,
     "conditions": [],
     "proof": None,

@@ -108,7 +108,7 @@ def plan(
             tuple(SimulatedStage(stage.device, stage.type, *stage.layers) for stage in worker.stages)
             for worker in planned
         ),
-        minibatches_per_wave=minibatches_per_wave,
+        minibatches_per_wave=(minibatches_per_wave,) * len(planned),
         placed=placed,
     )
     used = {stage.device for worker in planned for stage in worker.stages}

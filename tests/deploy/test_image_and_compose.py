@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,35 @@ def test_nothing_is_installed_or_compiled_in_the_final_stage(target: str) -> Non
     assert STAGES["runtime"][0] == "FROM ${BASE_IMAGE} AS runtime"
     commands = [line for name in (target, "runtime") for line in STAGES[name] if line.startswith("RUN ")]
     assert not re.search(r"\b(apt|apt-get|pip|gcc|curl|wget|make)\b", " ".join(commands))
+
+
+@pytest.mark.parametrize("stage", ["torch-cpu", "torch-cuda"])
+def test_the_extra_models_is_an_argument_of_the_build(stage: str) -> None:
+    """Without it nothing is added; torchvision comes after torch, brings none along, and has to fit it."""
+    assert "ARG EXTRAS=" in STAGES["dependencies"]
+    assert "ARG EXTRAS=" in STAGES[stage]
+    (install,) = (line for line in STAGES[stage] if line.startswith("RUN "))
+    words = " ".join(install.split())
+    extra = (
+        'if [ -n "$EXTRAS" ]; then pip install --no-deps --requirement requirements-torchvision.lock '
+        '&& python3 -c "import torchvision"; fi'
+    )
+    assert words.index("--requirement requirements-torch.lock") < words.index(extra)
+
+
+def test_only_extras_that_the_lock_has_are_taken(tmp_path: Path) -> None:
+    (check,) = (line for line in STAGES["dependencies"] if line.startswith("RUN case "))
+    for value, taken in {"": True, "models": True, "model": False, "development": False}.items():
+        ended = subprocess.run(
+            ["/bin/sh", "-c", check.removeprefix("RUN ")],
+            env={"EXTRAS": value},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (ended.returncode == 0) is taken
+        assert taken or ended.stderr == f'EXTRAS is "{value}": use models, or leave it empty\n'
 
 
 def test_the_image_runs_as_a_number_and_ends_on_sigterm() -> None:

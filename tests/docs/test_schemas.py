@@ -56,7 +56,7 @@ def test_the_examples_fit_each_other() -> None:
 def test_the_figures_of_the_example_plan_are_right() -> None:
     costs = Costs(example(Profile, "json profile"), example(Cluster, "yaml cluster"))
     plan = example(PlanDocument, "json plan")
-    memory = MemoryModel(minibatches_per_wave=plan.minibatches_per_wave)
+    memory = MemoryModel(minibatches_per_wave=plan.waves[0])
     (worker,) = plan.virtual_workers
     between = costs.cluster.link("n0", "n1")
     for index, stage in enumerate(worker.stages):

@@ -281,7 +281,21 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
         {"workers": {"stages": "auto"}, "sync": {"minibatches_per_wave": [4, 2]}},
         (
             "sync.minibatches_per_wave: has one number for each virtual worker, which requires `workers.stages` with "
-            "the stages of each; give them, or one number, or auto"
+            "the stages of each; give them, or one number, or auto, or proportional"
+        ),
+    ),
+    (
+        {"workers": {"count": 2, "stages": 2}, "sync": {"minibatches_per_wave": "proportional"}},
+        (
+            "sync.minibatches_per_wave: is proportional, which requires `workers.stages: auto`, as the planner knows "
+            "how fast stages are; give a list with one number for each virtual worker, or one number"
+        ),
+    ),
+    (
+        {"workers": {"stages": "auto"}, "sync": {"kind": "none", "minibatches_per_wave": "proportional"}},
+        (
+            "sync.minibatches_per_wave: is proportional, but `sync.kind` is none, under which no virtual workers of "
+            "different speeds exchange waves; use auto or one number, or wsp, bsp or asp"
         ),
     ),
     (
@@ -370,6 +384,14 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
             "the forward's, cast to bfloat16; use fp32, or weights: wave, stash, vertical, double_buffer or flush"
         ),
     ),
+    (
+        {"weights": "stash", "precision": "fp16"},
+        (
+            "precision: is fp16, but under stash every step would wait until all stages know whether a gradient "
+            "overflowed, one minibatch at a time; use bf16, or weights: wave, vertical, double_buffer or flush"
+        ),
+    ),
+    ({"weights": "predict", "precision": "fp16"}, "precision: is fp16, but under predict a backward reads other"),
     ({"weights": "spectrain", "precision": "bf16"}, "precision: is bf16, but under spectrain a backward reads other"),
     # Prediction.
     (

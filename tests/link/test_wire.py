@@ -73,6 +73,7 @@ def test_a_header_says_what_the_frame_was(
     ("frame", "kind", "weight"),
     [
         (Frame(FrameKind.FORWARD, 7, 2, 4, (torch.ones(3, 2),), 3), 1, 3),
+        (Frame(FrameKind.FORWARD, 7, 2, 4, (torch.ones(3, 2),), 3, scale_exponent=24), 1, 3),
         (Frame(FrameKind.BARRIER, 7, 2, 7), 3, 0),
         (Frame(FrameKind.SQUARES, 7, 0, 0, (torch.tensor([0.25, 0.0, 1e-300], dtype=torch.float64),)), 5, 0),
         (Frame(FrameKind.NORM, 7, 0, 0, (torch.tensor([1 / 3], dtype=torch.float64),)), 6, 0),
@@ -84,13 +85,14 @@ def test_a_small_frame_arrives_bit_for_bit_in_one_message(frame: Frame, kind: in
     outgoing = encode(frame)
     assert outgoing.following == ()
     message = message_of(outgoing.first)
-    assert struct.unpack_from("<4sBxHqqqq", message) == (
-        *(b"HPF1", kind, len(frame.tensors), frame.minibatch, frame.clock, frame.local_through, weight),
+    assert struct.unpack_from("<4sBBHqqqq", message) == (
+        *(b"HPF1", kind, frame.scale_exponent, len(frame.tensors)),
+        *(frame.minibatch, frame.clock, frame.local_through, weight),
     )
     header = decode(message, _LIMITS)
     assert isinstance(header, FrameHeader)
     received = header.frame(tuple(inside(message, entry) for entry in header.tensors))
-    for name in ("kind", "minibatch", "clock", "local_through", "weight"):
+    for name in ("kind", "minibatch", "clock", "local_through", "weight", "scale_exponent"):
         assert getattr(received, name) == getattr(frame, name)
     for found, sent in zip(received.tensors, frame.tensors, strict=True):
         assert found is not None and sent is not None
@@ -122,6 +124,13 @@ def test_large_tensors_are_not_copied() -> None:
     tensor = torch.ones(100_000)
     (message,) = encode(Frame(FrameKind.FORWARD, 1, 0, 0, (tensor,))).following
     assert message.data_ptr() == tensor.data_ptr()
+
+
+def test_a_scale_above_the_largest_is_malformed() -> None:
+    message = bytearray(message_of(encode(Frame(FrameKind.FORWARD, 1, 0, 0)).first))
+    message[5] = 25
+    with pytest.raises(MalformedFrame, match=r"announces a loss scale of 2\^25; at most 2\^24"):
+        decode(memoryview(message), _LIMITS)
 
 
 def test_goodbye() -> None:

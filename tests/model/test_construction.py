@@ -19,7 +19,6 @@ from hetpipe.model.description import NotDescribable, from_plain, to_plain
 from hetpipe.pipeline.chain import Layer, Values, chain_of, forget_weights, run_layers, tensor_places
 from hetpipe.pipeline.compute import StageCompute
 from hetpipe.pipeline.model_file import (
-    MODEL_FILE,
     ModelFileUnusable,
     construct,
     open_model_file,
@@ -27,6 +26,7 @@ from hetpipe.pipeline.model_file import (
     write_model_file,
 )
 from hetpipe.values.ids import VirtualWorkerIndex
+from hetpipe.values.rewinds import MODEL_FILE
 from tests.model import zoo
 from tests.model.harness import CPU, Made, Outcome, P, Subject, copies, differences, outputs_of, values_of
 

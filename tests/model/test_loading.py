@@ -12,11 +12,10 @@ import structlog
 
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.job.file import Job
-from hetpipe.pipeline.model_file import MODEL_FILE
 from hetpipe.server.agent import stage_assembly
 from hetpipe.server.agent.stage_assembly import load_user_code
 from hetpipe.values.ids import AgentId, Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
-from hetpipe.values.rewinds import rewind_folder
+from hetpipe.values.rewinds import MODEL_FILE, rewind_folder
 from hetpipe.values.run import AgentDevice, AgentInfo, DeviceConfig, StageConfig
 from tests.model.test_runs import job_of
 from tests.numerics.compare import ROOT

@@ -77,6 +77,7 @@ def carried_over(state: ReferenceState, case: Case) -> ReferenceState:
         optimizers=tuple(state.optimizers[source] for source in sources),
         updates=tuple(state.updates[source] for source in sources),
         last_gradients=tuple(state.last_gradients[source] for source in sources),
+        scales=tuple(state.scales[source] for source in sources),
     )
 
 

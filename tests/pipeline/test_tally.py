@@ -37,11 +37,18 @@ class Nobody:
     pushed_bytes = pulled_bytes = 0
 
 
-def tally_with(lines: Lines, report: Callable[[StageReport], None], clock: FakeClock | None = None) -> Tally:
+def tally_with(
+    lines: Lines,
+    report: Callable[[StageReport], None],
+    clock: FakeClock | None = None,
+    *,
+    loss_scale: float | None = None,
+) -> Tally:
     clock, timeline, inbox = clock or FakeClock(), NullTimeline(), Inbox(None, None, Clock(0))
     around: dict[str, Any] = {"report": report, "timeline": timeline, "clock": clock}
     waiter = Waiter("a stage", inbox.bell, stall_seconds=1.0, **around)
-    measure = lambda: Figures(weight_bytes=7, activation_bytes=9, learning_rate=0.5, max_norm=1.0)  # noqa: E731
+    figures = Figures(7, 9, learning_rate=0.5, max_norm=1.0, loss_scale=loss_scale, skipped_updates=3)
+    measure = lambda: figures  # noqa: E731
     return Tally(inbox, waiter, cast("Synchroniser", Nobody()), measure=measure, metrics=lines, **around)
 
 
@@ -107,3 +114,11 @@ def test_what_a_minibatch_took_counts_when_it_is_done() -> None:
 
     told = [(one.minibatches, one.compute_seconds) for one in reports if isinstance(one, StageProgress)]
     assert told == [(0, 0.0), (1, 5.5), (2, 15.5)]
+
+
+def test_the_scale_of_losses_is_reported() -> None:
+    reports: list[StageReport] = []
+    tally_with(Lines(), reports.append, loss_scale=1024.0).tick(now=True)
+    (progress,) = reports
+    assert isinstance(progress, StageProgress)
+    assert (progress.loss_scale, progress.skipped_updates) == (1024.0, 3)

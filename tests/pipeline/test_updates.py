@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from hetpipe.decide.schedule.loss_scale import LossScales
 from hetpipe.decide.schedule.versions import VersionTable
+from hetpipe.errors import NonFiniteUpdate
 from hetpipe.link.policy import Frame, FrameKind
 from hetpipe.observe.timeline import Activity, NullTimeline
 from hetpipe.pipeline.setup import Clipping, StageIdentity, StageParts
@@ -72,6 +74,7 @@ class Stage:
         n: int = 4,
         a: int = 1,
         clipping: Clipping | None = None,
+        scales: LossScales | None = None,
         replicas: object = None,
         start: int = 0,
     ) -> None:
@@ -79,6 +82,8 @@ class Stage:
         self.steps: list[tuple[int, Numbers]] = []
         self.tensors: list[GradientsByName] = []
         self.written: list[dict[str, int]] = []
+        self.skipped: list[dict[str, int]] = []
+        self.scales = scales
         self.made: list[int] = []
         self.computed: list[tuple[Activity, int, float]] = []
         self.upstream = Wire() if stage else None
@@ -91,24 +96,37 @@ class Stage:
             versions=VersionTable(weights, stage, num_stages, n, a),
             weights=SimpleNamespace(at_barrier=SimpleNamespace(views=zeros), step=self.step),
             clipping=clipping,
+            scales=scales,
+            sync=SimpleNamespace(minibatches_per_wave=n),
             replicas=replicas,
             pool=SimpleNamespace(device=torch.device("cpu")),
             timeline=NullTimeline(),
             upstream=self.upstream,
             downstream=self.downstream,
-            history=SimpleNamespace(step=lambda **fields: self.written.append(fields)),
+            history=SimpleNamespace(
+                step=lambda **fields: self.written.append(fields), skip=lambda **fields: self.skipped.append(fields)
+            ),
             clock=FakeClock(monotonic=5.0),
         )
         self.updates = Updates(cast("StageParts", parts), cast("Tally", self.tally), self.made.append, start)
 
-    def step(self, p: int, gradients: GradientsByName) -> None:
+    def step(self, p: int, gradients: GradientsByName | None) -> None:
+        if gradients is None:
+            return
         assert self.updates.through < p, "not made yet"
         self.tensors.append(gradients)
         self.steps.append((p, {name: None if g is None else g.tolist() for name, g in gradients.items()}))
 
-    def add(self, p: int, first: list[float] | None, second: list[float] | None, samples: int = 1) -> None:
+    def add(
+        self,
+        p: int,
+        first: list[float] | None,
+        second: list[float] | None,
+        samples: int = 1,
+        scale_exponent: int = 0,
+    ) -> None:
         gradients = {name: None if g is None else torch.tensor(g) for name, g in (("second", second), ("first", first))}
-        self.updates.add(Minibatch(p), gradients, samples)
+        self.updates.add(Minibatch(p), gradients, samples, scale_exponent)
 
     @property
     def norm(self) -> float | None:
@@ -199,7 +217,7 @@ def test_by_stage_nobody_is_asked() -> None:
 def test_a_gradient_that_is_small_enough_is_not_touched() -> None:
     stage = Stage(clipping=GLOBALLY)
     gradients: GradientsByName = {"first": torch.tensor([0.25, 0.5]), "second": None}
-    stage.updates.add(Minibatch(1), gradients, 1)
+    stage.updates.add(Minibatch(1), gradients, 1, 0)
     assert stage.tensors[0]["first"] is gradients["first"]
     assert stage.norm == math.sqrt(0.25**2 + 0.5**2)
 
@@ -383,3 +401,45 @@ def test_replicas_make_the_same_update() -> None:
     clipped = {name: (g * (1.0 / (length + 1e-6))).tolist() for name, g in whole.items()}
     assert [stage.steps for stage in stages] == [[(2, clipped)], [(1, clipped)], [(2, clipped)]]
     assert [[line["p"] for line in stage.written] for stage in stages] == [[2], [1], []]
+
+
+class TestLossScale:
+    def test_gradients_are_divided_by_the_scale_of_their_minibatch_before_they_are_averaged(self) -> None:
+        stage = Stage(scales=LossScales(), a=2)
+        stage.add(1, [64.0, 0.0], None, samples=3, scale_exponent=5)
+        stage.add(2, [8.0, 16.0], None, samples=1, scale_exponent=3)
+        assert stage.steps == [(2, {"first": [1.75, 0.5], "second": None})]
+        assert stage.scales is not None and stage.scales.newest.finite_updates == 1
+        assert stage.norm is None, "there is no clipping"
+
+    def test_an_overflow_on_another_stage_skips_the_update_here(self) -> None:
+        stage = Stage(num_stages=2, scales=LossScales())
+        stage.add(1, [2.0**16, 0.0], [0.0], scale_exponent=16)
+        assert not stage.steps
+        squares = torch.tensor([0.0, math.inf], dtype=torch.float64)
+        stage.updates.hear_squares(Frame(FrameKind.SQUARES, 1, 0, 0, (squares,)))
+        assert not stage.steps and not stage.written
+        assert stage.skipped == [{"vw": 1, "incarnation": 2, "stage": 0, "p": 1, "scale": 2**16}]
+        assert stage.updates.through == 1 and stage.made == [1]
+        assert stage.downstream is not None
+        assert [values(frame) for frame in stage.downstream.sent] == [[math.inf]], "the verdict is passed on"
+        assert stage.updates.scale_exponent(Minibatch(5)) == 15
+
+    def test_at_scale_1_an_overflow_is_an_error_where_it_is(self) -> None:
+        stage = Stage(scales=LossScales())
+        with pytest.raises(NonFiniteUpdate, match="gradient of minibatch 1 is not finite in parameter second"):
+            stage.add(1, [1.0, 0.0], [math.nan], scale_exponent=0)
+
+    def test_clipping_by_stage_takes_the_norm_of_the_stage_and_the_verdict_of_all(self) -> None:
+        stage = Stage(num_stages=2, clipping=BY_STAGE, scales=LossScales())
+        stage.add(1, [3.0 * 2, 0.0], [4.0 * 2], scale_exponent=1)
+        stage.updates.hear_squares(Frame(FrameKind.SQUARES, 1, 0, 0, (torch.tensor([144.0], dtype=torch.float64),)))
+        assert stage.norm == 5.0
+        ((_, gradients),) = stage.steps
+        assert gradients["first"] == [pytest.approx(0.6), 0.0]
+
+    def test_an_update_of_minibatches_at_two_scales_is_judged_by_the_larger(self) -> None:
+        stage = Stage(scales=LossScales(), a=2)
+        stage.add(1, [0.0, 0.0], None, scale_exponent=16)
+        stage.add(2, [math.inf, 0.0], None, scale_exponent=15)
+        assert stage.scales is not None and stage.scales.newest.exponent == 15

@@ -210,6 +210,7 @@ def _parts(
         weights=AnchoredWeights(pool, optimizer, rho, versions),
         has_shards=True,
         clipping=None,
+        scales=None,
         replicas=None,
         pool=pool,
         order=order_for(job.weights, job.order),

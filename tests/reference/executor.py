@@ -42,6 +42,7 @@ from tests.reference.values import (
     ReferenceEvaluation,
     ReferenceResult,
     ReferenceRun,
+    ReferenceScale,
     ReferenceState,
     ScalarCallable,
     Tensors,
@@ -88,6 +89,7 @@ def initial_state(run: ReferenceRun) -> ReferenceState:
         optimizers=(fresh.state,) * num_workers,
         updates=(fresh.updates,) * num_workers,
         last_gradients=(fresh.last_gradients,) * num_workers,
+        scales=(ReferenceScale(),) * num_workers,
     )
 
 
@@ -207,6 +209,10 @@ def _segment(
         optimizers=tuple(memory.state for memory in memories),
         updates=tuple(memory.updates for memory in memories),
         last_gradients=tuple(memory.last_gradients for memory in memories),
+        scales=tuple(
+            next((worker.scale for worker in workers if worker.index == vw), kept)
+            for vw, kept in enumerate(state.scales)
+        ),
     )
 
 

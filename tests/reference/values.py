@@ -197,6 +197,23 @@ def _contradictions(run: ReferenceRun) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
+class ReferenceScale:
+    """A loss scale 2^e, as `torch.amp.GradScaler` changes its own: by verdicts on updates."""
+
+    exponent: int = 16
+    in_a_row: int = 0
+    """Updates since the last change, none of which overflowed."""
+
+    def after(self, used: int, *, overflowed: bool) -> ReferenceScale:
+        """After the verdict on an update of minibatches at 2^`used`: halved if that is not done yet, or doubled."""
+        if overflowed:
+            return ReferenceScale(max(min(self.exponent, used - 1), 0))
+        if self.in_a_row == 1999:
+            return ReferenceScale(min(self.exponent + 1, 24))
+        return ReferenceScale(self.exponent, self.in_a_row + 1)
+
+
+@dataclass(frozen=True, slots=True)
 class ReferenceState:
     """Everything that is alive at a barrier; a run that starts from it equals one that went through it."""
 
@@ -218,6 +235,8 @@ class ReferenceState:
     """Per virtual worker, updates it has made: the position of its learning rate's schedule."""
     last_gradients: tuple[Tensors, ...]
     """Per virtual worker, the gradients that its optimizer last saw, by parameter name; empty unless it predicts."""
+    scales: tuple[ReferenceScale, ...]
+    """Per virtual worker, that of its losses, under fp16."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from tests.reference.values import (
     MapDataset,
     MinibatchRecord,
     ReferenceRun,
+    ReferenceScale,
     ReferenceState,
     Tensors,
 )
@@ -87,7 +88,7 @@ def autocast(precision: Precision) -> AbstractContextManager[object]:
     """Torch's autocast to the format of `precision`; every use of a weight casts for itself."""
     if precision == "fp32":
         return nullcontext()
-    return torch.autocast("cpu", {"bf16": torch.bfloat16}[precision], cache_enabled=False)
+    return torch.autocast("cpu", {"bf16": torch.bfloat16, "fp16": torch.float16}[precision], cache_enabled=False)
 
 
 def layers_for(run: ReferenceRun, model: nn.Module) -> tuple[Layer, ...]:
@@ -136,6 +137,10 @@ class ReferenceWorker:
     _optimizer: ReferenceOptimizer
     #: Minibatches of the update under way.
     _group: list[MinibatchGradients]
+    #: e of the scales 2^e of the group's losses.
+    _exponents: list[int]
+    #: q → the loss scale that follows from the updates through q.
+    _scales: dict[int, ReferenceScale]
     #: q → what the update after q was expected to do when q's had been made, under policies that predict.
     _changes: dict[int, Mapping[str, Change]]
 
@@ -172,7 +177,8 @@ class ReferenceWorker:
             state.optimizers[self.index], state.updates[self.index], state.last_gradients[self.index]
         )
         self._optimizer = ReferenceOptimizer(run, self._local.target, memory)
-        self._group = []
+        self._group, self._exponents = [], []
+        self._scales = {state.clock * n: state.scales[self.index]}
         self._changes = {state.clock * n: self._optimizer.changes()} if self._policy.predicts else {}
         load_buffers(self._layers, state.buffers)
 
@@ -189,7 +195,9 @@ class ReferenceWorker:
         self.clock = forward[0].clock
         used = self._weights(forward, published)
         read = self._weights(backward, published) if self._policy.predicts else None
-        loss, gradients = self._gradients(p, block, used, read)
+        exponent = self.exponent(p)
+        loss, gradients = self._gradients(p, block, used, read, exponent)
+        self._exponents.append(exponent)
         self._group.append(MinibatchGradients(gradients, self._weight(block)))
         if self._run.sync != "allreduce" and self._equations.is_update(p):
             self.update(p, average(self.take_group()), self._decayed(p, used, forward[0], published))
@@ -201,6 +209,17 @@ class ReferenceWorker:
         group, self._group = self._group, []
         return group
 
+    def exponent(self, p: int) -> int:
+        """Of the scale 2^e of the loss of `p`: what followed from the updates in its weights; 0 but under fp16."""
+        if self._run.precision != "fp16":
+            return 0
+        return self._scales[self._equations.forward(p, 0).through].exponent
+
+    @property
+    def scale(self) -> ReferenceScale:
+        """The loss scale after all its updates."""
+        return self._scales[max(self._scales)]
+
     def update(self, through: int, gradients: Gradients, decayed: Tensors | None = None) -> None:
         """Make one update with what `gradients` are after clipping.
 
@@ -208,7 +227,21 @@ class ReferenceWorker:
             through: its last minibatch.
             gradients: averaged.
             decayed: the weights whose decay belongs to it; None: the newest themselves.
+
+        Raises:
+            ValueError: a gradient is not finite, and no scale is to blame.
         """
+        used = max(self._exponents, default=None)
+        self._exponents = []
+        if self._run.precision == "fp16":
+            used = self.exponent(through) if used is None else used
+            overflowed = any(g is not None and not bool(g.isfinite().all()) for g in gradients.values())
+            self._scales[through] = self.scale.after(used, overflowed=overflowed)
+            if overflowed:
+                if used == 0:
+                    raise ValueError(f"the update after {through} overflowed at scale 1")
+                self._local.keep(through)
+                return
         if self._run.max_norm is not None:
             whole = tuple(name for names in self._stages for name in names)
             parts = self._stages if self._run.clip == "stage" else (whole,)
@@ -257,9 +290,12 @@ class ReferenceWorker:
         self._changes = {q: changes for q, changes in self._changes.items() if q >= version.through}
 
     def _gradients(
-        self, p: Minibatch, block: tuple[int, ...], used: Tensors, read: Tensors | None
+        self, p: Minibatch, block: tuple[int, ...], used: Tensors, read: Tensors | None, exponent: int
     ) -> tuple[float, Gradients]:
-        """Loss and gradients of `p`: forward with `used`, backward with `read`, or with `used` if that is None."""
+        """Loss and gradients of `p`: forward with `used`, backward with `read`, or with `used` if that is None.
+
+        The backward is that of the loss × 2^`exponent`, its gradients are divided by that.
+        """
         run = self._run
 
         def seed(key: SeedKey) -> None:
@@ -279,14 +315,15 @@ class ReferenceWorker:
             for name, leaf in leaves.items():
                 leaf.data.copy_(read[name])
         with weights_in_place(self._layers, leaves):  # for layers that recompute
-            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+            start = loss * torch.tensor(2.0**exponent) if exponent else loss
+            found = torch.autograd.grad(start, list(leaves.values()), allow_unused=True)
             gradients = dict(zip(leaves, found, strict=True))
             for name, hook in [each for layer in self._layers for each in _hooks_of(layer)]:
                 gradient = gradients[name]
                 if gradient is not None:
                     changed = hook(gradient)
                     gradients[name] = gradient if changed is None else changed
-        return loss.item(), gradients
+        return loss.item(), {name: None if g is None else g / 2.0**exponent for name, g in gradients.items()}
 
 
 def _hooks_of(layer: Layer) -> list[tuple[str, GradientHook]]:

@@ -277,6 +277,15 @@ def test_the_summary_tells_of_the_history(violations: int, words: str, tmp_path:
     assert words in summary_lines(replace(end, result=result), current=tmp_path)[2]
 
 
+def test_the_summary_tells_of_skipped_updates(tmp_path: Path) -> None:
+    end = RunEnd(run_dir=tmp_path / "runs" / "a", state=JobState.FINISHED)
+    result = replace(small_result(0), skipped_updates={0: 3, 1: 0, 2: 1})
+    assert (
+        "skipped: 3 updates of virtual worker 0, 1 update of virtual worker 2, in which a gradient overflowed at the "
+        "scale of the loss; their samples count"
+    ) in summary_lines(replace(end, result=result), current=tmp_path)
+
+
 def small_result(violations: int) -> TrainResult:
     staleness = {**RESULT["staleness"], "violations": violations}
     return TrainResult.from_json({**RESULT, "eval": {}, "stages": [], "staleness": staleness})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -56,7 +57,7 @@ class InProcessLink:
                 f"{self.own} waited {elapsed:.1f} s to send {describe(frame)} to {self.peer}, "
                 "which has not taken the frames before it"
             )
-        sent = Frame(frame.kind, frame.minibatch, frame.clock, frame.local_through, copies, frame.weight)
+        sent = replace(frame, tensors=copies)
         if not self._peer_inbox.put(sent):
             self._raise_if_ended(frame)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hetpipe.values.events import Submission
-from hetpipe.values.rewinds import rewind_folder, run_folders
+from hetpipe.values.rewinds import MODEL_FILE, discard_model_file, rewind_folder, run_folders
 
 
 def test_they_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
@@ -25,3 +25,11 @@ def test_a_submission_knows_the_folder_of_its_run() -> None:
     assert first.first_run_dir == "/runs/rewind-7"
     rewound = Submission("0123456789", "{}", rewind_folder("/runs/rewind-7", 2), "/code", rewinds=2)
     assert rewound.first_run_dir == "/runs/rewind-7"
+
+
+def test_the_inspected_model_is_deleted_with_what_a_killed_inspection_left(tmp_path: Path) -> None:
+    for name in (MODEL_FILE, f"{MODEL_FILE}.tmp", "plan.json"):
+        (tmp_path / name).write_text("bytes")
+    for _ in range(2):
+        discard_model_file(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]

@@ -28,7 +28,7 @@ class LiveScreen(Screen):
         self._live.update(Text(lines, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def say(self, sentence: str) -> None:
-        """See `Screen.say`; it stays above the picture."""
+        """Print a sentence above the picture, where it stays."""
         self._live.console.print(Text(sentence))
 
     def close(self) -> None:

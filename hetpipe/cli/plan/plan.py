@@ -48,6 +48,7 @@ SCHEDULES: Mapping[str, ScheduleChoice] = {name: name for name in SCHEDULE_CHOIC
 RECOMPUTE: Mapping[str, Recompute] = {name: name for name in get_args(Recompute)}
 
 AUTO = "auto"
+PROPORTIONAL = "proportional"
 
 #: What most optimizers keep at most; assumed of one that is not known.
 _MOST_SLOTS = 2
@@ -71,7 +72,11 @@ class Options:
         str | None, typer.Option(metavar="JSON", help='Devices by virtual worker: [["n0/0", "n1/0"], …]; for explicit.')
     ] = None
     minibatches_per_wave: Annotated[
-        str | None, typer.Option(metavar="N|auto", help="Minibatches per wave.  [default: the job's, else auto]")
+        str | None,
+        typer.Option(
+            metavar="N|auto|proportional",
+            help="Minibatches per wave; proportional: in proportion to the speeds.  [default: the job's, else auto]",
+        ),
     ] = None
     placement: Annotated[
         str | None,
@@ -306,6 +311,8 @@ def wishes_of(request: Options, job: Job | None) -> Wishes:
             f"how fast stages average gradients among themselves is not foreseen, and `sync: {job.sync.kind}` is cut "
             "alike everywhere, not planned; plan it with `sync: bsp`, which brings weights together as often"
         )
+    given = request.minibatches_per_wave
+    _check_waves(request, job)
     remarks: tuple[str, ...] = ()
     slots = request.optimizer_slots
     if job is not None and slots is None and slots_of(job.optimizer, job.weights) is None:
@@ -317,7 +324,7 @@ def wishes_of(request: Options, job: Job | None) -> Wishes:
         raise UserError("--shards is for parameter servers, which the job goes without; leave it out")
     if request.allocation == "parallel":
         # PipeDream-2BW's planner, which chooses N by itself
-        base = replace(_with_weights(PLANNED_POLICY, base), minibatches_per_wave=None)
+        base = replace(_with_weights(PLANNED_POLICY, base), minibatches_per_wave=None, proportional=False)
     base = _with_weights(_choice("--weights", request.weights, WEIGHTS, base.weights), base)
     workers = base.workers if request.allocation is None else None
     options = replace(
@@ -325,6 +332,7 @@ def wishes_of(request: Options, job: Job | None) -> Wishes:
         allocation=_choice("--allocation", request.allocation, ALLOCATIONS, base.allocation),
         workers=workers if request.workers is None else workers_of(request.workers),
         minibatches_per_wave=_minibatches_of(request.minibatches_per_wave, base.minibatches_per_wave),
+        proportional=base.proportional if given is None else given == PROPORTIONAL,
         placement=_placement_of(request.placement, base.placement),
         staleness=base.staleness if request.staleness in (None, AUTO) else staleness_of(str(request.staleness)),
         max_staleness=request.max_staleness if request.staleness == AUTO else base.max_staleness,
@@ -335,6 +343,28 @@ def wishes_of(request: Options, job: Job | None) -> Wishes:
         max_batch=request.max_batch,
     )
     return Wishes(options, remarks)
+
+
+def _check_waves(request: Options, job: Job | None) -> None:
+    """Refuse waves that no plan can have."""
+    given = request.minibatches_per_wave
+    if given is None and job is not None and isinstance(job.sync.minibatches_per_wave, tuple):
+        raise UserError(
+            "sync.minibatches_per_wave has one number for each virtual worker of the job, but a plan forms virtual "
+            "workers anew; give --minibatches-per-wave proportional, auto, or one number"
+        )
+    if given != PROPORTIONAL:
+        return
+    if request.allocation == "parallel":
+        raise UserError(
+            "--allocation parallel has equal virtual workers, whose waves take equally long; leave out "
+            "--minibatches-per-wave proportional"
+        )
+    if job is not None and not job.has_shards:
+        raise UserError(
+            "--minibatches-per-wave proportional is for several virtual workers with parameter servers, which the job "
+            "goes without; leave it out"
+        )
 
 
 def _with_weights(weights: WeightPolicy, base: PlanOptions) -> PlanOptions:
@@ -378,10 +408,10 @@ def _placement_of(text: str | None, default: PlacementName | None) -> PlacementN
 def _minibatches_of(text: str | None, default: int | None) -> int | None:
     if text is None:
         return default
-    if text == AUTO:
+    if text in (AUTO, PROPORTIONAL):
         return None
     if not text.isdecimal() or int(text) < 1:
-        raise UserError(f"--minibatches-per-wave is {text!r}; give a whole number from 1 on, or auto")
+        raise UserError(f"--minibatches-per-wave is {text!r}; give a whole number from 1 on, auto or proportional")
     return int(text)
 
 

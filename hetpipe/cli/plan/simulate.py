@@ -17,6 +17,7 @@ from hetpipe.decide.simulator.options import SimulationOptions
 from hetpipe.decide.simulator.plan import SimulatedPlan
 from hetpipe.decide.simulator.result import SimulationResult
 from hetpipe.decide.simulator.simulate import simulate
+from hetpipe.decide.sync.division import mean_minibatches, shares
 from hetpipe.errors import UserError
 from hetpipe.report.quantities import bytes_text
 from hetpipe.report.text import columns, count, duration, percent, rate, shown_path
@@ -26,6 +27,7 @@ from hetpipe.values.document import read_document
 from hetpipe.values.fit import read_fitting
 from hetpipe.values.ids import DeviceId
 from hetpipe.values.plan_document import PlanDocument
+from hetpipe.values.suggest import join_names
 
 #: Activities in a trace beyond which viewers get slow.
 _LARGE_TRACE = 500_000
@@ -103,7 +105,7 @@ def simulation_options(options: Options, document: PlanDocument) -> SimulationOp
         UserError: a text means nothing.
     """
     staleness = document.staleness if options.staleness is None else staleness_of(options.staleness)
-    steady = steady_waves(staleness) * document.minibatches_per_wave
+    steady = mean_minibatches(steady_waves(staleness), document.waves)
     return SimulationOptions(
         staleness=staleness,
         pull=document.pull,
@@ -164,13 +166,17 @@ def to_json(result: SimulationResult) -> dict[str, Any]:
 
 def lines(result: SimulationResult, plan: SimulatedPlan, how: SimulationOptions) -> list[str]:
     """A simulation for people."""
-    n = plan.minibatches_per_wave
+    each, waves = f"{how.minibatches} minibatches of each virtual worker", plan.minibatches_per_wave
+    per_wave = str(waves[0])
+    if len(set(waves)) > 1:
+        each = f"{sum(shares(how.minibatches, waves))} minibatches of all virtual workers"
+        per_wave = f"{join_names(map(str, waves), 'and')} (virtual workers in order)"
     bound = "no bound" if how.staleness is None else f"D = {how.staleness}"
     if not plan.placed.shards:
         bound = "without parameter servers"
     return [
         f"{rate(result.samples_per_second)} samples/s in the steady state, {bound}",
-        f"{duration(result.seconds)} simulated: {how.minibatches} minibatches of each virtual worker, {n} per wave",
+        f"{duration(result.seconds)} simulated: {each}, {per_wave} per wave",
         "",
         *columns([["vw", "stage", "device", "type", "busy", ""], *_stage_rows(result, plan)]),
         "",

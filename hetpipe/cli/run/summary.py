@@ -21,6 +21,7 @@ def summary_lines(end: RunEnd, *, current: Path) -> list[str]:
     where = shown_path(end.run_dir, current)
     lines = [_speed(end.state, end.result), *_quality(end.result), *_memory(end.result.stages)]
     lines += _deaths(end.result.deaths)
+    lines += _skipped(end.result.skipped_updates)
     lines.append(_promises(end.result.staleness, where))
     if end.forecast is not None:
         lines.append(_compared(end.forecast, end.result.samples_per_second))
@@ -88,6 +89,13 @@ def _memory(stages: Sequence[StageResult]) -> list[str]:
     weights, activations = bytes_text(dearest.weight_bytes), bytes_text(dearest.activation_bytes)
     which = f"stage {dearest.stage} of worker {dearest.vw}"
     return [f"memory: at most {weights} of weight copies and {activations} of activations, on {which}"]
+
+
+def _skipped(skipped: Mapping[int, int]) -> list[str]:
+    told = [f"{count(number, 'update')} of virtual worker {vw}" for vw, number in skipped.items() if number]
+    if not told:
+        return []
+    return [f"skipped: {', '.join(told)}, in which a gradient overflowed at the scale of the loss; their samples count"]
 
 
 def _deaths(deaths: Mapping[int, int]) -> list[str]:

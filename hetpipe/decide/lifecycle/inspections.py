@@ -46,7 +46,8 @@ def inspect_command(asked: InspectionRequest, job: Job, job_id: JobId, submissio
         job_id=job_id,
         job_json=json.dumps(job.model_dump(mode="json")),
         import_path=submission.import_path,
-        run_dir=submission.run_dir,
+        # Its model file replaces the one before a rewind, which no stage is built from any more.
+        run_dir=submission.first_run_dir,
         with_model=asked.with_model,
         measure=asked.measure,
     )

@@ -161,7 +161,7 @@ def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocum
         start,
         data,
         members=len(document.virtual_workers),
-        minibatches_in_wave=len(document.virtual_workers) * document.minibatches_per_wave,
+        minibatches_in_wave=sum(document.waves),
         checkpoint_every_waves=job.checkpoint.every_waves,
     )
     first = next(segments, None)
@@ -208,6 +208,7 @@ def options_of(job: Job, *, slots: int | None = None, reserve_bytes: int = 0) ->
         allocation="explicit" if devices is not None else job.workers.allocation,
         workers=None if devices is None else tuple(tuple(DeviceId(d) for d in group) for group in devices),
         minibatches_per_wave=sync.minibatches_per_wave if isinstance(sync.minibatches_per_wave, int) else None,
+        proportional=sync.minibatches_per_wave == "proportional",
         placement=None if placement == "auto" else placement,
         staleness=0 if sync.D == "auto" else sync.D,
         max_staleness=sync.max_D if sync.D == "auto" else None,

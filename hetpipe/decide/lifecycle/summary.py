@@ -64,6 +64,7 @@ def result_object(record: FinishedRun) -> dict[str, Any]:
     clock. `idle_seconds`: mean over each one's stages.
     `deaths`: incarnations of each virtual worker that ended before the run; sums cover all incarnations.
     `conditions`: conditions of the run, by the time they were raised; those without `cleared` were active at the end.
+    `skipped_updates`: of each virtual worker, as a gradient overflowed at the scale of its loss.
     `rewinds`: number of rewinds of the job. Everything else refers to the time after the last one, except the
     evaluations, which include those before it that led to the weights.
     `eval`: the last evaluation over the whole evaluation data.
@@ -111,6 +112,7 @@ def result_object(record: FinishedRun) -> dict[str, Any]:
         "idle_seconds": {str(vw): _idle_seconds(record, vw) for vw in members},
         "evaluations": _evaluations(record.evaluations),
         "deaths": {str(vw): record.deaths.get(vw, 0) for vw in members},
+        "skipped_updates": {str(vw): _skipped_updates(record, vw) for vw in members},
         "rewinds": record.rewinds,
         "conditions": [plain(Condition, one) for one in record.conditions],
         "proof": None if record.proof is None else plain(ProofReport, record.proof),
@@ -177,6 +179,11 @@ def _last_clock(record: FinishedRun, vw: VirtualWorkerIndex) -> Clock:
 def _waiting_seconds(record: FinishedRun, vw: VirtualWorkerIndex) -> float:
     report = _report(record, vw, 0)
     return 0.0 if report is None else round(report.waiting_seconds, 3)
+
+
+def _skipped_updates(record: FinishedRun, vw: VirtualWorkerIndex) -> int:
+    report = _report(record, vw, 0)
+    return 0 if report is None else report.skipped_updates
 
 
 def _idle_seconds(record: FinishedRun, vw: VirtualWorkerIndex) -> float:

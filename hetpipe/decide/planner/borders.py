@@ -189,16 +189,19 @@ class _Span:
     recompute: bool
 
 
-def borders_of(workers: Sequence[Sequence[Stage]], costs: Costs, memory: MemoryModel) -> tuple[PlannedBorder, ...]:
-    """The borders of a plan; of equal virtual workers, those of the first."""
+def borders_of(
+    workers: Sequence[Sequence[Stage]], costs: Costs, memories: Sequence[MemoryModel]
+) -> tuple[PlannedBorder, ...]:
+    """The borders of a plan; of equal virtual workers, those of the first. `memories`: of each virtual worker."""
     found: list[PlannedBorder] = []
     known: set[tuple[object, ...]] = set()
-    for vw, worker in enumerate(workers):
+    for vw, (worker, memory) in enumerate(zip(workers, memories, strict=True)):
         stages = [_Span(one.device, one.kind, one.first, one.last, one.recompute) for one in worker]
         links = [costs.cluster.link(node_of(a.device), node_of(b.device)) for a, b in pairwise(stages)]
         alike = (
             tuple((one.kind, one.first, one.last, one.recompute) for one in stages),
             tuple((link.latency_seconds, link.effective_bytes_per_second) for link in links),
+            memory,
         )
         if alike in known:
             continue

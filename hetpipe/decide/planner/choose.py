@@ -115,7 +115,9 @@ def _limit(plan: JobPlan) -> str:
         return f"the network card of {plan.rate.busiest_node} is the bottleneck"
     if plan.rate.round_trip_binds:
         return "it waits for the round trip of weights"
-    slowest = min(range(len(plan.workers)), key=lambda index: plan.workers[index].minibatches_per_tick)
+    slowest = min(
+        range(len(plan.workers)), key=lambda index: plan.workers[index].minibatches_per_tick / plan.waves[index]
+    )
     kinds = Counter(stage.kind for stage in plan.workers[slowest].stages)
     mix = " + ".join(f"{count} × {kind}" for kind, count in sorted(kinds.items()))
     if len(plan.workers) == 1:
@@ -129,7 +131,7 @@ def _document(chosen: RankedPlan, alternatives: tuple[Alternative, ...]) -> Plan
     jobs = Jobs(costs, options, Partitioner(costs, recompute=options.recompute))
     groups = [[stage.device for stage in worker.stages] for worker in plan.workers]
     used = {device for group in groups for device in group}
-    memory = jobs.memory(plan.minibatches_per_wave)
+    memory = jobs.memory(max(plan.waves))
     host_memory = HostMemory(costs, memory, plan.placed, staleness=options.staleness)
     return PlanDocument(
         model=costs.profile.model,
@@ -139,8 +141,8 @@ def _document(chosen: RankedPlan, alternatives: tuple[Alternative, ...]) -> Plan
         schedule=schedule_for(options.weights, options.schedule),
         staleness=options.staleness,
         pull=options.pull,
-        virtual_workers=tuple(_worker(worker, plan, jobs) for worker in plan.workers),
-        minibatches_per_wave=plan.minibatches_per_wave,
+        virtual_workers=tuple(_worker(*each, plan, jobs) for each in zip(plan.workers, plan.waves, strict=True)),
+        minibatches_per_wave=plan.own_waves or plan.minibatches_per_wave,
         max_minibatches_per_wave=tuple(jobs.max_minibatches_per_wave(group) for group in groups),
         searched_minibatches_per_wave=chosen.most_minibatches,
         has_shards=options.with_shards,
@@ -151,13 +153,13 @@ def _document(chosen: RankedPlan, alternatives: tuple[Alternative, ...]) -> Plan
         predicted=chosen.predicted,
         host_memory=host_memory.nodes([worker.stages for worker in plan.workers]),
         alternatives=alternatives,
-        borders=borders_of([worker.stages for worker in plan.workers], costs, memory),
+        borders=borders_of([worker.stages for worker in plan.workers], costs, list(map(jobs.memory, plan.waves))),
         forbidden=forbidden_cuts(costs.profile),
     )
 
 
-def _worker(worker: Pipeline, plan: JobPlan, jobs: Jobs) -> PlannedWorker:
-    memory, num_stages = jobs.memory(plan.minibatches_per_wave), len(worker.stages)
+def _worker(worker: Pipeline, minibatches_per_wave: int, plan: JobPlan, jobs: Jobs) -> PlannedWorker:
+    memory, num_stages = jobs.memory(minibatches_per_wave), len(worker.stages)
     stages = tuple(
         PlannedStage(
             device=stage.device,
@@ -182,15 +184,15 @@ def with_utilisation(plan: PlanDocument, profile: Profile, cluster: Cluster) -> 
     """`plan` with tokens/s and MFU at the predicted speed, in total and per stage.
 
     A stage computes its layers for every sample of its virtual worker. With a staleness bound all virtual workers
-    complete waves at the same average rate, so all train the same number of samples; without one, each runs at its own
-    speed. Idle devices do not count, nor do devices that a run does not use.
+    complete waves at the same average rate, so all train samples in proportion to their N_v; without one, each runs
+    at its own speed. Idle devices do not count, nor do devices that a run does not use.
     """
     rate, dtype = plan.predicted.samples_per_second, profile.compute_dtype
     if plan.staleness is None:
         together = sum(worker.samples_per_second for worker in plan.virtual_workers)
         shares = [worker.samples_per_second / together if together else 0.0 for worker in plan.virtual_workers]
     else:
-        shares = [1.0 / len(plan.virtual_workers)] * len(plan.virtual_workers)
+        shares = [n / sum(plan.waves) for n in plan.waves]
 
     def work(first: int, last: int) -> ModelWork | None:
         flops = profile.model_flops(first, last)

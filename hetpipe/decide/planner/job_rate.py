@@ -106,7 +106,7 @@ def bytes_leaving(moved: Mapping[CardSide, int]) -> int:
 
 
 def network_minibatches_per_second(
-    moved: Mapping[CardSide, int], *, minibatches: int, network_cards: Mapping[str, float]
+    moved: Mapping[CardSide, int], *, minibatches: float, network_cards: Mapping[str, float]
 ) -> tuple[float, str | None]:
     """Limit of the network cards, and the busiest node.
 
@@ -130,7 +130,7 @@ def job_rate(
     moved: Sequence[Mapping[CardSide, int]],
     *,
     costs: Costs,
-    minibatches_per_wave: int,
+    minibatches_per_wave: float,
     network_cards: Mapping[str, float],
     trip: RoundTrip = NO_ROUND_TRIP,
 ) -> JobRate:
@@ -140,7 +140,7 @@ def job_rate(
         slowest_minibatches_per_tick: closed-form rate of the slowest virtual worker.
         moved: `bytes_moved` of each virtual worker.
         costs: costs for the batch size.
-        minibatches_per_wave: N.
+        minibatches_per_wave: N, or the mean of the virtual workers; rates are means, too.
         network_cards: node → bytes per second in each direction.
         trip: limits of the round trip of weights.
     """

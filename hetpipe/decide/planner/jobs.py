@@ -19,6 +19,7 @@ from hetpipe.decide.planner.combinations import IMPROVED, Combinations
 from hetpipe.decide.planner.costs import Costs, MemoryModel
 from hetpipe.decide.planner.job_rate import CardSide, JobRate, bytes_moved, job_rate
 from hetpipe.decide.planner.options import PlanOptions
+from hetpipe.decide.planner.own_waves import rate_of_own_waves
 from hetpipe.decide.planner.partitioner import Partitioner, explain
 from hetpipe.decide.planner.pipelines import Pipeline, Pipelines
 from hetpipe.decide.planner.round_trip import Exchanges, Places, round_trip
@@ -34,6 +35,9 @@ Groups = Sequence[Sequence[DeviceId]]
 #: Relative difference below which rates are equal, as rounding depends on the order of sums.
 _SAME = 1e-12
 
+#: Rounds in which N_v and the rates of pipelines are made to agree.
+_MOST_ROUNDS = 4
+
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
@@ -43,8 +47,16 @@ class JobPlan:
     """Costs for the planned batch size."""
     workers: tuple[Pipeline, ...]
     minibatches_per_wave: int
+    """N; where the virtual workers have their own, the one that these are in proportion to."""
     placed: PlacedParameters
     rate: JobRate
+    own_waves: tuple[int, ...] | None = None
+    """N_v of each virtual worker; None: N for all."""
+
+    @property
+    def waves(self) -> tuple[int, ...]:
+        """N_v of each virtual worker."""
+        return self.own_waves or (self.minibatches_per_wave,) * len(self.workers)
 
     @property
     def bottleneck_ticks(self) -> int:
@@ -249,6 +261,42 @@ class Jobs:
             ),
         )
         return JobPlan(self.costs, tuple(workers), minibatches_per_wave, placed, rate)
+
+    def in_proportion(self, plan: JobPlan) -> JobPlan:
+        """The same groups and N, which is now that of the slowest virtual worker; the others have their own N_v.
+
+        N_v is in proportion to the rates of the pipelines, which depend on N_v in turn: a pipeline with few minibatches
+        in flight is not full, and one with many has other cuts.
+        """
+        groups = [tuple(stage.device for stage in worker.stages) for worker in plan.workers]
+        policy = self.options.policy
+        least = [policy.least_minibatches_per_wave(len(group)) for group in groups]
+        largest = [self.max_minibatches_per_wave(group) for group in groups]
+        workers, found = list(plan.workers), plan.waves
+        for _ in range(_MOST_ROUNDS):
+            rates = [worker.minibatches_per_tick for worker in workers]
+            wanted = waves.in_proportion(plan.minibatches_per_wave, rates, least, largest, self.options.accumulate)
+            if wanted == found:
+                break
+            found = wanted
+            fitting = _all_there(self.pipelines.fastest(group, n) for group, n in zip(groups, found, strict=True))
+            assert fitting is not None, "N_v is at most Max_m"
+            workers = fitting
+        return self._judge_own(workers, plan.minibatches_per_wave, found)
+
+    def _judge_own(self, workers: Sequence[Pipeline], minibatches_per_wave: int, own: tuple[int, ...]) -> JobPlan:
+        """Evaluate these pipelines, each with its own N_v, as a job."""
+        placed = self.place(workers)
+        rate = rate_of_own_waves(
+            [worker.stages for worker in workers],
+            [worker.minibatches_per_tick for worker in workers],
+            own,
+            costs=self.costs,
+            placed=placed,
+            options=self.options,
+            network_cards=self.network_cards,
+        )
+        return JobPlan(self.costs, tuple(workers), minibatches_per_wave, placed, rate, own)
 
     def place(self, workers: Sequence[Pipeline]) -> PlacedParameters:
         """The parameters on shards: one shard on each node that computes, or the given number, assigned in turn.

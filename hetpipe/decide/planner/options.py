@@ -51,6 +51,8 @@ class PlanOptions:
     """The devices of each virtual worker; for the allocation `explicit` only, which requires them."""
     minibatches_per_wave: int | None = None
     """N; None for the best."""
+    proportional: bool = False
+    """Whether every virtual worker has its own N_v, in proportion to its speed; N is then that of the slowest."""
     placement: PlacementName | None = None
     """None for the fastest."""
     staleness: int | None = 0

@@ -106,7 +106,7 @@ class _Candidate:
     def work(self) -> int:
         """Computations of one simulated wave."""
         plan = self.plan
-        return work_per_wave([worker.stages for worker in plan.workers], plan.minibatches_per_wave, plan.placed)
+        return work_per_wave([worker.stages for worker in plan.workers], plan.waves, plan.placed)
 
 
 def preferred(found: Sequence[RankedPlan]) -> RankedPlan:
@@ -267,6 +267,8 @@ class Ranking:
             jobs = self._jobs.under(placement, staleness)
             try:
                 ladder = list(jobs.ladder(groups))
+                if self._options.proportional:
+                    ladder = [jobs.in_proportion(plan) for plan in ladder]
             except PlanError:
                 continue
             best = max((plan.rate.samples_per_second for plan in ladder), default=0.0)
@@ -305,7 +307,7 @@ class Ranking:
         """Predict with a cache: several allocations yield the same groups, and simulations of large plans are cut."""
         plan, options = one.plan, one.jobs.options
         length = simulated_waves(one.work, options.staleness, waves)
-        key = (plan.workers, plan.minibatches_per_wave, plan.placed.pieces, options.staleness, length)
+        key = (plan.workers, plan.waves, plan.placed.pieces, options.staleness, length)
         found = self._simulated.get(key)
         if found is None:
             found = self._simulated[key] = self._predict(plan, options, waves=waves)

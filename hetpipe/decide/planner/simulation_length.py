@@ -34,19 +34,22 @@ def steady_waves(staleness: int | None) -> int:
     return max(LEAST_WAVES, _WAVES_PER_LEAD * (staleness + 2) if staleness is not None else 0)
 
 
-def work_per_wave(workers: Sequence[Sequence[Span]], minibatches_per_wave: int, placed: PlacedParameters) -> int:
+def work_per_wave(
+    workers: Sequence[Sequence[Span]], minibatches_per_wave: Sequence[int], placed: PlacedParameters
+) -> int:
     """Forwards and backwards of all virtual workers, or their messages of weights if these take longer.
 
     Args:
         workers: the stages of each virtual worker.
-        minibatches_per_wave: N.
+        minibatches_per_wave: N_v of each virtual worker.
         placed: the parameters on shards.
     """
     spans = Counter((stage.first, stage.last) for stages in workers for stage in stages)
     messages = 2 * sum(
         times * sum(sums[last] > sums[first] for sums in placed.by_shard) for (first, last), times in spans.items()
     )
-    return max(2 * minibatches_per_wave * spans.total(), messages // _MESSAGES_PER_COMPUTATION)
+    computations = 2 * sum(n * len(stages) for n, stages in zip(minibatches_per_wave, workers, strict=True))
+    return max(computations, messages // _MESSAGES_PER_COMPUTATION)
 
 
 def simulated_waves(work: int, staleness: int | None, waves: int | None = None) -> int:

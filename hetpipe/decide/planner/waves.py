@@ -9,6 +9,9 @@ up to `MOST_MINIBATCHES`, because under some policies memory sets no limit. N is
 * to choose N for the resulting groups, in steps of one half: up to Max_m, or to four times an N, at least one per
   stage, with which neither a network card nor the round trip of weights is the bottleneck (`Jobs.ladder`). The largest
   value tried is the plan's `searched_minibatches_per_wave`.
+
+With `proportional` every N so chosen becomes N of the slowest virtual worker, and the others get N_v in proportion to
+their rates (`in_proportion`, `wsp.md` §10).
 """
 
 from __future__ import annotations
@@ -58,6 +61,29 @@ def choices(largest: Sequence[int], num_stages: Sequence[int], weights: WeightPo
     """
     least = max(POLICIES[weights].least_minibatches_per_wave(stages) for stages in num_stages)
     return range(-(-least // accumulate) * accumulate, min(largest) + 1, accumulate)
+
+
+def in_proportion(
+    minibatches_per_wave: int, rates: Sequence[float], least: Sequence[int], largest: Sequence[int], accumulate: int = 1
+) -> tuple[int, ...]:
+    """N_v of each virtual worker, so that waves take as long as N minibatches of the slowest one, up to rounding.
+
+    Args:
+        minibatches_per_wave: N, a multiple of `accumulate`.
+        rates: minibatches per unit of time of each virtual worker, above 0.
+        least: smallest N_v that the policy supports.
+        largest: Max_m of each virtual worker, at least `least`.
+        accumulate: minibatches per update; N_v is a multiple of it.
+
+    >>> in_proportion(4, [3.0, 1.9, 1.0], [1, 1, 1], [10, 99, 99]), in_proportion(4, [1.6, 1.0], [1, 1], [99, 99], 4)
+    ((10, 8, 4), (8, 4))
+    """
+    slowest = min(rates)
+    ideal = (minibatches_per_wave * rate / slowest for rate in rates)
+    return tuple(
+        min(max(round(wanted / accumulate), -(-low // accumulate)), high // accumulate) * accumulate
+        for wanted, low, high in zip(ideal, least, largest, strict=True)
+    )
 
 
 def check_given(

@@ -78,7 +78,7 @@ def simulated_plan(document: PlanDocument, costs: Costs) -> SimulatedPlan:
         check_borders(stages, costs, vw)
     return SimulatedPlan(
         workers=workers,
-        minibatches_per_wave=document.minibatches_per_wave,
+        minibatches_per_wave=document.waves,
         placed=placed_parameters(document.placement, _shards(document, costs.cluster, workers), costs.profile),
     )
 

@@ -56,13 +56,12 @@ def check_options(plan: SimulatedPlan, options: SimulationOptions) -> None:
     Raises:
         PlanError: an option is out of range or refers to nothing, or the policy requires another schedule, N or D.
     """
-    n = plan.minibatches_per_wave
-    deepest = max(len(stages) for stages in plan.workers)
-    least = POLICIES[options.weights].least_minibatches_per_wave(deepest)
     schedule_for(options.weights, options.schedule)
     _check_stragglers(plan, options)
-    if n < least:
-        raise PlanError(f"{options.weights} with {deepest} stages needs N of at least {least}, not {n}")
+    for stages, n in zip(plan.workers, plan.minibatches_per_wave, strict=True):
+        least = POLICIES[options.weights].least_minibatches_per_wave(len(stages))
+        if n < least:
+            raise PlanError(f"{options.weights} with {len(stages)} stages needs N of at least {least}, not {n}")
     if options.minibatches < 1:
         raise PlanError(f"minibatches must be at least 1, not {options.minibatches}")
     if options.staleness is not None and options.staleness < 0:

@@ -26,6 +26,7 @@ class SimulatedPlan:
 
     workers: tuple[tuple[SimulatedStage, ...], ...]
     """The stages of each virtual worker, first stage first."""
-    minibatches_per_wave: int
+    minibatches_per_wave: tuple[int, ...]
+    """N_v of each virtual worker."""
     placed: PlacedParameters
     """Parameters on each shard; without shards nothing is pushed or pulled."""

@@ -16,6 +16,7 @@ from hetpipe.decide.simulator.options import SimulationOptions
 from hetpipe.decide.simulator.plan import SimulatedPlan, SimulatedStage
 from hetpipe.decide.simulator.result import SimulationResult
 from hetpipe.decide.simulator.simulate import simulate
+from hetpipe.decide.sync.division import mean_minibatches
 from hetpipe.decide.sync.segment import SegmentLength
 from hetpipe.values.cluster import Links, LinkSpec
 from hetpipe.values.ids import DeviceId
@@ -131,7 +132,7 @@ def run_forecast(
 def _steady_minibatches(plan: SimulatedPlan, staleness: int | None, waves: int | None = None) -> int:
     """Minibatches per virtual worker: those of `waves`, or enough for the steady state, within a limit."""
     work = work_per_wave(plan.workers, plan.minibatches_per_wave, plan.placed)
-    return plan.minibatches_per_wave * simulated_waves(work, staleness, waves)
+    return mean_minibatches(simulated_waves(work, staleness, waves), plan.minibatches_per_wave)
 
 
 def _as_emulated(
@@ -156,6 +157,6 @@ def _simulated(plan: JobPlan) -> SimulatedPlan:
             )
             for worker in plan.workers
         ),
-        minibatches_per_wave=plan.minibatches_per_wave,
+        minibatches_per_wave=plan.waves,
         placed=plan.placed,
     )

@@ -29,6 +29,7 @@ from hetpipe.decide.simulator.resources import Flow
 from hetpipe.decide.simulator.result import ActivityKind, SimulatedActivity, SimulationResult
 from hetpipe.decide.simulator.stage import Stage, StagePlace, Worker
 from hetpipe.decide.simulator.traffic import FlowSpec, Traffic, cross_node_bytes_per_minibatch, flows_of
+from hetpipe.decide.sync.division import shares
 from hetpipe.decide.sync.gate import Gate
 from hetpipe.errors import PlanError
 from hetpipe.values.sync import SyncSpec
@@ -74,18 +75,21 @@ class _Simulation:
         self._log: list[SimulatedActivity] | None = [] if with_activities else None
         self._engine = Engine()
         self._looking: list[Stage] = []
-        self._gate = Gate(
-            SyncSpec(
-                plan.minibatches_per_wave,
-                options.staleness,
-                deterministic=options.deterministic,
-                weights=options.weights,
-                pull=options.pull,
+        self._gates = [
+            Gate(
+                SyncSpec(
+                    n,
+                    options.staleness,
+                    deterministic=options.deterministic,
+                    weights=options.weights,
+                    pull=options.pull,
+                )
             )
-        )
+            for n in plan.minibatches_per_wave
+        ]
         self._clocks = Clocks(
             self._engine,
-            self._gate,
+            self._gates[0],  # what it decides counts waves, so it does not depend on N
             num_stages=[len(stages) for stages in plan.workers],
             # Every virtual worker pushes the whole model, so each of its waves takes a shard the same time.
             apply_ticks=[ticks(1000 * sums[-1] / options.apply_bytes_per_second) for sums in plan.placed.by_shard],
@@ -93,7 +97,9 @@ class _Simulation:
             on_publish=self._published,
         )
         self._stagger_ticks = self._slowest_ticks() if options.staggered else 0
-        self._workers = [Worker(index, options.minibatches) for index in range(len(plan.workers))]
+        self._workers = [
+            Worker(index, share) for index, share in enumerate(shares(options.minibatches, plan.minibatches_per_wave))
+        ]
         self._stages = [
             [self._stage(worker, index) for index in range(len(plan.workers[worker.index]))] for worker in self._workers
         ]
@@ -161,7 +167,7 @@ class _Simulation:
         limit = in_flight(
             stage=index,
             num_stages=len(stages),
-            minibatches_per_wave=self._plan.minibatches_per_wave,
+            minibatches_per_wave=self._plan.minibatches_per_wave[worker.index],
             weights=options.weights,
             schedule=schedule,
         )
@@ -179,7 +185,7 @@ class _Simulation:
             log=None if self._log is None else partial(self._computed, worker.index, index),
             start_ticks=worker.index * self._stagger_ticks // len(self._workers),
         )
-        return Stage(self._engine, self._clocks, self._gate, worker, place, self._looking)
+        return Stage(self._engine, self._clocks, self._gates[worker.index], worker, place, self._looking)
 
     def _compute_ticks(self, planned: SimulatedStage) -> int:
         return self._costs.compute_ticks(planned.kind, planned.first, planned.last, recompute=planned.recompute)
@@ -235,7 +241,7 @@ class _Simulation:
 
     def _rate(self, worker: Worker) -> float:
         """Minibatches per second of a virtual worker in its steady state."""
-        n = self._plan.minibatches_per_wave
+        n = self._plan.minibatches_per_wave[worker.index]
         ends = worker.wave_ends
         first, last = len(ends) // 2 - 1, len(ends) - 2
         if len(ends) < _LEAST_WAVES or ends[last] == ends[first]:
@@ -246,8 +252,10 @@ class _Simulation:
         """Pulls per wave of each virtual worker, if different from 1."""
         if self._options.pull == "every_wave":
             return None
-        n = self._plan.minibatches_per_wave
-        return [len(set(worker.chosen) - {0}) / -(-worker.num_minibatches // n) for worker in self._workers]
+        return [
+            len(set(worker.chosen) - {0}) / -(-worker.num_minibatches // n)
+            for worker, n in zip(self._workers, self._plan.minibatches_per_wave, strict=True)
+        ]
 
     def _histogram(self) -> dict[int, int]:
         total: dict[int, int] = {}

@@ -66,11 +66,11 @@ def cross_node_bytes_per_minibatch(
     """All bytes that leave a node, averaged over the job's minibatches, each counted once.
 
     Counts one push per wave, and the given number of pulls of each virtual worker, by default one. All virtual workers
-    compute the same number of minibatches.
+    complete the same number of waves.
     """
-    n = plan.minibatches_per_wave
+    pulls_of_each = pulls_per_wave or [1.0] * len(plan.workers)
     moved = [
         bytes_moved(stages, costs=costs, placed=plan.placed, minibatches_per_wave=n, pulls_per_wave=pulls)
-        for stages, pulls in zip(plan.workers, pulls_per_wave or [1.0] * len(plan.workers), strict=True)
+        for stages, n, pulls in zip(plan.workers, plan.minibatches_per_wave, pulls_of_each, strict=True)
     ]
-    return sum(map(bytes_leaving, moved)) / (n * len(plan.workers))
+    return sum(map(bytes_leaving, moved)) / sum(plan.minibatches_per_wave)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import merge
-from itertools import cycle
+from itertools import cycle, islice
 
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 
@@ -60,6 +61,26 @@ def turns(per_wave: Mapping[VirtualWorkerIndex, int]) -> Iterator[VirtualWorkerI
         return ((j * (common // num), vw) for j in range(1, num + 1))
 
     return cycle(vw for _, vw in merge(*(completions(vw, num) for vw, num in per_wave.items())))
+
+
+def shares(minibatches: int, per_wave: Sequence[int]) -> tuple[int, ...]:
+    """How many minibatches each member computes if they compute `minibatches` on average, dealt as by `turns`.
+
+    >>> shares(5, (2, 2)), shares(10, (4, 1)), shares(3, (4, 1))
+    ((5, 5), (16, 4), (5, 1))
+    """
+    whole, rest = divmod(minibatches * len(per_wave), sum(per_wave))
+    last = Counter(islice(turns({VirtualWorkerIndex(vw): num for vw, num in enumerate(per_wave)}), rest))
+    return tuple(whole * num + last[VirtualWorkerIndex(vw)] for vw, num in enumerate(per_wave))
+
+
+def mean_minibatches(waves: int, per_wave: Sequence[int]) -> int:
+    """The smallest mean number of minibatches of a member with which all members complete `waves` waves.
+
+    >>> mean_minibatches(3, (2, 2)), mean_minibatches(3, (4, 1))
+    (6, 8)
+    """
+    return -(-waves * sum(per_wave) // len(per_wave))
 
 
 def deal(

@@ -266,7 +266,7 @@ class StageReady(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., link: _Optional[str] = ...) -> None: ...
 
 class StageProgress(_message.Message):
-    __slots__ = ("minibatches", "samples", "clock", "published", "loss", "first_loss", "waiting_seconds", "idle_seconds", "compute_seconds", "pushed_bytes", "pulled_bytes", "weight_bytes", "activation_bytes", "gradient_norm", "learning_rate", "losses", "first_losses")
+    __slots__ = ("minibatches", "samples", "clock", "published", "loss", "first_loss", "waiting_seconds", "idle_seconds", "compute_seconds", "pushed_bytes", "pulled_bytes", "weight_bytes", "activation_bytes", "gradient_norm", "learning_rate", "losses", "first_losses", "loss_scale", "skipped_updates")
     class LossesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -298,6 +298,8 @@ class StageProgress(_message.Message):
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     LOSSES_FIELD_NUMBER: _ClassVar[int]
     FIRST_LOSSES_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SCALE_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_UPDATES_FIELD_NUMBER: _ClassVar[int]
     minibatches: int
     samples: int
     clock: int
@@ -315,7 +317,9 @@ class StageProgress(_message.Message):
     learning_rate: float
     losses: _containers.ScalarMap[str, float]
     first_losses: _containers.ScalarMap[str, float]
-    def __init__(self, minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., clock: _Optional[int] = ..., published: _Optional[int] = ..., loss: _Optional[float] = ..., first_loss: _Optional[float] = ..., waiting_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., pushed_bytes: _Optional[int] = ..., pulled_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., losses: _Optional[_Mapping[str, float]] = ..., first_losses: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    loss_scale: float
+    skipped_updates: int
+    def __init__(self, minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., clock: _Optional[int] = ..., published: _Optional[int] = ..., loss: _Optional[float] = ..., first_loss: _Optional[float] = ..., waiting_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., pushed_bytes: _Optional[int] = ..., pulled_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., losses: _Optional[_Mapping[str, float]] = ..., first_losses: _Optional[_Mapping[str, float]] = ..., loss_scale: _Optional[float] = ..., skipped_updates: _Optional[int] = ...) -> None: ...
 
 class StageWaiting(_message.Message):
     __slots__ = ("sentence", "seconds")

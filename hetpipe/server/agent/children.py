@@ -8,6 +8,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -55,6 +56,7 @@ from hetpipe.values.commands import (
 from hetpipe.values.ids import AgentId, DeviceId, JobId
 from hetpipe.values.link_measurement import MeasuredLinks
 from hetpipe.values.measurement import ProfileStep
+from hetpipe.values.rewinds import discard_model_file
 from hetpipe.values.run import StageConditions, StageConfig, StageDone, StageFailed, StagePhase, StageReady, StageReport
 from hetpipe.values.wire import from_json, revive, to_json
 from hetpipe.wire.tls import TLS_VARIABLE
@@ -228,6 +230,10 @@ class Children:
         )
 
         def on_exit(exit_code: int, last_words: str) -> None:
+            if exit_code and command.with_model:
+                # The job may have ended before the file was written.
+                with suppress(OSError):
+                    discard_model_file(Path(command.run_dir))
             with self._lock:
                 self._inspections.pop(job_id, None)
                 self._exited["inspection", _outcome(exit_code)] += 1

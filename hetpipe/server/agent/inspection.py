@@ -6,7 +6,8 @@ planned without a profile it measures the model, as `hetpipe profile` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from hetpipe.pipeline.chain import Layer, Values, device_of, forbidden_in, run_l
 from hetpipe.pipeline.cut_proof import prove_cut_model
 from hetpipe.pipeline.data import Batch, read_evaluation_minibatch, read_minibatch
 from hetpipe.pipeline.layering import why_one_layer
-from hetpipe.pipeline.model_file import MODEL_FILE, prove_construction, write_model_file
+from hetpipe.pipeline.model_file import prove_construction, write_model_file
 from hetpipe.pipeline.model_work import model_work
 from hetpipe.pipeline.precision import autocast
 from hetpipe.pipeline.proof import PROVEN_SAMPLES, Proof, UncutFailure, prove_data, prove_model
@@ -50,6 +51,8 @@ from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 from hetpipe.values.measurement import CPU_TYPE, ProfileStep
 from hetpipe.values.plan import LayerReport, ModelReport, ModelWork, ProofReport
 from hetpipe.values.policies import POLICIES, policies_where
+from hetpipe.values.precision import AUTOCAST_DTYPES, Precision
+from hetpipe.values.rewinds import MODEL_FILE
 from hetpipe.values.suggest import join_names
 
 #: The comparisons of a proof, in order, as reports name them.
@@ -83,9 +86,17 @@ def carry_out(order: InspectionOrder, clock: Clock, on_step: Callable[[ProfileSt
     Raises:
         CallableError, JobError: what cannot be used, by its path in the job.
     """
-    import_path = Path(order.import_path)
     report_phase("importing the user's code and building model and data")
-    subject = load_subject(Job.model_validate(order.job), import_path)
+    job = Job.model_validate(order.job)
+    with _missing_kernels_told(job.precision):
+        return _carry_out(order, job, clock, on_step)
+
+
+def _carry_out(
+    order: InspectionOrder, job: Job, clock: Clock, on_step: Callable[[ProfileStep], None]
+) -> InspectionAnswer:
+    import_path = Path(order.import_path)
+    subject = load_subject(job, import_path)
     profile = ProfileOrder(
         job=order.job,
         import_path=order.import_path,
@@ -110,6 +121,28 @@ def carry_out(order: InspectionOrder, clock: Clock, on_step: Callable[[ProfileSt
         model = replace(report, proof=replace(proof, work=work_of(subject)), digest=digest)
     report_phase("measuring the layers")
     return InspectionAnswer(model, measured(subject, targets, profile, clock, on_step).measurements)
+
+
+@contextmanager
+def _missing_kernels_told(precision: Precision) -> Iterator[None]:
+    """Complete the error of an operation for which torch has no kernel of the precision on the CPU.
+
+    Raises:
+        CallableError: says what to change.
+    """
+    try:
+        yield
+    except CallableError as error:
+        dtype = AUTOCAST_DTYPES.get(precision)
+        names = {"float16": "'Half'", "bfloat16": "'BFloat16'"}
+        if dtype is None or not any(sign in str(error) for sign in (f"for {names[dtype]}", "primitive descriptor")):
+            raise
+        others = "bf16 or fp32" if precision == "fp16" else "fp32"
+        raise CallableError(
+            f"precision: is {precision}, and torch has no {dtype} kernel of an operation of the model on this CPU, "
+            f"where jobs are inspected: {error}; use {others}, or let the module compute in float32, inside "
+            "`with torch.autocast(device_type, enabled=False)` in its forward"
+        ) from error
 
 
 def hand_over(subject: Subject, import_path: Path, folder: Path, *, samples: int) -> tuple[str, tuple[str, ...]]:

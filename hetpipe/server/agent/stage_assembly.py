@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
-from hetpipe.checkpoint.layout import stage_file
+from hetpipe.checkpoint.layout import LOSS_SCALE, stage_file
 from hetpipe.checkpoint.manifest import checkpoint_dir
 from hetpipe.checkpoint.stage_part import PartWriter, RestoreTargets, restore
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.decide.schedule.catalogue import order_for
+from hetpipe.decide.schedule.loss_scale import LossScales
 from hetpipe.decide.schedule.versions import VersionTable
 from hetpipe.job.file import Job
 from hetpipe.link.policy import Link
@@ -47,7 +48,6 @@ from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled, layout_of
 from hetpipe.pipeline.layering import layers_of, on_output, says_its_layers
 from hetpipe.pipeline.model_file import (
-    MODEL_FILE,
     ModelFile,
     ModelFileUnusable,
     construct,
@@ -62,7 +62,7 @@ from hetpipe.server.parent_death import die_with_parent
 from hetpipe.server.shard.client import ShardClient
 from hetpipe.values.policies import POLICIES
 from hetpipe.values.requests import Requester
-from hetpipe.values.rewinds import first_folder
+from hetpipe.values.rewinds import MODEL_FILE, first_folder
 from hetpipe.values.run import StageConfig, StageReport
 from hetpipe.weights.anchored import AnchoredWeights
 from hetpipe.weights.direct import DirectWeights
@@ -275,8 +275,16 @@ def _turn(config: StageConfig) -> AbstractContextManager[None]:
     return one_at_a_time(path, SYSTEM_CLOCK, deadline_seconds=STALL_SECONDS)
 
 
-def restore_targets(layers: Sequence[Layer], optimizer: StageOptimizer) -> RestoreTargets:
+def restore_targets(
+    layers: Sequence[Layer], optimizer: StageOptimizer, scales: LossScales | None = None
+) -> RestoreTargets:
     """The restore targets of a stage of these layers."""
+
+    def load(state: Mapping[str, Mapping[str, Any]]) -> None:
+        optimizer.load_state(state)
+        if scales is not None:
+            scales.load_state(state.get(LOSS_SCALE, {}))
+
     parts = [(layer.module, layer) for layer in layers]
     return RestoreTargets(
         weights=[(name, m.get_parameter(local)) for m, layer in parts for local, name in layer.parameters.items()],
@@ -284,7 +292,7 @@ def restore_targets(layers: Sequence[Layer], optimizer: StageOptimizer) -> Resto
             *((name, m.get_parameter(local)) for m, layer in parts for local, name in layer.frozen.items()),
             *((name, m.get_buffer(local)) for m, layer in parts for local, name in layer.buffers.items()),
         ],
-        load_optimizer=optimizer.load_state,
+        load_optimizer=load,
     )
 
 
@@ -298,7 +306,8 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
     versions = versions_of(job, identity, sync.minibatches_per_wave)
     target = pool.take().zero_()
     optimizer = _optimizer(job, config, target, versions)
-    start = restore(config, restore_targets(code.layers, optimizer), job.sync.traits)
+    scales = LossScales() if job.precision == "fp16" else None
+    start = restore(config, restore_targets(code.layers, optimizer, scales), job.sync.traits)
     inbox = Inbox(wiring.upstream, wiring.downstream, start, pool, life=(config.vw, config.incarnation))
     if code.data.reader is not None:
         code.data.reader.watch(inbox.ring)
@@ -330,6 +339,7 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
         weights=weights,
         has_shards=job.has_shards,
         clipping=_clipping(job),
+        scales=scales,
         replicas=wiring.replicas,
         pool=pool,
         order=order_for(job.weights, job.order),

@@ -35,6 +35,8 @@ class StageReadings:
             "published_clock": newest.published,
             "learning_rate": newest.learning_rate,
             "gradient_norm": newest.gradient_norm,
+            "loss_scale": newest.loss_scale,
+            "skipped_updates_total": None if newest.loss_scale is None else newest.skipped_updates,
             "compute_seconds_total": newest.compute_seconds,
             "waiting_seconds_total": newest.waiting_seconds,
             "idle_seconds_total": newest.idle_seconds,

@@ -23,7 +23,7 @@ from hetpipe.job.as_json import job_from_json
 from hetpipe.observe.log import get_logger
 from hetpipe.server.coordinator.control_numbers import Terms
 from hetpipe.server.coordinator.device_claims import DeviceClaims
-from hetpipe.server.coordinator.job_hosts import Context, JobHost, JobHosts, Unsaved, save
+from hetpipe.server.coordinator.job_hosts import Context, JobHost, JobHosts, Unsaved, discard_model, save
 from hetpipe.storage.store import JobRecord, Repairs, all_events
 from hetpipe.values.commands import AgentNews
 from hetpipe.values.events import JobEnded, JobState, NumberedEvent, StateChanged, StopMode
@@ -93,6 +93,7 @@ class Adoption:
         _tell(self._context.store.repair())
         for record in self._context.store.jobs():
             if record.state.is_terminal:
+                discard_model(self._context.tools, record)
                 self._jobs.note_end(record.job_id)
                 continue
             events = all_events(self._context.store, record.job_id)
@@ -101,6 +102,7 @@ class Adoption:
                 # Its coordinator announced the end, and died before it could store it.
                 ended = record.at(newest.state, failure=newest.sentence)
                 save(self._context.store, Unsaved(ended, is_record=True, events=()))
+                discard_model(self._context.tools, ended)
                 self._jobs.note_end(record.job_id)
             elif record.state in _BEFORE_TRAINING and not _has_trained(record, events):
                 self._begin_again(record, events)
@@ -364,6 +366,7 @@ class Adoption:
         number = max(self._jobs.first_number(), events[-1].sequence + 1 if events else 1)
         kept = record.at(ended.state, failure=ended.sentence)
         save(self._context.store, Unsaved(kept, is_record=True, events=(NumberedEvent(number, ended),)))
+        discard_model(self._context.tools, kept)
 
 
 def _end_of(orphan: Orphan, record: JobRecord) -> JobEnded | None:

@@ -26,7 +26,7 @@ from hetpipe.decide.lifecycle.exchange import Announce, ClocksReported, Input, I
 from hetpipe.decide.lifecycle.job_machine import JobMachine
 from hetpipe.decide.lifecycle.patience import Patience
 from hetpipe.decide.lifecycle.registry import Mailboxes
-from hetpipe.errors import HetpipeError, ResourceExhausted, VersionConflict
+from hetpipe.errors import HetpipeError, ResourceExhausted, UserError, VersionConflict
 from hetpipe.observe.log import bind_context, get_logger
 from hetpipe.server.coordinator.tasks import JobTasks, Tools
 from hetpipe.storage.store import ENDED_JOB_SECONDS, MAX_EVENTS, JobRecord, Store
@@ -40,6 +40,7 @@ from hetpipe.values.events import (
     StopMode,
 )
 from hetpipe.values.ids import JobId
+from hetpipe.values.rewinds import discard_model_file
 
 _log = get_logger(__name__)
 
@@ -389,6 +390,7 @@ class JobHosts:
             with self._context.condition:
                 host.saved(None, 0)
             return
+        discard_model(self._context.tools, unsaved.record)
         # After the store, whose write may be retried: so each line is written once.
         append_evaluations(run_dir, (numbered.event for numbered in unsaved.events), self._context.clock)
         with self._context.condition:
@@ -420,6 +422,22 @@ def _write(store: Store, unsaved: Unsaved) -> JobRecord | None:
     if not unsaved.is_record:
         return None
     return store.replace_job(record, keep_seconds=ENDED_JOB_SECONDS if record.state.is_terminal else None)
+
+
+def discard_model(tools: Tools, record: JobRecord) -> None:
+    """Delete the inspected model of a job whose end the store has; nothing for others. Idempotent.
+
+    Not before the end is stored: a successor that finds the job under way restarts its stages from the file. One that
+    finds it ended repeats this, in case its predecessor was killed in between.
+    """
+    if not record.state.is_terminal or record.submission is None:
+        return
+    folder = record.submission.first_run_dir
+    try:
+        tools.roots.check_run(folder)
+        discard_model_file(Path(folder))
+    except (UserError, OSError) as error:
+        _log.warning("model_file_not_deleted", job=record.job_id, folder=folder, reason=str(error))
 
 
 def evaluation_line(evaluated: Evaluated, *, wall: float) -> str:

@@ -31,12 +31,12 @@ class DelayedCalls:
         return self._inner.stream(call, request)
 
     def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[bytes]) -> ReplyT:
-        """See `Calls.upload`. The time passes first: the shard has the bytes when they have arrived."""
+        """Implement `Calls.upload`. The time passes first, as until the bytes have arrived."""
         self._clock.sleep(self._time.seconds(call.num_bytes(header)))
         return self._inner.upload(call, header, chunks)
 
     def download(self, call: Download[RequestT], header: RequestT) -> Iterator[bytes]:
-        """See `Calls.download`. A refusal comes at once."""
+        """Implement `Calls.download`. The time passes after the last chunk; a refusal comes at once."""
         started = self._clock.monotonic()
         yield from self._inner.download(call, header)
         left = started + self._time.seconds(call.num_bytes(header)) - self._clock.monotonic()

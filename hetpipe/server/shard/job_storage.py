@@ -89,7 +89,7 @@ class ReplayFilter(HistoryWriter):
         self._history.on_alarm(listener)
 
     def write(self, event: str, **fields: Value) -> None:
-        """See `HistoryWriter.write`; left out if it is there."""
+        """Record one event, unless the history has it from before a restart; pulls are always recorded."""
         if self._told and event != "pull":
             key = _key(event, fields)
             if self._told[key] > 0:

@@ -240,6 +240,6 @@ class RetryingCalls:
         return self._endurance.stream(lambda: self._inner.download(call, header))
 
     def close(self) -> None:
-        """See `Calls.close`; waits end at once."""
+        """Close the connection; calls that wait for the next try end at once."""
         self._endurance.close()
         self._inner.close()

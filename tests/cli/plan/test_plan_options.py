@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,10 @@ def test_what_is_given_is_understood() -> None:
         ({"schedule": "1f2b"}, "--schedule '1f2b' is unknown; did you mean `1f1b`?"),
         ({"schedule": "gpipe"}, "the schedule is gpipe, but `gpipe` drains"),
         ({"schedule": "fifo", "weights": "stash"}, "the schedule is fifo, but the weight versions of `stash`"),
-        ({"minibatches_per_wave": "0"}, "--minibatches-per-wave is '0'; give a whole number from 1 on, or auto"),
+        (
+            {"minibatches_per_wave": "0"},
+            "--minibatches-per-wave is '0'; give a whole number from 1 on, auto or ",
+        ),
         ({"minibatches_per_wave": "many"}, "--minibatches-per-wave is 'many'; "),
         ({"staleness": "-1"}, "--D is '-1'; "),
     ],
@@ -178,3 +182,39 @@ def test_an_optimizer_that_is_not_known() -> None:
     assert wishes.options.optimizer_slots == 2
     assert "the state of Sophia is unknown" in wishes.remarks[0]
     assert "--optimizer-slots" in wishes.remarks[0]
+
+
+def test_waves_in_proportion() -> None:
+    job = job_with(sync={"minibatches_per_wave": "proportional"})
+    assert wishes_of(Options(**FILES, minibatches_per_wave="proportional"), None).options.proportional
+    options = wishes_of(Options(job=Path("job.yaml")), job).options
+    assert (options.proportional, options.minibatches_per_wave) == (True, None)
+    options = wishes_of(Options(job=Path("job.yaml"), minibatches_per_wave="3"), job).options
+    assert (options.proportional, options.minibatches_per_wave) == (False, 3)
+    options = wishes_of(Options(job=Path("job.yaml"), allocation="parallel", max_batch=8), job).options
+    assert not options.proportional
+
+
+@pytest.mark.parametrize(
+    ("given", "keys", "problem"),
+    [
+        (
+            {},
+            {"workers": {"stages": [[1], [1]]}, "sync": {"minibatches_per_wave": [2, 1]}},
+            "one number for each virtual worker of the job, but a plan forms virtual workers anew; give --minib",
+        ),
+        (
+            {"allocation": "parallel", "max_batch": 8, "minibatches_per_wave": "proportional"},
+            {},
+            "--allocation parallel has equal virtual workers, whose waves take equally long; leave out",
+        ),
+        (
+            {"minibatches_per_wave": "proportional"},
+            {"sync": "none"},
+            "is for several virtual workers with parameter servers, which the job goes without; leave it out",
+        ),
+    ],
+)
+def test_waves_that_no_plan_can_have(given: dict[str, Any], keys: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UserError, match=re.escape(problem)):
+        wishes_of(Options(job=Path("job.yaml"), **given), job_with(**keys))

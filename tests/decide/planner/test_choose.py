@@ -59,7 +59,7 @@ def test_a_plan_says_how_far_n_was_searched(plan: PlanDocument) -> None:
     assert 4 < min(held_back.max_minibatches_per_wave) < 1024
     most = not_held_back.searched_minibatches_per_wave
     assert most is not None
-    assert not_held_back.minibatches_per_wave <= most < min(not_held_back.max_minibatches_per_wave)
+    assert not_held_back.waves[0] <= most < min(not_held_back.max_minibatches_per_wave)
 
 
 def test_alternatives_say_how_much_they_lose(plan: PlanDocument) -> None:

@@ -87,7 +87,7 @@ def test_larger_waves_are_found_where_the_round_trip_binds() -> None:
 
     assert rates[0] * 1.5 < rates[1] < rates[2]
     assert free.predicted.samples_per_second * ALIKE >= rates[2]
-    assert free.minibatches_per_wave > 1
+    assert free.waves[0] > 1
 
 
 def test_of_bounds_that_are_as_fast_the_smallest_is_taken() -> None:

@@ -17,7 +17,7 @@ def plan_of(num_nodes: int, layers: int = 2) -> JobPlan:
 
 
 def work(plan: JobPlan) -> int:
-    return work_per_wave([worker.stages for worker in plan.workers], plan.minibatches_per_wave, plan.placed)
+    return work_per_wave([worker.stages for worker in plan.workers], plan.waves, plan.placed)
 
 
 def test_of_few_shards_computations_are_the_work() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import assume, example, given, settings
@@ -10,7 +11,13 @@ from hypothesis import strategies as st
 
 from hetpipe.decide.planner.jobs import is_better
 from hetpipe.decide.planner.options import PlanOptions
-from hetpipe.decide.planner.waves import MOST_MINIBATCHES, check_given, choices, max_minibatches_per_wave
+from hetpipe.decide.planner.waves import (
+    MOST_MINIBATCHES,
+    check_given,
+    choices,
+    in_proportion,
+    max_minibatches_per_wave,
+)
 from hetpipe.errors import PlanError
 from hetpipe.values.ids import DeviceId
 from tests.decide.planner.job_cases import MIB, chain, cluster_of, jobs_for, jobs_of
@@ -40,6 +47,25 @@ def test_n_is_a_multiple_of_what_makes_an_update() -> None:
         PlanError, match=r"an update takes 3 minibatches, so a wave cannot have 4; take a multiple of 3"
     ):
         check_given(4, [2], "wave", 3)
+
+
+@given(
+    st.integers(1, 9),
+    st.integers(1, 3),
+    st.lists(st.tuples(st.floats(0.1, 10), st.integers(1, 6), st.integers(6, 200)), min_size=1, max_size=5),
+)
+def test_waves_in_proportion_are_at_most_half_an_update_off(n: int, accumulate: int, workers: list[Any]) -> None:
+    rates, least, most = (list(column) for column in zip(*workers, strict=True))
+    found = in_proportion(n * accumulate, rates, least, most, accumulate)
+    for own, rate, low, high in zip(found, rates, least, most, strict=True):
+        ideal = n * accumulate * rate / min(rates)
+        assert own % accumulate == 0
+        assert low <= own <= high
+        assert (
+            abs(own - ideal) <= accumulate / 2 + 1e-9
+            or (ideal < own < low + accumulate)
+            or high - accumulate < own < ideal
+        )
 
 
 def test_an_update_of_more_minibatches_than_are_searched_has_its_n() -> None:

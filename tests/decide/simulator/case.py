@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,19 @@ class Case:
     contention: bool
     staggered: bool
     exchange_seconds: float
+    own_n: tuple[int, ...] = ()
+    """N_v of each virtual worker; empty: n for all."""
+
+    @property
+    def waves(self) -> tuple[int, ...]:
+        return self.own_n or (self.n,) * len(self.workers)
+
+    def of(self, vw: int) -> Case:
+        """The case as one virtual worker sees it; all complete as many whole waves where N differs."""
+        if not self.own_n:
+            return self
+        num_waves = self.minibatches * len(self.workers) // sum(self.own_n)
+        return replace(self, n=self.own_n[vw], minibatches=num_waves * self.own_n[vw])
 
     def link(self, source: str, target: str) -> Link:
         """Between two nodes, or within one."""
@@ -131,6 +144,14 @@ def random_case(seed: int) -> Case:
         pull="required" if staleness is not None and r.random() < 0.4 else "every_wave",
         exchange_seconds=r.choice([0.0, 0.0, 0.003]),
     )
+
+
+def unequal_case(seed: int) -> Case:
+    """The same with an N of its own for each virtual worker, and whole waves."""
+    case, r = random_case(seed), random.Random(f"waves {seed}")
+    least = [1 if case.weights in {"wave", "flush"} else len(stages) for stages in case.workers]
+    own = tuple(r.randint(low, low + 5) for low in least)
+    return replace(case, n=0, own_n=own, minibatches=sum(own) * r.randint(1, 2))
 
 
 def _link(r: random.Random, speeds: tuple[float, ...]) -> Link:

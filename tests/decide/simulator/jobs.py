@@ -27,7 +27,7 @@ def plan_of(case: Case) -> tuple[SimulatedPlan, Costs, SimulationOptions]:
             )
             for stages in case.workers
         ),
-        case.n,
+        case.waves,
         PlacedParameters(
             [
                 Piece(f"layer{layer}", layer, shard, 0, case.parameter_bytes[layer])

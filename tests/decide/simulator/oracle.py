@@ -48,7 +48,9 @@ def run_oracle(case: Case) -> OracleRun:
     """Everything that happens in `case`."""
     job = Job(case)
     job.env.run()
-    assert job.clock.published == -(-case.minibatches // case.n), "the run ended before its last wave was published"
+    assert job.clock.published == -(-case.of(0).minibatches // case.of(0).n), (
+        "the run ended before its last wave was published"
+    )
     return OracleRun(
         happened=sorted(job.happened),
         max_distance=job.clock.max_distance,
@@ -167,8 +169,8 @@ class Stage:
     """One stage: looks, computes, sends; pushes and pulls go on beside it."""
 
     def __init__(self, job: Job, vw: int, i: int) -> None:
-        self.job, self.env, self.case, self.vw, self.i = job, job.env, job.case, vw, i
-        case, self.place, self.k = job.case, job.case.workers[vw][i], len(job.case.workers[vw])
+        self.job, self.env, self.case, self.vw, self.i = job, job.env, job.case.of(vw), vw, i
+        case, self.place, self.k = self.case, job.case.workers[vw][i], len(job.case.workers[vw])
         layers = range(self.place.first, self.place.last)
         forward = sum(picoseconds(case.forward_ms[self.place.kind][x]) for x in layers)
         backward = sum(picoseconds(case.backward_ms[self.place.kind][x]) for x in layers)

@@ -69,7 +69,8 @@ class Regular:
             for vw in range(self.num_workers)
         )
         shards = self.shards or ("n0",)
-        return SimulatedPlan(workers, self.n, place_bytes(self.costs.profile, shards=shards, placement="round_robin"))
+        placed = place_bytes(self.costs.profile, shards=shards, placement="round_robin")
+        return SimulatedPlan(workers, (self.n,) * self.num_workers, placed)
 
     def run(self, options: SimulationOptions) -> SimulationResult:
         """Simulate, with everything that goes on."""

@@ -114,7 +114,7 @@ def test_a_short_last_wave_of_gpipe_goes_back_too() -> None:
 def test_without_shards_nothing_is_waited_for(weights: WeightPolicy, schedule: Schedule) -> None:
     """D, and what is deterministic, are about virtual workers, of which there is one."""
     job = Regular(forward_ms=[1, 2, 1], backward_ms=[2, 3, 1], n=3, parameter_bytes=1 << 20)
-    plan = SimulatedPlan(job.plan.workers, job.n, PlacedParameters((), (), 3))
+    plan = SimulatedPlan(job.plan.workers, job.plan.minibatches_per_wave, PlacedParameters((), (), 3))
     bounded, unbounded = (
         simulate(plan, job.costs, SimulationOptions(staleness=d, minibatches=60, weights=weights, schedule=schedule))
         for d in (0, None)

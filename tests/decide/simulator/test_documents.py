@@ -9,7 +9,7 @@ import pytest
 from hetpipe.decide.simulator.documents import placed_parameters, schedule_in, simulated_plan, weight_policy
 from hetpipe.decide.simulator.options import SimulationOptions, check_options
 from hetpipe.decide.simulator.plan import SimulatedStage
-from hetpipe.errors import PlanError
+from hetpipe.errors import DocumentError, PlanError
 from hetpipe.values.document import document_of
 from hetpipe.values.ids import DeviceId
 from hetpipe.values.plan_document import PlanDocument
@@ -52,7 +52,7 @@ def test_a_plan_file() -> None:
     assert plan.workers == (
         (SimulatedStage(DeviceId("n0/0"), "t0", 0, 1), SimulatedStage(DeviceId("n0/2"), "t0", 1, 3)),
     )
-    assert plan.minibatches_per_wave == 2
+    assert plan.minibatches_per_wave == (2,)
     assert [(p.name, p.layer, p.shard, p.stop - p.start) for p in plan.placed.pieces] == [
         ("layer0", 0, 0, 1000),
         ("layer1", 1, 0, 400),
@@ -148,3 +148,9 @@ def test_options_that_cannot_be(changes: dict[str, Any], said: str) -> None:
 def test_a_plan_that_takes_no_time() -> None:
     with pytest.raises(PlanError, match="times above 0"):
         Regular(forward_ms=[0], backward_ms=[0]).run(SimulationOptions(staleness=0, minibatches=4))
+
+
+def test_a_list_of_waves_has_one_number_for_each_virtual_worker() -> None:
+    assert plan_file(minibatches_per_wave=[2]).waves == (2,)
+    with pytest.raises(DocumentError, match="minibatches_per_wave: has 2 numbers for 1 virtual workers; give one for"):
+        plan_file(minibatches_per_wave=[2, 3])

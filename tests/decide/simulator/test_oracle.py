@@ -6,12 +6,12 @@ import pytest
 
 from hetpipe.decide.simulator.result import SimulatedActivity
 from hetpipe.decide.simulator.simulate import simulate
-from tests.decide.simulator.case import random_case
+from tests.decide.simulator.case import Case, random_case, unequal_case
 from tests.decide.simulator.jobs import plan_of
 from tests.decide.simulator.oracle import run_oracle
 from tests.decide.simulator.oracle_network import Happening
 
-NUM_CASES = 200
+NUM_CASES, NUM_UNEQUAL = 200, 60
 
 
 def _happening(activity: SimulatedActivity) -> Happening:
@@ -19,9 +19,14 @@ def _happening(activity: SimulatedActivity) -> Happening:
     return activity.kind.value, vw, stage, shard, activity.number, activity.start_ticks, activity.end_ticks
 
 
-@pytest.mark.parametrize("seed", range(NUM_CASES))
-def test_same_events(seed: int) -> None:
-    case = random_case(seed)
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(pytest.param(random_case(seed), id=str(seed)) for seed in range(NUM_CASES)),
+        *(pytest.param(unequal_case(seed), id=f"own N, {seed}") for seed in range(NUM_UNEQUAL)),
+    ],
+)
+def test_same_events(case: Case) -> None:
     result = simulate(*plan_of(case), with_activities=True)
     judged = run_oracle(case)
     assert sorted(map(_happening, result.activities)) == judged.happened

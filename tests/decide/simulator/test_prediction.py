@@ -48,7 +48,7 @@ def test_the_plan_file_simulates_to_what_it_says(
         allocation="ED", staleness=staleness, weights=weights, schedule=schedule, minibatches_per_wave=4
     )
     document = choose_plan(profile, cluster, options, predict=predicted)
-    n = document.minibatches_per_wave
+    n = document.waves[0]
     again = simulate(
         simulated_plan(document, Costs(profile, cluster)),
         Costs(profile, cluster),

@@ -27,7 +27,7 @@ WINDOW = 0.01
 def bound(plan: SimulatedPlan, costs: Costs, options: SimulationOptions) -> float:
     """Samples per second of all virtual workers."""
     schedule = schedule_for(options.weights, options.schedule)
-    memory = MemoryModel(weights=options.weights, minibatches_per_wave=plan.minibatches_per_wave, schedule=schedule)
+    memory = MemoryModel(weights=options.weights, minibatches_per_wave=plan.minibatches_per_wave[0], schedule=schedule)
     cards = {node.name: costs.cluster.network_card(node.name) for node in costs.cluster.nodes}
     trip = round_trip(
         plan.workers,

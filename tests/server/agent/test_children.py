@@ -45,6 +45,7 @@ from hetpipe.values.commands import (
 from hetpipe.values.ids import AgentId, Incarnation, JobId, Term, VirtualWorkerIndex
 from hetpipe.values.link_measurement import MeasuredLinks
 from hetpipe.values.measurement import ProfileStep
+from hetpipe.values.rewinds import MODEL_FILE
 from hetpipe.values.run import StageConditions, StageDone, StageEvaluation, StageFailed, StageReady
 from hetpipe.values.wire import plain
 from hetpipe.wire.tls import TLS_VARIABLE, Tls
@@ -323,6 +324,13 @@ class TestInspections:
 
         assert result.error == "JobFailed"
         assert result.problems == ("the inspection of the model was killed by SIGKILL before it reported",)
+
+    def test_a_killed_inspection_leaves_no_half_of_a_model(self, bench: Bench) -> None:
+        unfinished = bench.run_dir / f"{MODEL_FILE}.tmp"
+        unfinished.parent.mkdir()
+        unfinished.write_text("half")
+        bench.inspect("dies")
+        assert not unfinished.exists()
 
 
 class TestLinks:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from torch import Tensor, nn
 
 from hetpipe.errors import CallableError, UserError
 from hetpipe.job.file import Job, load_job
@@ -192,3 +193,39 @@ def test_the_examples_are_proven_to_the_bit(name: str, tmp_path: Path) -> None:
 )
 def test_what_other_tests_train_is_proven_to_the_bit(keys: dict[str, Any], tmp_path: Path) -> None:
     assert proof_of(tmp_path, **keys).equality == "bits"
+
+
+@pytest.mark.parametrize(
+    ("precision", "model", "others"),
+    [("fp16", "rrelu", "use bf16 or fp32"), ("bf16", "pairwise", "use fp32")],
+)
+def test_an_operation_without_a_kernel_of_the_precision_is_told_with_the_fix(
+    precision: str, model: str, others: str, tmp_path: Path
+) -> None:
+    job = small_job(precision=precision, model=f"tests.server.agent.test_inspection:{model}")
+    with pytest.raises(CallableError) as caught:
+        carried_out(tmp_path, of=job)
+    dtype = {"fp16": "float16", "bf16": "bfloat16"}[precision]
+    told = str(caught.value)
+    assert told.startswith(f"precision: is {precision}, and torch has no {dtype} kernel of an operation of the model")
+    assert f"{others}" in told and "layer 1 (1) failed on input of shape" in told
+
+
+def test_in_another_precision_the_same_model_is_proven(tmp_path: Path) -> None:
+    job = small_job(precision="bf16", model="tests.server.agent.test_inspection:rrelu")
+    answer, _ = carried_out(tmp_path, of=job)
+    assert answer.model is not None and answer.model.proof is not None and answer.model.proof.work is not None
+    assert answer.model.proof.work.compute_dtype == "bfloat16"
+
+
+def rrelu() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 7), nn.RReLU(), nn.Linear(7, 3))
+
+
+def pairwise() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 7), Distances())
+
+
+class Distances(nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        return nn.functional.pdist(values)

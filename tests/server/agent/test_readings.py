@@ -60,7 +60,7 @@ class TestStage:
 
     def test_every_metric_of_the_list_is_told(self) -> None:
         told = stage()
-        told.heard(progress(clock=1, loss=1.0, gradient_norm=1.0, learning_rate=0.1))
+        told.heard(progress(clock=1, loss=1.0, gradient_norm=1.0, learning_rate=0.1, loss_scale=4.0, skipped_updates=1))
         found = sorted_by_family(told.readings(), "stage")
         assert {family.name for family in found} == {family.name for family in families_of("stage")} - {"hetpipe_info"}
 
