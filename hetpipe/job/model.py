@@ -115,8 +115,8 @@ class Job(Section):
     batch_size: PositiveInt = Field(default=32, examples=[32])
     """Samples per minibatch, the unit that enters a pipeline."""
     tokens_per_sample: PositiveInt | None = Field(default=None, examples=[1024])
-    """Tokens per sample, to report tokens/s beside samples/s; None: the length of a sample whose first input is a
-    tensor of integers (ids).
+    """Tokens per sample, to report tokens/s beside samples/s; None: the length of the samples, if it is the same for
+    all and their first input is a tensor of integers (ids).
     """
     minibatches: PositiveInt | None = Field(default=None, examples=[1000])
     """Length of the run in minibatches per virtual worker, instead of `epochs`."""

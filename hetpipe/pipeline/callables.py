@@ -129,7 +129,9 @@ def _import(name: str, folder: Path, key: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        missing = error.name or ""
+        if not error.name:  # raised by a package that imports lazily, for another reason
+            raise CallableError(f"{key}: importing `{name}` raised {raised_text(error)}; fix the module") from error
+        missing = error.name
         if name == missing or name.startswith(f"{missing}."):
             neighbours = [path.stem for path in folder.glob("*.py")]
             if missing in _KNOWN_PACKAGES:

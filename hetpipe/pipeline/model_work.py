@@ -38,13 +38,12 @@ def model_work(
         inputs: a minibatch; samples are the first dimension.
         compute_loss: runs the model on it.
         parameters: the trainable parameters.
-        tokens_per_sample: value of the job; None: `tokens_of`.
+        tokens_per_sample: None if unknown.
         precision: what the model computes in.
     """
     samples = inputs[0].shape[0]
-    tokens = tokens_of(inputs) if tokens_per_sample is None else tokens_per_sample
     dtype = compute_dtype(((dtype_name(one.dtype), one.numel()) for one in parameters), precision)
-    return ModelWork(tokens, _count(compute_loss, parameters, samples), dtype)
+    return ModelWork(tokens_per_sample, _count(compute_loss, parameters, samples), dtype)
 
 
 def tokens_of(inputs: Sequence[Tensor]) -> int | None:

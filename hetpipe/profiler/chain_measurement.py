@@ -18,12 +18,11 @@ from torch import Tensor
 from hetpipe.clock import Clock
 from hetpipe.pipeline.chain import Values, alive_behind, forbidden_in, tensor_spec
 from hetpipe.pipeline.flop_counter import FlopCounter
-from hetpipe.pipeline.model_work import tokens_of
 from hetpipe.profiler.kept import Saved, kept_bytes
 from hetpipe.profiler.layer_run import LayerRun, told_as_the_users
 from hetpipe.profiler.live_bytes import storage_identity
 from hetpipe.profiler.sampling import Sampling
-from hetpipe.profiler.subject import Subject
+from hetpipe.profiler.subject import Subject, tokens_per_sample
 from hetpipe.values.measurement import AliveTensor, LayerMeasurement, Measurement, Work
 
 
@@ -178,7 +177,7 @@ def measure_chain(
         input_bytes,
         sampling.least,
         clock.wall(),
-        tokens_per_sample=tokens_of(subject.batch.inputs),
+        tokens_per_sample=tokens_per_sample(subject),
         precision=subject.job.precision,
     )
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetpipe.errors import CallableError
 from hetpipe.job.file import Job
 from hetpipe.pipeline.callables import LossFunction, MapDataset, build_model, build_train_data, load_callable, load_loss
 from hetpipe.pipeline.chain import Layer
 from hetpipe.pipeline.data import Batch, example_of, read_minibatch
 from hetpipe.pipeline.layering import layers_of, on_output
+from hetpipe.pipeline.model_work import tokens_of
 from hetpipe.pipeline.optimizer_choice import check_groups, check_optimization, check_optimizer_names
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 from hetpipe.values.policies import POLICIES
@@ -20,6 +22,9 @@ from hetpipe.values.policies import POLICIES
 #: The minibatch that is profiled; every one stands for all.
 MINIBATCH = Minibatch(1)
 VIRTUAL_WORKER = VirtualWorkerIndex(0)
+
+#: Samples, from everywhere in the data, whose lengths are compared.
+_COMPARED_SAMPLES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +61,30 @@ def load_subject(job: Job, import_path: Path) -> Subject:
     )
     check_groups(job.optimizer, [name for layer in chain for name in layer.parameters.values()])
     return Subject(job, chain, train, batch, on_output(chain, loss))
+
+
+def tokens_per_sample(subject: Subject) -> int | None:
+    """Tokens of every sample: the job's value, otherwise the length that a few samples from everywhere have in common.
+
+    None if samples are not sequences of ids, or `has_unequal_lengths`.
+    """
+    if subject.job.tokens_per_sample is not None:
+        return subject.job.tokens_per_sample
+    return None if has_unequal_lengths(subject) else tokens_of(subject.batch.inputs)
+
+
+def has_unequal_lengths(subject: Subject) -> bool:
+    """Whether samples are sequences of ids, but differ in length, so that one minibatch does not stand for all."""
+    expected = tokens_of(subject.batch.inputs)
+    if expected is None:
+        return False
+    count = len(subject.train)
+    compared = dict.fromkeys(number * (count - 1) // (_COMPARED_SAMPLES - 1) for number in range(_COMPARED_SAMPLES))
+    try:
+        alone = [
+            read_minibatch(subject.train, [index], seed=subject.job.seed, vw=VIRTUAL_WORKER, p=MINIBATCH)
+            for index in compared
+        ]
+    except CallableError:
+        return False  # its `collate_fn` takes whole minibatches only
+    return any(tokens_of(each.inputs) != expected for each in alone)

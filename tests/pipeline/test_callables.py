@@ -302,6 +302,36 @@ class TestModel:
             build_model(job(model=f"user_code:{name}"), folder)
 
 
+class TestLazyImports:
+    """Packages that import their modules on first use hide why one of them failed."""
+
+    LAZY = """
+def __getattr__(name):
+    try:
+        raise RuntimeError("operator torchvision::nms does not exist")
+    except RuntimeError as error:
+        raise ModuleNotFoundError("Could not import module 'GPT2'") from error
+"""
+
+    @pytest.fixture
+    def lazy(self, folder: Path) -> Path:
+        (folder / "lazy_package.py").write_text(self.LAZY)
+        (folder / "uses_lazy.py").write_text("from lazy_package import GPT2\n")
+        return folder
+
+    def test_the_cause_of_a_failed_look_up_is_named(self, lazy: Path) -> None:
+        with pytest.raises(CallableError, match=r"caused by RuntimeError: operator torchvision::nms does not exist"):
+            load_callable("lazy_package:GPT2", lazy)
+
+    def test_a_failed_import_is_not_told_as_a_missing_package_without_a_name(self, lazy: Path) -> None:
+        with pytest.raises(CallableError) as caught:
+            load_callable("uses_lazy:build", lazy)
+        message = str(caught.value)
+        assert "model: importing `uses_lazy` raised ModuleNotFoundError: Could not import module 'GPT2' (" in message
+        assert "caused by RuntimeError: operator torchvision::nms does not exist" in message
+        assert "``" not in message
+
+
 class TestDatasets:
     def test_good(self, folder: Path) -> None:
         train, evaluation = build_datasets(job(data={"train": "user_code:ten", "eval": "user_code:three"}), folder)

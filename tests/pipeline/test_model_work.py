@@ -94,7 +94,7 @@ def test_what_cannot_be_counted_is_not_known_and_ends_nothing() -> None:
         raise RuntimeError("no such kernel")
 
     ids = torch.zeros(4, 16, dtype=torch.int64)
-    assert model_work([ids], fail, [], tokens_per_sample=None) == ModelWork(16, None)
+    assert model_work([ids], fail, [], tokens_per_sample=None) == ModelWork(None, None)
     assert model_work([ids], fail, [], tokens_per_sample=7) == ModelWork(7, None)
 
 

@@ -38,7 +38,14 @@ from hetpipe.pipeline.precision import autocast
 from hetpipe.pipeline.proof import PROVEN_SAMPLES, Proof, UncutFailure, prove_data, prove_model
 from hetpipe.profiler.order import ProfileOrder
 from hetpipe.profiler.profiling import measured, targets_of
-from hetpipe.profiler.subject import MINIBATCH, VIRTUAL_WORKER, Subject, load_subject
+from hetpipe.profiler.subject import (
+    MINIBATCH,
+    VIRTUAL_WORKER,
+    Subject,
+    has_unequal_lengths,
+    load_subject,
+    tokens_per_sample,
+)
 from hetpipe.server.agent.inspection_order import InspectionAnswer, InspectionOrder
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 from hetpipe.values.measurement import CPU_TYPE, ProfileStep
@@ -59,6 +66,12 @@ CHECKED = (
     "each layer alone",
     "evaluation mode",
     "loss without memory",
+)
+
+#: Of a job whose tokens/s are unknown.
+UNEQUAL_LENGTHS = (
+    "samples have different numbers of tokens, so tokens/s are not reported (`tokens_per_sample` sets their mean), and "
+    "operations are those of the first minibatch"
 )
 
 
@@ -188,12 +201,11 @@ def work_of(subject: Subject) -> ModelWork:
         return _loss_of(subject, outputs)
 
     parameters = [layer.module.get_parameter(local) for layer in subject.chain for local in layer.parameters]
-    tokens = subject.job.tokens_per_sample
     return model_work(
         subject.batch.inputs,
         compute_loss,
         parameters,
-        tokens_per_sample=tokens,
+        tokens_per_sample=tokens_per_sample(subject),
         precision=subject.job.precision,
     )
 
@@ -218,13 +230,16 @@ def prove_subject(subject: Subject, import_path: Path, clock: Clock) -> ProofRep
     check_stages(subject)
     _prove_data(subject, import_path)
     proof = _prove_model(subject, import_path)
+    notices = proof.notices
+    if subject.job.tokens_per_sample is None and has_unequal_lengths(subject):
+        notices = (*notices, UNEQUAL_LENGTHS)
     return ProofReport(
         scope="whole model",
         equality="bits" if proof.is_exact else "rounding",
         samples=proof.samples,
         seconds=round(clock.monotonic() - started, 3),
         checked=CHECKED,
-        notices=proof.notices,
+        notices=notices,
     )
 
 

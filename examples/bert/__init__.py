@@ -1,0 +1,1 @@
+"""BERT of Hugging Face as a classifier: is it prose or code?"""

@@ -1,0 +1,1 @@
+"""GPT-2 of Hugging Face from scratch, on text that every Python carries."""

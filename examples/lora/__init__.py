@@ -1,0 +1,1 @@
+"""LoRA of peft on a small Llama of Hugging Face."""

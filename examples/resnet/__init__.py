@@ -1,0 +1,1 @@
+"""ResNet-18 of torchvision on images of digits."""

@@ -1,0 +1,1 @@
+"""T5 of Hugging Face, sequence to sequence: words backwards."""
