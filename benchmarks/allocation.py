@@ -77,8 +77,8 @@ def waves(profile: Profile) -> dict[str, Any]:
     The waiting is the share of the time, over virtual workers, in which a first stage waits for a clock if weights are
     pushed and pulled in no time, so that only the waves of others are waited for.
     """
-    costs, found = Costs(profile, _cluster(len(_TYPES))), dict[str, Any]()
-    for staleness in (0, 4):
+    costs, found = Costs(profile, _cluster(sized(len(_TYPES), 2))), dict[str, Any]()
+    for staleness in sized((0, 4), (0,)):
         for name, proportional in (("one N", False), ("in proportion", True)):
             options = PlanOptions(allocation="NP", staleness=staleness, proportional=proportional)
             plan = choose_plan(profile, costs.cluster, options, predict=predicted)

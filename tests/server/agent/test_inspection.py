@@ -15,7 +15,7 @@ from hetpipe.job.file import Job, load_job
 from hetpipe.profiler import profiling, subject
 from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
 from hetpipe.server.agent import inspection
-from hetpipe.server.agent.inspection import CHECKED, carry_out
+from hetpipe.server.agent.inspection import CHECKED, UNEQUAL_LENGTHS, carry_out
 from hetpipe.server.agent.inspection_order import InspectionAnswer, InspectionOrder
 from hetpipe.values.measurement import ProfileStep
 from hetpipe.values.plan import ProofReport
@@ -130,6 +130,12 @@ def test_a_wrong_metric_is_found_before_the_proof(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(inspection, "prove_subject", prove)
     with pytest.raises(CallableError, match=r"metrics\.mine: `tests\.models` has no `nothing_of_that_name`"):
         carried_out(tmp_path, of=small_job(metrics={"mine": "tests.models:nothing_of_that_name"}))
+
+
+def test_the_answer_says_why_there_are_no_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspection, "has_unequal_lengths", lambda _: True)
+    assert proof_of(tmp_path).sentence.endswith(f"; {UNEQUAL_LENGTHS}")
+    assert proof_of(tmp_path, tokens_per_sample=21).notices == ()
 
 
 def test_the_answer_says_what_was_proven(tmp_path: Path) -> None:

@@ -225,6 +225,7 @@ class TestResult:
             "model_flops_utilisation_reason": "the operations of the model were not counted",
             "loss": {"first": pytest.approx(1.5), "last": pytest.approx(0.15)},
             "losses": {},
+            "skipped_updates": {"0": 0, "1": 0},
             "eval": {"epoch": 2, "clock": 6, "samples": 10, "accuracy": 0.9, "loss": 0.2},
             "evaluations": {
                 "number": 2,
