@@ -239,7 +239,6 @@ class TestResult:
             "waiting_seconds": {"0": 0.0, "1": 2.0},
             "idle_seconds": {"0": 5.0, "1": 25.0},
             "deaths": {"0": 0, "1": 2},
-            "skipped_updates": {"0": 0, "1": 0},
             "rewinds": 1,
             "conditions": [],
             "proof": {
