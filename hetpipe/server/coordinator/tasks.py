@@ -1,6 +1,6 @@
-"""The long operations of a job: planning with a term from the store, files, calls to shards.
+"""Long operations of a job: planning with a term from the store, files, calls to shards.
 
-They run on the job's own thread, one after the other, and answer with a fact for its machine.
+They run on the job's own thread, one after the other, and return a fact for its state machine.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ Certify = Callable[[bytes, StagePeer], bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """The external dependencies of tasks."""
+    """External dependencies of tasks."""
 
     open_shard: Callable[[MemberInfo], Calls]
     """A shard, which with TLS must prove its index."""
@@ -122,7 +122,7 @@ class Tools:
 
 
 class JobTasks:
-    """The tasks of one job."""
+    """Tasks of one job."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class JobTasks:
         self._replans = ReplanTasks(job_id)
 
     def run(self, task: Task) -> Input | None:  # noqa: C901, PLR0911 - one case per kind of task
-        """Execute a task; returns its fact for the machine. Never raises."""
+        """Execute a task; return its fact for the machine. Never raises."""
         match task:
             case Prepare() | Rewind():
                 return self._answered("prepare", lambda: self._prepared(task))
@@ -211,7 +211,7 @@ class JobTasks:
         return prepared
 
     def _gone_back(self, number: int) -> Submission:
-        """The rewound job: from its newest checkpoint or from its beginning, in the folder of that rewind."""
+        """Prepare a rewound job: from its newest checkpoint or from its beginning, in the folder of that rewind."""
         first = self._submission.first_run_dir
         restore = self._tools.newest_checkpoint(self._place(first)) or self._submission.restore
         return replace(self._submission, restore=restore, run_dir=rewind_folder(first, number), rewinds=number)
@@ -263,7 +263,7 @@ class JobTasks:
         shards: tuple[MemberInfo, ...],
         eval_samples: int | None,
     ) -> None:
-        """Write the plan, and configure every shard with it."""
+        """Write the plan, and configure every shard."""
         run, submission = prepared.run, prepared.submission or self._submission
         self._tools.roots.check_run(submission.run_dir, submission.restore, self._job.storage)
         texts = write_run_files(submission, prepared, eval_samples)
@@ -363,7 +363,7 @@ class JobTasks:
         return self._tried(task.shards[0], lambda port: port.invoke(calls.GET_SHARD_CLOCKS, request))
 
     def _tried(self, shard: MemberInfo, use: Callable[[Calls], T]) -> T | None:
-        """The result of `use`, or None: an absent shard must not keep a job from ending."""
+        """Result of `use`, or None on failure: an unreachable shard must not keep a job from ending."""
         try:
             return self._with_shard(shard, use)
         except HetpipeError as error:
@@ -381,7 +381,7 @@ class JobTasks:
 
 
 def _written_terms(run_dir: Path) -> Iterator[Term]:
-    """The terms of the plans in the folders of a run, which a new store does not have."""
+    """Terms of the plans in the folders of a run, unknown to a new store."""
     for folder in run_folders(run_dir):
         try:
             term = json.loads((folder / "plan.json").read_bytes())["term"]
@@ -401,8 +401,8 @@ def write_run_files(submission: Submission, prepared: Prepared, eval_samples: in
 
     Returns what was written, by file name.
 
-    A job that was planned here replaces `job.json`; what was foreseen is in `forecast.json`. What it was planned by, or
-    what is played, is in `profile.json` and `cluster.yaml`. The folder of a rewind has a `job.json` of its own.
+    A job planned here replaces `job.json`; the prediction is in `forecast.json`. The inputs of planning, or of an
+    emulation, are in `profile.json` and `cluster.yaml`. The folder of a rewind has its own `job.json`.
 
     Raises:
         UserError: the folder cannot be written to.
