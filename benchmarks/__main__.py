@@ -152,6 +152,20 @@ def _models() -> Mapping[str, Any]:
     return ratios
 
 
+def _gpu() -> Mapping[str, Any]:
+    if not torch.cuda.is_available():
+        _say("(q) no CUDA device", {})
+        return {}
+    gpu = torch.device("cuda", 0)
+    ratios: dict[str, dict[str, Any]] = {}
+    for precision in ("fp32", "bf16"):
+        for name, figures in models.measure(models.Place(gpu, precision)).items():
+            title = f"{name}, {precision}"
+            _say(f"(q) one stage beside a plain loop on {torch.cuda.get_device_name(gpu)}, {title}", figures)
+            ratios[title] = {"wall": figures["hetpipe / plain loop, wall"]}
+    return ratios
+
+
 def _data() -> Mapping[str, Any]:
     rates = data.measure(ROUNDS)
     _say("(o) slow data, samples per second", {name: round(statistics.median(r), 1) for name, r in rates.items()})
@@ -185,6 +199,7 @@ PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "models": _models,
     "data": _data,
     "host-memory": _host_memory,
+    "gpu": _gpu,
 }
 
 

@@ -43,6 +43,7 @@ from hetpipe.pipeline.callables import (
 )
 from hetpipe.pipeline.chain import Layer, chain_of, forget_weights, state_names
 from hetpipe.pipeline.compute import Emulator, StageCompute
+from hetpipe.pipeline.cuda import use_device
 from hetpipe.pipeline.data import example_of
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled, layout_of
@@ -300,8 +301,9 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
     """Connect a stage; returns its runner, and the shard client, to be closed after the run."""
     identity = identity_of(config)
     device = torch.device(config.device.torch_device)
+    use_device(device, deterministic=job.sync.deterministic)
     compute = StageCompute(code.layers, vw=config.vw, seed=job.seed, device=device, loss=code.loss)
-    pool = BufferPool(layout_of(code.layers), device)
+    pool = BufferPool(layout_of(code.layers, device), device)
     sync = job.sync_spec(config.plan.virtual_workers[config.vw])
     versions = versions_of(job, identity, sync.minibatches_per_wave)
     target = pool.take().zero_()
