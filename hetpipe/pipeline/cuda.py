@@ -26,7 +26,7 @@ def use_device(
     if deterministic:
         environment.setdefault(*_CUBLAS_WORKSPACE)
         torch.use_deterministic_algorithms(mode=True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # the stub lacks it
     torch.cuda.set_device(device)
 
 
