@@ -24,10 +24,19 @@ def children_of(pid: int) -> list[int]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("victim", ["data worker", "stage"])
-def test_every_sample_counts_once_and_nobody_stays_behind(victim: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("victim", "reads"),
+    [
+        ("data worker", {"train": "tests.models:flipped32"}),
+        ("stage", {"train": "tests.models:flipped32"}),
+        ("data worker", {"train": "tests.models:flipped_stream32", "shuffle": False, "length": 46}),
+        ("stage", {"train": "tests.models:flipped_stream32", "shuffle": False, "length": 46}),
+    ],
+    ids=["data worker", "stage", "data worker of a stream", "stage with a stream"],
+)
+def test_every_sample_counts_once_and_nobody_stays_behind(victim: str, reads: dict[str, Any], tmp_path: Path) -> None:
     values: dict[str, Any] = {
-        "data": {"train": "tests.models:flipped32", "eval": "tests.models:data32", "num_workers": 2},
+        "data": {"eval": "tests.models:data32", "num_workers": 2} | reads,
         "checkpoint": {"every_waves": 10, "keep": 2},
         "cluster": {"devices": [{"slowdown": 30.0}]},
         "epochs": 30,
