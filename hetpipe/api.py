@@ -51,7 +51,7 @@ def train(
     Args:
         job: a job file, a mapping with its content, or a `Job`; optional with `resume`.
         run_dir: folder for the run, new or empty; by default `runs/NAME-TIME`.
-        resume: folder of a run to continue from its newest checkpoint.
+        resume: folder or URL of a run to continue from its newest checkpoint.
         coordinator: `HOST:PORT` of a running cluster; by default one is started on this machine for this run. If the
             cluster has TLS, the environment variable `HETPIPE_TLS` names the folder of an operator's certificates.
         progress: the display of events.
@@ -68,7 +68,7 @@ def train(
         KeyboardInterrupt: the run was stopped by Ctrl-C.
     """
     shell = Shell()
-    request = new_run(job, overrides, resume=_path(resume), coordinator=coordinator, shell=shell)
+    request = new_run(job, overrides, resume=resume, coordinator=coordinator, shell=shell)
     folder = RunFolder.create(_path(run_dir), name=request.job.name, clock=shell.clock)
     view = _view(progress, request.job.name, shell)
     # Ctrl-C only: SIGTERM is left to the program.

@@ -1,8 +1,9 @@
-"""Root folders for paths in jobs: one for code, one for runs.
+"""Root folders for paths in jobs: one for code, one for runs; and roots for the URLs of object stores.
 
 Paths are chosen by the submitter of a job; a root bounds them. A path is resolved, including symbolic links and `..`,
 before the comparison, so that it cannot escape. Both roots are enforced wherever other machines can reach the process,
-and default to the folder in which it was started.
+and default to the folder in which it was started. An object store is used with the credentials of the process, so there
+jobs may name only URLs below a root, of which there is none by default; a `file:` URL is a path like any other.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetpipe.errors import UserError
+from hetpipe.values.storage_url import checked_url, file_path, is_below, is_url
 
 CODE_OPTION = "--code-root"
 RUN_OPTION = "--run-root"
+STORAGE_OPTION = "--storage-root"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +54,48 @@ class Root:
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """Both roots of a process; None for no bound."""
+    """The roots of a process; None for no bound."""
 
     code: Root | None = None
     runs: Root | None = None
+    storage: tuple[str, ...] | None = None
+    """Checked URLs."""
 
     def check_code(self, path: str) -> None:
         """Reject a folder of code outside its root. Raises `UserError`."""
         if self.code is not None:
             self.code.check(path, "the folder of code")
 
-    def check_run(self, run_dir: str, restore: str | None = None) -> None:
-        """Reject a folder of a run, or a checkpoint to resume from, outside its root. Raises `UserError`."""
+    def check_run(self, run_dir: str, restore: str | None = None, storage: str | None = None) -> None:
+        """Reject a folder of a run, a checkpoint to resume from, or an object store, outside its root.
+
+        Raises:
+            UserError: it is outside.
+        """
         if self.runs is not None:
             self.runs.check(run_dir, "the folder of the run")
-            if restore is not None:
-                self.runs.check(restore, "the checkpoint")
+        if storage is not None:
+            self._check_url(storage, "storage")
+        if restore is not None and is_url(restore):
+            self._check_url(restore, "the checkpoint")
+        elif restore is not None and self.runs is not None:
+            self.runs.check(restore, "the checkpoint")
+
+    def _check_url(self, url: str, what: str) -> None:
+        try:
+            url = checked_url(url)
+        except ValueError as error:
+            raise UserError(f"{what}: {error}") from error
+        path = file_path(url)
+        if path is not None and self.runs is not None:
+            self.runs.check(path, f"{what} {url}: the folder")
+        if path is None and self.storage is not None and not any(is_below(url, root) for root in self.storage):
+            below = " or ".join(self.storage)
+            permitted = f"is not below {below}, as required here" if below else "is permitted by nobody here"
+            raise UserError(
+                f"{what} {url} {permitted}; use a place there, or have this process started with {STORAGE_OPTION} URL, "
+                "below which jobs may then use the store with the credentials of this process"
+            )
 
 
 def add_root_options(parser: argparse.ArgumentParser, *, with_code: bool) -> None:
@@ -77,6 +106,13 @@ def add_root_options(parser: argparse.ArgumentParser, *, with_code: bool) -> Non
         parser.add_argument(CODE_OPTION, type=Path, action="append", metavar="DIR", help=f"{what} ({usual})")
     what = "read and write runs of jobs only below DIR"
     parser.add_argument(RUN_OPTION, type=Path, action="append", metavar="DIR", help=f"{what} ({usual})")
+    parser.add_argument(
+        STORAGE_OPTION,
+        action="append",
+        metavar="URL",
+        help="let jobs keep checkpoints in an object store below URL, for example s3://bucket/runs, with the "
+        "credentials of this process (repeatable; default: nowhere, or no bound if only this machine can reach --host)",
+    )
 
 
 def roots_of(options: argparse.Namespace, *, is_reached: bool) -> Roots:
@@ -93,7 +129,17 @@ def roots_of(options: argparse.Namespace, *, is_reached: bool) -> Roots:
     return Roots(
         root_of(options.code_root, CODE_OPTION, is_needed=is_reached) if with_code else None,
         root_of(options.run_root, RUN_OPTION, is_needed=is_reached),
+        _storage_roots(options.storage_root, is_needed=is_reached),
     )
+
+
+def _storage_roots(given: Sequence[str] | None, *, is_needed: bool) -> tuple[str, ...] | None:
+    if given is None:
+        return () if is_needed else None
+    try:
+        return tuple(checked_url(url) for url in given)
+    except ValueError as error:
+        raise UserError(f"{STORAGE_OPTION}: {error}") from error
 
 
 def root_of(given: Sequence[Path] | None, option: str, *, is_needed: bool) -> Root | None:

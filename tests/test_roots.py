@@ -188,3 +188,43 @@ def children_of(folder: Path, told: list[AgentNews]) -> Children:
         root_of([folder / name], option, is_needed=True) for name, option in (("code", CODE_OPTION), (".", RUN_OPTION))
     )
     return Children(tell=told.append, environment={}, clock=SYSTEM_CLOCK, roots=Roots(code, runs))
+
+
+class TestStorage:
+    def test_no_place_is_permitted_where_others_can_reach_the_process(self) -> None:
+        roots = Roots(storage=())
+        with pytest.raises(UserError) as caught:
+            roots.check_run("/runs/a", storage="s3://bucket/runs")
+        assert str(caught.value) == (
+            "storage s3://bucket/runs is permitted by nobody here; use a place there, or have this process started "
+            "with --storage-root URL, below which jobs may then use the store with the credentials of this process"
+        )
+
+    def test_places_below_a_root_are(self) -> None:
+        roots = Roots(storage=("s3://bucket/runs",))
+        roots.check_run("/runs/a", storage="s3://bucket/runs")
+        roots.check_run("/runs/a", "s3://bucket/runs/team/a/checkpoints/clock-00000001", "s3://bucket/runs/team")
+        for url in ("s3://bucket/runs-2", "s3://bucket", "gs://bucket/runs", "s3://other/runs"):
+            with pytest.raises(UserError, match="is not below s3://bucket/runs, as required here"):
+                roots.check_run("/runs/a", storage=url)
+        with pytest.raises(UserError, match="the checkpoint s3://other/x is not below"):
+            roots.check_run("/runs/a", restore="s3://other/x")
+        with pytest.raises(UserError, match=r"storage: .* is no URL of an object store"):
+            roots.check_run("/runs/a", storage="http://bucket/runs")
+
+    def test_a_file_url_is_a_folder_like_any_other(self, root: Root, tmp_path: Path) -> None:
+        roots = Roots(runs=root, storage=())
+        run = str(tmp_path / "runs" / "a")
+        roots.check_run(run, storage=f"file://{tmp_path}/runs/store")
+        with pytest.raises(UserError, match=r"storage file:///etc: the folder /etc is not below .*--run-root"):
+            roots.check_run(run, storage="file:///etc")
+        with pytest.raises(UserError, match="the folder /etc/checkpoints/clock-00000001 is not below"):
+            roots.check_run(run, restore="file:///etc/checkpoints/clock-00000001")
+
+    def test_the_option(self, tmp_path: Path) -> None:
+        given = ["--storage-root", "s3://bucket/a/", "--run-root", str(tmp_path), "--code-root", str(tmp_path)]
+        assert roots_of(options(given), is_reached=True).storage == ("s3://bucket/a",)
+        assert roots_of(options(given[2:]), is_reached=True).storage == ()
+        assert roots_of(options([]), is_reached=False).storage is None
+        with pytest.raises(UserError, match=r"--storage-root: .*is no URL of an object store"):
+            roots_of(options(["--storage-root", "bucket"]), is_reached=False)

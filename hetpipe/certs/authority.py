@@ -1,11 +1,11 @@
-"""A private certificate authority for one cluster, and the signer with which its coordinator certifies stages.
+"""Private certificate authority of one cluster, and the signer with which its coordinator certifies stages.
 
-The root signs every certificate that an operator makes, and the coordinator's *signer*. Stages come and go with jobs,
-so nobody can make their certificates beforehand: the agent that starts a stage makes a key and a request, and the
-coordinator signs it if the plan puts that stage on that agent's node. A name constraint binds the signer to the domain
-of stages: whoever steals it can play stages, but no coordinator, shard, agent or operator.
+The root signs every certificate issued by an operator, and the coordinator's *signer*. Stages live as long as their
+job, so their certificates cannot be issued in advance: the agent that starts a stage creates a key and a signing
+request, and the coordinator signs it if the plan places that stage on that agent's node. A name constraint limits the
+signer to the domain of stages: a stolen signer can impersonate stages, but no coordinator, shard, agent or operator.
 
-Needs the extra `tls`. Keys are on the curve P-256: small, fast, and known to every TLS library.
+Needs the extra `tls`. Keys are on the curve P-256: small, fast, and supported by every TLS library.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from hetpipe.errors import UserError
 from hetpipe.values.identity import STAGE_DOMAIN, Peer, StagePeer, identity_from_uri
 
-#: How long certificates last: the root and the signer, what an operator makes, and what a stage gets.
+#: Validity: of the root and the signer, of certificates issued by an operator, and of a stage's.
 AUTHORITY_DAYS = 3_650
 PROCESS_DAYS = 365
 STAGE_DAYS = 7
 
-#: Certificates begin this long before they are made, because clocks differ.
+#: Certificates are backdated by this much, because clocks differ.
 _SKEW = timedelta(minutes=5)
 
 PrivateKey = ec.EllipticCurvePrivateKey
@@ -37,14 +37,14 @@ PublicKey = ec.EllipticCurvePublicKey
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """A certificate that may sign others, with its key."""
+    """CA certificate with its private key."""
 
     certificate: x509.Certificate
     key: PrivateKey
 
     @classmethod
     def new_root(cls, *, now: datetime | None = None) -> Self:
-        """The root of a new cluster."""
+        """Create the root of a new cluster."""
         key = new_key()
         name = _name("hetpipe root")
         builder = _builder(name, key.public_key(), now, AUTHORITY_DAYS).issuer_name(name)
@@ -52,7 +52,7 @@ class Authority:
         return cls(builder.sign(key, hashes.SHA256()), key)
 
     def new_signer(self, *, now: datetime | None = None) -> Authority:
-        """A signer for stages, and for nothing else."""
+        """Create a signer restricted to stages."""
         key = new_key()
         builder = _builder(_name("hetpipe stage signer"), key.public_key(), now, AUTHORITY_DAYS)
         builder = _may_sign(builder, key.public_key(), path_length=0).add_extension(
@@ -68,7 +68,7 @@ class Authority:
         return Authority(self._sign(builder), key)
 
     def issue(self, peer: Peer, public_key: PublicKey, *, days: float, now: datetime | None = None) -> bytes:
-        """A certificate for `peer`, who holds the private half of `public_key`, as PEM."""
+        """Issue a certificate for `peer`, the holder of the private half of `public_key`, as PEM."""
         builder = _builder(_name(str(peer)[:_LONGEST_NAME]), public_key, now, days)
         for extension, critical in (
             (x509.SubjectAlternativeName([_uri(peer), *map(x509.DNSName, peer.server_names)]), False),
@@ -80,12 +80,12 @@ class Authority:
         return _pem(self._sign(builder))
 
     def sign_stage(self, request_pem: bytes, peer: StagePeer, *, now: datetime | None = None) -> bytes:
-        """A certificate for the stage whose key made `request_pem`, with the signer's own behind it, as PEM.
+        """Issue a certificate for the stage with the request `request_pem`, followed by the signer's own, as PEM.
 
-        Only the key is taken from the request; who the stage is says the caller.
+        Only the key is taken from the request; the caller supplies the stage's identity.
 
         Raises:
-            UserError: the request cannot be read, is not signed by its own key, or its key is of another kind.
+            UserError: the request cannot be parsed, is not signed by its own key, or has another type of key.
         """
         leaf = self.issue(peer, _key_of_request(request_pem), days=STAGE_DAYS, now=now)
         return leaf + self.certificate_pem
@@ -107,10 +107,10 @@ class Authority:
 
 
 def authority_from_pem(certificate: bytes, key: bytes) -> Authority:
-    """The authority of a certificate and its key.
+    """Load an authority from its certificate and key.
 
     Raises:
-        UserError: they cannot be read, or do not belong together.
+        UserError: they cannot be parsed, or do not match.
     """
     found = _certificate(certificate)
     try:
@@ -123,7 +123,7 @@ def authority_from_pem(certificate: bytes, key: bytes) -> Authority:
 
 
 def new_key() -> PrivateKey:
-    """A new private key."""
+    """Generate a private key."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
@@ -134,14 +134,14 @@ def key_to_pem(key: PrivateKey) -> bytes:
 
 
 def request_for(peer: Peer, key: PrivateKey) -> bytes:
-    """A request for a certificate, as PEM."""
+    """Create a certificate signing request, as PEM."""
     subject = x509.CertificateSigningRequestBuilder().subject_name(_name(str(peer)[:_LONGEST_NAME]))
     return subject.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateFacts:
-    """What a certificate says."""
+    """Subject and expiry of a certificate."""
 
     peer: Peer
     expires: datetime
@@ -151,10 +151,10 @@ class CertificateFacts:
 
 
 def facts_of(certificate: bytes) -> CertificateFacts:
-    """Whom the first certificate of a PEM file names, and until when.
+    """Identity and expiry of the first certificate of a PEM file.
 
     Raises:
-        UserError: it cannot be read, or names no process of hetpipe.
+        UserError: it cannot be parsed, or its subject is no hetpipe process.
     """
     found = _certificate(certificate)
     try:

@@ -1,4 +1,4 @@
-"""The names of folders and files of certificates, for those who only read them."""
+"""Names of certificate folders and files, without the extra `tls`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from hetpipe.values.identity import NamedPeer, Role
 
-#: Whom a process trusts, and who it is.
+#: The trusted root, and the process's own certificate and key.
 CA_FILE: Final = "ca.pem"
 CERT_FILE: Final = "cert.pem"
 KEY_FILE: Final = "key.pem"
@@ -23,6 +23,6 @@ FolderT = TypeVar("FolderT", bound=PurePath)
 
 
 def process_folder(folder: FolderT, peer: NamedPeer) -> FolderT:
-    """Where the certificate of `peer` lies below the authority's folder."""
+    """Folder of the certificate of `peer` below the authority's folder."""
     is_only = peer.role is Role.COORDINATOR and peer.name == peer.role
     return folder / (str(peer.role) if is_only else f"{peer.role}-{peer.name}")

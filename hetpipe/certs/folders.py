@@ -1,10 +1,10 @@
-"""Folders of certificates. A process is given one folder and finds everything in it.
+"""Certificate folders. Each process is given one folder with everything it needs.
 
     CA/ca.pem, CA/ca-key.pem                   the root; its key stays with the operator
-    CA/ROLE-NAME/ca.pem, cert.pem, key.pem     what one process is given
+    CA/ROLE-NAME/ca.pem, cert.pem, key.pem     the folder of one process
     CA/coordinator/signer-cert.pem, …-key.pem  beside them for coordinators: the signer of stages
 
-Files are replaced whole, keys are readable by their owner only.
+Files are replaced atomically; keys are readable by their owner only.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _PUBLIC = 0o644
 
 
 def init_authority(folder: Path) -> None:
-    """Make the root of a new cluster in `folder`, which is made where it is missing.
+    """Create the root of a new cluster in `folder`, which is created if missing.
 
     Raises:
-        UserError: there is one already, or the folder cannot be written.
+        UserError: it already exists, or the folder cannot be written.
     """
     if (folder / CA_KEY_FILE).exists() or (folder / CA_FILE).exists():
         raise UserError(f"{folder} holds an authority already; choose another folder, or keep this one")
@@ -47,7 +47,7 @@ def init_authority(folder: Path) -> None:
 
 
 def issue_certificate(folder: Path, peer: NamedPeer, *, days: float) -> Path:
-    """Make a key and a certificate for `peer`, signed by the authority in `folder`; replaces older ones.
+    """Create a key and a certificate for `peer`, signed by the authority in `folder`; replaces older ones.
 
     Returns:
         The folder for that process.
@@ -70,7 +70,7 @@ def issue_certificate(folder: Path, peer: NamedPeer, *, days: float) -> Path:
 
 
 def read_authority(folder: Path) -> Authority:
-    """The root in an authority's folder.
+    """Load the root from an authority's folder.
 
     Raises:
         UserError: there is none, or it cannot be read.
@@ -79,7 +79,7 @@ def read_authority(folder: Path) -> Authority:
 
 
 def read_signer(folder: Path) -> Authority:
-    """The signer of stages in a coordinator's folder.
+    """Load the signer of stages from a coordinator's folder.
 
     Raises:
         UserError: there is none, or it cannot be read.
@@ -88,10 +88,10 @@ def read_signer(folder: Path) -> Authority:
 
 
 class StageSigner:
-    """The signer in a coordinator's folder, read again for every stage, so that it may be replaced."""
+    """Signer in a coordinator's folder, reloaded for every stage to allow rotation."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the folder.
+        """Load the signer, to fail early.
 
         Raises:
             UserError: it holds no signer, or one that cannot be read.
@@ -100,17 +100,17 @@ class StageSigner:
         self._newest = read_signer(folder)
 
     def sign(self, request_pem: bytes, peer: StagePeer) -> bytes:
-        """As `Authority.sign_stage`."""
+        """See `Authority.sign_stage`."""
         try:
             self._newest = read_signer(self._folder)
         except UserError as error:
-            # Half of a change: the older one is still good.
+            # Rotation in progress: the previous signer is still valid.
             _log.warning("signer_unusable", sentence=str(error))
         return self._newest.sign_stage(request_pem, peer)
 
 
 def read_facts(folder: Path) -> tuple[NamedPeer, str]:
-    """Whom a process's folder certifies, and until when, as an ISO date.
+    """Identity and expiry (ISO date) of a process's certificate.
 
     Raises:
         UserError: there is no certificate, it is of no such process, or lacks a name that others ask it for.
@@ -130,7 +130,7 @@ def read_facts(folder: Path) -> tuple[NamedPeer, str]:
 
 
 def write_file(path: Path, content: bytes, *, mode: int) -> None:
-    """Write a file as a whole: readers see the old content or the new one.
+    """Write a file atomically: readers see the old content or the new one.
 
     Raises:
         UserError: it cannot be written.

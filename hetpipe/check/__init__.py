@@ -1,9 +1,9 @@
 """The independent history checker (`wsp.md` §7): verifies a run's history, and imports no code that it verifies.
 
-The formulas are written here a second time on purpose; only `hetpipe.errors` is shared. Start at `checker`; one file
-judges one concern: `replay` the decision log, `versions` the weights of each minibatch, `lanes` the work of each stage,
-`orders` the order of its work, `replicas` the updates that replicas make together, `shards` waves and pulls, `samples`
-the ledger, `terms` the terms.
+The formulas are duplicated here on purpose; only `hetpipe.errors` is shared. The entry point is `checker`; each file
+verifies one concern: `replay` the decision log, `versions` the weights of each minibatch, `lanes` the work of each
+stage, `orders` the order of its work, `replicas` the updates that replicas make together, `shards` waves and pulls,
+`samples` the ledger, `terms` the terms.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The checker itself: replay the decisions, judge every other line by them, report.
+"""Entry point of the checker: replay the decision log, verify every other line against it, report.
 
-How to think about it: the decision log is replayed first, because it gives the run its only global order. Everything
-else is then judged line by line against that timeline, which needs no order between processes beyond what the lines
-themselves can prove: a time is compared only with a time of the same host.
+The decision log is replayed first, because it is the only global order of a run. Everything else is then verified line
+by line against that timeline, without assuming an order between processes that the lines do not prove: times are only
+compared on the same host.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from hetpipe.errors import UserError
 
 
 def check_run(run_dir: Path, *, require_complete: bool = False) -> Report:
-    """Judge the run in `run_dir` by its public history.
+    """Verify the run in `run_dir` by its history files.
 
-    A run that was killed is judged as far as it went. Where a disk failed under a history, no violation is told, as
-    every one may come of the lines that it lacks. With `require_complete`, not having reached an end or a stop is a
+    A run that was killed is verified as far as it went. If a disk failure truncated the history, no violations are
+    reported, as any of them may be due to missing lines. With `require_complete`, a run without an end or a stop is a
     violation of its own.
 
     Raises:
-        UserError: the folder is no run, or its files cannot be read.
+        UserError: the folder is not a run, or its files cannot be read.
     """
     facts = read_facts(run_dir) if (run_dir / "job.json").exists() else None
     if facts is not None and facts.history is HistoryRule.OFF:
@@ -63,9 +63,9 @@ def check_events(
     unknown_events: int = 0,
     require_complete: bool = False,
 ) -> Report:
-    """Judge a history. Pure; files may come in any order, but the events of one file in the order of its lines.
+    """Verify a history. Pure; files may come in any order, events of one file in line order.
 
-    Takes time and memory in proportion to the number of events (and n·log n for sorting).
+    Linear in the number of events in time and memory (n·log n for sorting).
     """
     findings = Findings()
     terms = TermJudge(findings)
@@ -86,7 +86,7 @@ def check_events(
 
 
 class _Judges:
-    """Dispatches each event to its judges, after checking that its actor exists."""
+    """Dispatches each event to its judges, after validating its actor."""
 
     def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
         self._layout = facts.layout
@@ -104,7 +104,7 @@ class _Judges:
         self._actors: dict[tuple[int, int, int, int], bool] = {}
 
     def see(self, event: Event) -> None:  # noqa: C901 - one branch per kind of event
-        """Judge one event that is no decision; decisions are the timeline already."""
+        """Verify one event that is not a decision; decisions are already in the timeline."""
         if isinstance(event, Pass | Step):
             if self._is_known(event, event.vw, event.incarnation, event.stage):
                 self._lanes.see(event)
@@ -127,7 +127,7 @@ class _Judges:
             self._samples.see(event)
 
     def finish(self) -> None:
-        """Judge the properties of the whole history."""
+        """Verify the properties of the whole history."""
         if self._is_summary:
             self._waves.finish()
         else:
@@ -142,7 +142,7 @@ class _Judges:
         return self._history is HistoryRule.SUMMARY
 
     def report(self, num_events: int, unknown_events: int) -> Report:
-        """The verdict; call after `finish`."""
+        """The final report; call after `finish`."""
         line = self._timeline
         return Report(
             weights=self._rule.weights.value,
@@ -166,7 +166,7 @@ class _Judges:
         )
 
     def _is_known(self, event: Event, vw: int, incarnation: int = -1, stage: int = 0, shard: int = 0) -> bool:
-        """False, with a report the first time, when the actor is not in the plan or the life never joined."""
+        """Whether the actor is in the plan and the incarnation joined; the first failure per actor is reported."""
         actor = (vw, incarnation, stage, shard)
         if actor in self._actors:
             return self._actors[actor]
@@ -178,7 +178,7 @@ class _Judges:
 
 
 def _stranger(layout: Layout, timeline: Timeline, life: tuple[int, int], stage: int, shard: int) -> str | None:
-    """The error of an unknown actor; a line without an incarnation (-1) matches any of its virtual worker."""
+    """Error of an unknown actor; a line without an incarnation (-1) matches any of its virtual worker."""
     vw, incarnation = life
     known = timeline.lives_of(vw)
     if not known and not layout.stages_of(vw):
@@ -198,7 +198,7 @@ def _stranger(layout: Layout, timeline: Timeline, life: tuple[int, int], stage: 
 
 
 def _judge_damage(damage: Sequence[Damage], timeline: Timeline, findings: Findings) -> None:
-    """A torn last line is left by a kill: legal if the run was cut short or that worker was evicted."""
+    """Verify a torn last line: legal after a kill, if the run was cut short or that worker was evicted."""
     for line in damage:
         life = timeline.lives.get(line.life) if line.life is not None else None
         killed = not timeline.complete or (life is not None and life.eviction is not None)

@@ -1,4 +1,4 @@
-"""The lines of a history as values (`wsp.md` §7).
+"""Typed events of a history (`wsp.md` §7).
 
 A history is written by many processes, one file each. Within a file the order of lines is the order of events;
 between files only the monotonic time of one host orders them. So every event keeps its `Origin`.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where and when one line was written."""
+    """Place and time of one line: file, line number, host, monotonic time."""
 
     t: float
     """Monotonic seconds; comparable between processes of one host only."""
@@ -38,14 +38,14 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Base of all events."""
+    """Base class of all events."""
 
     origin: Origin
 
 
 @dataclass(frozen=True, slots=True)
 class StageEvent(Event):
-    """Something one stage did for minibatch `p`."""
+    """Event of one stage for minibatch `p`."""
 
     vw: int
     incarnation: int
@@ -61,12 +61,12 @@ class StageEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class Step(StageEvent):
-    """The optimizer stepped with the update of `p`."""
+    """The optimizer applied the update that ends with `p`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skip(Step):
-    """The stage skipped the update of `p`, as a gradient overflowed at the loss scale `scale`; else like its step."""
+    """The stage skipped the update of `p`: a gradient overflowed at the loss scale `scale`. Otherwise like `Step`."""
 
     scale: int
 
@@ -91,7 +91,7 @@ class Backward(Pass):
 
 @dataclass(frozen=True, slots=True)
 class Wave(Event):
-    """One stage has computed a wave; in place of forwards, backwards and steps where the history is a summary."""
+    """One stage completed a wave; replaces forwards, backwards and steps in a summary history."""
 
     vw: int
     incarnation: int
@@ -112,7 +112,7 @@ class Wave(Event):
 
 @dataclass(frozen=True, slots=True)
 class Staged(Event):
-    """A shard holds `slices` slices of one stage's part of a wave, not yet decided upon."""
+    """A shard staged `slices` slices of one stage's part of a wave; commit pending."""
 
     vw: int
     incarnation: int
@@ -134,7 +134,7 @@ class Commit(Event):
 
 @dataclass(frozen=True, slots=True)
 class Apply(Event):
-    """A shard followed the commit of a wave."""
+    """A shard applied a committed wave."""
 
     shard: int
     vw: int
@@ -144,7 +144,7 @@ class Apply(Event):
 
 @dataclass(frozen=True, slots=True)
 class Publish(Event):
-    """The clock shard is about to publish w^(clock)."""
+    """The clock shard published w^(clock); written before it takes effect."""
 
     clock: int
 
@@ -192,7 +192,7 @@ class Leave(Event):
 
 @dataclass(frozen=True, slots=True)
 class Barrier(Event):
-    """A barrier is set at `clock`; `words` are its reasons."""
+    """A barrier was set at `clock`; `words` are its reasons."""
 
     clock: int
     words: frozenset[str]
@@ -210,7 +210,7 @@ class Used(Event):
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A line that is no event."""
+    """A line that is not a valid event."""
 
     file: str
     line: int

@@ -1,4 +1,4 @@
-"""The specification of a run: the parts of job.json, plan.json and facts.json that its history is verified against."""
+"""Specification of a run: the parts of job.json, plan.json and facts.json that its history is verified against."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Word = TypeVar("Word", bound=StrEnum)
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Who takes part."""
+    """Virtual workers, stages and shards of a run."""
 
     num_stages: tuple[int, ...]
     """Stages per virtual worker that founds the run, in index order."""
@@ -30,17 +30,17 @@ class Layout:
     """(vw, stage, shard) → slices of that stage on that shard; pairs without slices are absent."""
 
     def stages_of(self, vw: int) -> int:
-        """The number of stages of `vw` in the plan; 0 if it has none."""
+        """Number of stages of `vw` in the plan; 0 if it has none."""
         return self.num_stages[vw] if vw < len(self.num_stages) else 0
 
     def slices_on(self, shard: int) -> int:
-        """How many slices a shard holds: every virtual worker has all of the model."""
+        """Number of slices on a shard; the same for every virtual worker, as each has the whole model."""
         return sum(self.num_slices.get((0, stage, shard), 0) for stage in range(self.num_stages[0]))
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """The training data, and the end of the run."""
+    """Training data, and the end of the run."""
 
     num_samples: int
     batch_size: int
@@ -52,7 +52,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where the run begins: all zeros when fresh, else the barrier it was resumed from."""
+    """Initial clocks of the run: all zeros when fresh, else the barrier it was resumed from."""
 
     clock: int = 0
     epoch: int = 0
@@ -64,7 +64,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything a history is judged by."""
+    """Everything a history is verified against."""
 
     rule: RunRule
     layout: Layout
@@ -141,11 +141,11 @@ class _FactsFile(BaseModel):
 
 
 def read_facts(run_dir: Path) -> Facts:
-    """The facts of the run in `run_dir`.
+    """Read the facts of the run in `run_dir`.
 
     Raises:
-        UserError: a file is missing, does not hold what it must, or names a policy, a schedule or a kind of
-            synchronisation that the checker does not know.
+        UserError: a file is missing or malformed, or names a policy, a schedule or a kind of synchronization that
+            is unknown to the checker.
     """
     job = _read(run_dir / "job.json", _JobFile)
     plan = _read(run_dir / "plan.json", _PlanFile)
@@ -172,7 +172,7 @@ def _read(path: Path, kind: type[FileModel]) -> FileModel:
 
 
 def _waves(job: _JobFile, plan: _PlanFile) -> tuple[int, ...]:
-    """N_v of each virtual worker of the plan; of one that was added to an earlier run the plan says it."""
+    """N_v of each virtual worker of the plan, including those added in an earlier run."""
     given, workers = job.sync.minibatches_per_wave, plan.virtual_workers
     if isinstance(given, int):
         return ()

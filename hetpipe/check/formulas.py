@@ -1,8 +1,8 @@
-"""The formulas of `wsp.md` §2, §3, §5 and the table of `policies.md`, written a second time on purpose.
+"""The formulas of `wsp.md` §2, §3, §5 and the table of `policies.md`, duplicated on purpose.
 
-They judge the ones in `hetpipe.decide.sync` and `hetpipe.decide.schedule`, so they share no code with them. p counts
-from 1; `floor` is the clock of the latest barrier c with p > cN: behind it, no minibatch may start with an older clock
-or own older updates apart.
+They verify the ones in `hetpipe.decide.sync` and `hetpipe.decide.schedule`, so they share no code with them. p is
+1-based; `floor` is the clock of the latest barrier c with p > cN: after it, no minibatch may start with an older clock
+or with own older updates still separate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def wave_of(rule: RunRule, p: int) -> int:
 
 
 def required_clock(rule: RunRule, p: int, floor: int) -> int:
-    """The lowest published clock with which minibatch p may start.
+    """Lowest published clock with which minibatch p may start.
 
     >>> [required_clock(RunRule(4, 0), p, 0) for p in (7, 8, 11, 12)]
     [0, 1, 1, 2]
@@ -36,10 +36,10 @@ def required_clock(rule: RunRule, p: int, floor: int) -> int:
 
 
 def determined_clock(rule: RunRule, p: int, floor: int) -> int:
-    """The clock with which minibatch p starts where nothing else than p decides: the required one.
+    """The clock with which minibatch p starts where p alone determines it.
 
-    Where weights are pulled when required only, that of the latest pull: each brings the newest clock that p may use,
-    and D + 1 waves later it is too old.
+    It is the required clock, except when weights are pulled only when required: then the clock of the latest pull,
+    which fetches the newest clock that p may use and is too old D + 1 waves later.
 
     >>> [determined_clock(RunRule(4, 1, pulls_when_required=True), p, 0) for p in (11, 12, 16, 20)]
     [0, 2, 2, 4]
@@ -52,7 +52,7 @@ def determined_clock(rule: RunRule, p: int, floor: int) -> int:
 
 
 def needs_pull(rule: RunRule, p: int, floor: int, in_use: int) -> bool:
-    """Whether another clock than `in_use` may come into use at p, a switch point behind the barrier `floor`.
+    """Whether the clock may change from `in_use` at p, a switch point after the barrier `floor`.
 
     >>> [needs_pull(RunRule(4, 1, pulls_when_required=True), 12, 0, clock) for clock in (0, 1)]
     [True, False]
@@ -61,7 +61,7 @@ def needs_pull(rule: RunRule, p: int, floor: int, in_use: int) -> bool:
 
 
 def forward_through(rule: RunRule, p: int, floor: int, place: Place) -> int:
-    """v_i(p): the last own minibatch whose update is in the weights of the forward of p; it ends an update.
+    """v_i(p): the last own minibatch whose update is in the weights of the forward of p; always ends an update.
 
     >>> [forward_through(RunRule(4, 0), p, 0, Place()) for p in (3, 4, 5, 9)]
     [0, 0, 1, 5]
@@ -88,7 +88,7 @@ def forward_through(rule: RunRule, p: int, floor: int, place: Place) -> int:
 
 
 def backward_through(rule: RunRule, p: int, floor: int, place: Place) -> int:
-    """The same for the weights that the backward of p reads: all updates before p where the policy predicts.
+    """The same for the weights read by the backward of p: all updates before p where the policy predicts.
 
     >>> [backward_through(RunRule(4, 0, WeightRule.PREDICT), 9, 0, Place(stage, 3)) for stage in range(3)]
     [8, 8, 8]
@@ -97,7 +97,7 @@ def backward_through(rule: RunRule, p: int, floor: int, place: Place) -> int:
 
 
 def ends_update(rule: RunRule, p: int) -> bool:
-    """Whether an update follows the backward of p. One also follows the last minibatch before a barrier.
+    """Whether an update follows the backward of p; also true for the last minibatch before a barrier.
 
     >>> [p for p in range(1, 9) if ends_update(RunRule(4, 0, accumulate=2), p)]
     [2, 4, 6, 8]
@@ -106,12 +106,12 @@ def ends_update(rule: RunRule, p: int) -> bool:
 
 
 def forward_is_newest(rule: RunRule) -> bool:
-    """Whether a forward sees every update that its stage has made: by the strict order, or after a drain."""
+    """Whether a forward sees every update its stage has made, due to strict order or a drain."""
     return rule.predicts or rule.weights in (WeightRule.STASH, WeightRule.FLUSH)
 
 
 def most_in_flight(rule: RunRule, place: Place) -> int | None:
-    """S_i: minibatches between forward and backward at a stage; None where the checker sets no bound.
+    """S_i: maximum number of minibatches between forward and backward at a stage; None if unbounded.
 
     >>> [most_in_flight(RunRule(2, 0, WeightRule.FLUSH), Place(stage, 3)) for stage in range(3)]
     [2, 2, 1]
@@ -124,7 +124,7 @@ def most_in_flight(rule: RunRule, place: Place) -> int | None:
 
 
 def drained_since(rule: RunRule, p: int, floor: int) -> int:
-    """The clock before whose minibatches a pipeline is drained when p starts: its wave's under `flush`, else `floor`.
+    """Clock whose earlier minibatches are drained when p starts: that of its wave under `flush`, else `floor`.
 
     >>> drained_since(RunRule(4, 0), 9, 1), drained_since(RunRule(4, 0, WeightRule.FLUSH), 9, 1)
     (1, 2)
@@ -133,9 +133,9 @@ def drained_since(rule: RunRule, p: int, floor: int) -> int:
 
 
 def is_switch_point(rule: RunRule, p: int, floor: int) -> bool:
-    """True where the published clock in use may change: p = N, 2N, … and behind a barrier.
+    """Whether the published clock in use may change at p: p = N, 2N, … and after a barrier.
 
-    Wave starts for policies that make one update per wave.
+    For policies with one update per wave: the wave starts.
 
     >>> [p for p in range(1, 10) if is_switch_point(RunRule(4, 0), p, 0)]
     [1, 4, 8]
@@ -147,7 +147,7 @@ def is_switch_point(rule: RunRule, p: int, floor: int) -> bool:
 
 
 def minibatches_in(samples: int, batch_size: int) -> int:
-    """How many minibatches `samples` samples make: all full but the last.
+    """Number of minibatches of `samples` samples; only the last may be partial.
 
     >>> [minibatches_in(samples, 8) for samples in (0, 3, 8, 9)]
     [0, 1, 1, 2]
@@ -156,10 +156,10 @@ def minibatches_in(samples: int, batch_size: int) -> int:
 
 
 def shares(per_wave: Mapping[int, int], minibatches: int) -> dict[int, int]:
-    """Member → how many of the first `minibatches` minibatches dealt behind a barrier are its own.
+    """Member → its number of the first `minibatches` minibatches dealt after a barrier.
 
-    Each wave deals N_v to member v; those of the last, partial one go to whoever would complete the next one first if
-    whole waves took equally long.
+    Each wave deals N_v to member v; those of the last, partial wave go to the member that would complete its next one
+    first if full waves took equally long.
 
     >>> shares({0: 4, 1: 1}, 10), shares({0: 4, 1: 1}, 8), shares({0: 2, 1: 2}, 3)
     ({0: 8, 1: 2}, {0: 7, 1: 1}, {0: 2, 1: 1})
@@ -172,7 +172,7 @@ def shares(per_wave: Mapping[int, int], minibatches: int) -> dict[int, int]:
 
 
 def _waves_due(rule: RunRule, p: int) -> int:
-    """Waves before minibatch p whose updates it may see in published weights."""
+    """Number of waves before minibatch p whose updates may be in published weights."""
     if rule.weights is WeightRule.FLUSH:
         return wave_of(rule, p)
     if rule.weights is WeightRule.DOUBLE_BUFFER:
@@ -181,6 +181,6 @@ def _waves_due(rule: RunRule, p: int) -> int:
 
 
 def _updated(rule: RunRule, through: int, floor: int) -> int:
-    """Updates are whole, and none is older than the barrier."""
+    """Round down to whole updates, but not below the barrier."""
     whole = through // rule.minibatches_per_update * rule.minibatches_per_update
     return max(whole, floor * rule.minibatches_per_wave)

@@ -1,8 +1,8 @@
-"""Judges that every stage did every minibatch once, whole, and made every update that is due when it is due.
+"""Verify that every stage ran every minibatch exactly once and made every update when it was due.
 
-A *lane* is one stage of one life of a virtual worker. One process runs it, so within a lane the order of lines is
-the order of what happened. What is missing is judged at the end: a run cut short, or a life that was evicted, may lack
-the tail of its work, but nothing that was committed and nothing that something later stands on.
+A *lane* is one stage of one incarnation of a virtual worker. One process runs it, so within a lane line order is event
+order. Missing events are verified at the end: a run cut short or an evicted incarnation may lack the tail of its work,
+but nothing that was committed and nothing that a later event depends on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hetpipe.check.timeline import Timeline
 
 @dataclass(slots=True)
 class _Lane:
-    """The events of one stage of one incarnation. Each dictionary: p → its first event."""
+    """Events of one stage of one incarnation. Each dictionary: p → its first event."""
 
     place: Place
     forwards: dict[int, Forward] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class _Lane:
 
 
 class LaneJudge:
-    """Feeds on forwards, backwards and steps; the events of one lane must come in the order of their file."""
+    """Verifies forwards, backwards and steps; the events of one lane must come in file order."""
 
     def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
         self._batch_size = facts.data.batch_size
@@ -47,7 +47,7 @@ class LaneJudge:
         self._lanes: dict[tuple[int, int], list[_Lane]] = {}
 
     def see(self, event: Pass | Step) -> None:
-        """Judge one event of a life and stage that the plan knows."""
+        """Verify one event of an incarnation and stage in the plan."""
         key = (event.vw, event.incarnation)
         lanes = self._lanes.get(key)
         if lanes is None:
@@ -61,7 +61,7 @@ class LaneJudge:
             self._see_step(lane, event)
 
     def finish(self) -> None:
-        """Judge missing lines."""
+        """Report missing lines."""
         committed_minibatches: Counter[tuple[int, int]] = Counter()
         for (vw, incarnation), lanes in self._lanes.items():
             started, rule = _started(lanes), self._timeline.rule_of(vw)
@@ -108,7 +108,7 @@ class LaneJudge:
         self._judge_newest(lane, event, floor, must_be=self._timeline.rule.predicts)
 
     def _judge_newest(self, lane: _Lane, event: Pass, floor: int, *, must_be: bool) -> None:
-        """A pass sees no update that its stage has not made, and where it `must_be` so, all that it has."""
+        """Verify that a pass sees only updates its stage has made, and all of them if `must_be`."""
         newest = max(lane.last_step, floor * self._timeline.rule_of(event.vw).minibatches_per_wave)
         if event.local_through > newest:
             lane.too_early.append((event, newest))
@@ -129,7 +129,7 @@ class LaneJudge:
             lane.disordered.append(event)
 
     def _judge_skips(self) -> None:
-        """An update is skipped on all stages, at one scale, or on none; under allreduce on all replicas."""
+        """Verify that an update is skipped on all stages at one scale, or on none; under allreduce on all replicas."""
         first: dict[tuple[int, ...], Step] = {}
         together = self._timeline.rule.sync is SyncRule.ALLREDUCE
         for (vw, incarnation), lanes in self._lanes.items():
@@ -142,17 +142,17 @@ class LaneJudge:
                     self._findings.add(Kind.SKIPPED_APART, message, step.origin)
 
     def _floor(self, event: StageEvent, p: int) -> int:
-        """The barrier from which the life of `event` counts when it computes minibatch `p`."""
+        """The latest barrier before minibatch `p` that binds the incarnation of `event`."""
         wave = wave_of(self._timeline.rule_of(event.vw), p)
         return self._timeline.floor_clock(event.vw, event.incarnation, wave)
 
     def _stepping(self, started: dict[int, StageEvent], rule: RunRule) -> set[int]:
-        """The minibatches after which an update is made: where a group is full, and the last before each barrier."""
+        """Minibatches that end an update: those that fill a group, and the last before each barrier."""
         last = {self._floor(event, p): p for p, event in started.items()}
         return {p for p in started if ends_update(rule, p)}.union(last.values())
 
     def _is_due(self, vw: int, incarnation: int, p: int) -> bool:
-        """True when nothing excuses unfinished work on p."""
+        """Whether p must be complete: no eviction or cut excuses it."""
         line = self._timeline
         if line.committed(vw, incarnation, wave_of(line.rule_of(vw), p)):
             return True
@@ -161,7 +161,7 @@ class LaneJudge:
         return line.complete and line.members.get(vw) == incarnation
 
     def _judge_gaps(self, started: dict[int, StageEvent], rule: RunRule) -> None:
-        """Minibatches are numbered without gaps from each barrier on."""
+        """Verify that minibatches are numbered without gaps from each barrier on."""
         previous, previous_floor = 0, -1
         for p, event in started.items():
             floor = self._floor(event, p)
@@ -174,7 +174,7 @@ class LaneJudge:
             previous, previous_floor = p, floor
 
     def _judge_order(self, lane: _Lane) -> None:
-        """Report order only between lines that both exist; what is missing is reported as missing."""
+        """Verify the order of present lines; missing ones are reported separately."""
         for event in lane.disordered:
             before = lane.forwards if isinstance(event, Backward) else lane.backwards
             if event.p in before:
@@ -182,7 +182,7 @@ class LaneJudge:
                 self._findings.add(Kind.MINIBATCH_ORDER, message, event.origin)
 
     def _judge_steps(self, lane: _Lane, stepping: set[int]) -> None:
-        """Report steps that should not be there, and passes that name updates which came later or never."""
+        """Report unexpected steps, and passes on updates that came later or never."""
         for p, step in lane.steps.items():
             if p not in stepping:
                 message = f"{step.name}, whose gradient goes into the update of a later minibatch"
@@ -194,7 +194,7 @@ class LaneJudge:
                 self._findings.add(Kind.UPDATE_NOT_READY, message, event.origin)
 
     def _judge_missing(self, lane: _Lane, due: set[int], started: dict[int, StageEvent], stepping: set[int]) -> None:
-        """Report missing events of a lane: all due ones, and those that later ones depend on."""
+        """Report missing events of a lane: all due ones, and dependencies of later ones."""
         last_forward = max(lane.forwards, default=0)
         last_backward = max(lane.backwards, default=0)
         last_step = max(lane.last_step, lane.needed_step)
@@ -228,7 +228,7 @@ def _skips(lane: _Lane) -> list[int]:
 
 
 def _scale_of(step: Step) -> int | None:
-    """The scale at which an update was skipped; None if it was not."""
+    """Loss scale at which an update was skipped; None if it was not."""
     return step.scale if isinstance(step, Skip) else None
 
 
@@ -237,7 +237,7 @@ def _at_scale(step: Step) -> str:
 
 
 def _started(lanes: list[_Lane]) -> dict[int, StageEvent]:
-    """Every minibatch of any stage, ascending → one of its events, of the first stage that has one."""
+    """Every minibatch seen at any stage, ascending → one of its events, from the first stage that has one."""
     found: dict[int, StageEvent] = {}
     for lane in lanes:
         for events in (lane.forwards, lane.backwards, lane.steps):

@@ -1,9 +1,9 @@
-"""Judges in which order each stage computes (`policies.md`, Schedules; `wsp.md` §5).
+"""Verify the order of computation of each stage (`policies.md`, Schedules; `wsp.md` §5).
 
-Every stage takes its forwards and its backwards in the order of p and is drained at barriers. Where the table of the
-weight policy needs more, more is asked: strict 1F1B, at most S_i in flight, under `flush` a drain after each wave, and
-under `gpipe` all forwards of a wave before its backwards. That a backward came too early shows only once it is known
-which minibatches were still to come, so it is judged at the end.
+Every stage runs its forwards and its backwards in order of p and is drained at barriers. Weight policies add
+constraints: strict 1F1B, at most S_i in flight, under `flush` a drain after each wave, and under `gpipe` all forwards
+of a wave before its backwards. A premature backward can only be detected once the following minibatches are known, so
+that check runs at the end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hetpipe.check.timeline import Timeline
 
 @dataclass(slots=True)
 class _Lane:
-    """How far one stage of one life is."""
+    """Progress of one stage of one incarnation."""
 
     rule: RunRule
     limit: int | None
@@ -41,7 +41,7 @@ class _Life:
 
 
 class OrderJudge:
-    """Feeds on forwards and backwards, each once; those of one stage must come in the order of their file."""
+    """Verifies forwards and backwards, each passed once; those of one stage must come in file order."""
 
     def __init__(self, timeline: Timeline, findings: Findings) -> None:
         self._timeline = timeline
@@ -49,7 +49,7 @@ class OrderJudge:
         self._lives: dict[tuple[int, int], _Life] = {}
 
     def see(self, event: Pass) -> None:
-        """Judge one pass of a life and stage that the plan knows."""
+        """Verify one pass of an incarnation and stage in the plan."""
         key = (event.vw, event.incarnation)
         life = self._lives.get(key)
         if life is None:
@@ -66,7 +66,7 @@ class OrderJudge:
             self._see_backward(lane, event, since)
 
     def finish(self) -> None:
-        """Judge backwards by what was forwarded after them."""
+        """Verify backwards against the forwards that follow them."""
         for life in self._lives.values():
             for lane in life.lanes:
                 for backward, forwarded in lane.early:
@@ -103,7 +103,7 @@ class OrderJudge:
         lane.backwarded = event.p
 
     def _may_be_early(self, lane: _Lane, since: int) -> bool:
-        """Whether another forward is due before a backward, if one is left."""
+        """Whether the stage should have run another forward before this backward, if one was left."""
         if lane.rule.order is OrderRule.GPIPE:
             return lane.forwarded % lane.rule.minibatches_per_wave != 0
         return lane.rule.is_strict and lane.limit is not None and self._in_flight(lane, since) < lane.limit

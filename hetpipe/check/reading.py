@@ -1,9 +1,9 @@
-"""From the files of `RUN_DIR/history` to events.
+"""Parse the files of `RUN_DIR/history` into events.
 
-A process's lines may be cut into segments, `NAME.jsonl`, `NAME.0001.jsonl`, …, of which old ones end in `.gz`; they are
-read as one file. Reading judges nothing but the form of a line: what is malformed is kept as `Damage` for the checker
-to weigh.
-Unknown keys are ignored and unknown events counted, so that versions can mix.
+The lines of a process may be split into segments, `NAME.jsonl`, `NAME.0001.jsonl`, …, of which old ones end in `.gz`;
+they are read as one file. Only the syntax of lines is verified here: malformed ones become `Damage`, which the checker
+assesses.
+Unknown keys are ignored and unknown events counted, for compatibility between versions.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ Record = Mapping[str, object]
 
 
 class _MalformedError(ValueError):
-    """A line that is JSON but no event; the message has the reason."""
+    """A JSON line that is not a valid event; the message is the reason."""
 
 
 @dataclass(slots=True)
 class History:
-    """All lines of a run, file by file, each file in its own order."""
+    """All lines of a run, by file, each in line order."""
 
     events: list[Event] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
@@ -82,9 +82,9 @@ _NAME = re.compile(r"(?P<stem>.+?)(?:\.(?P<number>\d{4,}))?\.jsonl(?P<packed>\.g
 
 
 def history_files(run_dir: Path) -> dict[str, list[Path]]:
-    """Process (`shard-0`, `vw-1-stage-0`) → its files in the order in which they were written.
+    """Process (`shard-0`, `vw-1-stage-0`) → its segments, oldest first.
 
-    Where a segment is there plain and compressed, its process ended between the two, and both hold the same.
+    If a segment exists both plain and compressed, its process ended before deleting one; both have the same content.
     """
     found: dict[str, dict[int, Path]] = {}
     for path in sorted((run_dir / "history").glob("*.jsonl*")):  # NAME.jsonl before NAME.jsonl.gz
@@ -95,7 +95,7 @@ def history_files(run_dir: Path) -> dict[str, list[Path]]:
 
 
 def _read_file(path: Path, file: str, life: tuple[int, int] | None, history: History) -> tuple[int, int] | None:
-    """Read one segment; the life of a virtual worker whose lines these are, as far as they tell."""
+    """Read one segment into `history`; return the incarnation its virtual worker's lines belong to, if known."""
     where, number = f"history/{path.name}", 0
     segment = "" if where == file else where
     try:
@@ -126,7 +126,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _parse(raw: bytes, file: str, line: int, segment: str) -> Event | None:
-    """The event of one line; None for an event this checker does not know."""
+    """Parse the event of one line; None for an unknown event."""
     record = json.loads(raw)
     if not isinstance(record, dict):
         raise _MalformedError("the line is no JSON object")
@@ -167,7 +167,7 @@ def _counts(record: Record, keys: Sequence[str]) -> list[int]:
 
 
 def _plain(kind: Callable[..., Event], *keys: str) -> Callable[[Record, Origin], Event]:
-    """A parser for an event all of whose fields are counts."""
+    """Parser of an event whose fields are all counts."""
 
     def parse(record: Record, origin: Origin) -> Event:
         return kind(origin, *_counts(record, keys))

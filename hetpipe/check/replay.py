@@ -1,7 +1,7 @@
-"""Replays the decision log: commits, publishes, barriers, evictions, joins and leaves, in the clock shard's own order.
+"""Replay the decision log: commits, publishes, barriers, evictions, joins and leaves, in the clock shard's order.
 
-This is the one judge that needs an order over events of all virtual workers, and the clock shard gives it: it writes
-these lines one by one (`wsp.md` §4). What it learns becomes the `Timeline`.
+The only check that needs a total order over events of all virtual workers, which the clock shard provides: it writes
+these lines one by one (`wsp.md` §4). The result is the `Timeline`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from hetpipe.check.timeline import Life, Timeline
 
 
 def decisions_in_order(events: Iterable[Event]) -> list[Decision]:
-    """The decision log: file by file in order of their first decision, each file in its own order.
+    """The decision log: files in order of their first decision, each in line order.
 
-    A restarted clock shard goes on in the same file or in a later one; either way lines keep their order, even where
-    the times of two neighbouring lines do not.
+    A restarted clock shard appends to the same file or to a later one; either way lines keep their order, even if the
+    times of two adjacent lines do not.
     """
     files: dict[str, list[Decision]] = {}
     for event in events:
@@ -29,9 +29,9 @@ def decisions_in_order(events: Iterable[Event]) -> list[Decision]:
 
 
 def founders_of(decisions: Iterable[Decision], facts: Facts) -> list[int]:
-    """Who was there at the start: those whose join there is on record, for others may have died before the run began.
+    """Initial members: those with a recorded join at the start, as others may have died before the run began.
 
-    Where no such record is, all virtual workers of the plan were.
+    Without such records, all virtual workers of the plan.
     """
     known = range(len(facts.layout.num_stages))
     joined = {d.vw for d in decisions if isinstance(d, Join) and d.clock == facts.start.clock and d.vw in known}
@@ -42,7 +42,7 @@ class Replay:
     """Replays decisions in order, reports violations of `wsp.md` §2, §4 and §5, and fills a timeline."""
 
     def __init__(self, facts: Facts, findings: Findings, founders: Collection[int]) -> None:
-        """Begin with `founders` as members, each in its first life unless the record of its join says otherwise."""
+        """Start with `founders` as members, each in its first incarnation unless its join is recorded otherwise."""
         self._rule = facts.rule
         self._layout = facts.layout
         self._has_waves = bool(facts.waves)
@@ -94,7 +94,7 @@ class Replay:
         self._judge_distance_of(commit, name)
 
     def _enter(self, commit: Commit) -> None:
-        """Even a commit that should not be there is entered, so that its applies are not reported a second time."""
+        """Record a commit, even an illegal one, so that its applies are not reported a second time."""
         key = (commit.vw, commit.wave)
         self.timeline.commits.setdefault(key, commit)
         self.timeline.commit_positions.setdefault(key, self._position)
@@ -188,7 +188,7 @@ class Replay:
         life.eviction, life.eviction_position = evict, self._position
 
     def _see_leave(self, leave: Leave) -> None:
-        """It leaves at a barrier that is passed, with every wave below it committed."""
+        """Verify a leave: it takes effect at a published barrier, with every wave below it committed."""
         line, vw = self.timeline, leave.vw
         name = f"virtual worker {vw}, incarnation {leave.incarnation}, leaves at clock {leave.clock}"
         life = line.lives.get((vw, leave.incarnation))
@@ -225,7 +225,7 @@ class Replay:
         self._admit(join)
 
     def _see_wave_of(self, join: Join, name: str) -> None:
-        """That N_v of a virtual worker is known and does not change, as that of all does where it is the same."""
+        """Verify that N_v of a virtual worker is known and constant, and equal to the common N where there is one."""
         line, vw, given = self.timeline, join.vw, join.minibatches_per_wave
         if self._has_waves and vw not in line.rules and given is not None:
             line.rules[vw] = line.rule.with_wave_of(given)
@@ -235,7 +235,7 @@ class Replay:
             self._findings.add(Kind.WAVE_SIZE, f"{name} {has}; those of the run have {known}", join.origin)
 
     def _found(self, join: Join, name: str) -> None:
-        """A join of a member: legal only as the record of an initial worker, before it committed anything."""
+        """Verify a join of a member: legal only as the record of an initial worker, before its first commit."""
         line = self.timeline
         if join.clock != line.start_clock or line.local[join.vw] != line.start_clock:
             self._findings.add(Kind.MEMBERSHIP, f"{name}, but it is a member already", join.origin)
@@ -253,6 +253,6 @@ class Replay:
         )
 
     def _refuse(self, message: str, vw: int, decision: Decision) -> None:
-        """Report a decision about an incarnation that is no member: evicted, or never joined."""
+        """Report a decision about an incarnation that is not a member: evicted, or never joined."""
         known = any(owner == vw for owner, _ in self.timeline.lives)
         self._findings.add(Kind.OLD_INCARNATION if known else Kind.MEMBERSHIP, message, decision.origin)

@@ -1,7 +1,7 @@
-"""Judges that under `allreduce` every replica's gradients go into every update: no replica updates before the others.
+"""Verify that under `allreduce` every update includes the gradients of every replica.
 
-A stage writes `backward` when that begins and `step` after the all-reduce, so on one host the step of a wave comes
-after the last backward of this wave at the same stage of every replica.
+A stage writes `backward` at its start and `step` after the all-reduce, so on one host the step of a wave follows the
+last backward of that wave at the same stage of every replica.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Group = tuple[int, int]
 
 
 class ReplicaJudge:
-    """Feeds on backwards and steps in any order; of other kinds of synchronisation it keeps nothing."""
+    """Verifies backwards and steps, in any order; ignores other kinds of synchronization."""
 
     def __init__(self, timeline: Timeline, findings: Findings) -> None:
         self._timeline = timeline
@@ -27,7 +27,7 @@ class ReplicaJudge:
         self._steps: dict[_Group, list[Step]] = {}
 
     def see(self, event: Pass | Step) -> None:
-        """Keep what one stage did."""
+        """Record one event of a stage."""
         if self._timeline.rule.sync is not SyncRule.ALLREDUCE:
             return
         group = (event.stage, wave_of(self._timeline.rule_of(event.vw), event.p))
@@ -39,7 +39,7 @@ class ReplicaJudge:
                 found[event.vw] = event
 
     def finish(self) -> None:
-        """Judge every update by the backwards of the other replicas."""
+        """Verify every update against the backwards of the other replicas."""
         for group, steps in self._steps.items():
             backwards = self._backwards.get(group, {}).values()
             for step in steps:

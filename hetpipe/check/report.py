@@ -1,4 +1,4 @@
-"""The verdict on a history: counts of checks, and violations with their places."""
+"""Report on a history: number of checks, and violations with their locations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHOWN_PER_KIND = 20
 
 
 class Kind(StrEnum):
-    """The kinds of violations. Each member's comment is the violated invariant."""
+    """Kinds of violations. Each member's comment is the violated invariant."""
 
     STALE_CLOCK = "stale_clock"  #: a minibatch starts with a clock ≥ required_clock and ≥ its barrier
     NOT_REQUIRED_CLOCK = "not_required_clock"  #: deterministic, or no shards: it starts with exactly that clock
@@ -74,7 +74,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One broken promise."""
+    """One violated invariant."""
 
     kind: Kind
     message: str
@@ -84,31 +84,31 @@ class Violation:
 
 
 class Findings:
-    """Collects violations while a history is judged."""
+    """Collector of violations."""
 
     def __init__(self) -> None:
         self._violations: list[Violation] = []
 
     def add(self, kind: Kind, message: str, origin: Origin | None = None) -> None:
-        """Note a violation, seen at `origin` (None: it has no line)."""
+        """Record a violation found at `origin` (None: no line)."""
         self.add_at(kind, message, origin.where if origin is not None else "history")
 
     def add_at(self, kind: Kind, message: str, where: str) -> None:
-        """Note a violation at `where`, a `FILE:LINE`."""
+        """Record a violation at `where`, a `FILE:LINE`."""
         self._violations.append(Violation(kind, message, where))
 
     def count(self, kind: Kind) -> int:
-        """Violations of `kind` so far."""
+        """Number of violations of `kind` so far."""
         return sum(1 for violation in self._violations if violation.kind is kind)
 
     def violations(self) -> tuple[Violation, ...]:
-        """Everything found, in the order of finding."""
+        """All violations, in order of detection."""
         return tuple(self._violations)
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How much was judged."""
+    """Number of verified items."""
 
     events: int = 0
     waves: int = 0
@@ -138,7 +138,7 @@ class Detail(TypedDict):
 
 
 class ReportJson(TypedDict):
-    """What `hetpipe check --json` prints."""
+    """Output of `hetpipe check --json`."""
 
     weights: str
     schedule: str
@@ -159,7 +159,7 @@ class ReportJson(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The verdict on one run."""
+    """Result of the verification of one run."""
 
     weights: str
     """The weight policy by which it was judged."""
@@ -181,11 +181,11 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """True when everything was judged and nothing was found."""
+        """Whether everything was verified and no violation was found."""
         return not self.violations and not self.lacking
 
     def kinds(self) -> dict[str, int]:
-        """Kind → number of violations, the kinds in order of first sight."""
+        """Kind → number of violations, in order of first occurrence."""
         return dict(Counter(violation.kind.value for violation in self.violations))
 
     def to_json(self) -> ReportJson:
@@ -209,7 +209,7 @@ class Report:
         )
 
     def lines(self) -> list[str]:
-        """The report for people: a line of counts, one sentence per violation, the verdict last."""
+        """Report as text: a line of counts, one sentence per violation, the verdict last."""
         counts = self.counts
         bound = "unbounded" if counts.bound_clock_distance is None else f"bound {counts.bound_clock_distance}"
         clock = "no clock" if counts.published_clock is None else f"clock {counts.published_clock}"

@@ -1,4 +1,4 @@
-"""The rules of a run: the keys of its job file that select the formulas to verify it by."""
+"""Rules of a run: the keys of its job file that select the formulas to verify it by."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class WeightRule(StrEnum):
-    """Which weights a minibatch sees (`policies.md`)."""
+    """Which weights a minibatch uses (`policies.md`)."""
 
     WAVE = "wave"
     STASH = "stash"
@@ -19,7 +19,7 @@ class WeightRule(StrEnum):
 
 
 class OrderRule(StrEnum):
-    """In which order a stage computes."""
+    """Order of computation of a stage."""
 
     ONE_F_ONE_B = "1f1b"
     FIFO = "fifo"
@@ -27,7 +27,7 @@ class OrderRule(StrEnum):
 
 
 class SyncRule(StrEnum):
-    """How virtual workers share their weights."""
+    """Synchronization of virtual workers."""
 
     WSP = "wsp"
     BSP = "bsp"
@@ -37,14 +37,14 @@ class SyncRule(StrEnum):
 
 
 class PullRule(StrEnum):
-    """When published weights are fetched."""
+    """When published weights are pulled."""
 
     EVERY_WAVE = "every_wave"
     REQUIRED = "required"
 
 
 class HistoryRule(StrEnum):
-    """How much of it a run wrote down."""
+    """Level of detail of the history."""
 
     FULL = "full"
     SUMMARY = "summary"
@@ -72,7 +72,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class RunRule:
-    """The rules of a run about its clocks, its weights and its order."""
+    """Rules of a run on clocks, weights and order."""
 
     minibatches_per_wave: int
     """N ≥ 1, of one virtual worker."""
@@ -88,43 +88,43 @@ class RunRule:
     """`pull: required`: another clock comes into use only where the staleness bound forbids the old one."""
 
     def with_wave_of(self, minibatches: int) -> RunRule:
-        """The same rule for a virtual worker of another N."""
+        """The same rule for a virtual worker with another N."""
         return replace(self, minibatches_per_wave=minibatches)
 
     @property
     def bound_clock_distance(self) -> int | None:
-        """D + 1, the largest legal c_v - c_g; None where there is no bound."""
+        """D + 1, the largest legal c_v - c_g; None if unbounded."""
         return None if self.staleness is None else self.staleness + 1
 
     @property
     def has_shards(self) -> bool:
-        """Whether weights are pushed and pulled at all."""
+        """Whether weights are pushed to and pulled from shards."""
         return self.sync not in (SyncRule.NONE, SyncRule.ALLREDUCE)
 
     @property
     def determines_clock(self) -> bool:
-        """Whether W* follows from p (`formulas.determined_clock`).
+        """Whether W* is a function of p (`formulas.determined_clock`).
 
-        Without shards it is that of the barrier: nothing newer is published.
+        Without shards it is the clock of the barrier: nothing newer is published.
         """
         return self.deterministic or not self.has_shards
 
     @property
     def updates_per_wave(self) -> bool:
-        """One update per wave, regardless of `accumulate`."""
+        """Whether there is one update per wave, regardless of `accumulate`."""
         return self.weights in (WeightRule.DOUBLE_BUFFER, WeightRule.FLUSH)
 
     @property
     def minibatches_per_update(self) -> int:
-        """Minibatches whose gradients make one update together; fewer only before a barrier."""
+        """Minibatches accumulated into one update; fewer only before a barrier."""
         return self.minibatches_per_wave if self.updates_per_wave else self.accumulate
 
     @property
     def predicts(self) -> bool:
-        """Whether the backward of a minibatch sees newer weights than its forward."""
+        """Whether the backward of a minibatch uses newer weights than its forward."""
         return self.weights in _PREDICTING
 
     @property
     def is_strict(self) -> bool:
-        """Whether stages keep the strict 1F1B order, by which the table's versions are defined."""
+        """Whether stages keep strict 1F1B order, on which the table's versions are based."""
         return self.weights not in _ANY_ORDER

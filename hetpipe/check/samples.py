@@ -1,4 +1,4 @@
-"""Judges the sample ledger: every sample of an epoch counts exactly once, despite failures (`wsp.md` §5)."""
+"""Verify the sample ledger: every sample of an epoch counts exactly once, despite failures (`wsp.md` §5)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMED = 5
 
 
 class SampleJudge:
-    """Feeds on used lines in any order."""
+    """Verifies `used` lines, in any order."""
 
     def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
         self._data = facts.data
@@ -30,7 +30,7 @@ class SampleJudge:
         self._lines: dict[tuple[int, int], Used] = {}
 
     def see(self, used: Used) -> None:
-        """Enter one wave's samples into the ledger."""
+        """Add one wave's samples to the ledger."""
         self._lines.setdefault((used.vw, used.wave), used)
         self._counted[used.vw, used.wave] += len(used.indices)
         epoch = self._start.epoch + self._timeline.epochs_ended(used.wave)
@@ -59,7 +59,7 @@ class SampleJudge:
         self._findings.add(Kind.SAMPLE_TWICE, message, used.origin)
 
     def finish(self) -> None:
-        """Judge commits against the ledger, ended epochs, and the end of the run."""
+        """Verify commits against the ledger, ended epochs, and the end of the run."""
         self._judge_commits()
         for (vw, wave), used in self._lines.items():
             line = self._timeline
@@ -81,7 +81,7 @@ class SampleJudge:
         self._judge_total()
 
     def _judge_shares(self) -> None:
-        """That members share the minibatches between two barriers by their N_v, where none of them was evicted."""
+        """Verify the split of minibatches between two barriers by N_v, where no member was evicted."""
         line = self._timeline
         if not line.rules:
             return
@@ -94,7 +94,7 @@ class SampleJudge:
         evicted = [life.eviction.clock for life in line.lives.values() if life.eviction is not None]
         for start, end in ends.items():
             if any(start <= clock < end for clock in evicted):
-                continue  # what it did not commit was dealt again
+                continue  # its uncommitted minibatches were dealt again
             per_wave = {vw: line.rule_of(vw).minibatches_per_wave for vw in sorted(done[start])}
             due = shares(per_wave, done[start].total())
             for vw, share in due.items():

@@ -1,4 +1,4 @@
-"""Judges the shards: waves staged, applied exactly once and everywhere, clocks served (`wsp.md` §4)."""
+"""Verify the shards: waves staged, applied exactly once on every shard, clocks served (`wsp.md` §4)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hetpipe.check.timeline import Life, Timeline
 
 
 class ShardJudge:
-    """Feeds on staged, apply and pull lines; the lines of one file must come in its order."""
+    """Verifies staged, apply and pull lines; the lines of one file must come in order."""
 
     def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
         self._layout = facts.layout
@@ -23,18 +23,18 @@ class ShardJudge:
         #: (vw, incarnation, wave) → (stage, shard) → slices staged.
         self._staged: dict[tuple[int, int, int], Counter[tuple[int, int]]] = {}
         self._first_staged: dict[tuple[int, int, int], Staged] = {}
-        #: File → how far its shard has provably followed the decision log.
+        #: File → position up to which its shard provably followed the decision log.
         self._followed: dict[str, int] = {}
         self._unpublished: set[tuple[int, int, int]] = set()
-        #: Virtual workers with a life that may be cut in another way than the plan says.
+        #: Virtual workers with an incarnation whose cut may differ from the plan.
         self._recut = {life.vw for life in timeline.lives.values() if not life.is_planned}
 
     def num_applied_twice(self) -> int:
-        """Waves that some shard applied more than once."""
+        """Number of waves that some shard applied more than once."""
         return len(self._twice)
 
     def see_staged(self, staged: Staged) -> None:
-        """Note what is staged, and that no evicted life stages."""
+        """Record staged slices, and verify that no evicted incarnation stages."""
         self._judge_slices(staged, "is staged on")
         key = (staged.vw, staged.incarnation, staged.wave)
         self._staged.setdefault(key, Counter())[staged.stage, staged.shard] += staged.slices
@@ -45,7 +45,7 @@ class ShardJudge:
             self._findings.add(Kind.OLD_INCARNATION, message, staged.origin)
 
     def see_apply(self, apply: Apply) -> None:
-        """Judge that a committed wave is applied, once."""
+        """Verify that a wave is committed, and applied once."""
         key = (apply.vw, apply.wave)
         name = f"wave {apply.wave} of virtual worker {apply.vw}, incarnation {apply.incarnation}"
         if self._timeline.committed(apply.vw, apply.incarnation, apply.wave):
@@ -61,7 +61,7 @@ class ShardJudge:
             self._findings.add(Kind.WAVE_APPLIED_TWICE, message, apply.origin)
 
     def see_pull(self, pull: Pull) -> None:
-        """Judge that only published clocks are served."""
+        """Verify that only published clocks are served."""
         self._judge_slices(pull, "pulls from")
         key = (pull.shard, pull.vw, pull.clock)
         if key not in self._unpublished and not self._timeline.is_published_before(pull.clock, pull.origin):
@@ -73,7 +73,7 @@ class ShardJudge:
             self._findings.add(Kind.UNPUBLISHED_PULL, message, pull.origin)
 
     def finish(self) -> None:
-        """Judge missing and late lines."""
+        """Report missing and late lines."""
         for commit in self._timeline.commits.values():
             self._judge_applies(commit)
             if commit.samples > 0:
@@ -86,16 +86,16 @@ class ShardJudge:
                 self._findings.add(Kind.STAGED_UNCOMMITTED, message, staged.origin)
 
     def _knows_eviction(self, staged: Staged, life: Life) -> bool:
-        """True when the file shows that its shard knew of the eviction: it applied something later.
+        """Whether the file proves that its shard knew of the eviction, by a later apply.
 
-        Also shard 0 carries out the decisions of its own process after they are written.
+        Shard 0, too, executes the decisions of its own process after they are written.
         """
         if life.eviction_position is None:
             return False
         return self._followed.get(staged.origin.file, 0) > life.eviction_position
 
     def _judge_slices(self, event: Staged | Pull, does: str) -> None:
-        """Nothing of a stage lies on a shard that holds no slices of it; without shards, nothing of any stage."""
+        """Verify the slices of a stage on a shard: none where the plan has none; without shards none at all."""
         if not self._may_have_slices(event):
             message = (
                 f"stage {event.stage} of virtual worker {event.vw} {does} shard {event.shard}, "
@@ -104,7 +104,7 @@ class ShardJudge:
             self._findings.add(Kind.NO_SLICES, message, event.origin)
 
     def _may_have_slices(self, event: Staged | Pull) -> bool:
-        """Where a life may be cut in another way than the plan says, any of its stages may have any shard's slices."""
+        """Whether a stage may have slices on the shard; always if the incarnation's cut may differ from the plan."""
         if (event.vw, event.stage, event.shard) in self._layout.num_slices:
             return True
         if isinstance(event, Staged):
@@ -159,9 +159,9 @@ class ShardJudge:
             self._findings.add(Kind.COMMITTED_UNSTAGED, message, commit.origin)
 
     def _is_stranded(self, vw: int, incarnation: int, wave: int) -> bool:
-        """True for a staged wave that should have been committed: its life saw the run end, and it lies before the end.
+        """Whether a staged wave should have been committed: its incarnation reached the run's end, past the wave.
 
-        An empty wave at or behind the last barrier is dropped by it (`wsp.md` §5).
+        An empty wave at or after the last barrier is dropped by it (`wsp.md` §5).
         """
         line = self._timeline
         if line.end is None or line.members.get(vw) != incarnation or wave >= line.end.clock:

@@ -1,4 +1,4 @@
-"""Judges that terms only grow: in every process, and along the decision log."""
+"""Verify that terms never decrease, in every process and along the decision log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hetpipe.check.report import Findings, Kind
 
 
 class TermJudge:
-    """Feeds on all events, file by file in file order."""
+    """Verifies all events, by file in line order."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
@@ -17,7 +17,7 @@ class TermJudge:
         self._reported: set[str] = set()
 
     def see(self, event: Event) -> None:
-        """Judge that the term does not fall within a file; one report per file."""
+        """Verify that the term does not decrease within a file; one report per file."""
         origin = event.origin
         newest = self._terms.get(origin.file, 0)
         if origin.term >= newest:
@@ -28,7 +28,7 @@ class TermJudge:
             self._findings.add(Kind.OLD_TERM, message, origin)
 
     def see_decisions(self, decisions: Iterable[Decision]) -> None:
-        """Judge that the term does not fall from one file of decisions to the next."""
+        """Verify that the term does not decrease from one file of decisions to the next."""
         newest, file = 0, ""
         for decision in decisions:
             origin = decision.origin

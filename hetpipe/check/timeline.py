@@ -1,4 +1,4 @@
-"""The replayed decision log, against which every other line is judged."""
+"""Replayed decision log, the reference for every other line."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Life:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """Its stages, first to last."""
+        """Its stages, in pipeline order."""
         return tuple(Place(stage, self.num_stages) for stage in range(self.num_stages))
 
 
 @dataclass(slots=True)
 class Timeline:
-    """The decisions of a run, indexed. A *position* is an index into the decision log.
+    """Indexed decisions of a run. A *position* is an index into the decision log.
 
-    Filled by `replay.Replay` alone; everyone else only reads.
+    Written by `replay.Replay` only; read-only for all others.
     """
 
     start_clock: int
@@ -72,27 +72,27 @@ class Timeline:
 
     @property
     def complete(self) -> bool:
-        """True when the run reached its end or a stop."""
+        """Whether the run reached its end or a stop."""
         return self.end is not None
 
     def rule_of(self, vw: int) -> RunRule:
-        """The rule by which the minibatches of a virtual worker are judged."""
+        """The rule for the minibatches of a virtual worker."""
         return self.rules.get(vw, self.rule)
 
     def lives_of(self, vw: int) -> list[Life]:
-        """All lives of a virtual worker."""
+        """All incarnations of a virtual worker."""
         return [life for life in self.lives.values() if life.vw == vw]
 
     def is_published_before(self, clock: int, origin: Origin) -> bool:
-        """True when `clock` was, or may have been, published when the line at `origin` was written."""
+        """Whether `clock` was, or may have been, published when the line at `origin` was written."""
         publish = self.publishes.get(clock)
         return publish is not None and publish.origin.may_precede(origin)
 
     def floor_clock(self, vw: int, incarnation: int, wave: int) -> int:
-        """The latest barrier at or below `wave` that binds a life.
+        """The latest barrier at or below `wave` that binds an incarnation.
 
-        A barrier that is only set counts too: nobody may pass it. One that was set after the life was evicted does not:
-        with nobody else there it may lie behind what that life had begun, all of which was dropped.
+        A barrier that is set but not published counts too: it may not be passed. One set after the incarnation was
+        evicted does not: without other members it may lie before work of that incarnation, all of which was dropped.
         """
         eviction = self.lives[vw, incarnation].eviction_position
         index = max(0, bisect_right(self.barriers, wave) - 1)
@@ -102,18 +102,18 @@ class Timeline:
         return max(pending, default=self.barriers[index])
 
     def _was_set(self, barrier: int, position: int | None) -> bool:
-        """Whether a barrier was set before `position` of the decision log, None being its end."""
+        """Whether a barrier was set before `position` in the decision log; None is its end."""
         return position is None or self.barrier_positions.get(barrier, -1) < position
 
     def epochs_ended(self, wave: int) -> int:
-        """How many epochs of this run ended at or below `wave`."""
+        """Number of epochs of this run that ended at or below `wave`."""
         return bisect_right(self.epoch_ends, wave, key=lambda barrier: barrier.clock)
 
     def committed(self, vw: int, incarnation: int, wave: int) -> bool:
-        """True when this life committed `wave`."""
+        """Whether this incarnation committed `wave`."""
         commit = self.commits.get((vw, wave))
         return commit is not None and commit.incarnation == incarnation
 
     def may_have_lost_commit(self, vw: int, incarnation: int, wave: int) -> bool:
-        """True when a kill may have hidden the commit line of `wave`: it would be the next of a run cut short."""
+        """Whether a kill may have lost the commit line of `wave`: the next one in a run cut short."""
         return not self.complete and self.members.get(vw) == incarnation and self.local[vw] == wave

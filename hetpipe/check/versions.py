@@ -1,6 +1,6 @@
-"""Judges the weights each minibatch saw (`wsp.md` §2, §3; `policies.md`): gate, own updates, one published clock.
+"""Verify the weights each minibatch saw (`wsp.md` §2, §3; `policies.md`): gate, own updates, one published clock.
 
-W* is one for all stages and both directions of a minibatch. Its own updates are those of the policy's table, which may
+W* is the same for all stages and both directions of a minibatch. Its own updates follow the policy's table and may
 differ between stages and directions.
 """
 
@@ -26,7 +26,7 @@ _Minibatches = dict[int, Pass]
 
 @dataclass(slots=True)
 class _Seen:
-    """The events of one incarnation so far."""
+    """Events of one incarnation so far."""
 
     life: Life
     first: _Minibatches
@@ -36,7 +36,7 @@ class _Seen:
 
 
 class VersionJudge:
-    """Feeds on forwards and backwards in any order."""
+    """Verifies forwards and backwards, in any order."""
 
     def __init__(self, timeline: Timeline, findings: Findings) -> None:
         self._timeline = timeline
@@ -44,7 +44,7 @@ class VersionJudge:
         self._seen: dict[tuple[int, int], _Seen] = {}
 
     def see(self, event: Pass) -> None:
-        """Judge one forward or backward of a life the timeline knows."""
+        """Verify one forward or backward of a known incarnation."""
         key = (event.vw, event.incarnation)
         seen = self._seen.get(key)
         if seen is None:
@@ -64,11 +64,11 @@ class VersionJudge:
             self._judge_published(event, seen)
 
     def num_minibatches(self) -> int:
-        """Distinct minibatches seen."""
+        """Number of distinct minibatches."""
         return len({(vw, p) for (vw, _), seen in self._seen.items() for p in seen.first})
 
     def finish(self) -> None:
-        """Judge what needs a whole life: where the clock in use changes."""
+        """Verify the changes of the clock in use, which needs the whole incarnation."""
         for seen in self._seen.values():
             previous: Pass | None = None
             for p in sorted(seen.first):

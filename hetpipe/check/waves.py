@@ -1,8 +1,8 @@
-"""Judges a history that is a summary: one line per stage and wave in place of those of its minibatches.
+"""Verify a summary history: one line per stage and wave instead of per minibatch.
 
-It says which minibatches a wave had and the published clocks that the first and the last of them started with. That is
-enough for the staleness bound of every wave, and for what was committed having been computed, by every stage, once.
-What each minibatch saw of its own updates, the order within a wave and the steps are not in it, and not judged.
+A line has the minibatches of a wave and the published clocks with which the first and the last of them started. That
+suffices to verify the staleness bound of every wave, and that every committed wave was computed once by every stage.
+Own updates seen by each minibatch, the order within a wave and the steps are not recorded, and not verified.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hetpipe.check.timeline import Timeline
 
 
 class WaveJudge:
-    """Feeds on waves in any order."""
+    """Verifies wave lines, in any order."""
 
     def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
         self._batch_size = facts.data.batch_size
@@ -25,7 +25,7 @@ class WaveJudge:
         self._waves: dict[tuple[int, int, int], dict[int, Wave]] = {}
 
     def see(self, event: Wave) -> None:
-        """Judge one stage's wave, of a life that the timeline knows."""
+        """Verify one stage's wave, of a known incarnation."""
         stages = self._waves.setdefault((event.vw, event.incarnation, event.wave), {})
         if event.stage in stages:
             self._findings.add(Kind.MINIBATCH_TWICE, f"{event.name} is computed a second time", event.origin)
@@ -42,11 +42,11 @@ class WaveJudge:
         self._judge_life(event)
 
     def num_minibatches(self) -> int:
-        """Those of all waves that a stage has computed."""
+        """Number of minibatches in all waves computed by some stage."""
         return sum(max(wave.last - wave.first + 1 for wave in stages.values()) for stages in self._waves.values())
 
     def finish(self) -> None:
-        """Judge that the stages of a virtual worker agree, and that what was committed was computed."""
+        """Verify that the stages of a virtual worker agree, and that committed waves were computed."""
         if self._timeline.rule.pulls_when_required:
             self._judge_pulls()
         for stages in self._waves.values():
@@ -79,7 +79,7 @@ class WaveJudge:
                     self._findings.add(Kind.SAMPLE_COUNT, message, line.origin)
 
     def _judge_pulls(self) -> None:
-        """That the clocks of the first stages change only where they must, where that was promised."""
+        """Verify that the clocks of first stages change only where required, if the job pulls when required."""
         previous: tuple[int, int] | None = None
         last_clock = 0
         for (vw, incarnation, wave), stages in sorted(self._waves.items()):

@@ -1,14 +1,21 @@
-"""Export of a run's newest checkpoint as one safetensors file, with the model's own names."""
+"""Export of a run's newest checkpoint as one safetensors file, with the model's own names.
+
+Both the run and the file may be in an object store.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from hetpipe.checkpoint.manifest import newest_checkpoint, read_manifest
+from hetpipe.checkpoint.locations import opened, search_at
+from hetpipe.checkpoint.manifest import no_checkpoint
 from hetpipe.durable import replacing
 from hetpipe.errors import CheckpointError, UserError
+from hetpipe.storage.objects import ObjectStore
+from hetpipe.values.storage_url import checked_url, is_url
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +27,7 @@ _PREFIXES = ("weights/", "buffers/")
 class Exported:
     """Result of an export."""
 
-    checkpoint: Path
+    checkpoint: str
     clock: int
     num_tensors: int
     num_bytes: int
@@ -30,50 +37,71 @@ class Exported:
 class TrainedState:
     """A model's tensors in a checkpoint."""
 
-    checkpoint: Path
+    checkpoint: str
     clock: int
     tensors: dict[str, Tensor]
     """As the model's `state_dict` names them: a tied weight under all of its names, each with memory of its own, and no
     buffer that is not persistent. Checkpoints of older versions have a tied weight under its first name only."""
 
 
-def read_trained_state(run_dir: Path) -> TrainedState:
-    """Read a run's newest complete checkpoint.
+def read_trained_state(run: str | Path) -> TrainedState:
+    """Read the newest complete checkpoint of a run, by its folder or URL.
 
     Raises:
         CheckpointError: there is none, or one of its files is corrupted.
     """
-    checkpoint = newest_checkpoint(run_dir)
-    manifest = read_manifest(checkpoint)
+    found = search_at(str(run))
+    if found.folder is None:
+        raise no_checkpoint(str(run), found)
     # torch takes seconds to import, so only import it when it is needed.
     from hetpipe.checkpoint.format import CheckpointReader
 
-    reader = CheckpointReader(checkpoint / file.name for file in manifest.shared_files)
     tensors: dict[str, Tensor] = {}
-    for prefix in _PREFIXES:
-        for key in reader.keys(prefix):
-            name = key.removeprefix(prefix)
-            tensor = reader.tensor(key)
-            for index, alias in enumerate(reader.state_names.get(name, (name,))):
-                tensors[alias] = tensor.clone() if index else tensor
+    with opened(found.folder) as checkpoint:
+        manifest = checkpoint.manifest()
+        reader = CheckpointReader(checkpoint.paths(manifest.shared_files))
+        for prefix in _PREFIXES:
+            for key in reader.keys(prefix):
+                name = key.removeprefix(prefix)
+                tensor = reader.tensor(key)
+                for index, alias in enumerate(reader.state_names.get(name, (name,))):
+                    tensors[alias] = tensor.clone() if index else tensor
     if not tensors:
-        raise CheckpointError(f"{checkpoint} contains no weights")
-    return TrainedState(checkpoint, manifest.progress.clock, tensors)
+        raise CheckpointError(f"{found.folder} contains no weights")
+    return TrainedState(found.folder, manifest.progress.clock, tensors)
 
 
-def export_weights(run_dir: Path, out: Path) -> Exported:
-    """Write `out` atomically, replacing an existing file.
+def export_weights(run: str | Path, out: str | Path) -> Exported:
+    """Write `out` atomically, replacing an existing file or object.
 
     Raises:
         CheckpointError: the run has no complete checkpoint, or one of its files is corrupted.
         UserError: `out` cannot be written.
     """
+    if not is_url(str(out)):
+        return _export(run, Path(out), str(out))
+    try:
+        place, _, name = checked_url(str(out)).rpartition("/")
+        store = ObjectStore(place)
+    except ValueError as error:
+        raise UserError(f"cannot write {out}: {error}; give a URL like s3://BUCKET/model.safetensors") from error
+    with TemporaryDirectory(prefix="hetpipe-export-") as folder:
+        path = Path(folder) / name
+        exported = _export(run, path, str(out))
+        try:
+            store.put_file(name, path)
+        except OSError as error:
+            raise UserError(f"cannot write {out}: {error}") from error
+    return exported
+
+
+def _export(run: str | Path, out: Path, shown: str) -> Exported:
     if out.is_dir():
         raise UserError(
             f"{out} is a folder; give a file name, for example {out / 'model.safetensors'}, or write a Hugging "
             "Face model with --to hf"
         )
-    state = read_trained_state(run_dir)
+    state = read_trained_state(run)
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -81,5 +109,5 @@ def export_weights(run_dir: Path, out: Path) -> Exported:
         with replacing(out.absolute()) as unfinished:
             save_file(state.tensors, unfinished, metadata={"format": "pt"})
     except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot write {out}: {error}") from error
+        raise UserError(f"cannot write {shown}: {error}") from error
     return Exported(state.checkpoint, state.clock, len(state.tensors), out.stat().st_size)

@@ -5,36 +5,29 @@ have reported and all virtual workers that share the next segment, or leave ther
 no longer waited for: the checkpoint then lacks its optimizer state. Shards write the weights, and two virtual workers
 the buffers, so a set is abandoned only if both of these are gone, if a part could not be written, or if two newer sets
 were started. This is reported and costs only that checkpoint: training continues, and the previous checkpoint stays.
+
+An object store may be slow: what the keeper does there happens in a thread of its own, without the lock, so that
+neither a report nor an eviction waits for it.
 """
 
 from __future__ import annotations
 
-import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 
+from hetpipe.checkpoint.background import Background
 from hetpipe.checkpoint.layout import NUM_KEEPERS, PartLabel, shard_file, stage_file, stage_files
-from hetpipe.checkpoint.manifest import (
-    MANIFEST,
-    VERSION,
-    Manifest,
-    check_files,
-    checkpoint_dir,
-    file_digest,
-    manifest_bytes,
-    newest_listed,
-    read_label,
-    read_manifest,
-)
+from hetpipe.checkpoint.manifest import VERSION, Manifest, check_files
+from hetpipe.checkpoint.store import CheckpointStore
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.conditions import Conditions
 from hetpipe.decide.sync.records import EvictRecord, Record, SegmentRecord
 from hetpipe.decide.sync.segment import CHECKPOINTS, ends_run
-from hetpipe.durable import sync_dir, write_durably
 from hetpipe.errors import CheckpointError, CheckpointNotWritten, HetpipeError, ProtocolViolation
 from hetpipe.failpoints import reach
 from hetpipe.observe.log import get_logger
@@ -65,6 +58,8 @@ class PartSet:
     """Time until which a failed write of the manifest is retried."""
     parts: dict[str, CheckpointFile] = field(default_factory=dict)
     """By file name."""
+    is_closing: bool = False
+    """Its manifest is being written."""
 
     def wanted(self) -> Iterator[str]:
         """The files of the checkpoint, in the manifest's order."""
@@ -89,30 +84,25 @@ class PartSet:
         return not any(vw in self.num_stages for vw in self.keepers)
 
 
-def worth_keeping(complete: Sequence[Path], keep: int) -> list[Path]:
+def worth_keeping(
+    complete: Sequence[Clock], keep: int, members: Callable[[Clock], frozenset[VirtualWorkerIndex]]
+) -> list[Clock]:
     """The newest `keep` checkpoints, and for every virtual worker without state in those the newest one with its state.
 
-    Such a virtual worker is absent and restarts from there.
+    Such a virtual worker is absent and restarts from there. Pure but for `members`.
 
     Args:
-        complete: folders, oldest first.
+        complete: oldest first.
         keep: at least 1.
+        members: the virtual workers with optimizer state in a checkpoint; none if it is corrupted.
     """
     kept = list(complete[-keep:])
-    told = {vw for folder in kept for vw in _members(folder)}
-    for folder in reversed(complete[:-keep]):
-        if not _members(folder) <= told:
-            told |= _members(folder)
-            kept.append(folder)
+    told = {vw for clock in kept for vw in members(clock)}
+    for clock in reversed(complete[:-keep]):
+        if not members(clock) <= told:
+            told |= members(clock)
+            kept.append(clock)
     return kept
-
-
-def _members(folder: Path) -> frozenset[VirtualWorkerIndex]:
-    """The virtual workers with optimizer state in a checkpoint; empty if it is corrupted."""
-    try:
-        return frozenset(read_manifest(folder).num_stages)
-    except CheckpointError:
-        return frozenset()
 
 
 class CheckpointKeeper:
@@ -122,18 +112,18 @@ class CheckpointKeeper:
         self,
         *,
         job_id: JobId,
-        run_dir: Path,
+        store: CheckpointStore,
         num_shards: int,
         keep: int,
         conditions: Conditions | None = None,
         last_checkpoint_seconds: float = 0.0,
         time: TimeSource = SYSTEM_CLOCK,
     ) -> None:
-        """Keep the newest `keep` complete checkpoints in `run_dir`, and those of `worth_keeping`.
+        """Keep the newest `keep` complete checkpoints in `store`, and those of `worth_keeping`.
 
         Args:
             job_id: the job.
-            run_dir: the folder of its run.
+            store: of the run's checkpoints.
             num_shards: parameter servers that write parts.
             keep: at least 1.
             conditions: notified when a checkpoint is abandoned, and when one is complete again; None: no notification.
@@ -144,10 +134,14 @@ class CheckpointKeeper:
         self._last_checkpoint_seconds = last_checkpoint_seconds
         self._time = time
         self._job_id = job_id
-        self._run_dir = run_dir
+        self._store = store
         self._num_shards = num_shards
         self._keep = keep
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        #: Does what a remote store needs; None: it is done at once.
+        self._worker = Background("checkpoint-keeper") if store.is_remote else None
+        #: Clocks of the newest checkpoints completed by this process.
+        self._completed: deque[Clock] = deque(maxlen=8)
         #: Pending sets, oldest first.
         self._sets: dict[Clock, PartSet] = {}
         #: The clock of the newest checkpoint known to be complete; None before there is one.
@@ -186,15 +180,14 @@ class CheckpointKeeper:
             if clock <= self._newest:
                 return
             self._newest = clock
-            if (self._folder(clock) / MANIFEST).exists():
-                self.newest_complete = clock
-                with suppress(CheckpointError):
-                    self.newest_bytes = sum(file.num_bytes for file in read_manifest(self._folder(clock)).files)
-                return  # after a restart of this process
+            if not self._store.is_remote and self._store.is_complete(clock):
+                self._found_complete(clock)  # after a restart of this process; `adopt` asks a remote store
+                return
             self._remove_given_up()
             while len(self._sets) >= MAX_SETS:
                 oldest = min(self._sets)
-                self._give_up(oldest, f"two barriers later {self._sets[oldest].missing[0]} is still missing")
+                what = next(iter(self._sets[oldest].missing), "its manifest")
+                self._give_up(oldest, f"two barriers later {what} is still missing")
             keepers = tuple(sorted(num_stages)[:NUM_KEEPERS])
             until = self._time.monotonic() + (self._last_checkpoint_seconds if is_last else 0.0)
             self._sets[clock] = PartSet(progress, self._num_shards, dict(num_stages), keepers, until)
@@ -231,17 +224,60 @@ class CheckpointKeeper:
     def adopt(self) -> None:
         """Treat existing files as reported: reports may have been lost in a restart. Reads those files."""
         with self._lock:
-            for clock, parts in list(self._sets.items()):
-                for name in parts.missing:
-                    path = self._folder(clock) / name
-                    try:
-                        if path.is_file() and read_label(path) == PartLabel(self._job_id, clock, name):
-                            parts.parts[name] = file_digest(path)
-                    except (CheckpointError, OSError) as error:
-                        _log.warning("checkpoint_part_not_adopted", path=str(path), reason=str(error))
+            pending = [(clock, tuple(parts.missing)) for clock, parts in self._sets.items()]
+        for clock, missing in pending:
+            is_complete = self._store.is_remote and self._store.is_complete(clock)
+            found = {} if is_complete else self._existing(clock, missing)
+            with self._lock:
+                parts = self._sets.get(clock)
+                if parts is None:
+                    continue
+                if is_complete:
+                    del self._sets[clock]
+                    self._found_complete(clock)
+                    continue
+                wanted = set(parts.wanted())
+                parts.parts = {**{name: file for name, file in found.items() if name in wanted}, **parts.parts}
                 self._settle(clock)
 
+    def close(self) -> None:
+        """Begin nothing more in a remote store."""
+        if self._worker is not None:
+            self._worker.close()
+
+    def _existing(self, clock: Clock, missing: Sequence[str]) -> dict[str, CheckpointFile]:
+        found: dict[str, CheckpointFile] = {}
+        for name in missing:
+            try:
+                file = self._store.delivered(PartLabel(self._job_id, clock, name))
+            except (CheckpointError, OSError) as error:
+                _log.warning("checkpoint_part_not_adopted", clock=clock, part=name, reason=str(error))
+                continue
+            if file is not None:
+                found[name] = file
+        return found
+
+    def _work(self, work: Callable[[], None]) -> None:
+        """Do what needs the store: at once in a folder, else in the background and without the lock."""
+        if self._worker is None:
+            work()
+            return
+        self._worker.submit(partial(self._logged, work))
+
+    @staticmethod
+    def _logged(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:  # noqa: BLE001 - nobody waits for it
+            _log.exception("checkpoint_keeper_failed")
+
     # -- internals; the lock is held ----------------------------------------------------------------------------------
+
+    def _found_complete(self, clock: Clock) -> None:
+        self.newest_complete = clock
+        self._completed.append(clock)
+        with suppress(CheckpointError):
+            self.newest_bytes = sum(file.num_bytes for file in self._store.manifest(clock).files)
 
     def _take(self, who: str, name: str, clock: Clock, files: Sequence[CheckpointFile], failure: str) -> bool:
         check_files(files, f"{who} reports")
@@ -255,12 +291,15 @@ class CheckpointKeeper:
                 if name in parts.wanted():
                     parts.parts[name] = files[0]
                 self._settle(clock)
-            return self._is_complete(who, clock)
+            if clock in self._sets:
+                return False
+            if clock in self._completed:
+                return True
+        return self._was_completed(who, clock)
 
-    def _is_complete(self, who: str, clock: Clock) -> bool:
-        if clock in self._sets:
-            return False
-        if (self._folder(clock) / MANIFEST).exists():
+    def _was_completed(self, who: str, clock: Clock) -> bool:
+        """Whether a set that is not pending was completed; without the lock."""
+        if clock >= 0 and clock not in self._given_up and self._store.is_complete(clock):
             return True
         if clock > self._newest or clock < 0:
             raise ProtocolViolation(
@@ -274,39 +313,49 @@ class CheckpointKeeper:
         parts = self._sets[clock]
         if parts.is_lost:
             self._give_up(clock, f"virtual workers {list(parts.keepers)}, the only writers of the buffers, are gone")
-        elif not parts.missing:
-            self._complete(clock, parts)
+        elif not parts.missing and not parts.is_closing:
+            parts.is_closing = True
+            files = tuple(parts.parts[name] for name in parts.wanted())
+            manifest = Manifest(VERSION, self._job_id, parts.progress, dict(parts.num_stages), files, parts.num_shards)
+            self._work(partial(self._complete, manifest))
 
-    def _complete(self, clock: Clock, parts: PartSet) -> None:
-        files = tuple(parts.parts[name] for name in parts.wanted())
-        manifest = Manifest(VERSION, self._job_id, parts.progress, parts.num_stages, files, parts.num_shards)
-        folder = self._folder(clock)
+    def _complete(self, manifest: Manifest) -> None:
+        """Write the manifest; without the lock if the store is remote."""
+        clock = manifest.progress.clock
         try:
-            write_durably(folder / MANIFEST, manifest_bytes(manifest), points="snapshot")
-            for parent in folder.parents[:2]:  # the folder itself, and on first use its parent, is new
-                sync_dir(parent)
+            self._store.complete(manifest)
         except (OSError, HetpipeError) as error:  # the latter only in tests
-            with suppress(OSError):
-                (folder / MANIFEST).unlink(missing_ok=True)
-            reason = f"its manifest could not be written: {error}"
+            self._not_completed(clock, f"its manifest could not be written: {error}")
+            return
+        _log.info("checkpoint_complete", clock=clock, files=len(manifest.files))
+        # Before anyone learns that it is complete: the run may end then.
+        self._conditions.clear(
+            ConditionKind.CHECKPOINT_GIVEN_UP, _WHO, f"checkpoints are written again at clock {clock}"
+        )
+        with self._lock:
+            self.newest_complete = max(clock, self.newest_complete or clock)
+            self.newest_bytes = sum(file.num_bytes for file in manifest.files)
+            self._completed.append(clock)
+            self._sets.pop(clock, None)
+            self._given_up.pop(clock, None)
+        self._prune(clock)
+
+    def _not_completed(self, clock: Clock, reason: str) -> None:
+        with self._lock:
+            parts = self._sets.get(clock)
+            if parts is None:
+                return
+            parts.is_closing = False
             if self._time.monotonic() < parts.retries_until:
                 _log.warning("checkpoint_manifest_waits", clock=clock, reason=reason)  # by the next report of a part
             else:
                 self._give_up(clock, reason)
-            return
-        _log.info("checkpoint_complete", clock=clock, files=len(files))
-        self.newest_complete = clock
-        self.newest_bytes = sum(file.num_bytes for file in files)
-        del self._sets[clock]
-        self._prune(folder)
-        self._conditions.clear(
-            ConditionKind.CHECKPOINT_GIVEN_UP, _WHO, f"checkpoints are written again at clock {clock}"
-        )
 
     def _give_up(self, clock: Clock, reason: str) -> None:
         _log.error("checkpoint_given_up", error=CheckpointNotWritten.__name__, clock=clock, reason=reason)
         newest = self._newest_clock()
-        before = "there is no earlier one" if newest is None else f"the newest complete one is at clock {newest}"
+        none = "this process has completed none" if self._store.is_remote else "there is no earlier one"
+        before = none if newest is None else f"the newest complete one is at clock {newest}"
         sentence = f"the checkpoint at clock {clock} was abandoned, {before}: {reason}"
         self._conditions.raise_(ConditionKind.CHECKPOINT_GIVEN_UP, _WHO, sentence)
         del self._sets[clock]
@@ -315,28 +364,39 @@ class CheckpointKeeper:
             del self._given_up[min(self._given_up)]
 
     def _newest_clock(self) -> Clock | None:
-        """The clock of the newest complete checkpoint of the run, including those of earlier processes."""
-        if self.newest_complete is None:
-            with suppress(CheckpointError, OSError):
-                folder = newest_listed(self._run_dir)
-                return None if folder is None else read_manifest(folder).progress.clock
+        """The clock of the newest complete checkpoint of the run, as far as it can be told at once."""
+        if self.newest_complete is None and not self._store.is_remote:
+            with suppress(OSError):
+                for clock in sorted((c for c, done in self._store.clocks().items() if done), reverse=True):
+                    with suppress(CheckpointError):
+                        return self._store.manifest(clock).progress.clock
         return self.newest_complete
 
     def _remove_given_up(self) -> None:
         """Delete the files of abandoned sets, which have no writers any more."""
         for clock in self._given_up:
-            shutil.rmtree(self._folder(clock), ignore_errors=True)
+            self._work(partial(self._remove_incomplete, clock))
 
-    def _prune(self, newest: Path) -> None:
+    def _remove_incomplete(self, clock: Clock) -> None:
+        if not self._store.is_complete(clock):
+            self._store.remove(clock)
+
+    def _prune(self, newest: Clock) -> None:
         """Delete checkpoints that need not be kept, and incomplete ones older than a complete one."""
-        older = sorted(path for path in newest.parent.glob("clock-*") if path.name <= newest.name)
-        complete = [path for path in older if (path / MANIFEST).is_file()]
-        under_way = [self._folder(clock) for clock in self._sets]
-        for folder in set(older) - set(worth_keeping(complete, self._keep)) - set(under_way):
-            (folder / MANIFEST).unlink(missing_ok=True)
-            shutil.rmtree(folder, ignore_errors=True)
+        try:
+            found = {clock: done for clock, done in self._store.clocks().items() if clock <= newest}
+            complete = sorted(clock for clock, done in found.items() if done)
+            kept = {*worth_keeping(complete, self._keep, self._members), *self._sets}
+            for clock in sorted(found.keys() - kept):
+                self._store.remove(clock)
+        except OSError as error:
+            _log.warning("checkpoints_not_pruned", reason=str(error))  # by the next one
         with suppress(HetpipeError):  # the deletion is done; no one needs the result
             reach("snapshot.old_deleted")
 
-    def _folder(self, clock: Clock) -> Path:
-        return checkpoint_dir(self._run_dir, clock)
+    def _members(self, clock: Clock) -> frozenset[VirtualWorkerIndex]:
+        """The virtual workers with optimizer state in a checkpoint; empty if it is corrupted."""
+        try:
+            return frozenset(self._store.manifest(clock).num_stages)
+        except CheckpointError:
+            return frozenset()

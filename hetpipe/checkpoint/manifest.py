@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import prod
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
@@ -44,15 +45,23 @@ from hetpipe.values.sync import Progress
 
 _log = get_logger(__name__)
 
+#: Where a checkpoint is: a folder, or a URL.
+W = TypeVar("W", Path, str)
+
 MANIFEST = "manifest.json"
 
 #: Version of the format written. Version 1, which can be read, too, has no shards' files, no labels, no checksum.
 VERSION = 2
 
+_FOLDER = re.compile(r"clock-(\d{8,18})", re.ASCII)
+
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
+#: Largest manifest that is read: of the most files a checkpoint may have, with room to spare.
+MAX_MANIFEST_BYTES = 64 << 20
+
 #: The fix for an unusable checkpoint.
-_FIX = "restore the folder from a copy, or delete it to continue from the previous checkpoint"
+FIX = "restore the folder from a copy, or delete it to continue from the previous checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +96,15 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
-    """Result of searching a run's folder."""
+class Search(Generic[W]):
+    """Result of searching a run, in its folder or at its URL."""
 
-    folder: Path | None
+    folder: W | None
     """The newest complete checkpoint; None if there is none."""
     damaged: tuple[str, ...] = ()
     """Problems of newer ones that were complete once, newest first."""
-    unfinished: tuple[Path, ...] = ()
-    """Newer folders without a manifest: abandoned, or still being written."""
+    unfinished: tuple[W, ...] = ()
+    """Newer ones without a manifest: abandoned, or still being written."""
 
     @property
     def passed_over(self) -> tuple[str, ...]:
@@ -106,6 +115,12 @@ class Search:
 def checkpoint_dir(run_dir: Path, clock: Clock) -> Path:
     """The folder of the checkpoint at `clock`."""
     return run_dir / "checkpoints" / f"clock-{clock:08d}"
+
+
+def clock_of(name: str) -> Clock | None:
+    """The clock of the checkpoint whose folder has this name; None for other names."""
+    match = _FOLDER.fullmatch(name)
+    return Clock(int(match[1])) if match else None
 
 
 def file_digest(path: Path) -> CheckpointFile:
@@ -197,17 +212,17 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         manifest = parse_manifest(path.read_bytes())
     except FileNotFoundError:
-        raise CheckpointError(f"{folder} is not a complete checkpoint: it has no {MANIFEST}; {_FIX}") from None
+        raise CheckpointError(f"{folder} is not a complete checkpoint: it has no {MANIFEST}; {FIX}") from None
     except (ProtocolViolation, OSError) as error:
         reason = " ".join(str(error).partition(" [type=")[0].split())
-        raise CheckpointError(f"{path} cannot be read: {reason}; {_FIX}") from error
+        raise CheckpointError(f"{path} cannot be read: {reason}; {FIX}") from error
     if manifest.version > 1 and folder.name != checkpoint_dir(folder, manifest.progress.clock).name:
-        raise CheckpointError(f"{path} is of clock {manifest.progress.clock}, not of {folder.name}; {_FIX}")
+        raise CheckpointError(f"{path} is of clock {manifest.progress.clock}, not of {folder.name}; {FIX}")
     for file in manifest.files:
         size = (folder / file.name).stat().st_size if (folder / file.name).is_file() else None
         if size != file.num_bytes:
             what = "is missing" if size is None else f"has {size} bytes"
-            raise CheckpointError(f"{folder / file.name} {what}, but the manifest lists {file.num_bytes} bytes; {_FIX}")
+            raise CheckpointError(f"{folder / file.name} {what}, but the manifest lists {file.num_bytes} bytes; {FIX}")
     return manifest
 
 
@@ -221,10 +236,10 @@ def verify_file(folder: Path, file: CheckpointFile, manifest: Manifest) -> None:
     try:
         found = file_digest(path)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}; {_FIX}") from error
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}; {FIX}") from error
     if found != file:
         raise CheckpointError(
-            f"{path} is corrupted: its SHA-256 is {found.sha256}, but the manifest lists {file.sha256}; {_FIX}"
+            f"{path} is corrupted: its SHA-256 is {found.sha256}, but the manifest lists {file.sha256}; {FIX}"
         )
     if manifest.version > 1:
         _check_label(path, PartLabel(JobId(manifest.job_id), manifest.progress.clock, file.name))
@@ -241,7 +256,7 @@ def read_label(path: Path) -> PartLabel | None:
             text = (file.metadata() or {}).get(FACTS)
         return None if text is None else wire.revive(PartLabel, json.loads(text)[LABEL])
     except (SafetensorError, ProtocolViolation, OSError, ValueError, LookupError, TypeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; {_FIX}") from error
+        raise CheckpointError(f"{path} cannot be read: {error}; {FIX}") from error
 
 
 def _check_label(path: Path, expected: PartLabel) -> None:
@@ -249,7 +264,7 @@ def _check_label(path: Path, expected: PartLabel) -> None:
     if label != expected:
         found = "of no checkpoint" if label is None else f"{label.name} of job {label.job_id} at clock {label.clock}"
         raise CheckpointError(
-            f"{path} is {found}, but its manifest is of job {expected.job_id} at clock {expected.clock}; {_FIX}"
+            f"{path} is {found}, but its manifest is of job {expected.job_id} at clock {expected.clock}; {FIX}"
         )
 
 
@@ -260,16 +275,25 @@ def read_complete(folder: Path) -> Manifest:
         CheckpointError: a file is corrupted, or the files are inconsistent.
     """
     manifest = read_manifest(folder)
+    check_fetched(folder, manifest)
+    return manifest
+
+
+def check_fetched(folder: Path, manifest: Manifest) -> None:
+    """Verify all files of a checkpoint that are in `folder`, and their consistency.
+
+    Raises:
+        CheckpointError: a file is corrupted, or the files are inconsistent.
+    """
     for file in manifest.files:
         verify_file(folder, file, manifest)
     try:
         check_content([folder / file.name for file in manifest.files])
     except CheckpointError as error:
-        raise CheckpointError(f"{folder} contains inconsistent files: {error}; {_FIX}") from error
-    return manifest
+        raise CheckpointError(f"{folder} contains inconsistent files: {error}; {FIX}") from error
 
 
-def search(run_dir: Path, check: Callable[[Path], Manifest] = read_complete) -> Search:
+def search(run_dir: Path, check: Callable[[Path], Manifest] = read_complete) -> Search[Path]:
     """Search for the newest checkpoint of a run that passes a check; a newer rewind takes precedence.
 
     `read_complete` reads the whole checkpoint.
@@ -326,17 +350,12 @@ def newest_checkpoint(run_dir: Path) -> Path:
     return found.folder
 
 
-def no_checkpoint(run_dir: Path, found: Search) -> CheckpointError:
+def no_checkpoint(run_dir: Path | str, found: Search[W]) -> CheckpointError:
     """The message for a run without a complete checkpoint."""
     reason = f": {found.damaged[0]}" if found.damaged else ""
     return CheckpointError(
         f"{run_dir} has no complete checkpoint{reason}; set checkpoint.every_waves to have checkpoints before the end"
     )
-
-
-def has_checkpoint(run_dir: Path) -> bool:
-    """Whether a run has a checkpoint with all its files; their contents are not read."""
-    return search(run_dir, read_manifest).folder is not None
 
 
 def _newest_first(run_dir: Path) -> Iterator[Path]:

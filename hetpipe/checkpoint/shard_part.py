@@ -19,20 +19,24 @@ from torch import Tensor
 from hetpipe.checkpoint.format import save_slices
 from hetpipe.checkpoint.keeper import MAX_SETS
 from hetpipe.checkpoint.layout import PartLabel, StoredSlice, shard_file
-from hetpipe.checkpoint.manifest import MANIFEST, checkpoint_dir, file_digest, read_label
+from hetpipe.checkpoint.manifest import file_digest, read_label
+from hetpipe.checkpoint.store import CheckpointStore, store_of
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.decide.sync.records import Record, SegmentRecord
 from hetpipe.decide.sync.segment import CHECKPOINTS, ends_run
 from hetpipe.errors import Busy, CheckpointError, CheckpointNotWritten, ClockFreed, HetpipeError, Unavailable
 from hetpipe.observe.log import bind_context, get_logger
+from hetpipe.storage.objects import RETRY_SECONDS
 from hetpipe.values.ids import Clock, ShardIndex
 from hetpipe.values.requests import CheckpointFile
 from hetpipe.values.shard_config import ShardConfig
 
 _log = get_logger(__name__)
 
-_TOO_SLOW = "older ones have not been written yet: the disk is too slow; increase checkpoint.every_waves"
+_TOO_SLOW = (
+    "older ones have not been written yet: the disk, or the object store, is too slow; increase checkpoint.every_waves"
+)
 
 #: Pause before repeating a report to an unreachable clock shard.
 _RETRY_SECONDS = 0.2
@@ -85,9 +89,16 @@ class ReportShardPart(Protocol):
 class ShardCheckpoints(Generic[W]):
     """Writes one shard's parts and reports them. `follow` is called by the thread that follows the log."""
 
-    def __init__(self, shard: CheckpointedShard[W], report: ReportShardPart, clock: TimeSource = SYSTEM_CLOCK) -> None:
-        """Write parts of `shard`; `clock` paces repeated reports."""
+    def __init__(
+        self,
+        shard: CheckpointedShard[W],
+        report: ReportShardPart,
+        clock: TimeSource = SYSTEM_CLOCK,
+        store: CheckpointStore | None = None,
+    ) -> None:
+        """Write parts of `shard`; `clock` paces repeated reports. `store`: the run's; None: by its configuration."""
         self._shard = shard
+        self._store = store or store_of(shard.config.run_dir, shard.config.storage)
         self._report = report
         self._clock = clock
         self._stopped = threading.Event()
@@ -109,7 +120,7 @@ class ShardCheckpoints(Generic[W]):
             adopt: on the clock shard, then counts the parts written by others meanwhile.
         """
         for record in records[:1]:
-            if not isinstance(record, SegmentRecord) or not (self._folder(record.start) / MANIFEST).exists():
+            if not isinstance(record, SegmentRecord) or not self._store.is_complete(record.start):
                 self.follow(record)
         if adopt is not None:
             self._writer.submit(adopt)
@@ -120,9 +131,6 @@ class ShardCheckpoints(Generic[W]):
         self._writer.shutdown(wait=False, cancel_futures=True)
 
     # -- internals ----------------------------------------------------------------------------------------------------
-
-    def _folder(self, clock: Clock) -> Path:
-        return checkpoint_dir(Path(self._shard.config.run_dir), clock)
 
     def _begin(self, clock: Clock, *, is_last: bool) -> None:
         patience = self._shard.config.last_checkpoint_seconds if is_last else 0.0
@@ -154,17 +162,21 @@ class ShardCheckpoints(Generic[W]):
                 self._num_waiting -= 1
 
     def _save_and_report(self, clock: Clock, weights: W | CheckpointNotWritten, until: float) -> None:
-        folder, label = self._folder(clock), PartLabel(self._shard.config.job_id, clock, self._name)
+        folder, label = self._store.folder(clock), PartLabel(self._shard.config.job_id, clock, self._name)
         try:
-            if not self._is_written(folder / label.name, label):
-                self._save(folder, label, weights, until)
+            try:
+                if not self._is_written(folder / label.name, label):
+                    self._save(folder, label, weights, until)
+            finally:
+                if not isinstance(weights, CheckpointNotWritten):
+                    self._shard.release(weights)
+            file = file_digest(folder / label.name)
+            left = until - self._clock.monotonic()
+            self._store.deliver(clock, file, retry_seconds=max(RETRY_SECONDS, left))
         except CheckpointNotWritten as error:
             self._tell(clock, [], failure=str(error))
             raise
-        finally:
-            if not isinstance(weights, CheckpointNotWritten):
-                self._shard.release(weights)
-        self._tell(clock, [file_digest(folder / label.name)])
+        self._tell(clock, [file])
 
     @staticmethod
     def _is_written(path: Path, label: PartLabel) -> bool:

@@ -22,13 +22,18 @@ from torch import Tensor
 
 from hetpipe.checkpoint.format import SCALARS, CheckpointReader, OptimizerState, copy_exactly, save_part
 from hetpipe.checkpoint.layout import LOSS_SCALE, NUM_KEEPERS, STATE_NAMES, PartLabel, optimizer_source
-from hetpipe.checkpoint.manifest import MANIFEST, Manifest, read_manifest, verify_file
+from hetpipe.checkpoint.locations import Checkpoint, opened
+from hetpipe.checkpoint.manifest import Manifest, verify_file
+from hetpipe.checkpoint.store import CheckpointStore
+from hetpipe.checkpoint.uploads import PartUploads, ReportStagePart
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.errors import CheckpointError, CheckpointNotWritten
 from hetpipe.observe.log import get_logger
+from hetpipe.storage.objects import RETRY_SECONDS
 from hetpipe.values.ids import Clock, JobId, VirtualWorkerIndex
 from hetpipe.values.requests import CheckpointFile
 from hetpipe.values.run import StageConfig
+from hetpipe.values.storage_url import is_below, is_url, run_url
 from hetpipe.values.sync import SyncTraits
 
 _log = get_logger(__name__)
@@ -66,6 +71,8 @@ class PartWriter:
     """Label of the stage's file."""
     state_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """What the model's `state_dict` calls a tensor, where that is not its one name."""
+    remote: CheckpointStore | None = None
+    """The object store of the run's checkpoints; None: the folders are shared."""
 
     def write(self, clock: Clock, content: StageContent, *, is_keeper: bool) -> Path:
         """Write the part atomically and durably; returns its path.
@@ -96,14 +103,6 @@ class PartWriter:
 
 
 # -- at a barrier ------------------------------------------------------------------------------------------------------
-
-
-class ReportStagePart(Protocol):
-    """Reports a stage's part to the clock shard; see `Synchroniser.report_checkpoint`."""
-
-    def __call__(self, clock: Clock, path: Path | None, *, failure: str = "") -> bool:
-        """Report; returns whether all parts are complete."""
-        ...
 
 
 class Rest(Protocol):
@@ -152,6 +151,7 @@ class StageCheckpoints:
         self._rest = rest
         self._clock = clock
         self._last_checkpoint_seconds = last_checkpoint_seconds
+        self._uploads = None if writer.remote is None else PartUploads(writer.remote, report)
 
     def run(self, clock: Clock, *, is_keeper: bool, is_last: bool, leaves: bool = False) -> None:
         """Write and report this stage's part of the checkpoint at `clock`. The pipeline must be drained.
@@ -171,6 +171,8 @@ class StageCheckpoints:
         try:
             path = self._written(clock, is_keeper=is_keeper, extra_seconds=extra_seconds)
             stays_until = inf if is_last else self._now + (LEAVER_SECONDS if leaves else 0.0)
+            if self._uploads is not None and not self._is_uploaded(clock, path, stays_until, extra_seconds):
+                return  # it goes on in the background, and is reported from there
             while not self._report(clock, path) and self._now < stays_until:
                 reason = f"the other parts of the checkpoint at clock {clock}"
                 self._rest(reason, seconds=_PAUSE_SECONDS, extra_seconds=extra_seconds)
@@ -178,6 +180,24 @@ class StageCheckpoints:
             _log.error("checkpoint_not_written", error=type(error).__name__, clock=clock, reason=str(error))
             if is_last:
                 raise
+
+    def _is_uploaded(self, clock: Clock, path: Path, stays_until: float, extra_seconds: float) -> bool:
+        """Upload the part in the background; returns whether it is done, which is awaited until `stays_until`.
+
+        Raises:
+            CheckpointNotWritten: it failed, and was reported.
+        """
+        assert self._uploads is not None, "the store is remote"
+        upload = self._uploads.begin(
+            clock, path, retry_seconds=max(RETRY_SECONDS, extra_seconds), is_last=stays_until == inf
+        )
+        while not upload.done():
+            if self._now >= stays_until:
+                return False
+            reason = f"the upload of its part of the checkpoint at clock {clock}"
+            self._rest(reason, seconds=_PAUSE_SECONDS, extra_seconds=extra_seconds)
+        upload.result()
+        return stays_until > self._now
 
     def _written(self, clock: Clock, *, is_keeper: bool, extra_seconds: float) -> Path:
         """Write this stage's file; for the run's last checkpoint with retries while the disk is full or broken."""
@@ -212,8 +232,14 @@ class RestoreTargets:
     """Restores the state of all parameters in `weights`, and that of the loss scale under `LOSS_SCALE`."""
 
 
-def restore(config: StageConfig, targets: RestoreTargets, sync: SyncTraits) -> Clock:
+def restore(config: StageConfig, targets: RestoreTargets, sync: SyncTraits, *, storage: str | None = None) -> Clock:
     """Restore the initial state of this stage.
+
+    Args:
+        config: of the stage.
+        targets: where its state goes.
+        sync: of the job.
+        storage: the job's.
 
     Returns:
         The clock that the run starts from: 0, or the checkpoint's. Not meaningful for a rejoining stage.
@@ -223,30 +249,37 @@ def restore(config: StageConfig, targets: RestoreTargets, sync: SyncTraits) -> C
     """
     if config.restore is None:
         return Clock(0)
-    folder = Path(config.restore)
-    if config.incarnation > 0 and folder.is_relative_to(config.run_dir):
-        _take_own_state(config, folder, targets)
-        return Clock(0)
-    manifest = read_manifest(folder)
-    shared = _reader(folder, manifest, manifest.shared_files)
-    for name, tensor in targets.weights:
-        copy_exactly(tensor, shared.tensor(f"weights/{name}"), name)
-    for name, tensor in targets.buffers:
-        copy_exactly(tensor, shared.tensor(f"buffers/{name}"), name)
-    is_shared = sync.averages_gradients
-    source = optimizer_source(manifest.members, config.vw, is_shared=is_shared)
-    targets.load_optimizer(_optimizer_state(folder, manifest, source, targets))
-    return manifest.progress.clock
+    with opened(config.restore, cache=Path(config.run_dir)) as checkpoint:
+        if config.incarnation > 0 and _is_own(config, config.restore, storage):
+            _take_own_state(config, checkpoint, targets)
+            return Clock(0)
+        manifest = checkpoint.manifest()
+        shared = _reader(checkpoint, manifest, manifest.shared_files)
+        for name, tensor in targets.weights:
+            copy_exactly(tensor, shared.tensor(f"weights/{name}"), name)
+        for name, tensor in targets.buffers:
+            copy_exactly(tensor, shared.tensor(f"buffers/{name}"), name)
+        is_shared = sync.averages_gradients
+        source = optimizer_source(manifest.members, config.vw, is_shared=is_shared)
+        targets.load_optimizer(_optimizer_state(checkpoint, manifest, source, targets))
+        return manifest.progress.clock
 
 
-def _take_own_state(config: StageConfig, folder: Path, targets: RestoreTargets) -> None:
+def _is_own(config: StageConfig, restore: str, storage: str | None) -> bool:
+    """Whether the checkpoint is of this run, rather than of the one that it resumes."""
+    if is_url(restore):
+        return storage is not None and is_below(restore, run_url(storage, config.run_dir))
+    return Path(restore).is_relative_to(config.run_dir)
+
+
+def _take_own_state(config: StageConfig, newest: Checkpoint, targets: RestoreTargets) -> None:
     """Restore the optimizer state of this virtual worker's previous incarnation, if available.
 
     Checkpoints made during its absence do not contain it; then an earlier one does.
     """
-    for candidate in (folder, *_others(folder)):
+    for candidate in (newest, *newest.older()):
         try:
-            manifest = read_manifest(candidate)
+            manifest = candidate.manifest()
             if config.vw in manifest.num_stages:
                 targets.load_optimizer(_optimizer_state(candidate, manifest, config.vw, targets))
                 return
@@ -255,20 +288,14 @@ def _take_own_state(config: StageConfig, folder: Path, targets: RestoreTargets) 
     _log.warning("optimizer_state_begins_anew", vw=config.vw)
 
 
-def _others(folder: Path) -> list[Path]:
-    """The complete checkpoints before this one, newest first; all existing ones if a newer one has replaced it."""
-    complete = [path.parent for path in folder.parent.glob(f"clock-*/{MANIFEST}")]
-    return sorted((path for path in complete if path < folder or not folder.exists()), reverse=True)
-
-
 def _optimizer_state(
-    folder: Path, manifest: Manifest, source: VirtualWorkerIndex, targets: RestoreTargets
+    checkpoint: Checkpoint, manifest: Manifest, source: VirtualWorkerIndex, targets: RestoreTargets
 ) -> dict[str, dict[str, Any]]:
-    own = _reader(folder, manifest, manifest.files_of(source))
+    own = _reader(checkpoint, manifest, manifest.files_of(source))
     return own.optimizer_state([*(name for name, _ in targets.weights), LOSS_SCALE])
 
 
-def _reader(folder: Path, manifest: Manifest, files: Sequence[CheckpointFile]) -> CheckpointReader:
+def _reader(checkpoint: Checkpoint, manifest: Manifest, files: Sequence[CheckpointFile]) -> CheckpointReader:
     """A reader that verifies each file against the manifest before its use."""
-    known = {folder / file.name: file for file in files}
-    return CheckpointReader(known, check=lambda path: verify_file(folder, known[path], manifest))
+    known = checkpoint.paths(files)
+    return CheckpointReader(known, check=lambda path: verify_file(path.parent, known[path], manifest))

@@ -32,8 +32,10 @@ NewRunDir = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder for the run, new or empty.  [default: runs/NAME-TIME]")
 ]
 Resume = Annotated[
-    Path | None,
-    typer.Option(metavar="RUN_DIR", help="Go on from the newest checkpoint of that run, in a new folder."),
+    str | None,
+    typer.Option(
+        metavar="RUN", help="Go on, in a new folder, from the newest checkpoint of that run: its folder or URL."
+    ),
 ]
 
 # -- a run to look at or to change -------------------------------------------------------------------------------------

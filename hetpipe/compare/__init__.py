@@ -1,5 +1,5 @@
-"""A comparison of weight policies on one job: its runs, its statistics, its tables and its page.
+"""Comparison of weight policies on one job: runs, statistics, tables and HTML page.
 
-A study and no part of a run: `trials` says which runs there are, `trainer` carries one out, `record` keeps it, `view`
-says what they show. `hetpipe compare` puts them together; nothing else imports this package.
+Not part of a run: `trials` enumerates the runs, `trainer` executes one, `record` persists it, `view` summarizes
+them. `hetpipe compare` puts them together; nothing else imports this package.
 """

@@ -1,7 +1,7 @@
-"""Curves over seeds as charts of a page: a line for the mean, a band from the least to the most.
+"""Charts of curves over seeds: a line for the mean, a band from minimum to maximum.
 
-Decided here: what is in a chart, and that a scale is logarithmic. uPlot draws it, in the page, with `curves.js`;
-both are written into the page, which loads nothing. Pure, but for reading those files of the package.
+Selects the content of a chart and its scale. uPlot draws it in the page with `curves.js`; both are inlined, and the
+page loads nothing. Pure, except for reading those package files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Curves over the same axes; all texts are any texts. Charts with the same `x_label` share their cursor."""
+    """Curves over the same axes; texts are free-form. Charts with the same `x_label` share their cursor."""
 
     title: str
     x_label: str
@@ -44,13 +44,13 @@ class Chart:
 
 
 def measured(points: Iterable[CurvePoint]) -> tuple[CurvePoint, ...]:
-    """Those points that can be drawn: a metric may be infinite, or no number."""
+    """Points that can be drawn; infinite and NaN metrics are dropped."""
     return tuple(one for one in points if all(map(math.isfinite, (one.x, one.mean, one.least, one.most))))
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A chart as `templates/curves.html.j2` shows it."""
+    """A chart as input of `templates/curves.html.j2`."""
 
     title: str
     ends: str
@@ -60,18 +60,18 @@ class Figure:
 
 
 def chart_styles() -> tuple[Markup, ...]:
-    """For the page's style sheet. They use the variables `--ink`, `--faint` and `--rule`."""
+    """CSS for the page's style sheet. Uses the variables `--ink`, `--faint` and `--rule`."""
     return shipped("vendor/uplot/uPlot.min.css"), resource("curves.css")
 
 
 def chart_scripts() -> tuple[Markup, ...]:
-    """For the end of the page, in this order: uPlot with its licence, and what draws every figure of the page."""
+    """Scripts for the end of the page, in this order: uPlot with its licence, and the code that draws all figures."""
     licence, uplot = shipped("vendor/uplot/LICENSE"), shipped("vendor/uplot/uPlot.iife.min.js")
     return Markup("/*\n") + licence + Markup("\n*/\n") + uplot, resource("curves.js")
 
 
 def figure_of(chart: Chart) -> Figure:
-    """The chart, ready for the page."""
+    """Convert a chart for the page."""
     if not chart.lines:
         return Figure(chart.title, "", {})
     ends = ", ".join(f"{line.name} ends at {significant_value(line.points[-1].mean)}" for line in chart.lines)
@@ -79,10 +79,10 @@ def figure_of(chart: Chart) -> Figure:
 
 
 def chart_data(chart: Chart) -> dict[str, Any]:
-    """What `curves.js` draws.
+    """JSON input of `curves.js`.
 
-    `x` and `y` are the labels of the axes, `log` says whether that of y is logarithmic. Of each of `lines`: `name`,
-    `colour`, and columns of the same length, `x` and `mean`, and `least` and `most` where runs differ.
+    `x` and `y` are axis labels; `log` is whether the y axis is logarithmic. Each of `lines` has `name`, `colour`,
+    and columns of equal length: `x`, `mean`, and `least` and `most` where runs differ.
     """
     is_log = is_logarithmic([value for line in chart.lines for one in line.points for value in (one.least, one.most)])
     return {
@@ -102,7 +102,7 @@ def _line_data(line: Line) -> dict[str, Any]:
 
 
 def is_logarithmic(values: Sequence[float]) -> bool:
-    """Whether a logarithmic scale shows these values better.
+    """Whether the values call for a logarithmic scale.
 
     >>> is_logarithmic([0.1, 0.8]), is_logarithmic([0.1, 0.7]), is_logarithmic([0.0, 0.8])
     (True, False, False)
@@ -111,7 +111,7 @@ def is_logarithmic(values: Sequence[float]) -> bool:
 
 
 def short_number(value: float) -> float:
-    """Six digits that mean something; whole numbers as they are, without a point.
+    """Six significant digits; whole numbers without a decimal point.
 
     >>> short_number(0.12345678), short_number(1234567.0)
     (0.123457, 1234567)
@@ -120,7 +120,7 @@ def short_number(value: float) -> float:
 
 
 def significant_value(value: float) -> str:
-    """A value in a sentence.
+    """A value formatted for a sentence, with three significant digits.
 
     >>> significant_value(0.08314), significant_value(-1.5)
     ('0.0831', '-1.50')

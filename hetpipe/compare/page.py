@@ -1,6 +1,6 @@
-"""A comparison as one page of HTML: findings, tables, curves over minibatches and over time. Pure.
+"""HTML page of a comparison: findings, tables, curves over minibatches and over time. Pure.
 
-Here are its values; the page is `templates/compare.html.j2`, which escapes names of jobs and metrics.
+Computes the values; the template is `templates/compare.html.j2`, which escapes job and metric names.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _AXES: tuple[tuple[Axis, str], ...] = (("minibatches", "by minibatches"), ("seco
 
 
 def page_of(view: ComparisonView, records: Sequence[TrialRecord]) -> str:
-    """The whole document.
+    """Render the whole document.
 
     Args:
         view: the comparison.
-        records: every run in it, for the curves.
+        records: all its runs, for the curves.
     """
     charts = [tuple(map(figure_of, pair)) for pair in _charts(records)]
     return render_page(
@@ -42,7 +42,7 @@ def page_of(view: ComparisonView, records: Sequence[TrialRecord]) -> str:
 
 
 def _charts(records: Sequence[TrialRecord]) -> list[tuple[Chart, ...]]:
-    """Of each thing that was measured, one chart for each axis; none where runs have nothing to compare."""
+    """One chart per measured quantity and axis; empty if no run has data to compare."""
     finished = [one for one in records if one.state is TrialState.FINISHED]
     names = dict.fromkeys(name for one in finished for point in one.evaluations for name in point.values)
     pairs = [_pair(f"Evaluation: {name}", name, finished, "evaluations") for name in loss_first(names)]
@@ -66,12 +66,12 @@ def _pair(
 
 
 def _colour(policy: WeightPolicy) -> str:
-    """The same in every comparison."""
+    """Colour of a policy; the same in every comparison."""
     return f"--series-{WEIGHT_POLICIES.index(policy)}"
 
 
 def _run(record: TrialRecord) -> tuple[str, ...]:
-    """The row of a run."""
+    """Table row of a run."""
     loss = record.evaluations[-1].values.get(LOSS) if record.evaluations else None
     wall = None if record.result is None else record.result.wall_seconds
     return (

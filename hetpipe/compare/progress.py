@@ -1,4 +1,4 @@
-"""How a comparison is shown while it goes on: which run of how many, how far it is, how long all will take."""
+"""Progress display of a comparison: current run, its progress, and the estimated time remaining."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from hetpipe.values.events import (
 
 
 class CompareProgress(View, AbstractContextManager["CompareProgress"], Protocol):
-    """Shows the runs one after the other; each of them takes it for its view."""
+    """Displays the runs one after the other; each run uses it as its view."""
 
     def begin(self, number: int, total: int, trial: Trial) -> None:
-        """Run `number` of `total` begins."""
+        """Start run `number` of `total`."""
         ...
 
     def end(self, record: TrialRecord, *, is_used_again: bool) -> None:
-        """It has ended, or had before."""
+        """Finish a run; also called for runs found already finished."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Durations of the runs so far, and the estimate of the rest."""
+    """Durations of the runs so far, for estimating the rest."""
 
     runs_left: int
     """After the one under way."""
@@ -52,7 +52,7 @@ class Pace:
 
 
 def remaining_seconds(pace: Pace) -> float | None:
-    """About how long until all runs have ended; None while nothing is known.
+    """Estimated seconds until all runs have ended; None without data.
 
     >>> remaining_seconds(Pace(2, [30.0], elapsed=10.0)), remaining_seconds(Pace(1, [], 10.0, 20.0))
     (80.0, 50.0)
@@ -68,7 +68,7 @@ def remaining_seconds(pace: Pace) -> float | None:
 
 
 def record_text(record: TrialRecord) -> str:
-    """How a run ended: `finished after 41 s: loss 0.1234, accuracy 0.9300, 1034 samples/s`."""
+    """Outcome of a run: `finished after 41 s: loss 0.1234, accuracy 0.9300, 1034 samples/s`."""
     if record.result is None:
         return f"{record.state}: {record.sentence}"
     values = record.evaluations[-1].values if record.evaluations else {}
@@ -78,7 +78,7 @@ def record_text(record: TrialRecord) -> str:
 
 
 class _Shown(CompareProgress):
-    """What both ways of showing have in common: lines for good, and what is known of the run under way."""
+    """Shared by both displays: permanent lines, and the state of the current run."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -88,7 +88,7 @@ class _Shown(CompareProgress):
         self._runs_left = 0
         self._state = ""
         self._table: ProgressTable | None = None
-        #: Remarks of the runs so far: what every run says is told once.
+        #: Remarks of the runs so far, to print repeated ones once.
         self._told: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -97,7 +97,7 @@ class _Shown(CompareProgress):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Nothing is held open."""
+        """No-op: no resources are held."""
 
     def begin(self, number: int, total: int, trial: Trial) -> None:
         """Implement `CompareProgress.begin`."""
@@ -139,10 +139,10 @@ class _Shown(CompareProgress):
             self._print(sentence)
 
     def close(self) -> None:
-        """Without effect: a run has ended, the display continues."""
+        """No-op: a run has ended, the display continues."""
 
     def _line(self) -> str:
-        """The run under way."""
+        """Status line of the current run."""
         elapsed = self._clock.monotonic() - self._began
         eta = None if self._table is None else self._table.eta_seconds
         left = remaining_seconds(Pace(self._runs_left, self._seconds, elapsed, eta))
@@ -159,7 +159,7 @@ class _Shown(CompareProgress):
 
 
 class CompareLines(_Shown):
-    """A line at the end of every run, for pipes and logs."""
+    """One line at the end of every run, for pipes and logs."""
 
     def __init__(self, stream: TextIO, clock: Clock) -> None:
         super().__init__(clock)
@@ -172,15 +172,15 @@ class CompareLines(_Shown):
             self._stream.write(f"{line}\n")
             self._stream.flush()
         except (OSError, ValueError):
-            # Its reader is gone, or the stream is closed.
+            # The reader has disconnected, or the stream is closed.
             self._stream = None
 
 
 class CompareLive(_Shown):
-    """The same lines on a terminal, and below them the run under way. Needs rich."""
+    """Live display on a terminal: the same lines, and below them the current run. Needs rich."""
 
     def __init__(self, stream: TextIO, clock: Clock) -> None:
-        from rich.console import Console  # rich takes a while, and pipes do without
+        from rich.console import Console  # slow import, not needed for pipes
         from rich.live import Live
 
         super().__init__(clock)

@@ -1,6 +1,6 @@
-"""The record of a comparison: `compare.json` beside the folders of its runs, which are those of `hetpipe train`.
+"""Persistent record of a comparison: `compare.json` beside the run folders, which are those of `hetpipe train`.
 
-The file holds every run that has ended, with its curves, and is written after each of them.
+The file holds every finished run with its curves and is rewritten after each of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FILE = "compare.json"
 
 
 class TrialState(StrEnum):
-    """How one run of a comparison ended."""
+    """Outcome of one run of a comparison."""
 
     FINISHED = "finished"
     DIVERGED = "diverged"
@@ -34,7 +34,7 @@ class TrialState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The measurements at one moment of a run."""
+    """Measurements at one moment of a run."""
 
     minibatches: float
     """Committed by then, over all virtual workers."""
@@ -46,7 +46,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord:
-    """One run that has ended by itself."""
+    """One run that was not interrupted."""
 
     weights: WeightPolicy
     seed: int
@@ -66,14 +66,14 @@ class TrialRecord:
     """None unless it finished."""
 
     def is_of(self, trial: Trial) -> bool:
-        """Whether this is what `trial` would train."""
+        """Whether this is the record of `trial`."""
         key = (self.weights, self.seed, self.job_digest)
         return key == (trial.weights, trial.seed, trial.job_digest)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The content of `compare.json`."""
+    """Content of `compare.json`."""
 
     version: int
     name: str
@@ -87,15 +87,15 @@ class ComparisonFolder:
     def __init__(self, path: Path, records: Sequence[TrialRecord] = ()) -> None:
         #: Absolute.
         self.path = path.absolute()
-        #: Every run that has ended, oldest first; one of each trial.
+        #: Every finished run, oldest first; one per trial.
         self.records = list(records)
 
     @classmethod
     def open(cls, run_dir: Path | None, *, name: str, clock: Clock, runs_dir: Path = RUNS) -> ComparisonFolder:
-        """The comparison in `run_dir`, or a new one there or in `runs_dir`.
+        """Open the comparison in `run_dir`, or create one there or in `runs_dir`.
 
         Raises:
-            UserError: `run_dir` holds something else, or cannot be read or made.
+            UserError: `run_dir` is not a comparison, or cannot be read or created.
         """
         try:
             if run_dir is None:
@@ -113,7 +113,7 @@ class ComparisonFolder:
         return cls(run_dir)
 
     def find(self, trial: Trial) -> TrialRecord | None:
-        """The run of `trial`, however it ended."""
+        """The record of `trial`, whatever its outcome."""
         return next((one for one in self.records if one.is_of(trial)), None)
 
     def fresh_run_dir(self, trial: Trial) -> Path:
@@ -124,7 +124,7 @@ class ComparisonFolder:
         return path
 
     def add(self, record: TrialRecord, *, name: str) -> None:
-        """Keep `record` in the place of an earlier one of the same policy and seed, and write the file.
+        """Store `record`, replacing one of the same policy and seed, and write the file.
 
         Raises:
             UserError: it cannot be written.

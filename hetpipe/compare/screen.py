@@ -1,4 +1,4 @@
-"""A comparison on the terminal: two tables and the conclusions that the seeds allow. Needs rich."""
+"""Terminal output of a comparison: two tables and the conclusions the seeds support. Needs rich."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hetpipe.compare.view import Table as TableView
 
 
 def show_comparison(view: ComparisonView, console: Console) -> None:
-    """Print it; cells wrap where the terminal is narrow, but for the names of the policies."""
+    """Print the comparison; cells wrap on narrow terminals, except policy names."""
     console.print(Text(view.title, style="bold"))
     console.print(Text(view.subtitle, style="dim"))
     for table in view.tables:

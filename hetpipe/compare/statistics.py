@@ -1,4 +1,4 @@
-"""Means and spreads over seeds, and curves of several runs on one grid."""
+"""Mean and spread over seeds, and curves of several runs resampled to one grid."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Axis = Literal["minibatches", "seconds"]
 #: The name of the values of `distance_curve`.
 CLOCK_DISTANCE = "clock distance"
 
-#: Points of a curve: enough for its shape, few enough that one wave more or less is no peak.
+#: Maximum points of a curve: enough for its shape, few enough to average out single waves.
 MOST_POINTS = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A quantity over several runs."""
+    """Summary statistics of a quantity over several runs."""
 
     mean: float
     deviation: float | None
@@ -37,7 +37,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """A curve over several runs at one place."""
+    """One point of a curve over several runs."""
 
     x: float
     mean: float
@@ -46,7 +46,7 @@ class CurvePoint:
 
 
 def spread_of(values: Iterable[float | None]) -> Spread | None:
-    """Mean and spread of the present, finite values; None without any.
+    """Mean and spread of the finite values; None if there are none.
 
     >>> spread_of([1.0, 3.0, None])
     Spread(mean=2.0, deviation=1.4142135623730951, least=1.0, most=3.0)
@@ -58,13 +58,13 @@ def spread_of(values: Iterable[float | None]) -> Spread | None:
 
 
 def training_curve(waves: Sequence[TimedWave], *, began: float) -> tuple[Point, ...]:
-    """The training loss of a run: waves put together to few points.
+    """Training loss of a run, averaged over consecutive waves to few points.
 
-    A point stands at the end of its waves; its loss is their mean, weighted as in the run (job key `mean_over`).
+    A point is placed at the end of its waves; its loss is their mean, weighted as in the run (job key `mean_over`).
 
     Args:
-        waves: of all virtual workers, in the order of time.
-        began: when training began, in monotonic seconds.
+        waves: of all virtual workers, in order of time.
+        began: start of training, in monotonic seconds.
     """
     counts = list(accumulate(one.wave.minibatches for one in waves))
     points = []
@@ -78,11 +78,11 @@ def training_curve(waves: Sequence[TimedWave], *, began: float) -> tuple[Point, 
 
 
 def distance_curve(commits: Sequence[ClockPoint], *, began: float, batch_size: int) -> tuple[Point, ...]:
-    """How far the virtual workers of a run were apart: commits put together to few points, each with the largest.
+    """Clock distance between the virtual workers of a run: maximum over consecutive commits, reduced to few points.
 
     Args:
-        commits: in their order, of one history after the other.
-        began: when training began, in monotonic seconds.
+        commits: in order, histories concatenated.
+        began: start of training, in monotonic seconds.
         batch_size: samples of a minibatch; the last ones of an epoch may have fewer.
     """
     points = []
@@ -94,17 +94,17 @@ def distance_curve(commits: Sequence[ClockPoint], *, began: float, batch_size: i
 
 
 def _chunks(number: int, most: int) -> Iterator[slice]:
-    """`number` things in at most `most` runs of almost equal length, none empty."""
+    """Split `number` items into at most `most` non-empty ranges of almost equal length."""
     parts = min(number, most)
     for part in range(parts):
         yield slice(part * number // parts, (part + 1) * number // parts)
 
 
 def common_curve(runs: Sequence[Sequence[Point]], name: str, axis: Axis) -> tuple[CurvePoint, ...]:
-    """The value `name` of several runs against `axis`: their mean, and the least and the most of them.
+    """The value `name` of several runs against `axis`: mean, minimum and maximum.
 
-    Runs that were measured at the same places are compared there. Else each is read off between its points, at
-    `MOST_POINTS` even places in the range that all of them have. Runs without the value are left out.
+    Runs measured at the same points are compared there. Otherwise each is interpolated at `MOST_POINTS` evenly spaced
+    points of the common range. Runs without the value are omitted.
     """
     curves = [curve for run in runs if (curve := _curve(run, name, axis))]
     if not curves:
@@ -127,7 +127,7 @@ def _curve(run: Sequence[Point], name: str, axis: Axis) -> list[tuple[float, flo
 
 
 def _read_off(curve: Sequence[tuple[float, float]], x: float) -> float:
-    """The value at `x`, on the straight line between the points around it; beyond the ends, that of the end."""
+    """Linear interpolation at `x`; constant beyond the ends."""
     right = bisect_left(curve, x, key=lambda point: point[0])
     if right == 0:
         return curve[0][1]

@@ -1,4 +1,4 @@
-"""Trains one run of a comparison, as `hetpipe train` would on this machine, and measures its curves."""
+"""Train one run of a comparison on this machine like `hetpipe train`, and collect its curves."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from hetpipe.values.rewinds import run_folders
 
 
 class Recorder(View):
-    """Hands everything on to another view, and notes when what was evaluated."""
+    """Forwards everything to another view and records the times of evaluations."""
 
     def __init__(self, view: View, clock: TimeSource) -> None:
         self._view = view
         self._clock = clock
         #: When all stages were ready, in monotonic seconds; None before.
         self.began: float | None = None
-        #: Evaluations over all of the evaluation data, each with the monotonic time at which it was heard of.
+        #: Evaluations over all of the evaluation data, each with the monotonic time of its report.
         self.evaluations: list[tuple[float, Evaluated]] = []
 
     def show(self, event: JobEvent) -> None:
@@ -54,16 +54,16 @@ class Recorder(View):
 
 
 def train_trial(trial: Trial, run_dir: Path, shell: Shell, view: View) -> TrialRecord:
-    """Train one run to its end.
+    """Train one run to completion.
 
     Args:
         trial: what to train.
         run_dir: the run's folder, new.
-        shell: the world around.
-        view: shows what happens; stays open.
+        shell: the command's environment.
+        view: displays progress; is left open.
 
     Returns:
-        How it ended.
+        Its outcome.
 
     Raises:
         UserError: the job cannot be trained, under whatever policy.
@@ -81,7 +81,7 @@ def train_trial(trial: Trial, run_dir: Path, shell: Shell, view: View) -> TrialR
 
 
 def record_of(trial: Trial, end: RunEnd, recorder: Recorder, folder: RunFolder) -> TrialRecord:
-    """What to keep of a run.
+    """Create the record of a run.
 
     Raises:
         UserError: the job cannot be trained, under whatever policy.
@@ -105,12 +105,12 @@ def record_of(trial: Trial, end: RunEnd, recorder: Recorder, folder: RunFolder) 
 
 
 def _waves(folder: RunFolder) -> list[TimedWave]:
-    """What was trained, in the order of time; also what a rewind has undone."""
+    """Waves trained, in order of time, including those undone by a rewind."""
     return [wave for where in run_folders(folder.path) for wave in read_metrics(where)]
 
 
 def _commits(folder: RunFolder) -> list[ClockPoint]:
-    """What was committed, in the order of time; also what a rewind has undone."""
+    """Commits, in order of time, including those undone by a rewind."""
     found: list[ClockPoint] = []
     for where in run_folders(folder.path):
         before = found[-1].samples if found else 0

@@ -1,6 +1,6 @@
-"""What `hetpipe compare` trains: one job under several weight policies, with several seeds.
+"""Runs of `hetpipe compare`: one job under several weight policies, with several seeds.
 
-The seed determines the order of samples and the initial weights: trials with the same seed differ in the policy only.
+The seed determines sample order and initial weights: trials with the same seed differ in the policy only.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from hetpipe.values.suggest import did_you_mean
 
 
 class TrialSettings(Protocol):
-    """Options that say what is trained, as they were typed."""
+    """Unparsed options that define the trials."""
 
     @property
     def weights(self) -> str:
-        """Names of policies with commas between them."""
+        """Comma-separated policy names."""
 
     @property
     def seeds(self) -> int:
-        """How many, counted up from the job's own."""
+        """Number of seeds, counted up from the job's own."""
 
     @property
     def settings(self) -> Sequence[str]:
-        """`path=value` texts, for every policy."""
+        """`path=value` overrides for every policy."""
 
     @property
     def own_settings(self) -> Sequence[str]:
-        """`POLICY:path=value` texts, for one policy each."""
+        """`POLICY:path=value` overrides for one policy each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,13 @@ class Trial:
 
     @property
     def job_digest(self) -> str:
-        """Equal for equal jobs."""
+        """Digest of the job's content."""
         return hashlib.sha256(self.job.model_dump_json().encode()).hexdigest()
 
 
 @dataclass(slots=True)
 class _Refusals:
-    """Sentences, and the policies that each one is about."""
+    """Error messages, with the policies each applies to."""
 
     asked: Sequence[WeightPolicy]
     about: dict[str, list[WeightPolicy]] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class _Refusals:
             self.about.setdefault(sentence, []).append(weights)
 
     def lines(self) -> list[str]:
-        """What is wrong under every policy is the job's own mistake, and is told as such."""
+        """Formatted messages; an error under every policy is reported as the job's own."""
         return [
             sentence if len(policies) == len(self.asked) else f"under {', '.join(policies)}: {sentence}"
             for sentence, policies in self.about.items()
@@ -75,15 +75,15 @@ class _Refusals:
 
 
 def trials_of(source: Path, asked: TrialSettings) -> tuple[Trial, ...]:
-    """Every run of the comparison, all policies with one seed before the next seed.
+    """All runs of the comparison: every policy with one seed before the next seed.
 
     Args:
         source: the job file.
-        asked: policies, seeds, and changes to the job.
+        asked: policies, seeds, and overrides of the job.
 
     Raises:
-        UserError: a policy is not known, or the number of seeds is none.
-        JobError: with everything that is refused under any of the policies, before anything starts.
+        UserError: a policy is unknown, or the number of seeds is invalid.
+        JobError: all problems under any of the policies, before anything starts.
     """
     policies = policies_of(asked.weights)
     own = _by_policy(asked.own_settings, policies)
@@ -107,10 +107,10 @@ def trials_of(source: Path, asked: TrialSettings) -> tuple[Trial, ...]:
 
 
 def policies_of(text: str) -> tuple[WeightPolicy, ...]:
-    """The value of `--weights`, each policy once.
+    """Parse the value of `--weights`; duplicates are dropped.
 
     Raises:
-        UserError: one is not known, or none is named.
+        UserError: a name is unknown, or there is none.
 
     >>> policies_of("flush, stash,flush")
     ('flush', 'stash')
@@ -142,7 +142,7 @@ def _by_policy(texts: Sequence[str], policies: Sequence[WeightPolicy]) -> Mappin
 
 
 def _job_under(weights: WeightPolicy, source: Path, settings: Sequence[str]) -> Job:
-    # torch takes a while to import
+    # torch is slow to import
     from hetpipe.pipeline.optimizer_choice import check_optimizer_arguments
     from hetpipe.weights.prediction import check_predictable
 

@@ -1,4 +1,4 @@
-"""What of a comparison is shown, on the screen, in the page and as JSON. Pure: the runs in, summaries and texts out."""
+"""Content of a comparison's output, shared by terminal, page and JSON. Pure: runs in, summaries and texts out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MINIBATCH = re.compile(r"minibatch(?:es)? (\d+)")
 
 @dataclass(frozen=True, slots=True)
 class StagePeaks:
-    """What one stage held at most at once, over all virtual workers and seeds."""
+    """Peak memory of one stage, the maximum over all virtual workers and seeds."""
 
     stage: int
     weight_bytes: int
@@ -33,7 +33,7 @@ class StagePeaks:
 
 @dataclass(frozen=True, slots=True)
 class PolicySummary:
-    """One policy over its seeds; all figures are of the runs that finished."""
+    """One policy over its seeds; all figures are of finished runs."""
 
     weights: WeightPolicy
     finished: int
@@ -54,7 +54,7 @@ class PolicySummary:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the table: cells, and those that are the best of their column."""
+    """Table row: cells, and whether each is the best of its column."""
 
     cells: tuple[str, ...]
     best: frozenset[int] = frozenset()
@@ -62,7 +62,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A row for each policy."""
+    """Table with one row per policy."""
 
     title: str
     headings: tuple[str, ...]
@@ -71,7 +71,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonView:
-    """A comparison, ready to be shown."""
+    """A comparison, ready for output."""
 
     title: str
     subtitle: str
@@ -81,7 +81,7 @@ class ComparisonView:
 
 
 def summaries_of(policies: Sequence[WeightPolicy], records: Sequence[TrialRecord]) -> tuple[PolicySummary, ...]:
-    """One summary for each policy that has runs, in that order."""
+    """One summary per policy that has runs, in policy order."""
     runs = {weights: [one for one in records if one.weights == weights] for weights in policies}
     return tuple(_summary(weights, found) for weights, found in runs.items() if found)
 
@@ -136,11 +136,11 @@ def _peaks(results: Sequence[TrainResult]) -> tuple[StagePeaks, ...]:
 def comparison_json(
     folder: Path, seeds: Sequence[int], summaries: Sequence[PolicySummary], records: Sequence[TrialRecord]
 ) -> dict[str, Any]:
-    """The object of `compare --json`.
+    """JSON object of `compare --json`.
 
     Args:
         folder: of the comparison.
-        seeds: those that were asked for.
+        seeds: the requested seeds.
         summaries: of `summaries_of`.
         records: the runs in them.
     """
@@ -174,7 +174,7 @@ def spread_text(spread: Spread | None, number: Callable[[float], str] = measure)
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column of the table."""
+    """Column of the table."""
 
     heading: str
     text: Callable[[PolicySummary], str]
@@ -186,11 +186,11 @@ class _Column:
 def view_of(
     job: Job, num_seeds: int, summaries: Sequence[PolicySummary], records: Sequence[TrialRecord]
 ) -> ComparisonView:
-    """What to show.
+    """Build the view of a comparison.
 
     Args:
-        job: of any of the runs; they differ in policy, seed, and what was set for one policy.
-        num_seeds: asked for.
+        job: of any run; jobs differ in policy, seed, and per-policy overrides.
+        num_seeds: number of requested seeds.
         summaries: of `summaries_of`.
         records: the runs in them.
     """
@@ -226,7 +226,7 @@ def _quality_columns(summaries: Sequence[PolicySummary]) -> Iterator[_Column]:
 
 
 def _evaluation_columns(name: str) -> Iterator[_Column]:
-    """The last evaluation and the best one. Of the loss less is better; of a metric only the user knows."""
+    """Columns of the last and the best evaluation. Lower loss is better; for a metric only the user knows."""
     of_loss = name == LOSS
     yield _Column(
         name,
@@ -255,7 +255,7 @@ def _speed_columns() -> Iterator[_Column]:
 
 
 def _byte_columns(of_stage: Callable[[StagePeaks], int], summaries: Sequence[PolicySummary]) -> Iterator[_Column]:
-    """One for each stage, and one for all of them."""
+    """One column per stage, and one for their sum."""
     for place in sorted({stage.stage for one in summaries for stage in one.stages}):
         yield _stage_column(of_stage, place)
     yield _Column(
@@ -337,7 +337,7 @@ def _findings(summaries: Sequence[PolicySummary]) -> Iterator[str]:
 
 
 def _clearness(first: Spread, second: Spread) -> str:
-    """What the seeds allow to be said of a difference."""
+    """Sentence on whether the seeds separate two policies."""
     if first.deviation is None or second.deviation is None:
         return "one seed says nothing of the spread, so take more"
     if second.least > first.most:

@@ -52,6 +52,7 @@ from hetpipe.values.policies import POLICIES, HistoryDetail, LinkKind, Schedule,
 from hetpipe.values.precision import Precision
 from hetpipe.values.problems import Path, Problem, problems_of, refusal, shown
 from hetpipe.values.run import DeviceConfig
+from hetpipe.values.storage_url import checked_url
 from hetpipe.values.suggest import did_you_mean
 from hetpipe.values.sync import DataSpec, SyncSpec
 
@@ -151,6 +152,10 @@ class Job(Section):
     but neither each minibatch's weights nor the order of its work; `off` nothing, so nothing can be verified.
     """
     evaluate: EvaluateSection = EvaluateSection()
+    storage: Annotated[str, AfterValidator(checked_url)] | None = Field(default=None, examples=["s3://bucket/runs"])
+    """URL of an object store (`s3://`, `gs://`, `abfs://`, `file:///`) below which each run keeps its checkpoints, so
+    that its processes need not share a file system; None: in the folder of the run.
+    """
     survive: SurviveSection = SurviveSection()
     patience: PatienceSection = PatienceSection()
     checkpoint: CheckpointSection = Field(default=CheckpointSection(), validate_default=True)

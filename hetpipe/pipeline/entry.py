@@ -63,9 +63,15 @@ class Entry:
 
     def _await_last_checkpoint(self, clock: Clock) -> None:
         """Wait for the last checkpoint: no stage that reached the end of the run is left to write it."""
-        parts = self._parts
+        parts, remote = self._parts, self._parts.part_writer.remote
         started = parts.clock.monotonic()
-        while not parts.synchroniser.is_complete(parts.part_writer.folder(clock)):
+
+        def is_complete() -> bool:
+            if remote is not None:
+                return remote.is_complete(clock)
+            return parts.synchroniser.is_complete(parts.part_writer.folder(clock))
+
+        while not is_complete():
             if parts.clock.monotonic() - started > parts.last_checkpoint_seconds:
                 raise CheckpointNotWritten(
                     f"{parts.identity} was restarted after the run had ended at clock {clock}, and no stage is left to "

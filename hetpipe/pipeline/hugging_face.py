@@ -25,13 +25,13 @@ from hetpipe.pipeline.seeds import preserved_generators
 _MAX_NAMED = 4
 
 
-def export_hugging_face(job: Job, import_path: Path, run_dir: Path, out: Path) -> Exported:
+def export_hugging_face(job: Job, import_path: Path, run: str | Path, out: Path) -> Exported:
     """Write the folder `out`, atomically.
 
     Args:
         job: the run's job.
         import_path: folder searched first for user code.
-        run_dir: folder of the run; its newest checkpoint is exported.
+        run: folder or URL of the run; its newest checkpoint is exported.
         out: a new or an empty folder.
 
     Raises:
@@ -41,7 +41,7 @@ def export_hugging_face(job: Job, import_path: Path, run_dir: Path, out: Path) -
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} already exists; name a new folder, for example {out.with_name(out.name + '-new')}")
-    state = read_trained_state(run_dir)
+    state = read_trained_state(run)
     with preserved_generators():
         model: Any = build_model(job, import_path)
     if not callable(getattr(model, "save_pretrained", None)):

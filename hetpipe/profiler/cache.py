@@ -1,4 +1,4 @@
-"""Measurements that were made before, one file each, in the user's cache folder."""
+"""On-disk cache of measurements, one file each, in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def cache_folder(environment: Mapping[str, str], name: str = "profiles") -> Path
     """
     named = Path(environment.get("XDG_CACHE_HOME", ""))
     home = Path(environment["HOME"]) if "HOME" in environment else Path.home()
-    # The specification: a relative path is to be ignored.
+    # The specification requires that a relative path is ignored.
     return (named if named.is_absolute() else home / ".cache") / "hetpipe" / name
 
 
 class MeasurementCache(Generic[T]):
-    """Finds and keeps measurements by key. Several processes may use one folder: files appear whole."""
+    """Cache of measurements by key. Safe for concurrent processes: files are replaced atomically."""
 
     def __init__(self, folder: Path, kind: type[T]) -> None:
-        """Keep values of the type `kind` in `folder`."""
+        """Cache values of type `kind` in `folder`."""
         self._folder = folder
         self._kind = kind
 
     def find(self, key: str) -> T | None:
-        """The measurement under `key`; None if there is none that can be read."""
+        """Return the measurement under `key`; None if missing or unreadable."""
         try:
             found: T = wire.from_json(self._kind, self._path(key).read_bytes())
         except FileNotFoundError:
@@ -48,7 +48,7 @@ class MeasurementCache(Generic[T]):
         return found
 
     def keep(self, key: str, measurement: T) -> None:
-        """Store `measurement`; a cache that cannot be written is no reason to fail."""
+        """Store `measurement`; write errors are ignored."""
         path = self._path(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

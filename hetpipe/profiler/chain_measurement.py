@@ -1,7 +1,7 @@
-"""Measure a model layer by layer on one device: times, what a layer keeps for its backward, and how much work it is.
+"""Measure a model layer by layer on one device: times, bytes saved for the backward pass, and FLOPs.
 
-One layer at a time is there, so large models fit. Time is taken on a CPU by the clock, on a GPU by events in its own
-stream of work.
+Only one layer is resident at a time, so large models fit. CPU times come from the clock, GPU times from CUDA events
+on the current stream.
 """
 
 from __future__ import annotations
@@ -27,61 +27,61 @@ from hetpipe.values.measurement import AliveTensor, LayerMeasurement, Measuremen
 
 
 class Stopwatch(Protocol):
-    """Takes the times of one run: `lap` before, between and after its parts, then `laps_ms`."""
+    """Lap timer of one run: `lap` before, between and after its parts, then `laps_ms`."""
 
     def lap(self) -> None:
-        """A part ends here, and the next one begins."""
+        """Mark the end of one part and the start of the next."""
         ...
 
     def laps_ms(self) -> list[float]:
-        """The milliseconds between consecutive laps; forgets them."""
+        """Return the milliseconds between consecutive laps and reset."""
         ...
 
 
 class ClockStopwatch:
-    """For devices whose work is done when the call returns."""
+    """Lap timer for devices that execute synchronously."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._laps: list[float] = []
 
     def lap(self) -> None:
-        """A part ends here, and the next one begins."""
+        """Mark the end of one part and the start of the next."""
         self._laps.append(self._clock.monotonic())
 
     def laps_ms(self) -> list[float]:
-        """The milliseconds between consecutive laps; forgets them."""
+        """Return the milliseconds between consecutive laps and reset."""
         laps, self._laps = self._laps, []
         return [1000.0 * (after - before) for before, after in pairwise(laps)]
 
 
 class EventStopwatch:
-    """For CUDA devices."""
+    """Lap timer for CUDA devices, with events."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._laps: list[torch.cuda.Event] = []
 
     def lap(self) -> None:
-        """A part ends where the work queued so far on the device's current stream ends."""
+        """Record an event on the device's current stream."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch ships it untyped
         event.record(torch.cuda.current_stream(self._device))
         self._laps.append(event)
 
     def laps_ms(self) -> list[float]:
-        """The milliseconds between consecutive laps, once the device has done all its work; forgets them."""
+        """Synchronize, return the milliseconds between consecutive laps and reset."""
         torch.cuda.synchronize(self._device)
         laps, self._laps = self._laps, []
         return [float(before.elapsed_time(after)) for before, after in pairwise(laps)]
 
 
 def stopwatch_for(device: torch.device, clock: Clock) -> Stopwatch:
-    """The one that suits `device`."""
+    """The stopwatch for the type of `device`."""
     return EventStopwatch(device) if device.type == "cuda" else ClockStopwatch(clock)
 
 
 def trace_saved(run: LayerRun, inputs: Values) -> tuple[Values, Saved]:
-    """Run the layer once on `inputs` themselves: its outputs, without a graph, and the storages that it saved."""
+    """Run the layer once on `inputs`, without copying them; return its detached outputs and the storages it saved."""
     module = run.layer.module
     own = _identities([*run.weights.values(), *module.parameters(), *module.buffers()])
     storages: dict[int, int] = {}
@@ -101,7 +101,7 @@ def trace_saved(run: LayerRun, inputs: Values) -> tuple[Values, Saved]:
 
 
 def trace_work(run: LayerRun, inputs: Values) -> tuple[Work, Work]:
-    """Run the layer once on `inputs`, which it may change; the work of its forward and of its backward."""
+    """Run the layer once on `inputs`, which it may modify; return the work of its forward and backward."""
     with FlopCounter(is_backward=False) as forward:
         outputs = run.forward(inputs)
     gradients = run.gradients_for(outputs)
@@ -120,7 +120,7 @@ def _identities(tensors: Iterable[Tensor]) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What is known of one layer before the next one is looked at."""
+    """Intermediate results for one layer."""
 
     run: LayerRun
     saved: Saved
@@ -144,10 +144,10 @@ def measure_chain(
     Args:
         subject: the job's code.
         device: where it runs.
-        device_type: the name of its kind.
+        device_type: its device type.
         sampling: how often each layer runs.
-        clock: takes the times on CPUs.
-        on_layer: hears the position of each layer before it is measured.
+        clock: times CPU work.
+        on_layer: called with the index of each layer before it is measured.
 
     Raises:
         CallableError: a layer or the loss cannot run.
@@ -185,7 +185,7 @@ def measure_chain(
 def _median_times(
     run: LayerRun, inputs: Values, stopwatch: Stopwatch, sampling: Sampling, clock: Clock
 ) -> tuple[float, float]:
-    """The median milliseconds of forward and backward."""
+    """Median milliseconds of forward and backward."""
     gradients = run.gradients_for(run.forward(_copies(inputs)))
     run.backward(gradients)
     for _ in range(sampling.warm_up):

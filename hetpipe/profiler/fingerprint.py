@@ -1,7 +1,7 @@
-"""What a measurement depends on: the user's code and model, the minibatch, the device and the software.
+"""Cache key of a measurement: the user's code and model, the minibatch, the device and software versions.
 
-The user's source files count whole, all that were imported for the job, so a change anywhere in them measures again.
-What the code reads from elsewhere shows in the shapes of parameters and inputs, or not at all: then `--fresh` helps.
+All source files imported for the job are hashed in full, so any change in them invalidates the measurement. Other
+inputs of the code count only through the shapes of parameters and inputs; use `--fresh` if those do not change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hetpipe.values import wire
 from hetpipe.values.plan import TensorSpec
 from hetpipe.values.precision import Precision
 
-#: Changes when measurements of older versions must not be used any more.
+#: Version of the format; a new one invalidates all older measurements.
 _METHOD = 3
 
 #: Top names of modules that are hetpipe's own; whichever of its programs measures is also the main module.
@@ -37,7 +37,7 @@ _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Measurements with equal fingerprints may stand for each other."""
+    """Everything a measurement depends on; measurements with equal fingerprints are interchangeable."""
 
     model: str
     loss: str
@@ -57,7 +57,7 @@ class Fingerprint:
 
     @property
     def key(self) -> str:
-        """A name for a file."""
+        """The fingerprint as a file name."""
         return sha256(wire.to_json(Fingerprint, self).encode()).hexdigest()[:32]
 
 
@@ -78,7 +78,7 @@ def fingerprint_of(subject: Subject, device: torch.device, import_path: Path) ->
 
 
 def _as_text(named: str | CallSpec | Mapping[str, LossTerm] | None) -> str:
-    """A reference as it is, and anything else as JSON."""
+    """A reference unchanged; anything else as JSON."""
     if named is None or isinstance(named, str):
         return named or ""
     values = (
@@ -88,11 +88,11 @@ def _as_text(named: str | CallSpec | Mapping[str, LossTerm] | None) -> str:
 
 
 def digests(modules: Mapping[str, ModuleType], folder: Path) -> dict[str, str]:
-    """Digests of the files of the modules in `folder` (resolved), but for installed packages and hetpipe itself."""
+    """Digests of module files in `folder` (resolved), except installed packages and hetpipe itself."""
     found = {}
     for name, module in sorted(modules.items()):
         file = getattr(module, "__file__", None)
-        # Thousands of modules are not the user's: look at their paths as text.
+        # Thousands of modules are not the user's: compare their paths as text, for speed.
         if file is None or not file.startswith(f"{folder}/") or name.partition(".")[0] in _OWN:
             continue
         path = Path(file)

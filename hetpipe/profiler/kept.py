@@ -1,9 +1,9 @@
-"""Which layer keeps how much from forward to backward? Pure: storages are numbers here.
+"""Bytes each layer retains from forward to backward. Pure: storages are integers here.
 
-A stage keeps each storage once, whoever saves it, so the layers' figures must add up to what all of them keep together.
+A stage holds each storage once even if several layers save it, so the layers' figures sum to the total.
 A storage that several layers save (an activation's result, which the next linear layer saves as its input) counts at
-the first of them. What a cut adds is not in these figures: the stage behind it keeps a copy of such a storage of its
-own, and for a moment it has that input's gradient.
+the first of them. The overhead of a cut is excluded: the next stage holds its own copy of such a storage and,
+briefly, the gradient of that input.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What one layer saved for its backward: identity of a storage → its bytes.
+    """Storages one layer saved for its backward: storage identity → bytes.
 
-    An identity is unique among the storages of one layer and of its outputs, which are the next layer's inputs; after
+    Identities are unique among the storages of one layer and its outputs, which are the next layer's inputs; after
     that it may be used again.
     """
 
@@ -26,7 +26,7 @@ class Saved:
 
 
 def kept_bytes(layers: Sequence[Saved]) -> tuple[int, ...]:
-    """Bytes that each layer of a chain keeps.
+    """Bytes retained by each layer of a chain.
 
     >>> relu = Saved({1: 100}, outputs=frozenset({1}))  # saves its result
     >>> linear = Saved({1: 100, 7: 8}, outputs=frozenset({2}))  # saves its input, and something of its own

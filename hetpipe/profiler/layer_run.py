@@ -1,4 +1,4 @@
-"""One layer on its device, ready to run as often as wanted: exactly as a stage of this one layer would run it."""
+"""One layer on its device, repeatable: executed exactly as a stage consisting of this layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hetpipe.profiler.subject import MINIBATCH, VIRTUAL_WORKER, Subject
 
 
 class LayerRun:
-    """Runs one layer forward and backward, on the last layer with the loss."""
+    """Runs one layer forward and backward; the last layer includes the loss."""
 
     def __init__(self, subject: Subject, layer: Layer, device: torch.device) -> None:
         """Move `layer` to `device`."""
@@ -38,14 +38,14 @@ class LayerRun:
         }
 
     def forward(self, inputs: Values) -> Values:
-        """The layer's outputs, detached; `inputs` are on the device, and a layer that works in place changes them."""
+        """Return the layer's outputs, detached; `inputs` are on the device and may be modified in place."""
         outputs = self._compute.forward(MINIBATCH, self.weights, inputs)
         if self._has_loss:
             self._compute.loss(MINIBATCH, outputs, self._target)
         return outputs
 
     def gradients_for(self, outputs: Values) -> Values | None:
-        """Made-up gradients of `outputs`, as a next stage would send them; None where the loss is the start."""
+        """Synthetic gradients of `outputs`, as from a next stage; None where the backward starts at the loss."""
         if self._has_loss:
             return None
         return tuple(torch.randn_like(output) if output.requires_grad else output for output in outputs)
@@ -55,13 +55,13 @@ class LayerRun:
         self._compute.backward(MINIBATCH, self.weights, gradients)
 
     def leave(self) -> None:
-        """Make room on the device."""
+        """Free the layer's memory on the device."""
         self.layer.module.to("cpu")
 
 
 @contextmanager
 def told_as_the_users(layer: Layer, inputs: Values) -> Iterator[None]:
-    """Turn whatever the layer's own code raises into one sentence.
+    """Convert any exception of the layer's own code to a `CallableError`.
 
     Raises:
         CallableError: it raised.

@@ -1,7 +1,7 @@
-"""What was measured of the links of a machine, in the user's cache folder. Without torch.
+"""Cache of link measurements of a machine, in the user's cache folder. Without torch.
 
-Measurements lie under the name of the machine that they were made on. An agent may call its node otherwise: what it
-tells of its links has the name of the node.
+Measurements are keyed by the host name they were made on. An agent's node name may differ; it reports its links under
+the node name.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ WITHIN_NODE_TRANSPORT: LinkKind = "gloo"
 
 
 class LinkCache:
-    """The measurements of one machine."""
+    """Cached link measurements of one machine."""
 
     def __init__(self, environment: Mapping[str, str], *, machine: str, device_types: Sequence[str]) -> None:
-        """Look in the cache folder of `environment`.
+        """Open the cache in the cache folder of `environment`.
 
         Args:
             environment: names the folder.
@@ -41,20 +41,20 @@ class LinkCache:
         ).key
 
     def find(self, *, now: float) -> MeasuredLinks:
-        """What was measured before and is still valid at `now`; nothing if there is none."""
+        """Return the cached measurements valid at `now`; empty if there are none."""
         found = self._files.find(self.key)
         return MeasuredLinks() if found is None else still_valid(found, now=now)
 
     def keep(self, measured: MeasuredLinks) -> None:
-        """Store what was measured, instead of what was there."""
+        """Replace the cached measurements."""
         self._files.keep(self.key, measured)
 
 
 class NodeLinks:
-    """What an agent knows of the links of its node: within it, and to other nodes. Thread-safe."""
+    """Known links of an agent's node, internal and to other nodes. Thread-safe."""
 
     def __init__(self, environment: Mapping[str, str], *, machine: str, node: str, device_types: Sequence[str]) -> None:
-        """Look in the cache folder of `environment`.
+        """Open the cache in the cache folder of `environment`.
 
         Args:
             environment: names the folder.
@@ -65,12 +65,12 @@ class NodeLinks:
         self._machine = machine
         self._node = node
         self._within = LinkCache(environment, machine=machine, device_types=device_types)
-        # A machine may have several agents, and the names of nodes mean something in their cluster alone.
+        # A machine may run several agents, and node names are only meaningful within their cluster.
         self._between = LinkCache(environment, machine=f"{machine}/{node}", device_types=device_types)
         self._lock = threading.Lock()
 
     def find(self, *, now: float) -> MeasuredLinks:
-        """What was measured before and is valid still, under the name of the node."""
+        """Return the valid cached measurements, under the node name."""
         found, own = self._within.find(now=now), (self._machine, self._machine)
         within = MeasuredLinks(
             links=tuple(replace(link, between=(self._node, self._node)) for link in found.links if link.between == own),
@@ -79,6 +79,6 @@ class NodeLinks:
         return merged(self._between.find(now=now).of(self._node), within)
 
     def keep(self, measured: MeasuredLinks, *, now: float) -> None:
-        """Remember more of the links of the node."""
+        """Add measurements of the node's links."""
         with self._lock:
             self._between.keep(merged(self._between.find(now=now), measured.of(self._node)))

@@ -1,8 +1,8 @@
-"""Carries out a `LinkOrder`: one end of a link that is measured with the transport of runs, or copies to devices.
+"""Execute a `LinkOrder`: measure one end of a link with the training transport, or host-device copies.
 
-Both are measured by round trips: so many bytes there, so many back. Small ones give the latency; what large ones take
-beyond that gives the bytes per second. Sizes grow until one transfer takes long enough to be timed, so that a slow link
-is not filled for minutes, and a fast one not judged by a message that is over before it has begun.
+Both are measured by round trips of equal payloads. Small ones give the latency; the additional time of large ones gives
+the bandwidth. Sizes grow until one transfer is long enough to be timed, so that a slow link is not saturated for
+minutes and a fast one is not judged by a message too small to time.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ RoundTrip = Callable[[int, int], float]
 #: Largest message of a measurement.
 MAX_BYTES = 16 << 20
 
-#: What a link that is measured needs room for.
+#: Buffer limits of a measured link.
 LIMITS = LinkLimits(outgoing_frames=2, incoming_frames=2, frame_bytes=MAX_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much is transferred."""
+    """Amount of data to transfer."""
 
     small_bytes: int = 256
     first_bytes: int = 256 << 10
@@ -55,7 +55,7 @@ class Effort:
 
 
 def speed_of(round_trip: RoundTrip, effort: Effort, clock: Clock) -> TransferSpeed:
-    """The law that round trips follow; of both directions the slower one."""
+    """Fit latency and bandwidth to round trips; the slower of both directions."""
     small = effort.small_bytes
     trip, repeats = _median(lambda: round_trip(small, small), effort.small, clock)
     speeds = []
@@ -67,7 +67,7 @@ def speed_of(round_trip: RoundTrip, effort: Effort, clock: Clock) -> TransferSpe
         num_bytes = _long_enough(one_way, effort)
         seconds, large_repeats = _median(lambda way=one_way, size=num_bytes: way(size), effort.large, clock)  # type: ignore[misc]
         repeats = min(repeats, large_repeats)
-        # On a noisy machine a large message may seem to take no longer than a small one: then all of its time counts.
+        # On a noisy machine a large message may appear no slower than a small one: then use its full time.
         beyond = seconds - trip if seconds > trip else seconds
         speeds.append((num_bytes / beyond, num_bytes))
     bytes_per_second, large_bytes = min(speeds)
@@ -88,7 +88,7 @@ def _long_enough(one_way: Callable[[int], float], effort: Effort) -> int:
 
 
 def _median(take: Callable[[], float], sampling: Sampling, clock: Clock) -> tuple[float, int]:
-    """The median of what `take` returns, and of how many samples."""
+    """Median of repeated `take` calls, and the number of samples."""
     for _ in range(sampling.warm_up):
         take()
     began = clock.monotonic()
@@ -102,10 +102,10 @@ def _median(take: Callable[[], float], sampling: Sampling, clock: Clock) -> tupl
 
 
 class LinkTrips:
-    """Round trips over a link whose other end `answer_trips`. Use it from one thread."""
+    """Round trips over a link whose other end runs `answer_trips`. Single-threaded."""
 
     def __init__(self, link: Link, clock: Clock, *, deadline_seconds: float) -> None:
-        """All round trips together have `deadline_seconds`."""
+        """`deadline_seconds` bounds all round trips together."""
         self._link = link
         self._clock = clock
         self._until = clock.monotonic() + deadline_seconds
@@ -113,12 +113,12 @@ class LinkTrips:
         self._payload = torch.zeros(MAX_BYTES, dtype=torch.uint8)
 
     def __call__(self, num_bytes: int, num_bytes_back: int) -> float:
-        """One round trip.
+        """Make one round trip.
 
         Raises:
-            DeadlineExceeded: the other end does not answer in time.
-            LinkClosed: it went away.
-            MalformedFrame: it answered something else.
+            DeadlineExceeded: no reply in time.
+            LinkClosed: the peer disconnected.
+            MalformedFrame: unexpected reply.
         """
         self._count += 1
         asked = Frame(FrameKind.FORWARD, self._count, 0, 0, (self._payload[:num_bytes],), weight=num_bytes_back)
@@ -136,16 +136,16 @@ class LinkTrips:
 
 
 def answer_trips(link: Link, *, patience_seconds: float) -> None:
-    """Answer the round trips of the other end until it closes the link.
+    """Echo the peer's round trips until it closes the link.
 
     Args:
-        link: its other end measures.
-        patience_seconds: for the next round trip.
+        link: to the measuring end.
+        patience_seconds: timeout per round trip.
 
     Raises:
-        DeadlineExceeded: the other end is silent.
-        LinkClosed: it went away without a good-bye.
-        MalformedFrame: it asks for what no measurement asks for.
+        DeadlineExceeded: no request in time.
+        LinkClosed: the peer disconnected without closing.
+        MalformedFrame: unexpected request.
     """
     payload = torch.zeros(MAX_BYTES, dtype=torch.uint8)
     while True:
@@ -172,7 +172,7 @@ def _num_bytes(frame: Frame) -> int:
 
 
 class CopyTrips:
-    """Round trips between host memory, which is not page-locked, and a device: on a CPU, between two places in it."""
+    """Round trips between pageable host memory and a device; on a CPU, within host memory."""
 
     def __init__(self, device: torch.device, clock: Clock) -> None:
         self._device = device
@@ -181,7 +181,7 @@ class CopyTrips:
         self._there = torch.zeros(MAX_BYTES, dtype=torch.uint8, device=device)
 
     def __call__(self, num_bytes: int, num_bytes_back: int) -> float:
-        """One copy to the device, and one from there."""
+        """Copy once to the device and once back."""
         began = self._clock.monotonic()
         self._there[:num_bytes].copy_(self._host[:num_bytes])
         self._host[:num_bytes_back].copy_(self._there[:num_bytes_back])
@@ -198,17 +198,17 @@ def carry_out_links(
     *,
     tls: Tls | None = None,
 ) -> LinkAnswer:
-    """Measure, or help the other end to.
+    """Measure the link, or serve the measuring end.
 
     Args:
         order: what to measure.
-        clock: takes the times.
-        on_address: hears where the other end is awaited.
-        effort: how much is transferred.
-        tls: who this process is, for links that encrypt; None: plaintext.
+        clock: time source.
+        on_address: called with the listening address.
+        effort: amount of data to transfer.
+        tls: identity of this process for encrypted links; None: plaintext.
 
     Raises:
-        HetpipeError: the two ends do not find each other, or one goes away.
+        HetpipeError: the ends cannot connect, or one disconnects.
     """
     effort = effort or Effort()
     if order.role == "copies":
@@ -268,7 +268,7 @@ def _copies(order: LinkOrder, clock: Clock, effort: Effort) -> tuple[CopyMeasure
 
 
 def _cut(order: LinkOrder) -> Cut:
-    """Between the two ends, as the one that awaits sees it."""
+    """The cut between the two ends, as the listening end sees it."""
     own, neighbour = (
         Requester(end.job_id, end.term, end.vw, end.incarnation, end.stage)
         for end in (end_key(JobId(order.job_id), order.number, is_first=is_first) for is_first in (True, False))

@@ -1,8 +1,8 @@
-"""What a process that measures links is asked and what it answers: the values on its pipe. Without torch.
+"""Request and reply of a link-measuring process, as sent over its pipe. Without torch.
 
-A link has two ends, a process each: the one with the role `await` opens a door, reports its address as
-`{"address": "HOST:PORT"}`, measures, and answers; the one with the role `call` comes to that address, sends back what
-it is asked for, and answers no link. With TLS each proves to be the one end that the order names.
+A link has two ends, one process each: the one with the role `await` listens, reports its address as `{"address":
+"HOST:PORT"}`, measures, and replies with the result; the one with the role `call` connects to that address, echoes what
+is requested, and reports no link. With TLS each end authenticates as the one named in the order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hetpipe.values.policies import LinkKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkOrder:
-    """Measure this."""
+    """Request to measure a link."""
 
     role: Literal["await", "call", "copies"]
     """`copies`: no link, but between host memory and this node's devices."""
@@ -44,7 +44,7 @@ class LinkOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkAnswer:
-    """What was measured."""
+    """Result of a `LinkOrder`."""
 
     link: LinkMeasurement | None = None
     copies: tuple[CopyMeasurement, ...] = ()

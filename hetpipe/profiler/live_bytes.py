@@ -1,8 +1,8 @@
-"""How many bytes of tensors are alive, and how many were at most?
+"""Count the live and peak bytes of tensors.
 
-`LiveBytes` sees every operation of its thread (and of the backward passes that it starts). A storage counts from the
-operation that made it until nothing holds it any more, whether Python code or a graph of autograd did. What kernels
-need only while they run is invisible, and so are tensors made outside of the block, unless they are handed to `count`.
+`LiveBytes` intercepts every operation of its thread (and of the backward passes that it starts). A storage counts from
+its allocation until the last reference, in Python or in an autograd graph, is gone. Temporary workspaces of kernels are
+not counted, nor are tensors made outside of the block, unless passed to `count`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ships it untyped
-    """Counts the bytes of live tensors while its block runs; what outlives the block is seen to die after it, too.
+    """Count bytes of live tensors while the block runs; tensors that outlive it are tracked until freed.
 
     >>> with LiveBytes() as live:
     ...     a = torch.zeros(4)
@@ -31,10 +31,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
     """
 
     def __init__(self, device_type: str = "cpu") -> None:
-        """Count storages on devices of this type only (`cpu`, `cuda`)."""
+        """Restrict counting to storages on one device type (`cpu`, `cuda`)."""
         super().__init__()  # type: ignore[no-untyped-call]  # torch ships it untyped
         self._device_type = device_type
-        # A storage may die in any thread, and in this one while the lock is held, when the collector runs.
+        # A storage may be freed in any thread, and by the garbage collector in this one while the lock is held.
         self._lock = threading.RLock()
         #: Identity of a live storage → its weak reference and the bytes it was counted with.
         self._live: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
@@ -43,18 +43,18 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
         self.peak_bytes = 0
 
     def __enter__(self) -> Self:
-        """Begin to look."""
+        """Start counting."""
         super().__enter__()  # type: ignore[no-untyped-call]  # torch ships it untyped
         return self
 
     def count(self, tensors: Iterable[Tensor]) -> None:
-        """Count storages that were made before the block, from now until they die."""
+        """Count preexisting storages, from now until they are freed."""
         for tensor in tensors:
             self._see(tensor.untyped_storage())
 
     @contextmanager
     def unseen(self) -> Iterator[None]:
-        """What is made in this block, in the thread that looks, does not count."""
+        """Exclude what this thread allocates in the block."""
         self._looks = False
         try:
             yield
@@ -62,14 +62,14 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
             self._looks = True
 
     def restart_peak(self) -> None:
-        """Forget the peak so far."""
+        """Reset the peak to the current bytes."""
         with self._lock:
             self.peak_bytes = self.now_bytes
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operation, then look at what it returned."""
+        """Run the operation, then count the storages of its results."""
         result = func(*args, **(kwargs or {}))
         if not self._looks:
             return result
@@ -81,13 +81,13 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and tensor.device.type == self._device_type:
                 identity = storage_identity(tensor.untyped_storage())
-                # A view of what was there before the block is nothing new.
+                # A view of a storage from before the block is no allocation.
                 if identity in self._live or identity not in given:
                     self._see(tensor.untyped_storage())
         return result
 
     def _see(self, storage: torch.UntypedStorage) -> None:
-        """Count `storage`, or notice that it was resized."""
+        """Count `storage`, or update the size of a resized one."""
         identity, num_bytes = storage_identity(storage), storage.nbytes()
         with self._lock:
             known = self._live.get(identity)
@@ -107,5 +107,5 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
 
 
 def storage_identity(storage: torch.UntypedStorage) -> int:
-    """Unique among live storages; the address of the data is not, as empty ones share it."""
+    """Identity that is unique among live storages; data addresses are not, as empty storages share one."""
     return int(storage._cdata)  # noqa: SLF001 - torch has no public name for it

@@ -1,4 +1,4 @@
-"""What this machine and its software call themselves, for the keys of measurements. Without torch."""
+"""Names of this machine and its software, for measurement keys. Without torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import hetpipe
 
 
 def processor_name() -> str:
-    """The processor's model, from the kernel where it says so."""
+    """Model name of the processor, from the kernel where available."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -19,5 +19,5 @@ def processor_name() -> str:
 
 
 def versions() -> tuple[str, ...]:
-    """Of hetpipe and torch, as measurements of links name them."""
+    """Versions of hetpipe and torch, as recorded in link measurements."""
     return (hetpipe.__version__, version("torch"))

@@ -1,4 +1,4 @@
-"""What the profiling process is asked and what it answers: the values on its pipe. Without torch."""
+"""Request and reply of the profiling process, as sent over its pipe. Without torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hetpipe.values.measurement import Measurement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileOrder:
-    """Measure this."""
+    """Request to profile a job's model."""
 
     job: dict[str, Any]
     """The validated job, as `Job.model_dump(mode="json")`."""
@@ -29,7 +29,7 @@ class ProfileOrder:
 
 @dataclass(frozen=True, slots=True)
 class ProfileAnswer:
-    """What was found, one measurement per device type that is here."""
+    """Result of a `ProfileOrder`: one measurement per local device type."""
 
     measurements: tuple[Measurement, ...]
     cached: tuple[str, ...]

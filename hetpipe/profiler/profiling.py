@@ -1,6 +1,6 @@
-"""Carries out a `ProfileOrder`: one measurement per kind of device on this machine, from the cache where it has one.
+"""Execute a `ProfileOrder`: one measurement per local device type, cached where possible.
 
-A measurement has what the framework takes of a device's memory beside the tensors of the model (`framework_reserve`).
+A measurement includes the framework's own memory on the device (`framework_reserve`).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Target:
 
 
 def carry_out(order: ProfileOrder, clock: Clock, on_step: Callable[[ProfileStep], None]) -> ProfileAnswer:
-    """Measure, or find what was measured before.
+    """Measure, or return cached measurements.
 
     Args:
         order: what to measure.
-        clock: takes the times.
-        on_step: hears of each layer before it is measured.
+        clock: time source.
+        on_step: called before each layer is measured.
 
     Raises:
         CallableError, JobError: the user's code cannot be used.
@@ -50,7 +50,7 @@ def carry_out(order: ProfileOrder, clock: Clock, on_step: Callable[[ProfileStep]
 
 
 def targets_of(subject: Subject, order: ProfileOrder) -> dict[str, Target]:
-    """Device type → the device that is measured; of what the user has imported so far, all counts for the cache."""
+    """Device type → device to measure; everything the user has imported so far is part of the cache key."""
     devices = devices_here(with_cpu=order.with_cpu)
     import_path = Path(order.import_path)
     return {
@@ -67,7 +67,7 @@ def measured(
     clock: Clock,
     on_step: Callable[[ProfileStep], None],
 ) -> ProfileAnswer:
-    """The measurements of `subject` on its `targets`; see `carry_out`.
+    """Measure `subject` on its `targets`; see `carry_out`.
 
     Raises:
         CallableError: a layer or the loss cannot run.
@@ -97,7 +97,7 @@ def measured(
 
 
 def devices_here(*, with_cpu: bool) -> dict[str, torch.device]:
-    """Device type → the first device of that type on this machine; the CPU only if asked for or without any other."""
+    """Device type → first local device of that type; CPU only on request or without a GPU."""
     found: dict[str, torch.device] = {}
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         properties = torch.cuda.get_device_properties(index)
@@ -108,16 +108,16 @@ def devices_here(*, with_cpu: bool) -> dict[str, torch.device]:
     return found
 
 
-#: Side of the matrices whose product makes libraries take their workspace.
+#: Size of the square matrices whose product makes libraries allocate their workspace.
 _WARM_UP_SIZE = 64
 
 
 def framework_reserve(device: torch.device, chain: Sequence[Layer]) -> int:
-    """Bytes that a process like this one takes of `device`, without the tensors of the model.
+    """Bytes of `device` that a process like this one takes in addition to the tensors of the model.
 
-    On a GPU: what is not free after a first matrix product, and not held by torch for tensors: the context, the
-    libraries' workspaces, and what other programs hold, which is no more to be had. On the CPU: this process's resident
-    memory without the model `chain`, which lies there; Python, torch and what the user's code imports.
+    On a GPU: memory not free after a first matrix product and not held by torch for tensors: the context, library
+    workspaces, and allocations of other programs, which are unavailable too. On the CPU: resident memory of this
+    process without the model `chain`: Python, torch and the imports of the user's code.
     """
     if device.type == "cuda":
         side = torch.ones(_WARM_UP_SIZE, _WARM_UP_SIZE, device=device)

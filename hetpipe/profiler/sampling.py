@@ -1,4 +1,4 @@
-"""How often must a time be taken until its median can be trusted? Pure."""
+"""Number of timing samples needed for a reliable median. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _MEDIAN_ERROR = math.sqrt(math.pi / 2)
 #: Interquartile range of a normal distribution in standard deviations.
 _QUARTILES = 1.349
 
-#: No layer is done before; what disturbs a machine lasts longer than a short layer.
+#: Minimum time per layer; disturbances of a machine last longer than a short layer.
 _LEAST_SECONDS = 0.1
-#: Once a layer took this long, the samples so far must do.
+#: Time limit per layer, after which the samples so far must suffice.
 _MOST_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """When a layer has been measured often enough."""
+    """Stopping rule for the measurements of one layer."""
 
     warm_up: int = 3
     """Runs before the first that counts: memory is allocated, kernels are chosen and loaded."""
@@ -40,7 +40,7 @@ class Sampling:
 
     @classmethod
     def within(cls, *, num_layers: int, total_seconds: float = 60.0) -> Sampling:
-        """For a whole model in about `total_seconds`, unless its layers take longer than that for the least samples.
+        """Limits that fit a whole model into about `total_seconds`, unless the minimum number of samples takes longer.
 
         >>> Sampling.within(num_layers=1200).most_seconds
         0.05
@@ -49,11 +49,11 @@ class Sampling:
         return cls(least_seconds=min(_LEAST_SECONDS, share), most_seconds=min(_MOST_SECONDS, share))
 
     def is_enough(self, samples_ms: Sequence[Sequence[float]], *, elapsed_seconds: float) -> bool:
-        """Whether to stop.
+        """Whether to stop sampling.
 
         Args:
-            samples_ms: the samples so far of each time that is measured, equally many of each.
-            elapsed_seconds: what they took.
+            samples_ms: samples so far of each measured quantity, equally many of each.
+            elapsed_seconds: total time of the samples.
         """
         count = len(samples_ms[0])
         if count < self.least:
@@ -66,7 +66,7 @@ class Sampling:
 
 
 def relative_error(samples: Sequence[float]) -> float:
-    """The standard error of the median of `samples` over that median, from their quartiles; outliers do not count.
+    """Relative standard error of the median of `samples`, from their quartiles; robust to outliers.
 
     >>> relative_error([2.0] * 10)
     0.0

@@ -1,6 +1,6 @@
-"""What is profiled: the job's model as a chain of layers, one minibatch of its data, and its loss.
+"""Profiling subject: the job's model as a chain of layers, one minibatch of its data, and its loss.
 
-Made in a process of its own, because this imports the user's code.
+Created in a process of its own, because this imports the user's code.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from hetpipe.pipeline.optimizer_choice import check_groups, check_optimization, 
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 from hetpipe.values.policies import POLICIES
 
-#: The minibatch that is profiled; every one stands for all.
+#: The profiled minibatch, taken as representative.
 MINIBATCH = Minibatch(1)
 VIRTUAL_WORKER = VirtualWorkerIndex(0)
 
-#: Samples, from everywhere in the data, whose lengths are compared; of a stream, one of each of the first minibatches.
+#: Number of samples, spread over the data, whose lengths are compared; of a stream, one of each of the first minibatches.
 _COMPARED_SAMPLES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A job's own code, made ready to run."""
+    """A job's own code, loaded and ready to run."""
 
     job: Job
     chain: tuple[Layer, ...]
@@ -47,10 +47,10 @@ class Subject:
 
 
 def load_subject(job: Job, import_path: Path) -> Subject:
-    """Import and call what the job names; read its first minibatch.
+    """Import and call the job's callables; read its first minibatch.
 
     Raises:
-        CallableError, JobError: what cannot be used, by its path in the job.
+        CallableError, JobError: unusable callables, by their path in the job.
     """
     # The cheapest first, as the first mistake ends it; with the first optimizer torch imports its compiler.
     check_optimizer_names(job.optimizer, import_path)
@@ -72,9 +72,9 @@ def load_subject(job: Job, import_path: Path) -> Subject:
 
 
 def tokens_per_sample(subject: Subject) -> int | None:
-    """Tokens of every sample: the job's value, otherwise the length that a few samples from everywhere have in common.
+    """Tokens of every sample: the job's value, otherwise the common length of a few samples spread over the data.
 
-    None if samples are not sequences of ids, or `has_unequal_lengths`.
+    None if samples are not sequences of token ids, or `has_unequal_lengths`.
     """
     if subject.job.tokens_per_sample is not None:
         return subject.job.tokens_per_sample
@@ -82,7 +82,7 @@ def tokens_per_sample(subject: Subject) -> int | None:
 
 
 def has_unequal_lengths(subject: Subject) -> bool:
-    """Whether samples are sequences of ids, but differ in length, so that one minibatch does not stand for all."""
+    """Whether samples are token sequences of different lengths, so that one minibatch is not representative."""
     expected = tokens_of(subject.batch.inputs)
     if expected is None:
         return False

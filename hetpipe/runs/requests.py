@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from hetpipe.checkpoint.manifest import no_checkpoint, read_manifest, search
+from hetpipe.checkpoint.locations import manifest_at, search_at
+from hetpipe.checkpoint.manifest import no_checkpoint
+from hetpipe.checkpoint.stored_run import fetch_documents
 from hetpipe.errors import UserError
 from hetpipe.job.file import Job, Overrides, load_job
 from hetpipe.report.text import shown_path
@@ -15,6 +19,7 @@ from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.shell import Shell
 from hetpipe.runs.status import is_running_here
 from hetpipe.runs.training import RunRequest
+from hetpipe.values.storage_url import is_url
 
 #: A job file, a mapping like its content, or a job.
 JobSource = str | Path | Mapping[str, Any] | Job
@@ -24,7 +29,7 @@ def new_run(
     source: JobSource | None,
     overrides: Overrides,
     *,
-    resume: Path | None = None,
+    resume: str | Path | None = None,
     coordinator: str | None = None,
     shell: Shell,
 ) -> RunRequest:
@@ -33,7 +38,7 @@ def new_run(
     Args:
         source: the job; None only with `resume`, which then means the old run's.
         overrides: laid over it.
-        resume: folder of the run to go on with, from its newest checkpoint.
+        resume: folder or URL of the run to go on with, from its newest checkpoint.
         coordinator: `HOST:PORT` of a running cluster; None: this machine.
         shell: the world around.
 
@@ -43,30 +48,58 @@ def new_run(
         CheckpointError: that run has no complete checkpoint.
     """
     if resume is not None:
-        return _resumed(RunFolder(resume.resolve()), source, overrides, coordinator, shell)
+        return _resumed(resume, source, overrides, coordinator, shell)
     if source is None:
         raise UserError("there is no job to train; name its file, for example job.yaml, or a run with --resume")
     return RunRequest(job=load_job(source, overrides), import_path=shell.current, coordinator=coordinator)
 
 
+@dataclass(frozen=True, slots=True)
+class _Old:
+    """The run to go on with."""
+
+    job: Job
+    num_samples: Callable[[], int]
+    place: str
+    """Where its checkpoints are."""
+    shown: str
+    """Its name in messages and commands."""
+
+
+def _in_folder(path: Path, shell: Shell) -> _Old:
+    folder = RunFolder(path.resolve())
+    job = folder.read_job()
+    shown = shown_path(folder.path, shell.current)
+    if folder.read_result() is None and is_running_here(folder.read_record()):
+        raise UserError(f"{shown} is still running; stop it with Ctrl-C first, then resume it")
+    return _Old(job, folder.read_num_samples, folder.place, shown)
+
+
+def _in_store(url: str) -> _Old:
+    # Whether it is running cannot be seen there; it would not be disturbed.
+    with TemporaryDirectory(prefix="hetpipe-run-") as name:
+        fetch_documents(url, Path(name))
+        folder = RunFolder(Path(name))
+        job, num_samples = folder.read_job(), folder.read_num_samples()
+    return _Old(job, lambda: num_samples, url.rstrip("/"), url)
+
+
 def _resumed(
-    old: RunFolder, source: JobSource | None, overrides: Overrides, coordinator: str | None, shell: Shell
+    resume: str | Path, source: JobSource | None, overrides: Overrides, coordinator: str | None, shell: Shell
 ) -> RunRequest:
-    before = old.read_job()
-    job = load_job(before if source is None else source, overrides)
-    check_resumed(before, job)
-    where = shown_path(old.path, shell.current)
-    if old.read_result() is None and is_running_here(old.read_record()):
-        raise UserError(f"{where} is still running; stop it with Ctrl-C first, then resume it")
-    found = search(old.path)
+    old = _in_store(str(resume)) if is_url(str(resume)) else _in_folder(Path(resume), shell)
+    job = load_job(old.job if source is None else source, overrides)
+    check_resumed(old.job, job)
+    found = search_at(old.place)
     if found.folder is None:
-        raise no_checkpoint(old.path, found)
-    progress = read_manifest(found.folder).progress
-    check_not_finished(job, progress, num_samples=old.read_num_samples(), where=where)
+        raise no_checkpoint(old.place, found)
+    progress = manifest_at(found.folder).progress
+    check_not_finished(job, progress, num_samples=old.num_samples(), where=old.shown)
+    name = found.folder.rpartition("/")[2]
     return RunRequest(
         job=job,
         import_path=shell.current,
         restore=found.folder,
         coordinator=coordinator,
-        remarks=tuple(f"{reason}; going on from {found.folder.name}" for reason in found.passed_over),
+        remarks=tuple(f"{reason}; going on from {name}" for reason in found.passed_over),
     )

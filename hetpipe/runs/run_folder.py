@@ -31,6 +31,7 @@ from hetpipe.values.document import read_document
 from hetpipe.values.events import Submission
 from hetpipe.values.plan_document import PlanDocument
 from hetpipe.values.rewinds import run_folders
+from hetpipe.values.storage_url import is_url, place_of_run
 from hetpipe.values.wire import from_json, plain, revive
 
 #: Where runs go by default, in the current folder.
@@ -150,6 +151,20 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read: {error}") from error
         return Job.model_validate(values)
+
+    @property
+    def place(self) -> str:
+        """Where its checkpoints are: the URL of the run in its job's storage, or this folder."""
+        try:
+            return place_of_run(str(self.path), self.read_job().storage)
+        except HetpipeError:
+            return str(self.path)
+
+    @property
+    def checkpoints_url(self) -> str:
+        """The URL of its checkpoints; empty if they are in this folder."""
+        place = self.place
+        return place if is_url(place) else ""
 
     @property
     def has_job(self) -> bool:

@@ -6,11 +6,11 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hetpipe.checkpoint.manifest import has_checkpoint
+from hetpipe.checkpoint.locations import has_checkpoint_at
 from hetpipe.errors import Unavailable, UnknownJob
 from hetpipe.report.conditions import condition_lines
 from hetpipe.report.progress import no_utilisation_text, place_of, slow_text
@@ -125,6 +125,8 @@ class RunStatus:
     """None before the first one, or if unknown."""
     speed: RunSpeed | None = None
     """None before training, or if unknown."""
+    checkpoints: str = ""
+    """URL of its checkpoints; empty if they are in its folder."""
 
     def to_json(self) -> dict[str, Any]:
         """The object of `status --json`."""
@@ -144,6 +146,7 @@ class RunStatus:
             "proof": None if self.proof is None else plain(ProofReport, self.proof),
             "evaluations": None if self.evaluations is None else plain(EvaluationsSoFar, self.evaluations),
             "speed": None if self.speed is None else self.speed.to_json(),
+            "checkpoints": self.checkpoints or None,
         }
 
     def lines(self, current: Path) -> list[str]:
@@ -163,6 +166,8 @@ class RunStatus:
             lines.append(str(self.evaluations))
         if self.proof is not None:
             lines.append(f"proof: {self.proof.scope}")
+        if self.checkpoints:
+            lines.append(f"checkpoints: {self.checkpoints}")
         lines += self.troubles()
         if self.processes:
             heading = ["role", "index", "vw", "host", "pid", "state"]
@@ -208,6 +213,10 @@ def status_of_run(folder: RunFolder, shell: Shell) -> RunStatus:
     Raises:
         UserError: it is no run.
     """
+    return replace(_status_of_run(folder, shell), checkpoints=folder.checkpoints_url)
+
+
+def _status_of_run(folder: RunFolder, shell: Shell) -> RunStatus:
     record, result = folder.read_record(), folder.read_result()
     if result is not None and record.local:
         return _ended(folder, record, result)
@@ -347,7 +356,7 @@ def _without_coordinator(folder: RunFolder, record: RunRecord, shell: Shell) -> 
 
 
 def _way_on(folder: RunFolder, record: RunRecord, shell: Shell) -> str:
-    if not has_checkpoint(folder.path):
+    if not has_checkpoint_at(folder.place):
         return "; it had no complete checkpoint yet"
     coordinator = None if record.local else record.coordinator
     return f"; resume with: {resume_command(folder.path, shell.current, coordinator)}"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hetpipe.checkpoint.manifest import has_checkpoint
+from hetpipe.checkpoint.locations import has_checkpoint_at
 from hetpipe.client import new_request_id
 from hetpipe.decide.lifecycle.inspections import is_to_measure
 from hetpipe.decide.lifecycle.known_cluster import BETWEEN_NODES, WITHIN_NODE
@@ -62,8 +62,8 @@ class RunRequest:
     job: Job
     import_path: Path
     """The first folder to import user code from."""
-    restore: Path | None = None
-    """The checkpoint to begin with."""
+    restore: str | None = None
+    """The checkpoint to begin with: an absolute path, or a URL."""
     coordinator: str | None = None
     """`HOST:PORT` of a running cluster; None: on this machine, with services of its own."""
     detaches: bool = False
@@ -96,6 +96,8 @@ class RunEnd:
     """Of the coordinator; empty without a submission."""
     conditions: tuple[Condition, ...] = ()
     """The conditions of the run."""
+    checkpoints: str = ""
+    """URL of its checkpoints; empty if they are in its folder."""
 
     @property
     def exit_status(self) -> ExitStatus:
@@ -359,7 +361,7 @@ class Training:
 
     def _conclude(self, ending: Ending) -> RunEnd:
         """Collect the result of the run, and write result.json."""
-        resumable = has_checkpoint(self._folder.path)
+        resumable = has_checkpoint_at(self._folder.place)
         end = RunEnd(
             run_dir=self._folder.path,
             state=ending.state,
@@ -371,6 +373,7 @@ class Training:
             resumable=resumable,
             forecast=self._folder.read_forecast(),
             conditions=ending.conditions,
+            checkpoints=self._folder.checkpoints_url,
         )
         if self._request.coordinator is None:
             # The coordinator of this run may have been stopped before it did.
@@ -430,8 +433,9 @@ def end_of(folder: RunFolder, result: RunResult) -> RunEnd:
         else None,
         error=str(result.values.get("error", "")),
         sentences=result.errors or stopped,
-        resumable=has_checkpoint(folder.path),
+        resumable=has_checkpoint_at(folder.place),
         forecast=folder.read_forecast(),
+        checkpoints=folder.checkpoints_url,
     )
 
 
@@ -445,7 +449,7 @@ def record_of(request: RunRequest, folder: RunFolder, shell: Shell) -> RunRecord
         coordinator=request.coordinator or "",
         local=request.coordinator is None,
         pids={"hetpipe": os.getpid()},
-        restored_from=None if request.restore is None else str(request.restore),
+        restored_from=request.restore,
     )
 
 
@@ -456,7 +460,7 @@ def submission_of(request: RunRequest, folder: RunFolder) -> Submission:
         job_json=request.job.model_dump_json(),
         run_dir=str(folder.path),
         import_path=str(request.import_path.absolute()),
-        restore=None if request.restore is None else str(request.restore.absolute()),
+        restore=request.restore,
     )
 
 

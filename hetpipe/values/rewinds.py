@@ -13,7 +13,8 @@ from hetpipe.durable import TEMPORARY
 #: File in the first folder of a run: the inspected model, from which its stages are built (`pipeline/model_file.py`).
 MODEL_FILE = "initial.safetensors"
 
-_REWIND = re.compile(r"rewind-([1-9][0-9]{0,8})")
+#: The folder of a rewind.
+REWIND = re.compile(r"rewind-([1-9][0-9]{0,8})")
 
 
 def first_folder(run_dir: str) -> str:
@@ -23,7 +24,7 @@ def first_folder(run_dir: str) -> str:
     ('/runs/digits', '/runs/digits')
     """
     path = Path(run_dir)
-    return str(path.parent) if _REWIND.fullmatch(path.name) else run_dir
+    return str(path.parent) if REWIND.fullmatch(path.name) else run_dir
 
 
 def rewind_folder(run_dir: str, number: int) -> str:
@@ -33,13 +34,13 @@ def rewind_folder(run_dir: str, number: int) -> str:
 
 def next_rewind(run_dir: Path) -> int:
     """The number of the next rewind of the run in `run_dir`: there is no folder with that or a higher number."""
-    newest = _REWIND.fullmatch(run_folders(run_dir)[-1].name)
+    newest = REWIND.fullmatch(run_folders(run_dir)[-1].name)
     return 1 if newest is None else int(newest[1]) + 1
 
 
 def run_folders(run_dir: Path) -> list[Path]:
     """All folders of a run: its own, then those of its rewinds, oldest first."""
-    found = ((_REWIND.fullmatch(path.name), path) for path in run_dir.glob("rewind-*") if path.is_dir())
+    found = ((REWIND.fullmatch(path.name), path) for path in run_dir.glob("rewind-*") if path.is_dir())
     return [run_dir, *(path for _, path in sorted((int(match[1]), path) for match, path in found if match))]
 
 

@@ -37,6 +37,8 @@ class ShardConfig:
     """How long the final checkpoint is retried while a disk is full or broken."""
     keeps_history: bool = True
     """Whether the shard writes its history into the folder of the run."""
+    storage: str | None = None
+    """URL of the object store for checkpoints; None: they are in the folder of the run."""
 
 
 def shard_name(shard: ShardIndex) -> str:

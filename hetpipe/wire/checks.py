@@ -28,6 +28,7 @@ from hetpipe.values.ids import JobId
 from hetpipe.values.measurement import ProfileStep
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.run import AgentDevice, ClockSnapshot
+from hetpipe.values.storage_url import checked_url, is_url
 
 #: Host names, addresses, and the names users give their nodes.
 _MEMBER_ID = re.compile(r"[0-9A-Za-z._:\[\]-]{1,255}", re.ASCII)
@@ -82,8 +83,15 @@ def check_submission(submission: Submission) -> None:
         raise ProtocolViolation("a submission needs a request id and the folder of the run")
     if submission.rewinds:
         raise ProtocolViolation(f"a submitted job cannot have been rewound {submission.rewinds} times")
-    for folder in (submission.run_dir, submission.import_path, submission.restore or submission.run_dir):
+    for folder in (submission.run_dir, submission.import_path):
         check_folder(folder)
+    if submission.restore and is_url(submission.restore):
+        try:
+            checked_url(submission.restore)
+        except ValueError as error:
+            raise ProtocolViolation(f"the checkpoint to resume from: {error}") from error
+    else:
+        check_folder(submission.restore or submission.run_dir)
 
 
 def _member(info: MemberInfo) -> MemberInfo:

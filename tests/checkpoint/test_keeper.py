@@ -11,6 +11,7 @@ import pytest
 from hetpipe import failpoints
 from hetpipe.checkpoint.keeper import CheckpointKeeper
 from hetpipe.checkpoint.manifest import MANIFEST, checkpoint_dir, newest_checkpoint, newest_complete, read_complete
+from hetpipe.checkpoint.store import FolderStore
 from hetpipe.decide.sync.records import EvictRecord, PublishRecord, SegmentMember, SegmentRecord
 from hetpipe.errors import CheckpointError, CheckpointNotWritten, PeerUnreachable, ProtocolViolation
 from hetpipe.values.ids import Clock, Incarnation, ShardIndex, VirtualWorkerIndex
@@ -40,7 +41,12 @@ class Parts:
     def restart(self) -> None:
         self.time = FakeClock()
         self.keeper = CheckpointKeeper(
-            job_id=JOB, run_dir=self.run_dir, num_shards=2, keep=self.keep, last_checkpoint_seconds=20.0, time=self.time
+            job_id=JOB,
+            store=FolderStore(self.run_dir),
+            num_shards=2,
+            keep=self.keep,
+            last_checkpoint_seconds=20.0,
+            time=self.time,
         )
 
     def begin(self, clock: int, *, reasons: tuple[str, ...] = ("checkpoint",), left: tuple[int, ...] = ()) -> None:

@@ -15,12 +15,12 @@ import torch
 
 from hetpipe.checkpoint.format import save_slices
 from hetpipe.checkpoint.layout import PartLabel
+from hetpipe.checkpoint.locations import has_checkpoint_at
 from hetpipe.checkpoint.manifest import (
     MANIFEST,
     Manifest,
     checkpoint_dir,
     file_digest,
-    has_checkpoint,
     manifest_bytes,
     newest_checkpoint,
     newest_complete,
@@ -68,7 +68,7 @@ def test_one_of_the_newest_rewind_counts_however_far_the_others_are(tmp_path: Pa
 
     assert newest_checkpoint(tmp_path) == near
     assert search(tmp_path).unfinished == (tmp_path / "rewind-2" / "checkpoints" / "clock-00000012",)
-    assert has_checkpoint(tmp_path)
+    assert has_checkpoint_at(str(tmp_path))
     assert newest_checkpoint(tmp_path / "rewind-1") == near
 
 
@@ -92,7 +92,7 @@ def test_a_run_without_any(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"set checkpoint\.every_waves"):
         newest_checkpoint(tmp_path)
     assert newest_complete(tmp_path) is None
-    assert not has_checkpoint(tmp_path)
+    assert not has_checkpoint_at(str(tmp_path))
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ TORN: dict[str, Harm] = {
 @pytest.mark.parametrize("harm", TORN.values(), ids=TORN)
 def test_what_is_harmed_otherwise_is_passed_over_too(tmp_path: Path, harm: Harm) -> None:
     older, newer = write_checkpoint(tmp_path, 4), write_checkpoint(tmp_path, 8)
-    assert has_checkpoint(tmp_path)
+    assert has_checkpoint_at(str(tmp_path))
     harm(newer)
     assert newest_checkpoint(tmp_path) == older
     assert len(search(tmp_path).passed_over) == 1
@@ -181,7 +181,7 @@ def test_what_is_harmed_otherwise_is_passed_over_too(tmp_path: Path, harm: Harm)
     with pytest.raises(CheckpointError, match=r"has no complete checkpoint: .* restore the folder"):
         newest_checkpoint(tmp_path)
     assert newest_complete(tmp_path) is None
-    assert not has_checkpoint(tmp_path)
+    assert not has_checkpoint_at(str(tmp_path))
 
 
 def test_one_without_a_manifest_is_unfinished_and_not_damaged(tmp_path: Path) -> None:

@@ -13,13 +13,16 @@ import torch
 from hetpipe.checkpoint.format import CheckpointReader
 from hetpipe.checkpoint.manifest import MANIFEST, checkpoint_dir, file_digest
 from hetpipe.checkpoint.shard_part import _TOO_SLOW, ShardCheckpoints
+from hetpipe.checkpoint.store import StoredCheckpoints
 from hetpipe.decide.sync.records import Record, SegmentMember, SegmentRecord
 from hetpipe.errors import Busy, CheckpointNotWritten, PeerUnreachable
+from hetpipe.storage.objects import ObjectStore
 from hetpipe.values.ids import Clock, Incarnation, LayerIndex, ShardIndex, VirtualWorkerIndex
 from hetpipe.values.plan import SlicePlan, TensorSpec
 from hetpipe.values.requests import CheckpointFile
 from tests.polling import wait_until
 from tests.server.shard.builders import OneShard, requester, shard_config
+from tests.storage.faulty_objects import FaultyFiles
 from tests.support.fake_clock import FakeClock
 
 SECONDS = 10.0
@@ -205,3 +208,26 @@ def test_after_a_restart_a_complete_one_is_left_alone(rig: Rig) -> None:
     rig.parts.follow(segment(0, "checkpoint"))
     rig.heard()
     assert len(rig.told) == 1
+
+
+def test_a_part_that_an_object_store_does_not_take_is_told_and_the_weights_are_free(rig: Rig, tmp_path: Path) -> None:
+    files = FaultyFiles()
+    objects = ObjectStore("faulty://bucket/run", filesystem=files, clock=rig.clock)
+    rig.parts = ShardCheckpoints(rig.one.shard, rig.tell, rig.clock, StoredCheckpoints(objects, tmp_path))
+    before = rig.num_buffers
+
+    def refuse(name: str, _: int) -> None:
+        if name == "put":
+            raise PermissionError("Access Denied")
+
+    files.fault = refuse
+    rig.parts.follow(segment(0, "checkpoint"))
+    clock, parts, failure = rig.heard()
+    assert (clock, parts) == (0, [])
+    assert failure.startswith("storage: faulty://bucket/run/checkpoints/clock-00000000/shard-0.")
+    assert "Access Denied" in failure
+    assert rig.num_buffers == before
+    files.fault = lambda *_: None
+    rig.parts.follow(segment(0, "checkpoint"))
+    assert rig.heard(2) == (0, [file_digest(rig.path)], "")
+    assert [key for key in files.store if "shard-0" in key]

@@ -96,6 +96,7 @@ def test_a_running_run_is_asked_of_its_coordinator(folder: RunFolder) -> None:
         "proof": None,
         "evaluations": None,
         "speed": None,
+        "checkpoints": None,
     }
     assert status.lines(folder.path.parent) == [
         "small: running (run)",

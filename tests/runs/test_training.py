@@ -36,7 +36,7 @@ def run(
     folder: RunFolder,
     coordinator: FakeCoordinator,
     *,
-    restore: Path | None = None,
+    restore: str | None = None,
     interrupts: int = 0,
     detaches: bool = False,
 ) -> tuple[RunEnd, RecordingView]:
@@ -85,7 +85,7 @@ def test_a_run_that_finishes_leaves_its_result(folder: RunFolder) -> None:
 
 def test_what_is_handed_in(folder: RunFolder, tmp_path: Path) -> None:
     coordinator = FakeCoordinator()
-    run(folder, coordinator, restore=tmp_path / "checkpoint")
+    run(folder, coordinator, restore=str(tmp_path / "checkpoint"))
     (submission,) = coordinator.submissions
     assert Job.model_validate(json.loads(submission.job_json)) == small_job()
     assert submission.run_dir == str(folder.path)

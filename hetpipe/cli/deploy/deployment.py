@@ -36,6 +36,7 @@ from hetpipe.values.document import read_document
 from hetpipe.values.ids import AgentId
 from hetpipe.values.plan_document import PlanDocument
 from hetpipe.values.run import AgentDevice, AgentInfo
+from hetpipe.values.storage_url import is_url
 
 #: Who containers run as where root starts them: the image's own user.
 IMAGE_USER = "10001:10001"
@@ -121,7 +122,7 @@ class Described:
 
 
 def describe(
-    options: DeploymentOptions, output: Output, shell: Shell, *, run_dir: Path | None = None, resume: Path | None = None
+    options: DeploymentOptions, output: Output, shell: Shell, *, run_dir: Path | None = None, resume: str | None = None
 ) -> Described:
     """The deployment for these options; a job without a cut is planned for the devices of this machine.
 
@@ -199,7 +200,7 @@ def state_folder(environment: Mapping[str, str], project: str) -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "hetpipe" / project
 
 
-def _request(options: DeploymentOptions, shell: Shell, run_dir: Path | None, resume: Path | None) -> RunRequest | None:
+def _request(options: DeploymentOptions, shell: Shell, run_dir: Path | None, resume: str | None) -> RunRequest | None:
     if options.job is None and resume is None:
         for option, value in (("--plan", options.plan), ("--set", options.settings), ("--run-dir", run_dir)):
             if value:
@@ -251,8 +252,9 @@ def _folders(options: DeploymentOptions, request: RunRequest | None, run_dir: Pa
             raise UserError(f"--data {path}: there is no such folder")
     more = [path.resolve() for path in options.data]
     restore = None if request is None else request.restore
-    if restore is not None and not any(restore.is_relative_to(shown) for shown in (shell.current, runs)):
-        more.append(restore)
+    if restore is not None and not is_url(restore):
+        path = Path(restore)
+        more += [] if any(path.is_relative_to(shown) for shown in (shell.current, runs)) else [path]
     return Folders(
         code=str(shell.current),
         runs=str(runs),

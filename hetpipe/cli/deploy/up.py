@@ -34,7 +34,7 @@ class Options(DeploymentOptions):
 
     run_dir: NewRunDir = None
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN_DIR", help="Go on from the newest checkpoint of that run.")
+        str | None, typer.Option(metavar="RUN", help="Go on from the newest checkpoint of that run: its folder or URL.")
     ] = None
     detach: Annotated[bool, typer.Option("--detach", help="Leave the containers; do not follow the job.")] = False
     as_json: Json = False

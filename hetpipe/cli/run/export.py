@@ -16,6 +16,7 @@ from hetpipe.report.text import count, shown_path
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.run_folder import RUNS, RunFolder, find_run
 from hetpipe.runs.shell import Shell
+from hetpipe.values.storage_url import is_url
 
 
 class Format(StrEnum):
@@ -30,10 +31,11 @@ class Options:
     """Write the weights of a run into one file. From its newest checkpoint, by the model's names, as safetensors."""
 
     paths: Annotated[
-        tuple[Path, ...],
+        tuple[str, ...],
         typer.Argument(
-            metavar="[RUN_DIR] OUT",
-            help="Folder of the run (the newest, if left out), and the file to write, or with --to hf the folder.",
+            metavar="[RUN] OUT",
+            help="Folder or URL of the run (the newest, if left out), and the file or URL to write, or with --to hf "
+            "the folder.",
         ),
     ]
     to: Annotated[
@@ -49,24 +51,32 @@ class Options:
 
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     """Write the weights of a run into one file, or into a folder."""
-    *run_dirs, out = options.paths
-    if len(run_dirs) > 1:
+    *runs, out = options.paths
+    if len(runs) > 1:
         raise UserError(
             "export takes the folder of one run and the file to write: hetpipe export RUN_DIR OUT.safetensors"
         )
-    folder = find_run(run_dirs[0] if run_dirs else None, runs_dir=options.runs_dir)
-    is_file = options.to is Format.SAFETENSORS
-    exported = export_weights(folder.path, out) if is_file else _hugging_face(folder, out, shell)
+    if runs and is_url(runs[0]):
+        folder, place, shown = None, runs[0], runs[0]
+    else:
+        folder = find_run(Path(runs[0]) if runs else None, runs_dir=options.runs_dir)
+        place, shown = folder.place, shown_path(folder.path, shell.current)
+    if options.to is Format.SAFETENSORS:
+        exported = export_weights(place, out)
+    elif folder is None or is_url(out):
+        raise UserError("--to hf reads the folder of a run and writes a folder, not a URL; export safetensors instead")
+    else:
+        exported = _hugging_face(folder, Path(out), shell)
     output.answer(
         {
-            "path": str(out.absolute()),
-            "checkpoint": str(exported.checkpoint),
+            "path": out if is_url(out) else str(Path(out).absolute()),
+            "checkpoint": exported.checkpoint,
             "clock": exported.clock,
             "tensors": exported.num_tensors,
             "bytes": exported.num_bytes,
         },
         f"wrote {out}: {count(exported.num_tensors, 'tensor')}, {exported.num_bytes} bytes, the weights of "
-        f"{shown_path(folder.path, shell.current)} at clock {exported.clock}",
+        f"{shown} at clock {exported.clock}",
     )
     return ExitStatus.OK
 
@@ -75,4 +85,4 @@ def _hugging_face(folder: RunFolder, out: Path, shell: Shell) -> Exported:
     # Imports torch, and the user's code.
     from hetpipe.pipeline.hugging_face import export_hugging_face
 
-    return export_hugging_face(folder.read_job(), shell.current, folder.path, out)
+    return export_hugging_face(folder.read_job(), shell.current, folder.place, out)

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from hetpipe.checkpoint.manifest import has_checkpoint
+from hetpipe.checkpoint.locations import has_checkpoint_at
 from hetpipe.cli.options import Coordinator, JobOfCoordinator, Json, RunDir, RunsDir, TlsFolder
 from hetpipe.cli.run.asking import asked, is_over
 from hetpipe.errors import UserError
 from hetpipe.runs.outcome import ExitStatus, Output
-from hetpipe.runs.run_folder import RUNS
+from hetpipe.runs.run_folder import RUNS, RunFolder
 from hetpipe.runs.shell import Shell
 from hetpipe.runs.training import resume_command
 from hetpipe.values.events import JobState, JobStatus, StopMode
@@ -89,4 +89,8 @@ def _way_on(status: JobStatus, cluster: str | None, shell: Shell) -> str:
     """The command that resumes a stopped job, if its folder is readable here; else empty."""
     run_dir = Path(status.run_dir)
     stopped = status.state in {JobState.STOPPED, JobState.FAILED}
-    return resume_command(run_dir, shell.current, cluster) if stopped and has_checkpoint(run_dir) else ""
+    return (
+        resume_command(run_dir, shell.current, cluster)
+        if stopped and has_checkpoint_at(RunFolder(run_dir).place)
+        else ""
+    )

@@ -89,7 +89,7 @@ def _request_of(submission: Submission, coordinator: str) -> RunRequest:
     return RunRequest(
         job=job_from_json(submission.job_json),
         import_path=Path(submission.import_path),
-        restore=None if submission.restore is None else Path(submission.restore),
+        restore=submission.restore,
         coordinator=coordinator,
         detaches=True,
     )

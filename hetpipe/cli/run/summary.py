@@ -25,7 +25,10 @@ def summary_lines(end: RunEnd, *, current: Path) -> list[str]:
     lines.append(_promises(end.result.staleness, where))
     if end.forecast is not None:
         lines.append(_compared(end.forecast, end.result.samples_per_second))
-    lines.append(f"results: {where} (result.json; trace.json opens in Perfetto; logs, history, checkpoints)")
+    kept = "logs, history" if end.checkpoints else "logs, history, checkpoints"
+    lines.append(f"results: {where} (result.json; trace.json opens in Perfetto; {kept})")
+    if end.checkpoints:
+        lines.append(f"stored:  {end.checkpoints} (checkpoints; resume from there with --resume)")
     if end.resumable:
         lines.append(f"export:  hetpipe export {where} model.safetensors")
     return [*lines, *safety_lines(end.conditions)]

@@ -237,6 +237,7 @@ def shard_configs(job: Job, run: RunDocument) -> list[ShardConfig]:
             run=None if index else run,
             clock_shard_id=run.shards[0].id,
             keeps_history=job.history != "off",
+            storage=job.storage,
         )
         for index in range(plan.num_shards)
     ]

@@ -327,7 +327,7 @@ class Children:
         life = f"-life-{key.incarnation}" if key.incarnation else ""
         try:
             self._roots.check_code(config.import_path)
-            self._roots.check_run(config.run_dir, config.restore)
+            self._roots.check_run(config.run_dir, config.restore, _storage_of(config.job))
             environment = self._stage_environment(key, config)
         except HetpipeError as error:
             self._not_started(key, error, 1)
@@ -483,6 +483,18 @@ class Children:
 def _port_of(device: DeviceId, first: int | None) -> str:
     """The port of a device, as text; empty if no port range is configured."""
     return "" if first is None else str(first + int(device.rpartition("/")[2]))
+
+
+def _storage_of(job: Mapping[str, Any]) -> str | None:
+    """The object store of a job's document, which the stage validates; here only its URL is needed.
+
+    Raises:
+        UserError: it is no text.
+    """
+    storage = job.get("storage")
+    if storage is not None and not isinstance(storage, str):
+        raise UserError(f"storage: {storage!r:.100} is no URL of an object store; write it as text")
+    return storage
 
 
 def _outcome(exit_code: int) -> Outcome:

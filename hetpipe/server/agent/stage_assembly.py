@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from hetpipe.checkpoint.layout import LOSS_SCALE, stage_file
-from hetpipe.checkpoint.manifest import checkpoint_dir
 from hetpipe.checkpoint.stage_part import PartWriter, RestoreTargets, restore
+from hetpipe.checkpoint.store import store_of
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.decide.schedule.catalogue import order_for
@@ -307,7 +307,7 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
     target = pool.take().zero_()
     optimizer = _optimizer(job, config, target, versions)
     scales = LossScales() if job.precision == "fp16" else None
-    start = restore(config, restore_targets(code.layers, optimizer, scales), job.sync.traits)
+    start = restore(config, restore_targets(code.layers, optimizer, scales), job.sync.traits, storage=job.storage)
     inbox = Inbox(wiring.upstream, wiring.downstream, start, pool, life=(config.vw, config.incarnation))
     if code.data.reader is not None:
         code.data.reader.watch(inbox.ring)
@@ -322,6 +322,7 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
         timeline=wiring.timeline,
     )
     client.start()
+    checkpoints = store_of(config.run_dir, job.storage)
     weights: StageWeights
     if job.has_shards:
         weights = AnchoredWeights(pool, optimizer, target, versions)
@@ -354,10 +355,11 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
         report=wiring.report,
         clock=wiring.clock,
         part_writer=PartWriter(
-            partial(checkpoint_dir, Path(config.run_dir)),
+            checkpoints.folder,
             config.plan.job_id,
             stage_file(config.vw, config.stage),
             code.state_names,
+            checkpoints if checkpoints.is_remote else None,
         ),
         guard=wiring.guard,
         stall_seconds=wiring.stall_seconds,

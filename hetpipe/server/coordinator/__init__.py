@@ -1,1 +1,1 @@
-"""The process of a coordinator."""
+"""The coordinator process."""

@@ -1,9 +1,9 @@
-"""Jobs in progress at a coordinator's start: restarted, adopted, rewound, or given up.
+"""Jobs in progress when a coordinator starts: restarted, adopted, rewound, or ended.
 
-A job that had not begun to train is begun again from what was handed in. Of one that trains, the clock shard is asked
-as soon as it tells of it, on a thread; `JobMachine.adopted` then goes on as if it had led the job from its beginning.
-Where the clock shard has lost it, or nobody tells of it for too long, `JobMachine.going_back` prepares what was handed
-in anew, from the newest checkpoint in the folder of the run.
+A job that had not begun to train is restarted from its submission. For one that trains, the clock shard is queried on a
+thread as soon as it reports the job; `JobMachine.adopted` then continues as if it had led the job from its beginning.
+If the clock shard has lost the job, or no member reports it in time, `JobMachine.going_back` prepares the submission
+again, from the newest checkpoint in the run's folder.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _BEGUN_AGAIN = "a new coordinator begins the job again, which had not begun to t
 
 
 class Adoption:
-    """Jobs that a coordinator may adopt. Every method is called under the lock, unless it says otherwise."""
+    """Jobs that a coordinator may adopt. Every method is called under the lock, unless stated otherwise."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Adoption:
         return tuple(self._askers.values())
 
     def _remember_jobs(self) -> None:
-        """Begin with what the store remembers, once it is whole.
+        """Load the jobs from the store, once it is intact.
 
         Raises:
             StoreUnavailable: it cannot be reached.
@@ -117,9 +117,9 @@ class Adoption:
         reporter: MemberId | None = None,
         from_clock_shard: bool = False,
     ) -> Orphan | None:
-        """Register a job from the store (`record`) or from a member's report. The orphan, if it is one now.
+        """Register a job from the store (`record`) or from a member's report. Returns its orphan, if it is one now.
 
-        Of one that goes back only its clock shard, which comes late, may know more.
+        For a job about to be rewound, only its late clock shard may still report more.
         """
         host = self._jobs.get(job_id)
         if self._jobs.has_ended(job_id) or (host is not None and not host.machine.state.is_queued):
@@ -132,24 +132,24 @@ class Adoption:
         return orphan
 
     def on_clock_report(self, shard: MemberInfo, job_id: JobId, clocks: ClockSnapshot) -> None:
-        """Handle a shard's clocks of a job that is not led here."""
+        """Handle a shard's clocks of a job that this coordinator does not lead."""
         if job_id not in self._refused and self.discover(job_id, reporter=shard.id, from_clock_shard=True) is not None:
             self._orphans.on_clock_report(job_id, shard, clocks.term, now=self._context.clock.monotonic())
 
     def on_shard_report(
         self, shard: MemberInfo, clocks: Mapping[JobId, ClockSnapshot], lost: Mapping[JobId, str]
     ) -> None:
-        """Handle the heartbeat of a parameter server: the jobs whose clock shard it is, and those it has lost."""
+        """Handle a parameter server's heartbeat: jobs whose clock shard it is, and jobs it has lost."""
         for orphan in self._orphans:
             if self._clock_shard_of(orphan) == shard.id:
                 job_id = orphan.job_id
                 self._orphans.on_shard_report(job_id, shard, serves=job_id in clocks, reason=lost.get(job_id, ""))
 
     def _clock_shard_of(self, orphan: Orphan) -> MemberId | None:
-        """The parameter server with a job's clock shard, if that is certain.
+        """The parameter server with a job's clock shard, if known for certain.
 
-        The store has its name. Where only what was handed in is left, it is the first of as many as the job wants, if
-        there are no others from whom a coordinator could have chosen.
+        The store has its name. If only the submission is left, it is the first of the job's parameter servers, provided
+        that no other choice was possible.
         """
         record = orphan.record
         if record is None:
@@ -163,7 +163,7 @@ class Adoption:
     def keep_news(self, agent: AgentId, news: AgentNews) -> bool:
         """Store an agent's reports of an orphan; False if the job is led, and its leader gets the report.
 
-        The agent's right to report it is checked at adoption.
+        Whether the agent may report it is checked at adoption.
         """
         orphan = self.discover(news.job_id) if news.job_id in self._orphans else None
         if orphan is None:
@@ -172,13 +172,13 @@ class Adoption:
         return True
 
     def want_stop(self, job_id: JobId, mode: StopMode) -> None:
-        """Request the stop of a job: as soon as it is led, or its end if it cannot be."""
+        """Request a stop; it takes effect once the job is led, or ends it if it cannot be."""
         orphan = self._orphans.get(job_id)
         if orphan is not None:
             orphan.stop = mode
 
     def tick(self) -> None:
-        """Query the clock shards of orphans, and give up those whose deadline is over."""
+        """Query the clock shards of orphans, and end those past their deadline."""
         now = self._context.clock.monotonic()
         for orphan in self._orphans.given_up(now=now):
             if orphan.job_id in self._jobs:
@@ -204,7 +204,7 @@ class Adoption:
             _log.info("task_not_started", job=orphan.job_id)
 
     def _begin_again(self, record: JobRecord, events: tuple[NumberedEvent, ...]) -> None:
-        """Restart a job that had not begun to train. If it has, its clock shard will report it."""
+        """Restart a job that had not begun to train. If it had, its clock shard will report it."""
         assert record.submission is not None
         try:
             job = job_from_json(record.submission.job_json)
@@ -220,7 +220,7 @@ class Adoption:
         _log.info("job_begun_again", job=record.job_id)
 
     def _ask(self, orphan: Orphan, executor: Executor) -> None:
-        """Query the clock shard for the run, and lead the job. Not under the lock."""
+        """Query the clock shard for the run, and lead the job. Called without the lock."""
         clock_shard = orphan.clock_shard
         assert clock_shard is not None
         try:
@@ -283,7 +283,7 @@ class Adoption:
         self._led(orphan, host)
 
     def _led(self, orphan: Orphan, host: JobHost) -> None:
-        """Feed a newly led job with the present members and the reports that arrived meanwhile."""
+        """Pass current members and pending reports to a newly led job."""
         self._orphans.pop(orphan.job_id)
         self._askers.pop(orphan.job_id, None)
         for member in self._registry.members(now=self._context.clock.monotonic()):
@@ -297,7 +297,7 @@ class Adoption:
         self._context.condition.notify_all()
 
     def _give_up(self, orphan: Orphan, executor: Executor) -> None:
-        """The job's clocks are lost: rewind it to its newest checkpoint, or end it. Not under the lock."""
+        """Handle the loss of a job's clocks: rewind to the newest checkpoint, or end it. Called without the lock."""
         try:
             # By its id, whatever else the store has lost of it; and as it is now.
             record = self._context.store.job(orphan.job_id) or orphan.record
@@ -321,7 +321,7 @@ class Adoption:
     def _go_back(
         self, orphan: Orphan, record: JobRecord, events: tuple[NumberedEvent, ...], executor: Executor
     ) -> None:
-        """Lead a job from its newest checkpoint on. Not under the lock.
+        """Lead a job from its newest checkpoint. Called without the lock.
 
         Raises:
             StoreUnavailable: the submission cannot be read, and that could not be recorded.
@@ -349,7 +349,7 @@ class Adoption:
             self._led(orphan, host)
 
     def _lead_no_more(self, orphan: Orphan, sentence: str = "") -> None:
-        """Record its end, with the reason if the store has none."""
+        """Stop leading a job and record its end, with the reason if the store has none."""
         self._orphans.pop(orphan.job_id)
         self._jobs.note_end(orphan.job_id, sentence)
         asker = self._askers.pop(orphan.job_id, None)
@@ -370,7 +370,7 @@ class Adoption:
 
 
 def _end_of(orphan: Orphan, record: JobRecord) -> JobEnded | None:
-    """The end of a job with lost clocks; None if it is rewound to its newest checkpoint."""
+    """Reason to end a job with lost clocks; None if it is rewound to its newest checkpoint."""
     stop = orphan.stop or record.stop
     if stop is StopMode.NOW:
         return JobEnded(JobState.STOPPED)
@@ -383,7 +383,7 @@ def _end_of(orphan: Orphan, record: JobRecord) -> JobEnded | None:
 
 
 def _num_shards(record: JobRecord) -> int:
-    """The number of parameter servers of the job; 0 if unknown."""
+    """Number of parameter servers of the job; 0 if unknown."""
     if record.submission is None:
         return 0
     try:
@@ -393,7 +393,7 @@ def _num_shards(record: JobRecord) -> int:
 
 
 def _tell(repairs: Repairs) -> None:
-    """Log the losses of the store, so that an operator looks for the cause."""
+    """Log data losses of the store for the operator."""
     if repairs.jobs or repairs.members:
         _log.error(
             "store_reindexed",
@@ -414,7 +414,7 @@ def _tell(repairs: Repairs) -> None:
 
 
 def job_id_of(name: str, request_id: str) -> JobId:
-    """The id of a job: its name, for people, and a digest of its request, so that a resend is the same job."""
+    """Job id: its name, for readability, and a digest of the request, so that retries map to the same job."""
     return JobId(f"{name}-{hashlib.sha256(request_id.encode()).hexdigest()[:_ID_CHARACTERS]}")
 
 
@@ -434,7 +434,7 @@ def _check_teller(job_id: JobId, shard: MemberInfo, description: RunDescription)
 
 
 def _record_of(description: RunDescription, *, now_wall: float) -> JobRecord:
-    """A record for a job that the store does not have; submitted now, so that it does not stay the newest for ever."""
+    """Record of a job missing in the store; its submission time is now, so that it does not stay the newest."""
     run = description.run
     return JobRecord(
         job_id=run.plan.job_id,
@@ -448,7 +448,7 @@ def _record_of(description: RunDescription, *, now_wall: float) -> JobRecord:
 
 
 def _has_trained(record: JobRecord, events: Sequence[NumberedEvent]) -> bool:
-    """Whether the job has got further before, or may have: then it is on its way back to a checkpoint."""
+    """Whether the job has trained before, or may have; it is then being rewound to a checkpoint."""
     if record.submission is None or record.submission.has_begun:
         return True
     told = (numbered.event for numbered in events)

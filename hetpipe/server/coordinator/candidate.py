@@ -1,6 +1,6 @@
-"""A coordinator in the election: acquires and renews the lead in the store. Decisions are in `leadership`.
+"""Leader election: acquires and renews the lead in the store. Decisions are in `leadership`.
 
-While it leads, one thread renews the lease and another watches its end, because a question to the store may outlast it.
+While it leads, one thread renews the lease and another watches its expiry, because a store call may outlast it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = get_logger(__name__)
 
 
 class Candidate:
-    """One candidate of the election. `run_for` once, then `end` once; methods in between are thread-safe."""
+    """One candidate of the election. Call `run_for` once, then `end` once; methods in between are thread-safe."""
 
     def __init__(
         self,
@@ -41,14 +41,14 @@ class Candidate:
         on_lost: Callable[[str], None],
         lease_seconds: float = LEADER_LEASE_SECONDS,
     ) -> None:
-        """Stand by.
+        """Start on standby.
 
         Args:
-            store: of its own: used only for the lead, and closed by `end`.
-            name: for people.
+            store: exclusive to this candidate; closed by `end`.
+            name: human-readable name.
             clock: measures the lease.
-            on_lost: called once, from a thread, with a sentence, when the lead was lost; nothing may act after that.
-            lease_seconds: how long a lead lasts without renewal.
+            on_lost: called once, from a thread, with the reason, when the lead was lost; no action may follow.
+            lease_seconds: duration of a lead without renewal.
         """
         self._store = store
         self._id = CandidateId(uuid.uuid4().hex)
@@ -74,19 +74,19 @@ class Candidate:
 
     @property
     def fence(self) -> Fence:
-        """The fence of the own lead, also when it is over; 0 before there was one."""
+        """Fence of the own lead, even after it ended; 0 before the first."""
         return self._own
 
     @property
     def outage(self) -> str:
-        """As `Election.outage`."""
+        """See `Election.outage`."""
         return self._outage
 
     def run_for(self, give_up: threading.Event) -> bool:
-        """Stand by until this coordinator leads; False when `give_up` is set before.
+        """Stay on standby until this coordinator leads; False if `give_up` is set before.
 
         Raises:
-            HetpipeError: the store did not answer the first time; later on it may be away.
+            HetpipeError: the first store call failed; later outages are tolerated.
         """
         decision = self._ask()
         while decision.standing is not Standing.LEADING:
@@ -100,11 +100,11 @@ class Candidate:
         return True
 
     def outbid(self, fence: int) -> None:
-        """Lead with a higher fence than `fence`, which a member has seen: the store has forgotten it.
+        """Acquire the lead with a fence above `fence`, which a member has seen and the store has lost.
 
         Raises:
-            NotLeader: another one was faster, or this coordinator leads no more.
-            StoreUnavailable: the store is away.
+            NotLeader: another candidate won, or the lead is lost.
+            StoreUnavailable: the store cannot be reached.
         """
         with self._asking:
             if self._highest > fence:
@@ -126,11 +126,11 @@ class Candidate:
             return self._take(NoAnswer(str(error)))
 
     def look(self) -> float:
-        """Look at the clock; seconds until the next look is due: when the lease is over, if nothing renews it."""
+        """Check the lease; return the seconds until the next check is due: its expiry if not renewed."""
         return self._take(TimePassed()).left_seconds or self._leadership.renew_seconds
 
     def end(self) -> None:
-        """Step down and let another one lead at once. Nothing may act any more."""
+        """Step down and release the lead at once. No action may follow."""
         self._closing.set()
         for thread in self._threads:
             thread.join()
@@ -153,7 +153,7 @@ class Candidate:
         return self._take(LeadGranted(asked))
 
     def _hold(self, lead: Lead | None) -> None:
-        """Have the lead renewed, or get it."""
+        """Acquire or renew the lead."""
         if lead is None:
             self._acquire()
         else:

@@ -1,4 +1,4 @@
-"""The two numbers that order control: the number of a coordinator's lead, and the highest term of any job.
+"""The two monotonic numbers of the control plane: the fence of the lead, and the highest term of any job.
 
 Both must exceed all values that members have from earlier coordinators. A wiped store counts leads from one again,
 and members keep rejecting requests with a lower number than they have seen. So they report the highest one when they
@@ -33,31 +33,31 @@ _MAX_INCARNATION = 1_000_000
 
 
 class Election(Protocol):
-    """The source of a lead: a `Candidate`."""
+    """Source of a lead: a `Candidate`."""
 
     @property
     def fence(self) -> int:
-        """The number of the lead."""
+        """Fence of the lead."""
         ...
 
     @property
     def outage(self) -> str:
-        """The reason for holding the lead during an outage of the store; empty without one."""
+        """Reason for holding the lead during a store outage; empty without one."""
         ...
 
     def outbid(self, fence: int) -> None:
-        """Lead with a number above `fence`."""
+        """Acquire the lead with a fence above `fence`."""
         ...
 
 
 class NoElection:
-    """The election of a single coordinator."""
+    """Trivial election of a single coordinator."""
 
     fence = NO_FENCE
     outage = ""
 
     def outbid(self, fence: int) -> None:
-        """Without effect."""
+        """No-op."""
 
 
 class Fences:
@@ -76,7 +76,7 @@ class Fences:
         return self._election.fence
 
     def first_event_number(self) -> int:
-        """From here on this coordinator numbers events of jobs; every lead has numbers of its own."""
+        """First number of this coordinator's job events; ranges of different leads do not overlap."""
         return max(0, self.own - 1) * EVENTS_PER_LEAD + 1
 
     @property
@@ -85,15 +85,15 @@ class Fences:
         return self._election.outage
 
     def meet(self, info: MemberInfo) -> None:
-        """Lead with a higher number than `info` has seen of others; before it is made a member.
+        """Ensure a fence above the highest one that `info` has seen elsewhere; called before registration.
 
-        A member that comes for the first time and has seen the own number has seen another coordinator with it; that
-        costs a number, too, as long as reports have not cost as many as one may.
+        A new member that has already seen the own number has seen it of another coordinator; that consumes a number,
+        too, up to the limit for reports.
 
         Raises:
-            ProtocolViolation: it reports one that is too far ahead; nothing has changed.
-            NotLeader: another coordinator was faster.
-            StoreUnavailable: the store is away.
+            ProtocolViolation: the reported number is too far ahead; state is unchanged.
+            NotLeader: another candidate won.
+            StoreUnavailable: the store cannot be reached.
         """
         if info.role is MemberRole.WORKER:
             return
@@ -113,7 +113,7 @@ class Terms:
     """The highest known term. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
-        """Begin with the term of the store.
+        """Load the term from the store.
 
         Raises:
             StoreUnavailable: it cannot be reached.
@@ -124,7 +124,7 @@ class Terms:
         self._known = store.term()
 
     def meet(self, info: MemberInfo) -> None:
-        """Check the term that a process reports against the possible range; before it becomes a member.
+        """Validate the term reported by a process before it is registered.
 
         Raises:
             ProtocolViolation: it is too far ahead.
@@ -135,7 +135,7 @@ class Terms:
             TERMS.check_report(info.highest_term, known=self._known, source=info)
 
     def check_clocks(self, clocks: Mapping[JobId, ClockSnapshot], source: MemberId) -> None:
-        """Check the terms of a heartbeat against the possible range. Without the store, which may be away.
+        """Validate the terms of a heartbeat. Does not use the store, which may be unavailable.
 
         Raises:
             ProtocolViolation: one is too far ahead.
@@ -144,7 +144,7 @@ class Terms:
             TERMS.check_report(snapshot.term, known=self._known, source=source)
 
     def check_description(self, description: RunDescription, source: MemberInfo) -> None:
-        """Check a clock shard's description of a job against the possible ranges, before the job is adopted.
+        """Validate the numbers in a clock shard's description of a job before it is adopted.
 
         The next term goes beyond the job's, and the next incarnation of a virtual worker beyond its newest.
 

@@ -1,11 +1,11 @@
 """The coordinator: members, jobs, and the exchange between them.
 
-One lock guards everything, and `condition` is notified after every change. Nothing slow happens under the lock: what
-takes time runs on the job's own thread and comes back as a fact. `tick` must be called several times a second; it ends
-leases, feeds the machines with time, and retries what the store has not taken.
+One lock guards all state, and `condition` is notified after every change. Nothing slow runs under the lock: long
+operations run on the job's own thread and return as facts. `tick` must be called several times a second; it expires
+leases, advances time in the state machines, and retries failed writes to the store.
 
-Three parts are objects of their own, under the same lock: `JobHosts` has the jobs and carries out what their machines
-say, `DeviceClaims` offers what is free to those that wait, `Adoption` takes up jobs that an earlier coordinator led.
+Three components share the lock: `JobHosts` executes the instructions of the jobs' state machines, `DeviceClaims` offers
+free devices to queued jobs, `Adoption` takes over jobs of an earlier coordinator.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _check_request_id(text: str) -> None:
 
 
 def _named(news: AgentNews) -> str:
-    """The subject of reports, for a sentence."""
+    """Name of a report's subject, for messages."""
     match news:
         case StageNews(key=key) | ChildExit(key=key):
             return str(key)
@@ -95,7 +95,7 @@ def _named(news: AgentNews) -> str:
 
 
 def _away(outage: str) -> str:
-    """The consequence of an outage of the store, and the fix."""
+    """Message for a store outage: consequence and fix."""
     return (
         f"Redis is away ({outage}): training goes on, but nothing new begins, and new events are lost if "
         "the coordinator ends; restart Redis, or repair the network to it"
@@ -103,7 +103,7 @@ def _away(outage: str) -> str:
 
 
 class Coordinator:
-    """The logic of one coordinator. Thread-safe; `servicer` puts it on the network."""
+    """Core of one coordinator. Thread-safe; `servicer` exposes it on the network."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Coordinator:
         executor_of: Callable[[JobId], Executor] = thread_per_job,
         election: Election | None = None,
     ) -> None:
-        """Begin with the contents of `store`: a job that has not ended is led again once its clock shard reports it.
+        """Load the jobs of `store`; each unfinished one is led again once its clock shard reports it.
 
         Raises:
             StoreUnavailable: the store cannot be reached.
@@ -149,19 +149,19 @@ class Coordinator:
     # -- members ---------------------------------------------------------------------------------------------------
 
     def register(self, info: MemberInfo, *, owner: str = "") -> Lease:
-        """Make a member. Another process under the same id is out from now on.
+        """Register a member. An earlier process with the same id is evicted.
 
         Args:
             info: its self-description.
-            owner: whose certificate it has; empty without TLS.
+            owner: identity of its certificate; empty without TLS.
 
         Raises:
-            PermissionDenied: the name is another owner's.
-            ProtocolViolation: a member of another role has its id, it tells of what is not its own, or it reports a
-                fence or a term out of range.
+            PermissionDenied: the name belongs to another owner.
+            ProtocolViolation: a member of another role has its id, it reports on a foreign job, or a fence or term is
+                out of range.
             ResourceExhausted: there are too many members.
-            NotLeader: it has seen a later coordinator, which leads.
-            StoreUnavailable: membership changes wait for the store.
+            NotLeader: it has seen a newer coordinator, which leads.
+            StoreUnavailable: membership changes need the store.
         """
         with self.condition:
             self._registry.check_new(info, owner=owner)
@@ -201,18 +201,18 @@ class Coordinator:
         """Renew a lease, and process the reports of the heartbeat.
 
         Args:
-            member_id: who.
-            registration: under which registration.
-            clocks: by job, of a clock shard.
-            jobs: those it does something for.
-            last_command: number of the last one it carried out.
-            lost: by job, why a shard no longer serves it.
-            conditions: by job, its conditions there; ignored unless the job has this shard.
+            member_id: id of the member.
+            registration: its registration token.
+            clocks: job → clocks, from a clock shard.
+            jobs: jobs it works for.
+            last_command: number of the last executed command.
+            lost: job → reason why a shard no longer serves it.
+            conditions: job → its conditions there; ignored unless the job has this shard.
 
         Raises:
             UnknownMember: register again.
-            PermissionDenied: it is another owner's, or contains reports that its role cannot make.
-            ProtocolViolation: a clock is of a term out of range.
+            PermissionDenied: it belongs to another owner, or contains reports that its role cannot make.
+            ProtocolViolation: the term of a clock is out of range.
         """
         self._terms.check_clocks(clocks, member_id)
         with self.condition:
@@ -244,7 +244,7 @@ class Coordinator:
         return Renewal(self._registry.lease_seconds, ended, self._fences.own)
 
     def leave(self, member_id: MemberId, registration: Registration, *, owner: str = "") -> None:
-        """End a membership; nothing happens when there is none with this registration.
+        """End a membership; a no-op without one under this registration.
 
         Raises:
             PermissionDenied: it is another owner's.
@@ -264,10 +264,10 @@ class Coordinator:
             _log.warning("leave_not_kept", member=member_id, reason=str(error))
 
     def depart(self, agent: AgentId, registration: Registration) -> None:
-        """Drain an agent, so that it can leave; it gets no stages until it registers again.
+        """Drain an agent before it leaves; it gets no stages until it registers again.
 
         Raises:
-            UnknownMember: it is no member any more.
+            UnknownMember: it is no longer a member.
         """
         with self.condition:
             if not self._registry.depart(MemberId(agent), registration):
@@ -276,33 +276,33 @@ class Coordinator:
         _log.info("agent_departs", member=agent)
 
     def members(self) -> tuple[Member, ...]:
-        """The live members in order of registration."""
+        """Live members in order of registration."""
         with self.condition:
             return self._registry.members(now=self._clock.monotonic())
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """The conditions of the cluster itself."""
+        """Conditions of the cluster itself."""
         with self.condition:
             return (self._store_condition,) if self._store_condition.times else ()
 
     def expired_leases(self) -> Mapping[MemberRole, int]:
-        """Leases that ran out, by role."""
+        """Number of expired leases by role."""
         with self.condition:
             return dict(self._registry.expired)
 
     @property
     def lease_seconds(self) -> float:
-        """The duration of a lease after a heartbeat."""
+        """Duration of a lease after a heartbeat."""
         return self._registry.lease_seconds
 
     def members_of(self, role: MemberRole) -> list[MemberInfo]:
-        """The live members of one role; shards in index order."""
+        """Live members of one role; shards in index order."""
         with self.condition:
             return self._registry.of_role(role)
 
     def commands(self, agent: AgentId, registration: Registration, *, after: int) -> tuple[NumberedCommand, ...]:
-        """The agent's commands after number `after`.
+        """Commands for the agent after number `after`.
 
         Raises:
             UnknownMember: register again.
@@ -312,11 +312,11 @@ class Coordinator:
             return self._mailboxes.after(agent, after)
 
     def report(self, agent: AgentId, registration: Registration, batch: int, news: tuple[AgentNews, ...]) -> None:
-        """Take in a batch of news, once.
+        """Process a batch of an agent's reports, exactly once.
 
         Raises:
             UnknownMember: register again.
-            PermissionDenied: some of it is of stages or inspections of other agents, and has no effect; the rest has.
+            PermissionDenied: some reports are of stages or inspections of other agents; only the rest took effect.
         """
         with self.condition:
             self._registry.check(MemberId(agent), registration)
@@ -331,14 +331,14 @@ class Coordinator:
             )
 
     def measure_links(self, request_id: str, *, fresh: bool) -> LinksProgress:
-        """Have agents measure the unknown links between their nodes; returns the progress of a running measurement.
+        """Start measuring the unknown links between nodes; returns the progress of a running measurement.
 
         Args:
-            request_id: the same one means the same survey.
+            request_id: idempotency key of the survey.
             fresh: measure known links again.
 
         Raises:
-            ProtocolViolation: the request id cannot name a survey.
+            ProtocolViolation: the request id is invalid.
             ResourceExhausted: another measurement is running.
         """
         _check_request_id(request_id)
@@ -351,13 +351,13 @@ class Coordinator:
         return progress
 
     def certify_stage(self, agent: AgentId, registration: Registration, stage: StageKey, request_pem: bytes) -> bytes:
-        """The certificate of a stage, made with the key of a request.
+        """Issue a certificate for a stage, with the key of the request.
 
         Raises:
             UnknownMember: register again.
-            PermissionDenied: no stage of that name is to run on that agent's node.
-            ProtocolViolation: this coordinator works without TLS and cannot certify.
-            UserError: the request cannot be used.
+            PermissionDenied: no stage of that name is assigned to that agent's node.
+            ProtocolViolation: this coordinator runs without TLS and cannot certify.
+            UserError: the request is invalid.
         """
         if self._tools.certify is None:
             raise ProtocolViolation("this coordinator certifies no stages: it was started without --tls")
@@ -374,22 +374,22 @@ class Coordinator:
     # -- jobs ------------------------------------------------------------------------------------------------------
 
     def host(self, job_id: JobId | None) -> JobHost | None:
-        """A job that this coordinator leads, or the newest one; access it under the `condition` only."""
+        """A job led here, or the newest one; access it under `condition` only."""
         with self.condition:
             return self._jobs.get(job_id) if job_id else self._jobs.newest
 
     def hosts(self) -> tuple[JobHost, ...]:
-        """The jobs that this coordinator leads, oldest first; access them under the `condition` only."""
+        """Jobs led here, oldest first; access them under `condition` only."""
         with self.condition:
             return tuple(self._jobs)
 
     def tell(self, host: JobHost, fact: Input) -> None:
-        """Feed a fact to a job, and execute the resulting instructions."""
+        """Pass a fact to a job, and execute the resulting instructions."""
         with self.condition:
             self._jobs.feed(host, fact)
 
     def free_devices(self) -> tuple[AgentInfo, ...]:
-        """The agents in order of registration, with their free devices.
+        """Agents in order of registration, with their free devices.
 
         Raises:
             Unavailable: unknown yet, as orphans may use some.
@@ -403,27 +403,27 @@ class Coordinator:
         return cluster.agents
 
     def is_orphan(self, job_id: JobId) -> bool:
-        """Whether a job has no leader, and members may still report more of it."""
+        """Whether a job has no leader and members may still report it."""
         with self.condition:
             return job_id in self._orphans and job_id not in self._jobs
 
     def submit_job(self, submission: Submission, *, owner: str = "") -> JobId:
-        """Take a job; the same request id gives the same job.
+        """Accept a job; idempotent by request id.
 
         Args:
-            submission: how it is handed in.
-            owner: whose certificate hands it in; empty without TLS.
+            submission: the request.
+            owner: identity of the submitter's certificate; empty without TLS.
 
         Raises:
-            JobError: the job cannot be read.
-            UserError: it names folders where this coordinator reads and writes nothing.
-            ProtocolViolation: the request id cannot name a job.
-            ResourceExhausted: too many jobs wait or run.
-            StoreUnavailable: new jobs wait for the store.
+            JobError: the job file is invalid.
+            UserError: it names folders outside of those of this coordinator.
+            ProtocolViolation: the request id is invalid.
+            ResourceExhausted: too many jobs are queued or running.
+            StoreUnavailable: new jobs need the store.
         """
         _check_request_id(submission.request_id)
-        self._tools.roots.check_run(submission.run_dir, submission.restore)
         job = job_from_json(submission.job_json)
+        self._tools.roots.check_run(submission.run_dir, submission.restore, job.storage)
         job_id = job_id_of(job.name, submission.request_id)
         with self.condition:
             self._jobs.check_room(job_id, owner)
@@ -438,7 +438,7 @@ class Coordinator:
         kept = self._store.create_job(record)
         with self.condition:
             if submission.has_begun and not kept.state.is_terminal:
-                # Its clock shard may have more of it; else it is rewound to its newest checkpoint.
+                # Its clock shard may know more; otherwise it is rewound to its newest checkpoint.
                 self._jobs.forget_end(job_id)
                 self._adoption.discover(job_id, kept)
                 return job_id
@@ -453,10 +453,10 @@ class Coordinator:
         return job_id
 
     def stop_job(self, job_id: JobId | None, mode: StopMode) -> JobState:
-        """Ask a job to stop; where it stands now.
+        """Request a job to stop; returns its current status.
 
-        The request is in the store before this returns, so that the next coordinator has it even if this one dies now.
-        While the store is away, the job stops all the same.
+        The request is stored before this returns, so that it survives a crash of this coordinator. During a store
+        outage the job stops all the same.
 
         Raises:
             UnknownJob: there is no such job.
@@ -477,25 +477,25 @@ class Coordinator:
         return state
 
     def _stop_orphan(self, record: JobRecord, mode: StopMode) -> JobState:
-        """Request the stop of an orphan, also in the store: it stops once it is led, or ends if it cannot be."""
+        """Store the stop request of an orphan: it stops once it is led, or ends if it cannot be."""
         if record.state.is_terminal:
             return record.state
         try:
             self._store.replace_job(replace(record, stop=mode))
         except VersionConflict:
-            # Whoever gave it up a moment ago has written its end.
+            # Its end was written when it was given up.
             return self._stop_orphan(self.record(record.job_id), mode)
         self._adoption.want_stop(record.job_id, mode)
         _log.info("job_stop_asked", job=record.job_id, mode=mode)
         return record.state
 
     def awaited(self, job_id: JobId) -> str:
-        """The missing condition for leading a job, as a sentence; empty if it is led or has ended."""
+        """What prevents leading a job, as a sentence; empty if it is led or has ended."""
         with self.condition:
             return "" if job_id in self._jobs else self._orphans.awaited(job_id, now=self._clock.monotonic())
 
     def record(self, job_id: JobId | None) -> JobRecord:
-        """The record of a job, or of the newest one.
+        """Record of a job, or of the newest one.
 
         Raises:
             UnknownJob: there is no such job.
@@ -514,7 +514,7 @@ class Coordinator:
         return kept
 
     def _forgotten(self, job_id: JobId | None) -> JobRecord:
-        """The end of a job that is missing in the store.
+        """End of a job that is missing in the store.
 
         Raises:
             UnknownJob: nobody knows anything of it.
@@ -536,7 +536,7 @@ class Coordinator:
         )
 
     def kept_events(self, job_id: JobId, *, after: int) -> tuple[NumberedEvent, ...]:
-        """Events of a job that this coordinator does not lead; the end of one that has ended is always among them.
+        """Events of a job not led here; includes the end if it has ended.
 
         Raises:
             UnknownJob: nobody knows anything of it.
@@ -551,7 +551,7 @@ class Coordinator:
     # -- time ------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Let the time take effect. Never raises."""
+        """Advance time. Never raises."""
         with self.condition:
             now = self._clock.monotonic()
             if now - self._ticked > self._patience.longest_tick_seconds:
@@ -574,7 +574,7 @@ class Coordinator:
             self._jobs.forget_old()
 
     def close(self) -> None:
-        """Wait for the jobs' threads and give up the store."""
+        """Wait for the jobs' threads and close the store."""
         with self.condition:
             executors = [*(host.executor for host in self._jobs), *self._adoption.executors]
         for executor in executors:
@@ -587,7 +587,7 @@ class Coordinator:
         self._jobs.feed_all(MemberGone(info.id, sentence))
 
     def _may_have_processes(self, job_id: JobId, reporter: MemberId) -> bool:
-        """Whether a member may still have processes of a job that it reports; under the lock."""
+        """Whether a member may still have processes of a job it reports; called under the lock."""
         if is_cluster_survey(job_id):
             return self._cluster_links.is_under_way(job_id)
         host = self._jobs.get(job_id)
@@ -597,7 +597,7 @@ class Coordinator:
         return not self._jobs.has_ended(job_id)
 
     def _news_told(self, agent: AgentId, news: AgentNews) -> bool:
-        """Process an agent's report of a job; False if it may not report it. Under the lock."""
+        """Process an agent's report of a job; False if it may not report it. Called under the lock."""
         if is_cluster_survey(news.job_id):
             return isinstance(news, LinkAwaited | LinkResult) and self._survey_told(agent, news)
         host = self._jobs.get(news.job_id)
@@ -610,7 +610,7 @@ class Coordinator:
         return True
 
     def _survey_told(self, agent: AgentId, news: LinkAwaited | LinkResult) -> bool:
-        """Process an agent's report of a link; False if none was requested. Under the lock."""
+        """Process an agent's report of a link; False if none was requested. Called under the lock."""
         sent = self._cluster_links.handle(agent, news, now=self._clock.monotonic())
         if sent is None:
             return False
@@ -620,7 +620,7 @@ class Coordinator:
         return True
 
     def _look_at_store(self) -> None:
-        """Notify every job of the store's availability, after an outage was reported; under the lock."""
+        """Notify every job of the store's availability after a reported outage; called under the lock."""
         before, outage = self._store_condition, self._fences.outage
         if outage and not before.holds:
             raised = replace(before, sentence=_away(outage), since=self._clock.wall(), cleared=None, clearance="")
@@ -635,7 +635,7 @@ class Coordinator:
                 self._jobs.feed(host, ConditionsReported(_COORDINATOR, (self._store_condition,)))
 
     def _renew_in_store(self, record: MemberRecord) -> None:
-        """Renew it in the store; an outage or data loss of the store evicts no member."""
+        """Renew a membership in the store; an outage or data loss of the store evicts no member."""
         lease = self._registry.lease_seconds
         try:
             try:
@@ -650,7 +650,7 @@ def _check_told(role: MemberRole, *, of_shard: bool, of_jobs: bool) -> None:
     """Reject a heartbeat with reports that the member's role cannot make.
 
     Raises:
-        PermissionDenied: it has some.
+        PermissionDenied: it contains such reports.
     """
     if of_shard and role is not MemberRole.PARAMETER_SERVER:
         raise PermissionDenied(

@@ -1,4 +1,4 @@
-"""The claims of devices and parameter servers: free ones, and offers to queued jobs (`job_queue.py`)."""
+"""Allocation of devices and parameter servers: free ones, and offers to queued jobs (`job_queue.py`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hetpipe.values.run import AgentInfo
 
 
 class DeviceClaims:
-    """The claims of all jobs of one coordinator. Every method is called under the lock."""
+    """Claims of all jobs of one coordinator. Every method is called under the lock."""
 
     def __init__(self, context: Context, jobs: JobHosts, registry: Registry, orphans: Orphans) -> None:
         self._context = context
@@ -30,7 +30,7 @@ class DeviceClaims:
     def offer(self) -> None:
         """Offer free members to queued jobs, oldest first.
 
-        Not those of which somebody may know more.
+        Jobs about which reports may still arrive get none.
         """
         waiting = [host for host in self._jobs if host.machine.state.is_queued]
         waiting = [host for host in waiting if host.job_id not in self._orphans]
@@ -49,8 +49,8 @@ class DeviceClaims:
     def view(self) -> ClusterView:
         """The free members.
 
-        A parameter server may serve a job that is under way: it is looked at once it has told of its jobs. What a job
-        uses that nobody leads yet is not known.
+        A parameter server may serve a running job: it counts only after it has reported its jobs. Members used by
+        orphans are not known.
         """
         now = self._context.clock.monotonic()
         users = {
@@ -82,7 +82,7 @@ class DeviceClaims:
         )
 
     def known_agent(self, member: MemberInfo) -> AgentInfo:
-        """An agent, with the valid measurements of its links."""
+        """An agent, with valid measurements of its links."""
         return replace(member.agent_info, links=still_valid(member.links, now=self._context.clock.wall()))
 
 

@@ -1,11 +1,10 @@
-"""The jobs that a coordinator leads, and the shell around the machine of each: facts in, instructions executed.
+"""The jobs that a coordinator leads, with a shell around each state machine: facts in, instructions executed.
 
 `JobHost` is one of them: its machine, its events, its thread for tasks, and its unsaved state.
-`JobHosts` has all of them, and is where an instruction of a machine becomes a command, an event, or a task on the
-job's thread.
+`JobHosts` holds all of them and turns instructions of a machine into commands, events, and tasks on the job's thread.
 
-One lock guards everything, and `Context.condition` is notified after every change. Nothing slow happens under the
-lock: long operations run on the job's own thread, and their results return as facts.
+One lock guards all state, and `Context.condition` is notified after every change. Nothing slow runs under the lock:
+long operations run on the job's own thread, and their results return as facts.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ EVALUATIONS = "evaluations.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The shared dependencies of a coordinator's parts."""
+    """Shared dependencies of a coordinator's components."""
 
     store: Store
     tools: Tools
@@ -74,14 +73,14 @@ class Context:
 
 
 def thread_per_job(job_id: JobId) -> Executor:
-    """The usual executor of a job: one thread."""
+    """Default executor of a job: one thread."""
     return ThreadPoolExecutor(
         max_workers=1, thread_name_prefix=f"job-{job_id}", initializer=partial(bind_context, job=job_id)
     )
 
 
 class JobHost:
-    """One job. Guarded by the coordinator's lock, but for `save`."""
+    """One job. Guarded by the coordinator's lock, except `save`."""
 
     def __init__(
         self,
@@ -95,11 +94,11 @@ class JobHost:
         """Host a job.
 
         Args:
-            machine: what decides; another one takes its place when the job turns out to be under way.
-            record: as it is kept.
-            executor: see there.
-            events: those that are kept, told by earlier coordinators.
-            first: number of the next event, unless those go beyond it.
+            machine: its state machine; replaced if the job turns out to be running.
+            record: the stored record.
+            executor: runs its tasks.
+            events: stored events of earlier coordinators.
+            first: number of the next event, unless `events` go beyond it.
         """
         self.machine = machine
         #: Runs the job's tasks and writes one after the other.
@@ -126,7 +125,7 @@ class JobHost:
         return self.machine.job_id
 
     def announce(self, event: JobEvent) -> None:
-        """Let watchers see an event."""
+        """Publish an event to watchers."""
         if isinstance(event, ProgressTable):
             self.picture = event
             self.num_pictures += 1
@@ -150,7 +149,7 @@ class JobHost:
                 """The events of the job have it."""
 
     def note_state(self) -> None:
-        """Bring the record up to the machine's state."""
+        """Update the record from the machine's state."""
         state, ended = self.machine.state, self.machine.ended
         if state is not self.record.state:
             self.record = self.record.at(state, failure="" if ended is None else ended.sentence)
@@ -167,7 +166,7 @@ class JobHost:
         self._record_unsaved = True
 
     def wants_save(self) -> bool:
-        """True when a save should be started; the caller then runs `save` and calls `saved`."""
+        """Whether to start a save; the caller then runs `save` and calls `saved`."""
         if self._saving or not (self._unsaved or self._record_unsaved):
             return False
         self._saving = True
@@ -175,7 +174,7 @@ class JobHost:
 
     @property
     def is_saved(self) -> bool:
-        """Whether the store has got everything."""
+        """Whether all state is in the store."""
         return not (self._saving or self._unsaved or self._record_unsaved)
 
     def unsaved(self) -> Unsaved:
@@ -183,7 +182,7 @@ class JobHost:
         return Unsaved(self.record, is_record=self._record_unsaved, events=tuple(self._unsaved))
 
     def saved(self, record: JobRecord | None, num_events: int) -> None:
-        """The store has got the first `num_events` events, and `record` (the new version) if there is one."""
+        """Mark the first `num_events` events as stored, and `record` (the new version) if given."""
         self._saving = False
         for _ in range(num_events):
             self._unsaved.popleft()
@@ -213,13 +212,13 @@ class JobHosts:
         executor_of: Callable[[JobId], Executor],
         first_number: Callable[[], int],
     ) -> None:
-        """Begin without any.
+        """Start without jobs.
 
         Args:
-            context: of the coordinator.
-            mailboxes: of the agents.
-            executor_of: makes the thread of a job.
-            first_number: from which on this coordinator numbers events; every lead has numbers of its own.
+            context: the coordinator's dependencies.
+            mailboxes: command queues of the agents.
+            executor_of: creates the executor of a job.
+            first_number: first number of this coordinator's events; ranges of different leads do not overlap.
         """
         self._context = context
         self._mailboxes = mailboxes
@@ -231,20 +230,20 @@ class JobHosts:
         self._ended: dict[JobId, str] = {}
 
     def __contains__(self, job_id: JobId) -> bool:
-        """Whether this coordinator leads it, or has led it to its end a moment ago."""
+        """Whether this coordinator leads the job, or led it until its recent end."""
         return job_id in self._hosts
 
     def __iter__(self) -> Iterator[JobHost]:
-        """Over those of this moment."""
+        """Iterate over a snapshot."""
         return iter(list(self._hosts.values()))
 
     def get(self, job_id: JobId) -> JobHost | None:
-        """One of them."""
+        """The job with this id, if any."""
         return self._hosts.get(job_id)
 
     @property
     def newest(self) -> JobHost | None:
-        """The one submitted last."""
+        """The most recently submitted job."""
         return next(reversed(self._hosts.values()), None)
 
     def lead(
@@ -255,13 +254,13 @@ class JobHosts:
         events: Sequence[NumberedEvent] = (),
         executor: Executor | None = None,
     ) -> JobHost:
-        """Lead a job from here on.
+        """Start leading a job.
 
         Args:
-            machine: what decides.
-            record: as it is kept.
-            events: those that are kept, told by earlier coordinators.
-            executor: its thread, if it has one.
+            machine: its state machine.
+            record: the stored record.
+            events: stored events of earlier coordinators.
+            executor: its executor, if it already has one.
         """
         executor = executor or self.executor_of(machine.job_id)
         host = JobHost(machine, record, executor, events=events, first=self.first_number())
@@ -269,18 +268,18 @@ class JobHosts:
         return host
 
     def sort(self) -> None:
-        """Restore the order of submission after an older one was added."""
+        """Restore submission order after adding an older job."""
         self._hosts = dict(sorted(self._hosts.items(), key=lambda item: item[1].record.submitted_wall))
 
     def remove(self, job_id: JobId) -> None:
-        """Lead it no more."""
+        """Stop leading a job."""
         del self._hosts[job_id]
 
     def check_room(self, job_id: JobId, owner: str = "") -> None:
-        """Whether another job of `owner` can be taken.
+        """Enforce the limits on jobs, per `owner` and in total.
 
         Raises:
-            ResourceExhausted: there are too many, of its or of all.
+            ResourceExhausted: a limit is reached.
         """
         under_way = [host for host in self._hosts.values() if host.machine.ended is None]
         num_open, own = len(under_way), sum(host.owner == owner for host in under_way)
@@ -290,7 +289,7 @@ class JobHosts:
             raise ResourceExhausted(f"{num_open} jobs wait or run, which is the limit; stop one or let one end")
 
     def feed(self, host: JobHost, fact: Input) -> None:
-        """Feed a fact to a machine and execute its instructions."""
+        """Pass a fact to a machine and execute its instructions."""
         try:
             instructions = host.machine.handle(fact, now=self._context.clock.monotonic())
         except Exception:  # noqa: BLE001 - one job's bug must not stop the others
@@ -303,19 +302,19 @@ class JobHosts:
             self._context.condition.notify_all()
 
     def feed_all(self, fact: Input) -> None:
-        """Give the same fact to every job."""
+        """Pass a fact to every job."""
         for host in self:
             self.feed(host, fact)
 
     def post(self, commands: Sequence[SendCommand]) -> None:
-        """Queue commands without a job."""
+        """Queue commands that belong to no job."""
         for sent in commands:
             self._mailboxes.post(sent.agent, sent.command)
         if commands:
             self._context.condition.notify_all()
 
     def forget_old(self) -> None:
-        """Keep no more than `MAX_ENDED_JOBS` of those that have ended."""
+        """Drop the oldest ended jobs above `MAX_ENDED_JOBS`."""
         now = self._context.clock.monotonic()
         settled = [host for host in self._hosts.values() if host.is_saved and host.machine.is_settled(now=now)]
         for host in settled[:-MAX_ENDED_JOBS]:
@@ -330,15 +329,15 @@ class JobHosts:
             del self._ended[next(iter(self._ended))]
 
     def has_ended(self, job_id: JobId) -> bool:
-        """Whether a job is known to have ended, and is not led any more."""
+        """Whether a job is known to have ended and is no longer led."""
         return job_id in self._ended
 
     def end_of(self, job_id: JobId) -> str:
-        """The reason of its end, if the store has none."""
+        """Reason of a job's end, if the store has none."""
         return self._ended.get(job_id, "")
 
     def forget_end(self, job_id: JobId) -> None:
-        """Forget its end, as it was resubmitted as one that has begun."""
+        """Forget a job's end, as it was resubmitted."""
         self._ended.pop(job_id, None)
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -363,7 +362,7 @@ class JobHosts:
                 _submit(host, partial(self._run_task, task=task))
 
     def _run_task(self, host: JobHost, *, task: Task) -> None:
-        """On the job's thread, without the lock."""
+        """Run a task on the job's thread, without the lock."""
         machine = host.machine
         tasks = JobTasks(
             machine.job_id,
@@ -380,7 +379,7 @@ class JobHosts:
                 self.feed(host, answer)
 
     def _save(self, host: JobHost) -> None:
-        """On the job's thread, without the lock."""
+        """Save on the job's thread, without the lock."""
         with self._context.condition:
             unsaved, run_dir = host.unsaved(), Path(host.machine.submission.first_run_dir)
         try:
@@ -398,10 +397,10 @@ class JobHosts:
 
 
 def save(store: Store, unsaved: Unsaved) -> JobRecord | None:
-    """Write the unsaved state; the record's new version, if it has one. Idempotent.
+    """Write unsaved state, and the record's new version if there is one. Idempotent.
 
-    A store that has lost its memory learns of the job again. One that has another version has it of this coordinator,
-    before it led the job: whoever else writes is refused by its fence.
+    A store that lost its data gets the job again. A different version there was written by this coordinator, before it
+    led the job: other writers are fenced off.
 
     Raises:
         StoreUnavailable: try again later.
@@ -425,10 +424,10 @@ def _write(store: Store, unsaved: Unsaved) -> JobRecord | None:
 
 
 def discard_model(tools: Tools, record: JobRecord) -> None:
-    """Delete the inspected model of a job whose end the store has; nothing for others. Idempotent.
+    """Delete the inspected model of a job whose end is stored; a no-op for other jobs. Idempotent.
 
-    Not before the end is stored: a successor that finds the job under way restarts its stages from the file. One that
-    finds it ended repeats this, in case its predecessor was killed in between.
+    Only after the end is stored: a new leader that finds the job running restarts its stages from the file. One that
+    finds it ended repeats the deletion, in case its predecessor was killed in between.
     """
     if not record.state.is_terminal or record.submission is None:
         return
@@ -441,7 +440,7 @@ def discard_model(tools: Tools, record: JobRecord) -> None:
 
 
 def evaluation_line(evaluated: Evaluated, *, wall: float) -> str:
-    """The line of an evaluation that was heard of `wall` seconds after 1970. Numbers that are not finite become null.
+    """JSON line of an evaluation reported `wall` seconds after the epoch (1970). Non-finite numbers become null.
 
     >>> from hetpipe.values.ids import Clock
     >>> evaluation_line(Evaluated(Clock(6), 2, 46, {"loss": 0.5}), wall=0.0)
@@ -452,9 +451,9 @@ def evaluation_line(evaluated: Evaluated, *, wall: float) -> str:
 
 
 def append_evaluations(run_dir: Path, events: Iterable[JobEvent], clock: Clock) -> None:
-    """Append a line for every evaluation among `events`, with one write.
+    """Append one line per evaluation in `events`, with one write.
 
-    A failure of the disk is logged: the run goes on, and its newest evaluation is in its result anyway.
+    Disk failures are only logged: training continues, and the newest evaluation is in the result anyway.
     """
     lines = [evaluation_line(event, wall=clock.wall()) for event in events if isinstance(event, Evaluated)]
     if not lines:
@@ -471,7 +470,7 @@ def append_evaluations(run_dir: Path, events: Iterable[JobEvent], clock: Clock) 
 
 
 def _submit(host: JobHost, work: Callable[[JobHost], None]) -> None:
-    """Run `work` on the job's thread; a coordinator that is closing starts nothing new."""
+    """Run `work` on the job's thread; a no-op while the coordinator closes."""
     try:
         host.executor.submit(work, host)
     except RuntimeError:

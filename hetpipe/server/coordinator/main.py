@@ -55,17 +55,17 @@ _LONGEST_LEASE_SECONDS = 3_600.0
 
 
 def open_shard(shard: MemberInfo, *, tls: Tls | None, fence: FenceSource) -> Calls:
-    """The control connection to a shard."""
+    """Open the control connection to a shard."""
     from hetpipe.wire.shard_client import connect_shard
 
     return connect_shard(shard.address, member_id=shard.id, tls=tls, fence=fence)
 
 
 def stage_signer(tls: Tls | None) -> Certify | None:
-    """The signer of stage certificates; None without TLS.
+    """Load the signer of stage certificates; None without TLS.
 
     Raises:
-        UserError: the folder is not a coordinator's, or holds no signer.
+        UserError: the folder is not a coordinator's, or has no signer.
     """
     if tls is None:
         return None
@@ -76,31 +76,29 @@ def stage_signer(tls: Tls | None) -> Certify | None:
     return StageSigner(tls.folder).sign
 
 
-def read_progress(folder: str) -> Progress:
-    """The progress of a checkpoint."""
-    from hetpipe.checkpoint.manifest import read_manifest
+def read_progress(where: str) -> Progress:
+    """Read the progress stored in a checkpoint."""
+    from hetpipe.checkpoint.locations import manifest_at
 
-    return read_manifest(Path(folder)).progress
-
-
-def newest_checkpoint(run_dir: str) -> str | None:
-    """The folder of the newest complete checkpoint of a run, if it has one."""
-    from hetpipe.checkpoint.manifest import newest_complete
-
-    folder = newest_complete(Path(run_dir))
-    return None if folder is None else str(folder)
+    return manifest_at(where).progress
 
 
-def listed_checkpoint(run_dir: str) -> str | None:
-    """The same, by its manifest and the sizes of its files."""
-    from hetpipe.checkpoint.manifest import newest_listed
+def newest_checkpoint(run: str) -> str | None:
+    """Folder of the newest complete checkpoint of a run, if any."""
+    from hetpipe.checkpoint.locations import newest_complete_at
 
-    folder = newest_listed(Path(run_dir))
-    return None if folder is None else str(folder)
+    return newest_complete_at(run)
+
+
+def listed_checkpoint(run: str) -> str | None:
+    """Same as `newest_checkpoint`, verified only by manifest and file sizes."""
+    from hetpipe.checkpoint.locations import newest_listed_at
+
+    return newest_listed_at(run)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until terminated; the exit status."""
+    """Run until terminated; return the exit status."""
     parser = new_parser("coordinator", "The coordinator: membership, jobs, plans.")
     add_listening_options(parser)
     parser.add_argument(
@@ -184,7 +182,7 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
 
 
 def _act(options: argparse.Namespace, shutdown: Shutdown, server: Server, coordinator: Coordinator) -> None:
-    """Serve as the coordinator until terminated. Jobs go on without one, and the next one leads them."""
+    """Serve as the coordinator until terminated. Jobs continue without one, and the next one adopts them."""
     host = advertised_host(options.host, options.advertise)
     CoordinatorServicer(coordinator, host=host).add_to(server)
     try:

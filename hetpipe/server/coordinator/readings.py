@@ -1,4 +1,4 @@
-"""The metrics of a coordinator: members, jobs, and the clocks of jobs that have not ended."""
+"""Metrics of a coordinator: members, jobs, and the clocks of unfinished jobs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KINDS = tuple(
 
 
 def readings(coordinator: Coordinator) -> Iterator[Reading]:
-    """Everything, at one moment."""
+    """All metrics, read at one moment."""
     yield from _of_members(coordinator)
     with coordinator.condition:
         hosts = coordinator.hosts()
@@ -53,7 +53,7 @@ def _of_members(coordinator: Coordinator) -> Iterator[Reading]:
 
 
 def _of_job(host: JobHost) -> Iterator[Reading]:
-    """One job; of an ended one only its events, as its clocks would look stalled."""
+    """Metrics of one job; an ended one has only its events, as its clocks would look stalled."""
     job_id = host.job_id
     for kind in _KINDS:
         yield Reading("hetpipe_job_events_total", host.event_counts[kind], (job_id, kind))

@@ -1,8 +1,8 @@
-"""The long operations of a move of layers: planning, files, the clock shard. They run on the job's own thread.
+"""Long operations of a repartition: planning, files, the clock shard. They run on the job's own thread.
 
-`RUN_DIR/plans` holds the plan of every move that came into force, `vw-V-life-I.json`, I being the first life by it; one
-that is on its way, or was when the coordinator died, is `proposed.json`. A virtual worker that joins a run under way
-has its plan there, too. Nobody reads them but people: what counts is the run document of the clock shard.
+`RUN_DIR/plans` holds the plan of every repartition that took effect, `vw-V-life-I.json`, where I is the first
+incarnation on it; a pending one, or one pending when the coordinator died, is `proposed.json`. Plans of virtual workers
+that join a running job are there, too. They are for people only: the run document of the clock shard is authoritative.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _log = get_logger(__name__)
 
 
 class ReplanTasks:
-    """The tasks of one job."""
+    """Repartitioning tasks of one job."""
 
     def __init__(self, job_id: JobId) -> None:
         self._job_id = job_id
 
     def replan(self, task: Replan, run_dir: str) -> Replanned:
-        """Plan again; never raises: after any error the current plan stays."""
+        """Compute a new plan; never raises: after any error the current plan stays."""
         try:
             found = replanned(task)
             if found.plan is None and found.gain is not None:
@@ -48,7 +48,7 @@ class ReplanTasks:
         return found
 
     def settle(self, task: SettleReplan, run_dir: str) -> None:
-        """File the proposed plan, or delete it. Never raises: a missing file is no reason to stop training."""
+        """Rename the proposed plan, or delete it. Never raises: a missing file is no reason to stop training."""
         proposed = _folder(run_dir) / "proposed.json"
         try:
             if task.is_in_force:
@@ -60,7 +60,7 @@ class ReplanTasks:
             _log.exception("replan_not_settled", job=self._job_id, vw=task.vw)
 
     def make_way(self, task: Admit, new: NewPlan, port: Calls) -> None:
-        """Store a new plan on the clock shard, before it admits the first incarnation on it.
+        """Store a new plan on the clock shard before it admits the first incarnation on it.
 
         Raises:
             HetpipeError: the clock shard is unreachable.
@@ -75,7 +75,7 @@ class ReplanTasks:
         failpoints.reach("repartition.layers_half_moved")
 
     def _file(self, name: str, plan: Plan, run_dir: str) -> None:
-        """File the plan of a joining virtual worker. Never raises: see `settle`."""
+        """Write the plan of a joining virtual worker. Never raises: see `settle`."""
         try:
             _write(run_dir, name, plan)
         except OSError:
@@ -83,7 +83,7 @@ class ReplanTasks:
 
 
 def await_checkpoint(new: NewPlan, newest: Clock | None, *, now: float) -> None:
-    """Delay an incarnation after one that left with a checkpoint until that is complete, within a limit.
+    """Delay an incarnation until its predecessor's checkpoint is complete, up to a time limit.
 
     Args:
         new: the plan of the incarnation.

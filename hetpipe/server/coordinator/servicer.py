@@ -1,4 +1,4 @@
-"""The coordinator on the network: its handlers of calls, and streams with bounded watchers."""
+"""Network front end of the coordinator: call handlers, and streams with a limited number of watchers."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ MAX_MONITOR_STREAMS = 16
 
 
 class CoordinatorServicer:
-    """Answers the calls of `CoordinatorService` over a `Coordinator`. Called from many threads at once."""
+    """Handlers of `CoordinatorService` over a `Coordinator`. Thread-safe."""
 
     def __init__(self, coordinator: Coordinator, *, host: str, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Serve `coordinator`, whose machine others reach as `host`."""
+        """Serve `coordinator`, whose machine is reachable as `host`."""
         self._coordinator = coordinator
         self._wishes = WorkerWishes(coordinator)
         self._host = host
@@ -86,7 +86,7 @@ class CoordinatorServicer:
         self._lock = threading.Lock()
 
     def add_to(self, server: Server) -> None:
-        """Let `server` serve this."""
+        """Register the handlers with `server`."""
         handlers = Handlers()
         handlers.on(calls.REGISTER, self._register)
         handlers.on(calls.HEARTBEAT, self._heartbeat)
@@ -159,7 +159,7 @@ class CoordinatorServicer:
         return self._coordinator.measure_links(request.request_id, fresh=request.fresh)
 
     def status(self, job_id: JobId | None) -> JobStatus:
-        """The status of a job, or of the newest one; with no job at all, the cluster's processes alone.
+        """Status of a job, or of the newest one; without any job, only the cluster's processes.
 
         Raises:
             UnknownJob: the named job is not known.
@@ -221,7 +221,7 @@ class CoordinatorServicer:
                     after = max(after, event.sequence)
 
     def _is_settled(self, job_id: JobId) -> bool | None:
-        """True once a job is led or has ended; None before."""
+        """True once a job is led or has ended; otherwise None."""
         return None if self._coordinator.is_orphan(job_id) else True
 
     def _clocks(self, request: GetClocksRequest, _: Context) -> KnownClocks:
@@ -255,12 +255,12 @@ class CoordinatorServicer:
 
 
 def _owner(context: Context) -> str:
-    """Whose certificate the caller has; empty without TLS."""
+    """Identity of the caller's certificate; empty without TLS."""
     return str(caller_of(context) or "")
 
 
 def _viewer(context: Context) -> Viewer:
-    """The identity of a viewer; without TLS an address, possibly shared by a whole cluster."""
+    """Identity of a viewer; without TLS its address, possibly shared by a whole cluster."""
     peer = caller_of(context)
     return Viewer(address_of(context.peer())) if peer is None else Viewer(str(peer), peer.role)
 
@@ -273,7 +273,7 @@ def _stage_processes(host: JobHost) -> list[ProcessStatus]:
 
 
 def _fresh(host: JobHost, after: int, seen_pictures: int) -> tuple[list[NumberedEvent], int] | None:
-    """Events after number `after`, and the newest picture unless it was seen; None when there is neither."""
+    """Events after number `after`, and the newest progress table unless already sent; None if there is neither."""
     events = [event for event in host.events if event.sequence > after]
     if host.picture is not None and host.num_pictures > seen_pictures and host.machine.ended is None:
         events.append(NumberedEvent(0, host.picture))
@@ -281,7 +281,7 @@ def _fresh(host: JobHost, after: int, seen_pictures: int) -> tuple[list[Numbered
 
 
 def _fresh_clocks(host: JobHost, last: ClockSnapshot | None) -> tuple[ClockSnapshot | None] | None:
-    """The clocks if they differ from `last`; nothing in the tuple when the job has ended and they do not."""
+    """The clocks if they differ from `last`; an empty tuple if the job has ended and they do not."""
     clocks = host.machine.clocks
     if clocks is not None and clocks != last:
         return (clocks,)

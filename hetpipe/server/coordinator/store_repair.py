@@ -1,6 +1,6 @@
-"""`hetpipe repair store`: restores the numbers of a store that a coordinator can lead with, and its indexes.
+"""`hetpipe repair store`: restores the counters and indexes of a store so that a coordinator can lead with it.
 
-It acts as a coordinator, under a lead of its own, which excludes other writers, and needs no other permissions.
+It acts as a coordinator under its own lead, which excludes other writers, and needs no additional permissions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hetpipe.values.leases import LEADER_LEASE_SECONDS
 
 @dataclass(frozen=True, slots=True)
 class CounterRepair:
-    """One counter."""
+    """Old and new value of one counter."""
 
     name: str
     before: int | None
@@ -29,38 +29,38 @@ class CounterRepair:
 
     @property
     def is_changed(self) -> bool:
-        """Whether it has another value now."""
+        """Whether the repair changed the value."""
         return self.before != self.after
 
 
 @dataclass(frozen=True, slots=True)
 class StoreRepair:
-    """The findings and the repairs."""
+    """Result of a repair: the counters and indexes repaired."""
 
     fence: CounterRepair
     term: CounterRepair
     records: Repairs
 
     def __bool__(self) -> bool:
-        """Whether there was anything to repair."""
+        """Whether anything was repaired."""
         return self.fence.is_changed or self.term.is_changed or bool(self.records)
 
 
 def repair_store(url: str, access: RedisAccess, *, fence: int | None = None, term: int | None = None) -> StoreRepair:
     """Repair the store at `url` while no coordinator leads.
 
-    A counter in the reserve that no report reaches, or that is no number, begins again: members report what they have
-    seen, as they do after Redis was wiped.
+    A counter that is not a number, or in the reserve above all valid reports, is reset: members report their highest
+    values, as after a wipe of Redis.
 
     Args:
-        url: as a coordinator takes it.
-        access: the same.
-        fence: the highest fence seen by any process; None: that of the store.
-        term: the highest term; None: the same.
+        url: store URL, as for a coordinator.
+        access: credentials, as for a coordinator.
+        fence: highest fence seen by any process; None: that of the store.
+        term: highest term seen by any process; None: that of the store.
 
     Raises:
-        UserError: it is no Redis, a coordinator leads, or a number cannot be.
-        StoreUnavailable: it cannot be reached, or does not let this user do it.
+        UserError: it is not Redis, a coordinator leads, or a number is out of range.
+        StoreUnavailable: it cannot be reached, or denies access.
     """
     if not is_redis(url):
         raise UserError(f"--store {url} outlives no coordinator; restart that one instead, or write --store redis://…")
@@ -96,10 +96,10 @@ def _repaired(counter: ControlCounter, before: int | None, wanted: int | None) -
 
 
 def _lead(store: RedisStore) -> Lead:
-    """The lead of this process.
+    """Acquire the lead for this process.
 
     Raises:
-        UserError: a coordinator has it.
+        UserError: a coordinator holds it.
     """
     own = CandidateId(uuid.uuid4().hex)
     name = f"`hetpipe repair store` on {socket.gethostname()} with pid {os.getpid()}"

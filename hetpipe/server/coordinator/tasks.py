@@ -1,12 +1,12 @@
-"""The long operations of a job: planning with a term from the store, files, calls to shards.
+"""Long operations of a job: planning with a term from the store, files, calls to shards.
 
-They run on the job's own thread, one after the other, and answer with a fact for its machine.
+They run on the job's own thread, one after the other, and return a fact for its state machine.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -48,7 +48,7 @@ from hetpipe.decide.lifecycle.known_cluster import PlanningInputs
 from hetpipe.decide.lifecycle.planning import PLANNER, Planner, plan_run, with_forecast
 from hetpipe.decide.sync.division import unused
 from hetpipe.decide.sync.segment import STOP
-from hetpipe.errors import HetpipeError, JobError, StaleIncarnation, StoreUnavailable, UserError
+from hetpipe.errors import CheckpointError, HetpipeError, JobError, StaleIncarnation, StoreUnavailable, UserError
 from hetpipe.job.file import Job
 from hetpipe.observe.log import get_logger
 from hetpipe.roots import Roots
@@ -64,6 +64,7 @@ from hetpipe.values.plan import Plan
 from hetpipe.values.rewinds import next_rewind, rewind_folder, run_folders
 from hetpipe.values.run import AgentInfo, ClockSnapshot
 from hetpipe.values.shard_config import ShardConfig
+from hetpipe.values.storage_url import place_of_run
 from hetpipe.values.sync import Progress
 from hetpipe.values.wire import to_json
 from hetpipe.wire import calls
@@ -102,14 +103,14 @@ Certify = Callable[[bytes, StagePeer], bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """The external dependencies of tasks."""
+    """External dependencies of tasks."""
 
     open_shard: Callable[[MemberInfo], Calls]
     """A shard, which with TLS must prove its index."""
     read_progress: Callable[[str], Progress]
-    """How far a checkpoint folder is. Raises `CheckpointError`."""
+    """How far a checkpoint is, by its folder or URL. Raises `CheckpointError`."""
     newest_checkpoint: Callable[[str], str | None]
-    """The newest complete checkpoint folder of a run's folder, all of it checked; None when it has none."""
+    """The newest complete checkpoint of the run in a folder or at a URL, all of it checked; None when it has none."""
     listed_checkpoint: Callable[[str], str | None]
     """The same by the manifest alone, which is quick: for lives that check what they read of it."""
     planner: Planner = PLANNER
@@ -121,7 +122,7 @@ class Tools:
 
 
 class JobTasks:
-    """The tasks of one job."""
+    """Tasks of one job."""
 
     def __init__(
         self,
@@ -144,7 +145,7 @@ class JobTasks:
         self._replans = ReplanTasks(job_id)
 
     def run(self, task: Task) -> Input | None:  # noqa: C901, PLR0911 - one case per kind of task
-        """Execute a task; returns its fact for the machine. Never raises."""
+        """Execute a task; return its fact for the machine. Never raises."""
         match task:
             case Prepare() | Rewind():
                 return self._answered("prepare", lambda: self._prepared(task))
@@ -188,7 +189,7 @@ class JobTasks:
         model, first = task.inspected.model, Path(self._submission.first_run_dir)
         if model.proof is not None:
             _log.info("model_proven", job=self._job_id, proof=model.proof.sentence)
-        submission = self._gone_back(next_rewind(first)) if task.goes_back else None
+        submission = self._gone_back(self._next_rewind(first)) if task.goes_back else None
         start = self._start((submission or self._submission).restore, model.train_samples)
         written = _written_terms(first) if task.goes_back else ()
         above = max(task.above, *written, *(shard.highest_term for shard in task.shards))
@@ -210,10 +211,27 @@ class JobTasks:
         return prepared
 
     def _gone_back(self, number: int) -> Submission:
-        """The rewound job: from its newest checkpoint or from its beginning, in the folder of that rewind."""
+        """Prepare a rewound job: from its newest checkpoint or from its beginning, in the folder of that rewind."""
         first = self._submission.first_run_dir
-        restore = self._tools.newest_checkpoint(first) or self._submission.restore
+        restore = self._tools.newest_checkpoint(self._place(first)) or self._submission.restore
         return replace(self._submission, restore=restore, run_dir=rewind_folder(first, number), rewinds=number)
+
+    def _place(self, run_dir: str) -> str:
+        """Where the checkpoints of a run's folder are."""
+        return place_of_run(run_dir, self._job.storage)
+
+    def _next_rewind(self, first: Path) -> int:
+        """The number of the next rewind: neither a folder here nor an object has that or a higher one."""
+        number = next_rewind(first)
+        if self._job.storage is None:
+            return number
+        # Imported only with an object store, as it is slow.
+        from hetpipe.checkpoint.locations import stored_rewinds
+
+        try:
+            return max(number, stored_rewinds(self._place(str(first))) + 1)
+        except OSError as error:
+            raise CheckpointError(f"storage: {error}") from error
 
     def _log_rewind(self, prepared: Prepared) -> None:
         restore = None if prepared.submission is None else prepared.submission.restore
@@ -245,10 +263,12 @@ class JobTasks:
         shards: tuple[MemberInfo, ...],
         eval_samples: int | None,
     ) -> None:
-        """Write the plan, and configure every shard with it."""
+        """Write the plan, and configure every shard."""
         run, submission = prepared.run, prepared.submission or self._submission
-        self._tools.roots.check_run(submission.run_dir, submission.restore)
-        write_run_files(submission, prepared, eval_samples)
+        self._tools.roots.check_run(submission.run_dir, submission.restore, self._job.storage)
+        texts = write_run_files(submission, prepared, eval_samples)
+        if self._job.storage is not None and not submission.rewinds:
+            self._claim(run.job, texts)
         assignment = run.assignment(submission, agents, shards)
         kept = run_document(
             assignment,
@@ -261,6 +281,14 @@ class JobTasks:
         # The clock shard comes first: the others follow its log as soon as they are configured.
         for shard, config in zip(shards, shard_configs(run.job, kept), strict=True):
             self._with_shard(shard, partial(_configure, config))
+
+    def _claim(self, job: Job, texts: Mapping[str, str]) -> None:
+        """Write the run's documents into the object store, which therefore can be used before anyone trains."""
+        # Imported only with an object store, as it is slow.
+        from hetpipe.checkpoint.stored_run import claim_run
+
+        documents = {"job.json": json.dumps(job.model_dump(mode="json")), "facts.json": texts["facts.json"]}
+        claim_run(self._place(self._submission.run_dir), self._job_id, documents)
 
     def _next_term(self, *, above: Term) -> Term:
         for _ in range(_TERM_TRIES - 1):
@@ -298,7 +326,7 @@ class JobTasks:
         return EvictAcknowledged(task.vw, task.incarnation)
 
     def _admit(self, task: Admit) -> AdmitAcknowledged:
-        folder, new = self._tools.listed_checkpoint(self._submission.run_dir), task.replan
+        folder, new = self._tools.listed_checkpoint(self._place(self._submission.run_dir)), task.replan
         if new is not None:
             newest = None if folder is None or new.left_at is None else self._tools.read_progress(folder).clock
             await_checkpoint(new, newest, now=self._clock.monotonic())
@@ -335,7 +363,7 @@ class JobTasks:
         return self._tried(task.shards[0], lambda port: port.invoke(calls.GET_SHARD_CLOCKS, request))
 
     def _tried(self, shard: MemberInfo, use: Callable[[Calls], T]) -> T | None:
-        """The result of `use`, or None: an absent shard must not keep a job from ending."""
+        """Result of `use`, or None on failure: an unreachable shard must not keep a job from ending."""
         try:
             return self._with_shard(shard, use)
         except HetpipeError as error:
@@ -353,7 +381,7 @@ class JobTasks:
 
 
 def _written_terms(run_dir: Path) -> Iterator[Term]:
-    """The terms of the plans in the folders of a run, which a new store does not have."""
+    """Terms of the plans in the folders of a run, unknown to a new store."""
     for folder in run_folders(run_dir):
         try:
             term = json.loads((folder / "plan.json").read_bytes())["term"]
@@ -368,11 +396,13 @@ def _configure(config: ShardConfig, port: Calls) -> None:
     port.invoke(calls.CONFIGURE, config)
 
 
-def write_run_files(submission: Submission, prepared: Prepared, eval_samples: int | None) -> None:
+def write_run_files(submission: Submission, prepared: Prepared, eval_samples: int | None) -> dict[str, str]:
     """Write `plan.json` and `facts.json` into the current folder of the run, with the inputs of the plan.
 
-    A job that was planned here replaces `job.json`; what was foreseen is in `forecast.json`. What it was planned by, or
-    what is played, is in `profile.json` and `cluster.yaml`. The folder of a rewind has a `job.json` of its own.
+    Returns what was written, by file name.
+
+    A job planned here replaces `job.json`; the prediction is in `forecast.json`. The inputs of planning, or of an
+    emulation, are in `profile.json` and `cluster.yaml`. The folder of a rewind has its own `job.json`.
 
     Raises:
         UserError: the folder cannot be written to.
@@ -409,6 +439,7 @@ def write_run_files(submission: Submission, prepared: Prepared, eval_samples: in
             unfinished.replace(folder / name)
     except OSError as error:
         raise UserError(f"the coordinator cannot write to the run's folder {folder}: {error.strerror}") from error
+    return texts
 
 
 def _cluster_text(described: PlanningInputs) -> str:

@@ -1,7 +1,7 @@
 """Requests of operators to drain, restart or add virtual workers of a job: validated, then passed to its machine.
 
-Impossible requests are rejected with a message that names the alternative; fulfilled ones succeed as if they had
-just been done, so requests are idempotent, except that two requests for a new virtual worker add two.
+Impossible requests are rejected with a message that names the alternative; requests already fulfilled succeed, so they
+are idempotent, except that two requests for a new virtual worker add two.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _INSTEAD = "stop the job at a checkpoint and resume it with another `workers.cou
 
 
 class WorkerWishes:
-    """The handler of requests for virtual workers. Thread-safe."""
+    """Handler of drain, restart and add requests. Thread-safe."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
 
     def drain(self, job_id: JobId | None, vw: VirtualWorkerIndex) -> WorkerStatus:
-        """Have a virtual worker leave, after the next barrier if it computes; where it stands now.
+        """Drain a virtual worker, after the next barrier if it computes; returns its current state.
 
         Raises:
             UnknownJob: there is no such job.
-            UserError: it does not run, has no such virtual worker, or that one cannot leave.
+            UserError: the job is not running, has no such virtual worker, or it cannot leave.
         """
         with self._coordinator.condition:
             host = self._host(job_id)
@@ -50,12 +50,11 @@ class WorkerWishes:
             return worker.status
 
     def add(self, job_id: JobId | None, vw: VirtualWorkerIndex | None) -> tuple[WorkerStatus, ...]:
-        """Restart a virtual worker, or all that are out, or else add another one; returns their states.
+        """Restart a virtual worker, or all that are out, or else add a new one; returns their states.
 
         Raises:
-            UnknownJob: there is no such job.
-            UserError: it does not run, has no such virtual worker, or none is out and there is no room for another.
-            Unavailable: this coordinator has not enough reports yet.
+            UnknownJob: there is no such job. UserError: the job is not running, has no such virtual worker, or none is
+            out and there is no room for another. Unavailable: this coordinator does not have enough reports yet.
         """
         with self._coordinator.condition:
             host = self._host(job_id)
@@ -101,10 +100,10 @@ class WorkerWishes:
 
 
 def named(machine: JobMachine, vw: VirtualWorkerIndex) -> VirtualWorker:
-    """The virtual worker of that index.
+    """The virtual worker with that index.
 
     Raises:
-        UserError: there is none, or the job's virtual workers cannot change now.
+        UserError: it does not exist, or the job's virtual workers cannot change now.
     """
     workers = _workers(machine)
     if vw not in workers:
@@ -114,7 +113,7 @@ def named(machine: JobMachine, vw: VirtualWorkerIndex) -> VirtualWorker:
 
 
 def check_drain(machine: JobMachine, worker: VirtualWorker) -> None:
-    """Whether a virtual worker can leave.
+    """Check that a virtual worker can leave.
 
     Raises:
         UserError: it cannot.
@@ -132,7 +131,7 @@ def check_drain(machine: JobMachine, worker: VirtualWorker) -> None:
 
 
 def missing(machine: JobMachine) -> list[VirtualWorker]:
-    """The virtual workers that are not restarted automatically.
+    """Virtual workers that are not restarted automatically.
 
     Raises:
         UserError: the job's virtual workers cannot change now.
@@ -141,14 +140,14 @@ def missing(machine: JobMachine) -> list[VirtualWorker]:
 
 
 def another(machine: JobMachine, free: Sequence[AgentInfo]) -> NewWorker:
-    """The new virtual worker of a job of which none is out.
+    """Create the new virtual worker of a job whose virtual workers are all running.
 
     Args:
-        machine: of the job.
+        machine: state machine of the job.
         free: agents with their free devices.
 
     Raises:
-        UserError: there cannot be one.
+        UserError: it cannot be added.
     """
     job, lives, run = machine.job, machine.lives, machine.run
     if machine.state is not JobState.RUNNING or lives is None or run is None:
@@ -171,7 +170,7 @@ def another(machine: JobMachine, free: Sequence[AgentInfo]) -> NewWorker:
 
 
 def _workers(machine: JobMachine) -> dict[VirtualWorkerIndex, VirtualWorker]:
-    """By index, of a live job."""
+    """Virtual workers of a live job, by index."""
     if machine.state is JobState.STOPPING:
         raise UserError(f"job {machine.job_id} is about to stop, and all its virtual workers with it")
     if machine.lives is None:

@@ -1,1 +1,1 @@
-"""The process of a parameter-server shard."""
+"""The parameter-server process of a shard."""

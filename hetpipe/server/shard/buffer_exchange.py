@@ -1,11 +1,11 @@
-"""Model buffers at a barrier: floating ones become their mean over the virtual workers, integer ones the maximum.
+"""Model buffers at a barrier: floating-point ones are averaged over the virtual workers, integer ones take the maximum.
 
-Added in virtual-worker order, then multiplied by 1/V, so that the bits do not depend on timing (`wsp.md` §5, Buffers).
+Summed in virtual-worker order, then multiplied by 1/V, so that the bits do not depend on timing (`wsp.md` §5, Buffers).
 
-Whose buffers count: those of the members that passed the barrier, those that leave there included. Who joins there
-reads what they became. What somebody sent before it was evicted counts, and nobody waits for what an evicted one did
-not send. If none of those who passed the barrier sent a buffer, everyone gets what it became at the barrier before; and
-if there is no such thing, what the first of those who joined brought along.
+Contributors are the members that passed the barrier, including those that leave there. Workers that join there read the
+result. Buffers sent before an eviction count; missing ones of an evicted worker are not waited for. If no member that
+passed the barrier sent a buffer, its result is that of the previous barrier; without one, the value of the first worker
+that joined.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from hetpipe.weights.flat import FlatBuffer, FlatLayout
 
 @dataclass(frozen=True, slots=True)
 class Attendance:
-    """The virtual workers at the newest passed barrier."""
+    """Virtual workers at the newest passed barrier."""
 
     segment: SegmentRecord
     members: Mapping[VirtualWorkerIndex, Incarnation]
@@ -47,15 +47,15 @@ class Attendance:
 
     @property
     def start(self) -> Clock:
-        """The clock of the barrier."""
+        """Clock of the barrier."""
         return self.segment.start
 
     def check(self, requester: Requester, clock: Clock) -> None:
         """Reject a requester that is not at this barrier.
 
         Raises:
-            ProtocolViolation: it is at another one.
-            StaleIncarnation: its life is over.
+            ProtocolViolation: it is at another barrier.
+            StaleIncarnation: its incarnation is over.
         """
         if clock != self.start:
             raise ProtocolViolation(f"{requester} sends buffers of the barrier at {clock}, not at {self.start}")
@@ -68,26 +68,26 @@ class Attendance:
         return is_there and self.leavers.get(requester.vw) == requester.incarnation
 
     def among(self, *, joined: bool) -> tuple[VirtualWorkerIndex, ...]:
-        """The workers that joined at the barrier, or else passed it, in order; those evicted since included."""
+        """Workers that joined at the barrier, or else those that passed it, in order; including later evicted ones."""
         return tuple(sorted(member.vw for member in self.segment.present if member.joined == joined))
 
     def is_gone(self, vw: VirtualWorkerIndex) -> bool:
-        """Whether a worker at the barrier was evicted since."""
+        """Whether a worker at the barrier has since been evicted."""
         return vw not in self.members and vw not in self.leavers
 
 
 def buffers_layout(header: BuffersHeader) -> FlatLayout:
-    """The layout in which the named buffers travel."""
+    """Wire layout of the named buffers."""
     return FlatLayout([(b.parameter, (b.stop - b.start,), b.dtype) for b in header.buffers])
 
 
 def run_map(header: BuffersHeader, layout: FlatLayout) -> RunMap:
-    """The places of the named buffers' stream in a buffer of `layout`."""
+    """Map from the stream of the named buffers to a buffer of `layout`."""
     return RunMap(header.buffers, [layout.slot(b.parameter).offset for b in header.buffers])
 
 
 class BufferExchange:
-    """Collects every member's buffers of one barrier after the other. Thread-safe; holds one barrier's at a time."""
+    """Collects all members' buffers, barrier by barrier. Thread-safe; holds one barrier's at a time."""
 
     #: Bytes of buffers that one stage may announce, and that one virtual worker may have here at a time.
     MAX_BYTES = 1 << 30
@@ -96,11 +96,11 @@ class BufferExchange:
     MAX_BUFFERS = 10_000
 
     def __init__(self, attendance: Callable[[], Attendance], kept: BufferFiles | None = None) -> None:
-        """Begin empty, or with the state of an earlier process.
+        """Start empty, or restore the state of an earlier process.
 
         Args:
-            attendance: called every time; its answers must be monotonic.
-            kept: persists sent buffers; None: they are lost with this process.
+            attendance: called on every request; its results must be monotonic.
+            kept: persists received buffers; None: they are lost with this process.
         """
         self._attendance = attendance
         self._lock = threading.Lock()
@@ -123,10 +123,10 @@ class BufferExchange:
                 self._add(sender, buffer.views)
 
     def receive(self, header: BuffersHeader) -> tuple[ChunkReceiver, FlatBuffer]:
-        """Somewhere to write the announced buffers; call `sent` when they are complete.
+        """Allocate a target for the announced buffers; call `sent` when they are complete.
 
         Raises:
-            SliceMismatch: more bytes than `MAX_BYTES`, a buffer that is not whole, or an unknown dtype.
+            SliceMismatch: more bytes than `MAX_BYTES`, a partial buffer, or an unknown dtype.
             ProtocolViolation, StaleIncarnation: the sender is not at this barrier.
         """
         self.check(header)
@@ -136,12 +136,12 @@ class BufferExchange:
         return ChunkReceiver(buffer, run_map(header, layout)), buffer
 
     def sent(self, header: BuffersHeader, buffer: FlatBuffer) -> None:
-        """A stage's buffers are all here. A repetition changes nothing.
+        """Register a stage's complete buffers. Idempotent.
 
         Raises:
             ProtocolViolation, StaleIncarnation: the sender is not at this barrier.
-            SliceMismatch: another virtual worker sent one of them in another size or dtype.
-            ResourceExhausted: with them its virtual worker would have more than `MAX_BYTES` here.
+            SliceMismatch: another virtual worker sent one of them with another size or dtype.
+            ResourceExhausted: its virtual worker would exceed `MAX_BYTES` here.
         """
         vw = header.requester.vw
         with self._lock:
@@ -159,13 +159,13 @@ class BufferExchange:
             self._add(sender, new)
 
     def combined(self, header: BuffersHeader) -> FlatBuffer:
-        """The averages of the named buffers.
+        """Averages of the named buffers.
 
         Raises:
-            ClockNotPublished: a virtual worker's are still missing; the message names it.
-            BuffersMissing: the reader's own are: a process before this one had them, and could not keep them.
-            SliceMismatch: as `receive`, or a buffer has another size or dtype.
-            ProtocolViolation, StaleIncarnation: the reader is not at this barrier, nor has it left at the one before.
+            ClockNotPublished: those of a virtual worker are still missing; the message names it. BuffersMissing: the
+            reader's own are missing: an earlier process received but did not persist them. SliceMismatch: as `receive`,
+            or a buffer has another size or dtype. ProtocolViolation, StaleIncarnation: the reader is not at this
+            barrier and did not leave at the previous one.
         """
         self.check(header)
         with self._lock:
@@ -186,7 +186,7 @@ class BufferExchange:
         return chunks(buffer, run_map(header, buffer.layout))
 
     def _read_late(self, header: BuffersHeader) -> dict[str, torch.Tensor] | None:
-        """The averages for a virtual worker that left and was not waited for; None: it is no such one."""
+        """Averages for a virtual worker that left and was not waited for; None for any other."""
         attendance, clock = self._attendance(), header.clock
         if not clock < attendance.start or not attendance.has_left(header.requester, clock):
             return None
@@ -197,7 +197,7 @@ class BufferExchange:
         return {piece.parameter: known[piece.parameter] for piece in header.buffers}
 
     def _attend(self, header: BuffersHeader) -> Attendance:
-        """Begin the barrier of the header, if it is new."""
+        """Switch to the barrier of the header, if it is new."""
         attendance = self._attendance()
         attendance.check(header.requester, header.clock)
         if attendance.start > self._clock:
@@ -221,7 +221,7 @@ class BufferExchange:
             self._stayed.add(vw)
 
     def _known(self) -> dict[str, torch.Tensor]:
-        """The averages of the buffers so far, unrequested ones included."""
+        """Averages of all buffers so far, including unrequested ones."""
         counted = {name: self._counted(name, sorted(self._stayed)) for name in self._sent}
         newest = {name: _combined(parts) for name, parts in counted.items() if parts} | self._results
         found = self._earlier | newest
@@ -232,7 +232,7 @@ class BufferExchange:
         return [sent[vw] for vw in of if vw in sent]
 
     def _result(self, piece: SliceHeader, attendance: Attendance) -> torch.Tensor:
-        """The average of a buffer: computed once, so that all readers get the same."""
+        """Average of a buffer, computed once, so that all readers get the same."""
         name = piece.parameter
         result = self._results.get(name)
         if result is None:

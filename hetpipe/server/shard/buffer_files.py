@@ -1,8 +1,8 @@
-"""Model buffers of the newest barriers in files of the clock shard, for a restarted one.
+"""Model buffers of the newest barriers, persisted by the clock shard across restarts.
 
-Who has read what the buffers became trains on and has no reason to send its own again; so they are here before their
-sender hears that they have come. They survive the process; after a power cut a file may be missing or torn, and then
-the barrier's other buffers count.
+A worker that has read the averages continues and does not resend its own buffers, so they are persisted before their
+receipt is acknowledged. They survive the process; after a power failure a file may be missing or torn, and then the
+barrier's other buffers count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Whose buffers a file holds, and which ones."""
+    """Sender and contents of one file."""
 
     header: BuffersHeader
     joined: bool
@@ -34,14 +34,14 @@ class Sender:
 
 
 class BufferFiles:
-    """The files, one for each time that a stage sent buffers. Not thread-safe."""
+    """The files, one per upload of buffers by a stage. Not thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        """Keep them in `folder`, which is made when something is written."""
+        """Use `folder`, which is created on the first write."""
         self._folder = folder
 
     def write(self, sender: Sender, buffer: FlatBuffer) -> None:
-        """Persist the buffers of a stage. If the disk fails, that is logged, and training goes on."""
+        """Persist the buffers of a stage. Disk failures are only logged, and training continues."""
         requester = sender.header.requester
         name = f"{_prefix(sender.header.clock)}vw-{requester.vw}-stage-{requester.stage}"
         temporary = self._folder / f"{name}.tmp"
@@ -58,7 +58,7 @@ class BufferFiles:
             log.warning("buffers_not_kept", path=str(temporary), reason=error.strerror or str(error))
 
     def read(self, room: Callable[[BuffersHeader], FlatBuffer]) -> Iterator[tuple[Sender, FlatBuffer]]:
-        """The stored buffers, in the order of the barriers; `room` allocates their tensors."""
+        """Read the stored buffers, in barrier order; `room` allocates their tensors."""
         for path in sorted(self._folder.glob("clock-*")):
             try:
                 record = read_snapshot(path)

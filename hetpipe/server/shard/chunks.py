@@ -1,10 +1,10 @@
-"""Tensors on the wire: a stream of slices, cut into chunks of raw little-endian bytes.
+"""Wire format of tensors: a stream of slices, split into chunks of raw little-endian bytes.
 
 The slices of a request form one *stream* in which each starts at a multiple of 64 bytes. Sender and receiver keep the
-same slices in buffers of their own layout; a `RunMap` maps the runs of the stream to places in the buffer. Chunks
-come in order and without gaps. A chunk is a head of 24 bytes and the bytes; the head is `hpC3`, four zeros, the offset
-in the stream (8 bytes, little-endian) and the checksum (`hetpipe.checksum`) of offset and bytes. `hpC3` names this
-form of chunks; those of other versions of hetpipe are refused by name.
+same slices in buffers of their own layout; a `RunMap` maps runs of the stream to offsets in the buffer. Chunks arrive
+in order and without gaps. A chunk is a header of 24 bytes and the payload; the header is `hpC3`, four zero bytes, the
+offset in the stream (8 bytes, little-endian) and the checksum (`hetpipe.checksum`) of offset and payload. The magic
+`hpC3` names the format version; chunks of other versions of hetpipe are rejected.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HEAD = struct.Struct(f"<4sIQ{SUM_BYTES}s")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`num_bytes` that are contiguous in the stream and in the buffer."""
+    """`num_bytes` that are contiguous in both the stream and the buffer."""
 
     stream: int
     buffer: int
@@ -40,12 +40,12 @@ class Run:
 
 
 def slice_bytes(header: SliceHeader) -> int:
-    """Bytes of one slice, without the gap behind it."""
+    """Bytes of one slice, without padding."""
     return (header.stop - header.start) * DTYPE_BYTES[header.dtype]
 
 
 class RunMap:
-    """The map from a stream of slices to places in one buffer. Immutable."""
+    """Map from a stream of slices to offsets in one buffer. Immutable."""
 
     def __init__(
         self, slices: Sequence[SliceHeader], buffer_offsets: Sequence[int], *, ends_slot: Sequence[bool] | None = None
@@ -53,10 +53,10 @@ class RunMap:
         """Map `slices`, in stream order, to the given byte offsets in the buffer.
 
         Args:
-            slices: the contents of the stream.
-            buffer_offsets: where each slice lies.
-            ends_slot: whether nothing but a gap follows each slice up to the next multiple of 64 bytes; neighbours are
-                one run across a gap only. None: always so.
+            slices: contents of the stream.
+            buffer_offsets: byte offset of each slice.
+            ends_slot: whether only padding follows each slice up to the next multiple of 64 bytes; adjacent slices are
+                merged into one run across padding only. None: true for all.
         """
         runs: list[Run] = []
         position = 0
@@ -76,7 +76,7 @@ class RunMap:
         self.num_bytes = position
 
     def pieces(self, offset: int, num_bytes: int) -> Iterator[Run]:
-        """The parts of the runs within [offset, offset + num_bytes) of the stream."""
+        """Parts of the runs within [offset, offset + num_bytes) of the stream."""
         end = offset + num_bytes
         index = max(0, bisect_right(self._starts, offset) - 1)
         for run in self.runs[index:]:
@@ -88,7 +88,7 @@ class RunMap:
 
 
 def stream_parts(memory: memoryview, runs: RunMap, offset: int, num_bytes: int) -> Iterator[bytes | memoryview]:
-    """[offset, offset + num_bytes) of the stream whose slices lie in `memory`: views of it, and zeros for the gaps."""
+    """Views of [offset, offset + num_bytes) of the stream of slices in `memory`, with zeros for the padding."""
     position, end = offset, offset + num_bytes
     for piece in runs.pieces(offset, num_bytes):
         if piece.stream > position:
@@ -100,7 +100,7 @@ def stream_parts(memory: memoryview, runs: RunMap, offset: int, num_bytes: int) 
 
 
 def chunks(buffer: FlatBuffer, runs: RunMap) -> Iterator[bytes]:
-    """The slices in `buffer` as chunks; every chunk is one copy of its bytes."""
+    """Split the slices in `buffer` into chunks; every chunk is one copy of its bytes."""
     memory = buffer.memory()
     for offset in range(0, runs.num_bytes, CHUNK_BYTES):
         parts = stream_parts(memory, runs, offset, min(CHUNK_BYTES, runs.num_bytes - offset))
@@ -113,7 +113,7 @@ def chunks(buffer: FlatBuffer, runs: RunMap) -> Iterator[bytes]:
 
 
 def fill(buffer: FlatBuffer, runs: RunMap, blocks: Iterable[tuple[int, memoryview]]) -> None:
-    """Put parts of the stream, given by offset, into `buffer`."""
+    """Copy parts of the stream, given by offset, into `buffer`."""
     memory = buffer.memory()
     for offset, block in blocks:
         for piece in runs.pieces(offset, block.nbytes):
@@ -133,15 +133,15 @@ class Chunks:
 
 
 class ChunkReceiver:
-    """Writes the chunks of one stream into a buffer, checking order and bounds before a byte is copied."""
+    """Writes the chunks of one stream into a buffer; checks order and bounds before copying a byte."""
 
     def __init__(self, buffer: FlatBuffer, runs: RunMap, *, restarts: bool = False) -> None:
         """Receive into `buffer`.
 
         Args:
-            buffer: is filled.
-            runs: where the stream's bytes lie in it.
-            restarts: the stream may start over in the middle, as after a broken connection.
+            buffer: destination.
+            runs: map from the stream to the buffer.
+            restarts: whether the stream may start over before its end, as after a broken connection.
         """
         self._buffer = buffer
         self._address = buffer.data.data_ptr()
@@ -151,11 +151,11 @@ class ChunkReceiver:
         self._sums: list[bytes] = []
 
     def write(self, chunk: bytes) -> tuple[Run, ...]:
-        """Take the next chunk; returns the parts of the buffer it filled.
+        """Process the next chunk; return the ranges of the buffer it filled.
 
         Raises:
             MalformedChunk: too short, out of order, or beyond the stream's end.
-            DamagedChunk: its bytes are not those that were sent.
+            DamagedChunk: checksum mismatch.
         """
         offset, length, total = _checked(chunk)
         if offset == 0 and self._restarts:
@@ -179,25 +179,25 @@ class ChunkReceiver:
 
     @property
     def sums(self) -> tuple[bytes, ...] | None:
-        """What `checksums` gives for the stream, gaps zero, if all chunks were cut and filled like that; else None."""
+        """`checksums` of the stream, with zero padding, if all chunks arrived split that way; otherwise None."""
         return tuple(self._sums) if len(self._sums) == num_checksums(self._runs.num_bytes) else None
 
     def finish(self) -> None:
-        """The stream has ended.
+        """Check that the stream is complete.
 
         Raises:
-            MalformedChunk: before all bytes were there.
+            MalformedChunk: bytes are missing.
         """
         if self._received != self._runs.num_bytes:
             raise MalformedChunk(f"the stream ended after {self._received} of {self._runs.num_bytes} bytes")
 
 
 def _checked(chunk: bytes) -> tuple[int, int, bytes]:
-    """Offset, length and checksum of an undamaged chunk.
+    """Offset, length and checksum of a valid chunk.
 
     Raises:
         MalformedChunk: too short, or of another version of hetpipe.
-        DamagedChunk: its bytes are not those that were sent.
+        DamagedChunk: checksum mismatch.
     """
     if len(chunk) <= _HEAD.size:
         raise MalformedChunk(f"a chunk of {len(chunk)} bytes is too short for its head and payload")
@@ -214,7 +214,7 @@ def _checked(chunk: bytes) -> tuple[int, int, bytes]:
 
 
 def _is_zero_between(chunk: bytes, offset: int, pieces: Sequence[Run]) -> bool:
-    """Whether there are only zeros outside the pieces, which are not stored."""
+    """Whether all bytes outside the pieces, which are not stored, are zero."""
     position = _HEAD.size
     for piece in pieces:
         start = _HEAD.size + piece.stream - offset
@@ -225,5 +225,5 @@ def _is_zero_between(chunk: bytes, offset: int, pieces: Sequence[Run]) -> bool:
 
 
 def _address_of(data: bytes) -> int:
-    """The memory address of the bytes."""
+    """Memory address of the bytes."""
     return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0

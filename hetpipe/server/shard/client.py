@@ -1,7 +1,7 @@
-"""A stage's client of the shards: pushes and pulls in the background, so that they overlap with compute.
+"""A stage's client of the shards: pushes and pulls in the background to overlap with compute.
 
-One thread pushes waves in order and reports them staged; one fetches published weights ahead; one follows the decision
-log. What they find out reaches the stage through the `SyncListener`, on their threads.
+One thread pushes waves in order and reports them staged; one prefetches published weights; one follows the decision
+log. Their results reach the stage through the `SyncListener`, on their threads.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def shares_of(slices: Sequence[SlicePlan], layout: FlatLayout) -> tuple[_Share, 
 
 
 class ShardClient:
-    """One stage's connection to all shards. The methods are for one thread; the work behind them is not."""
+    """One stage's connection to all shards. Methods must be called from one thread."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class ShardClient:
         self.pulled_bytes = 0
 
     def start(self) -> None:
-        """Follow the decision log, from where the newest segment begins."""
+        """Follow the decision log from the start of the newest segment."""
         self._follower = threading.Thread(target=self._follow, name="follow-log", daemon=True)
         self._follower.start()
 
@@ -137,14 +137,14 @@ class ShardClient:
 
         Args:
             wave: the wave.
-            update: its ũ in host memory, whose holder passes to this call; None for an empty wave.
-            blocks: the samples of its minibatches, on the first stage.
-            segment: where its segment began.
+            update: its ũ in host memory, owned by this call from now on; None for an empty wave.
+            blocks: samples of its minibatches, on the first stage.
+            segment: start of its segment.
         """
         self._submit(self._pusher, lambda: self._push_and_report(wave, update, blocks, segment))
 
     def fetch(self, clock: Clock, *, ahead: bool) -> None:
-        """Pull w^(clock) into host memory in the background; it arrives at `SyncListener.on_fetched`."""
+        """Pull w^(clock) into host memory in the background; the result goes to `SyncListener.on_fetched`."""
 
         def pull() -> None:
             try:
@@ -169,9 +169,10 @@ class ShardClient:
 
     def report_checkpoint(self, clock: Clock, path: Path | None, *, failure: str = "") -> bool:
         """Implement `Synchroniser.report_checkpoint`."""
-        if path is not None and path != self._part[0]:
-            self._part = (path, [file_digest(path)])
-        files = () if path is None else tuple(self._part[1])
+        part = self._part  # uploads are reported from a thread of their own
+        if path is not None and path != part[0]:
+            part = self._part = (path, [file_digest(path)])
+        files = () if path is None else tuple(part[1])
         request = ReportCheckpointRequest(self.requester, clock, files, failure)
         return self.clock_shard.invoke(calls.REPORT_CHECKPOINT, request).complete
 
@@ -180,10 +181,10 @@ class ShardClient:
         return (checkpoint / MANIFEST).exists()
 
     def exchange_buffers(self, clock: Clock, mine: FlatBuffer, *, deadline_seconds: float) -> FlatBuffer:
-        """Send this stage's model buffers at a barrier; returns their averages over all virtual workers. Blocks.
+        """Send this stage's model buffers at a barrier; return their averages over all workers. Blocks.
 
         Raises:
-            DeadlineExceeded: another virtual worker did not send its own in time; the message names it.
+            DeadlineExceeded: another virtual worker did not send its buffers in time; the message names it.
         """
         slots = mine.layout.slots
         headers = tuple(SliceHeader(s.name, 0, s.num_bytes // DTYPE_BYTES[s.dtype], s.dtype) for s in slots)
@@ -210,7 +211,7 @@ class ShardClient:
         return result
 
     def close(self) -> None:
-        """End the background work and the connections; operations in progress fail silently."""
+        """Stop background work and close the connections; operations in progress fail silently."""
         self._stopped.set()
         for shard in self._shards:
             shard.close()
@@ -221,7 +222,7 @@ class ShardClient:
         """Wait until everything pushed so far is staged and reported.
 
         Raises:
-            DeadlineExceeded: it took longer.
+            DeadlineExceeded: not done in time.
         """
         done = self._pusher.submit(lambda: None)
         if wait([done], timeout=deadline_seconds).not_done:
@@ -285,7 +286,7 @@ class ShardClient:
         return target
 
     def _on_all_shards(self, work: Callable[[_Share], None]) -> None:
-        """Run `work` for every shard, side by side; raises the first failure after all have ended."""
+        """Run `work` for every shard in parallel; raise the first failure after all have ended."""
         if len(self._shares) == 1:
             work(self._shares[0])
             return
@@ -300,7 +301,7 @@ class ShardClient:
             raise failures[0]
 
     def _until_published(self, work: Callable[[], None], deadline_seconds: float) -> None:
-        """Repeat `work` while the answer is "not yet" or damaged. Waits for an absent shard do not count."""
+        """Retry `work` until its result is published and undamaged. Waits for an absent shard do not count."""
         waited = 0.0
         pause = _FIRST_PAUSE_SECONDS
         while True:

@@ -1,7 +1,7 @@
-"""The clock shard's shell: a lock around the decision log, the history lines it is the only one to write, and a bell.
+"""Shell of the clock shard: a lock around the decision log, its history lines, and a condition variable.
 
-Followers (the other shards, the stages) read the records in order from `records_from`; the bell rings when there are
-more, and `news` when there are such as a stage acts on. History is written before anyone can read a record.
+Followers (the other shards, the stages) read the records in order from `records_from`; `bell` is notified of every new
+record, `news` of those that a stage acts on. History is written before a record becomes readable.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ class ClockShard:
         *,
         newest_checkpoint: Callable[[], Clock] | None = None,
     ) -> None:
-        """Decide nothing yet, or go on where an earlier process was.
+        """Start a decision log, or restore that of an earlier process.
 
         Args:
-            config: the job.
-            history: of this process.
+            config: configuration of the job.
+            history: history of this process.
             journal: persists events; None: they are lost with this process.
-            old: the state of an earlier process.
-            newest_checkpoint: the clock of the newest complete one, or the start of the run; None: that.
+            old: state of an earlier process.
+            newest_checkpoint: clock of the newest complete checkpoint; None: the start of the run.
 
         Raises:
-            StateLost: that state is inconsistent.
+            StateLost: `old` is inconsistent.
         """
         self._journal = journal
         self._job_id = config.job_id
@@ -93,7 +93,7 @@ class ClockShard:
             self._play(event)
 
     def check_requester(self, requester: Requester) -> None:
-        """Refuse a stage of another job, term, life or plan.
+        """Reject a stage of another job, term, incarnation or plan.
 
         Raises:
             StaleTerm, StaleIncarnation, ProtocolViolation: as named.
@@ -117,7 +117,7 @@ class ClockShard:
     def join(
         self, requester: Requester, link_address: str = "", replicas_address: str = "", *, ready: bool = True
     ) -> Meeting:
-        """A stage is there; returns where others await it (`wire.calls.JoinRequest`)."""
+        """Join a stage; returns the addresses of its neighbours (`wire.calls.JoinRequest`)."""
         vw, life, stage = requester.vw, requester.incarnation, requester.stage
         with self.bell:
             self._check(requester)
@@ -132,7 +132,7 @@ class ClockShard:
             )
 
     def initialized(self, requester: Requester) -> None:
-        """A stage has staged its part of the initial weights."""
+        """Record that a stage has staged its part of the initial weights."""
         with self.bell:
             self._check(requester)
             self._decide(Initialized(requester.vw, requester.incarnation, requester.stage))
@@ -140,7 +140,7 @@ class ClockShard:
     def staged(
         self, requester: Requester, wave: Wave, blocks: tuple[tuple[int, ...], ...] | None, *, segment: Clock
     ) -> None:
-        """A stage has staged its part of a wave (`wire.calls.ReportStagedRequest`)."""
+        """Record that a stage has staged its part of a wave (`wire.calls.ReportStagedRequest`)."""
         with self.bell:
             self._check(requester)
             vw, life, stage = requester.vw, requester.incarnation, requester.stage
@@ -169,14 +169,14 @@ class ClockShard:
             return self._log.segment.end
 
     def evict(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> bool:
-        """End an incarnation of a virtual worker; returns whether it had left, so that there is no record."""
+        """Evict an incarnation of a virtual worker; returns whether it had already left, so that there is no record."""
         with self.bell:
             had_left = self._log.has_left(vw, incarnation)
             self._decide(Evicted(vw, incarnation))
             return had_left
 
     def drain(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
-        """A virtual worker is to leave at the next barrier."""
+        """Let a virtual worker leave at the next barrier."""
         with self.bell:
             self._decide(Drained(vw, incarnation))
 
@@ -187,12 +187,12 @@ class ClockShard:
         num_stages: int,
         minibatches_per_wave: int | None = None,
     ) -> None:
-        """A new life of a virtual worker will come (`DecisionLog.admit`)."""
+        """Admit a new incarnation of a virtual worker (`DecisionLog.admit`)."""
         with self.bell:
             self._decide(Admitted(vw, incarnation, num_stages, minibatches_per_wave=minibatches_per_wave))
 
     def keep_run(self, run: RunDocument) -> None:
-        """Store the run document for a coordinator without any state of the job."""
+        """Store the run document, for a coordinator that has no state of the job."""
         with self.bell:
             if run != self._run:
                 self._decide(RunKept(run))
@@ -200,7 +200,7 @@ class ClockShard:
     def acknowledge(
         self, shard: ShardIndex, num_records: int, durable: int | None = None, *, applied: bool = False
     ) -> None:
-        """A shard has carried out records (`wire.calls.AcknowledgeRequest`)."""
+        """Record that a shard has executed records (`wire.calls.AcknowledgeRequest`)."""
         with self.bell:
             self._decide(Acknowledged(shard, num_records, durable))
             self._applied = self._applied | {shard} if applied else self._applied - {shard}
@@ -208,22 +208,22 @@ class ClockShard:
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def records_from(self, start: int, *, jumps: bool = False) -> Sequence[Record]:
-        """The present records of `DecisionLog.records_from`; with the bell held, none is missed between two calls.
+        """Available records of `DecisionLog.records_from`; while `bell` is held, none is missed between calls.
 
         Raises:
-            ProtocolViolation: they are forgotten, or not written yet.
+            ProtocolViolation: they were truncated, or are not written yet.
         """
         with self.bell:
             return tuple(self._log.records_from(start, jumps=jumps))
 
     @property
     def num_records(self) -> int:
-        """Records of the log."""
+        """Number of records in the log."""
         with self.bell:
             return self._log.num_records
 
     def snapshot(self) -> ClockSnapshot:
-        """The clocks. While the disk of a shard fails, only waves in a checkpoint are durable."""
+        """Current clocks. While the disk of a shard fails, only waves in a checkpoint are durable."""
         with self.bell:
             told, applied = self._log.snapshot(), tuple(sorted(self._applied))
         durable = told.staged
@@ -248,12 +248,12 @@ class ClockShard:
 
     @property
     def shards(self) -> tuple[MemberInfo, ...]:
-        """The parameter servers of the job, by index; none without a run document."""
+        """Parameter servers of the job, by index; empty without a run document."""
         with self.bell:
             return () if self._run is None else self._run.shards
 
     def attendance(self) -> Attendance:
-        """The virtual workers at the newest passed barrier.
+        """Virtual workers at the newest passed barrier.
 
         Raises:
             ProtocolViolation: the run has not begun.
@@ -269,25 +269,25 @@ class ClockShard:
             return Attendance(segment, members, leavers)
 
     def gone_leavers(self) -> tuple[VirtualWorkerIndex, ...]:
-        """The workers that left at the newest passed barrier and were evicted since."""
+        """Workers that left at the newest passed barrier and were evicted since."""
         with self.bell:
             segment = self._log.newest_segment
             left = () if segment is None else segment.left
             return tuple(member.vw for member in left if not self._log.has_left(member.vw, member.incarnation))
 
     def progress(self) -> Progress:
-        """The progress at the start of the segment under way."""
+        """Progress at the start of the current segment."""
         with self.bell:
             return self._log.progress
 
     def passed(self) -> tuple[SegmentRecord | None, Progress]:
-        """The newest passed barrier, if any, and the progress at it."""
+        """Clock of the newest passed barrier, if any, and the progress at it."""
         with self.bell:
             newest = next(iter(self._log.records_from(FROM_NEWEST_SEGMENT)), None)
             return newest if isinstance(newest, SegmentRecord) else None, self._log.progress
 
     def pending_publish_reason(self) -> str:
-        """The members that keep the published clock from advancing."""
+        """Members that keep the published clock from advancing."""
         with self.bell:
             return self._log.pending_publish_reason()
 
@@ -304,7 +304,7 @@ class ClockShard:
         return self._log.members[vw].last_switch if vw in self._log.members else None
 
     def _decide(self, event: DecisionEvent) -> None:
-        """Take an event under the bell: keep it, write its history, and ring."""
+        """Apply an event under `bell`: journal it, write its history, notify followers."""
         records = event.tell(self._log)
         publishes = any(isinstance(record, PublishRecord) for record in records)
         if publishes:
@@ -345,7 +345,7 @@ class ClockShard:
             self._journal.snapshot(state, num_records=self._log.num_records, history=self._history.position())
 
     def _note(self, event: DecisionEvent) -> None:
-        """Update the state that the log does not have by an event."""
+        """Update the state beside the log by an event."""
         if isinstance(event, RunKept):
             self._run = event.run
         if isinstance(event, Joined) and (event.link_address or event.replicas_address):
@@ -386,7 +386,7 @@ class ClockShard:
 
 
 def log_config(config: ShardConfig) -> LogConfig:
-    """The configuration of a job's decision log."""
+    """Configuration of a job's decision log."""
     return LogConfig(
         term=config.term,
         num_shards=config.num_shards,

@@ -1,7 +1,7 @@
-"""Validation of a shard's configuration, before anything is made from it: a wrong plan is an error answer, no crash.
+"""Validation of a shard's configuration before use: an invalid plan is an error reply, not a crash.
 
-Pure. The coordinator sends configurations that always pass; this is for one of another version, and for whoever else
-reaches the port.
+Pure. Configurations of the coordinator always pass; this guards against other versions, and other clients that reach
+the port.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from hetpipe.values.ids import Incarnation, VirtualWorkerIndex
 from hetpipe.values.plan import DTYPE_BYTES, SlicePlan
 from hetpipe.values.run_document import RunDocument
 from hetpipe.values.shard_config import ShardConfig
+from hetpipe.values.storage_url import checked_url
 from hetpipe.values.sync import DataSpec, Membership, Progress, SyncSpec
 
 _COMBINES = ("sum", "mean")
@@ -37,12 +38,12 @@ def check_config(config: ShardConfig, *, memory_bytes: int) -> None:
 
     Args:
         config: from the coordinator.
-        memory_bytes: of the machine; one copy of the weights must fit.
+        memory_bytes: memory of the machine; one copy of the weights must fit.
 
     Raises:
-        ProtocolViolation: a value out of its range, named.
+        ProtocolViolation: a value is out of range; the message names it.
         ResourceExhausted: the slices are larger than the machine's memory.
-        UserError: the clock shard's address is none.
+        UserError: the clock shard's address is invalid.
     """
     wrong = next(_mistakes(config), None)
     if wrong is not None:
@@ -67,6 +68,11 @@ def _mistakes(config: ShardConfig) -> Iterator[str]:
     yield from _mistakes_of_membership(config.membership)
     if len(config.run_dir) > MAX_PATH_CHARACTERS or "\0" in config.run_dir:
         yield f"run folder {config.run_dir!r:.80}"
+    if config.storage is not None:
+        try:
+            checked_url(config.storage)
+        except ValueError as error:
+            yield f"a storage that cannot be used: {error}"
     every = config.checkpoint_every_waves
     if config.checkpoint_keep < 1 or (every is not None and not 1 <= every < MAX_COUNT):
         yield f"checkpoints every {every} waves of which {config.checkpoint_keep} are kept"
@@ -149,7 +155,7 @@ def _mistakes_of_run(config: ShardConfig, run: RunDocument) -> Iterator[str]:
 
 
 def check_run(config: ShardConfig, run: RunDocument) -> None:
-    """Reject a run document of another run than the clock shard serves.
+    """Reject a run document that does not belong to the clock shard's run.
 
     Raises:
         ProtocolViolation: as named.
@@ -163,7 +169,7 @@ def check_life(vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int
     """Reject an impossible virtual worker or incarnation.
 
     Raises:
-        ProtocolViolation: a number is out of bounds.
+        ProtocolViolation: a number is out of range.
     """
     bounds = (
         ("virtual worker", vw, 0, MAX_STAGES - 1),

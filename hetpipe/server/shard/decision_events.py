@@ -1,7 +1,7 @@
-"""The inputs of the decision log, as data: the clock shard journals them, and a restarted one replays them.
+"""Inputs of the decision log as data: the clock shard journals them, and a restarted one replays them.
 
 The log is a deterministic state machine, so replaying its accepted events in order restores it. `tell` returns the
-records that the log appended; a rejected event is not an event.
+records that the log appended; rejected inputs are not recorded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hetpipe.values.run_document import RunDocument
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A stage is there, and awaits others at these addresses; it is ready, or only meets its neighbours yet."""
+    """A stage joined and listens at these addresses; it is ready, or still only connects to its neighbours."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -36,7 +36,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Initialized:
-    """A stage has staged its part of the initial weights."""
+    """A stage staged its part of the initial weights."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -50,7 +50,7 @@ class Initialized:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A stage has staged its part of a wave."""
+    """A stage staged its part of a wave."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -67,7 +67,7 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A virtual worker was given its clock for a switch point."""
+    """A virtual worker was assigned its clock for a switch point."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -94,7 +94,7 @@ class BarrierRequested:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """A life of a virtual worker is over."""
+    """An incarnation of a virtual worker was evicted."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -120,7 +120,7 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A new life of a virtual worker will come."""
+    """A new incarnation of a virtual worker was admitted."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -136,7 +136,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A shard has carried out records."""
+    """A shard executed records."""
 
     shard: ShardIndex
     num_records: int
@@ -150,13 +150,13 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class RunKept:
-    """A coordinator has replaced the run document. Without effect on the log."""
+    """A coordinator replaced the run document. No effect on the log."""
 
     run: RunDocument
     kind: Literal["run_kept"] = "run_kept"
 
     def tell(self, _log: DecisionLog) -> Sequence[Record]:
-        """Without effect on the log."""
+        """No-op."""
         return ()
 
 

@@ -1,8 +1,8 @@
-"""Free space on the disks of a parameter server, checked every second, so that a warning precedes a full disk.
+"""Free-space monitor of a parameter server's disks, polled every second, to warn before a disk is full.
 
-A disk is nearly full when it has less room than the next two checkpoints and snapshots take, and a reserve for what
-grows beside them: histories, traces, logs, and what is pushed between two snapshots. The reserve is 5 % of the disk,
-but at most 1 GiB: of a large disk 5 % may be enough for months.
+A disk is nearly full when its free space is below the size of the next two checkpoints and snapshots plus a reserve for
+other growing files: histories, traces, logs, and pushes between two snapshots. The reserve is 5 % of the disk, but at
+most 1 GiB: 5 % of a large disk may last for months.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ROOM_AGAIN = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """One disk at one moment."""
+    """State of one disk at one moment."""
 
     mount: Path
     """Its mount point, unique on one machine."""
@@ -42,7 +42,7 @@ class Disk:
     total_bytes: int
 
     def wanted_bytes(self, needed_bytes: int) -> int:
-        """The free space required before `needed_bytes` are written."""
+        """Free space required before `needed_bytes` are written."""
         return needed_bytes + min(int(_RESERVE_SHARE * self.total_bytes), _MAX_RESERVE_BYTES)
 
 
@@ -61,7 +61,7 @@ def is_short(disk: Disk, needed_bytes: int, *, was_short: bool) -> bool:
 
 @dataclass(slots=True)
 class DiskUse:
-    """The use of one disk."""
+    """Use of one disk."""
 
     disk: Disk
     folders: list[Path] = field(default_factory=list)
@@ -69,10 +69,10 @@ class DiskUse:
 
 
 def by_disk(needs: Mapping[Path, int], look: Callable[[Path], Disk]) -> list[DiskUse]:
-    """Folders by disk, in order; a folder that does not exist yet is on the disk of its parent.
+    """Folders grouped by disk, in order; a folder that does not exist yet is on the disk of its parent.
 
     Raises:
-        OSError: a disk does not answer.
+        OSError: a disk cannot be read.
     """
     found: dict[Path, DiskUse] = {}
     for folder, needed_bytes in needs.items():
@@ -84,10 +84,10 @@ def by_disk(needs: Mapping[Path, int], look: Callable[[Path], Disk]) -> list[Dis
 
 
 def disk_of(folder: Path) -> Disk:
-    """The disk that `folder` is on, or will be.
+    """The disk that `folder` is on, or will be created on.
 
     Raises:
-        OSError: it does not answer.
+        OSError: it cannot be read.
     """
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()).resolve()
     stat = os.statvfs(there)
@@ -96,11 +96,11 @@ def disk_of(folder: Path) -> Disk:
 
 
 class KeepsOnDisk(Protocol):
-    """A job in a parameter server."""
+    """A job on a parameter server."""
 
     @property
     def conditions(self) -> Conditions:
-        """The conditions to raise when a disk is nearly full."""
+        """Conditions to raise when a disk is nearly full."""
         ...
 
     def disk_needs(self) -> Mapping[Path, int]:
@@ -112,17 +112,17 @@ class ServesJobs(Protocol):
     """A parameter server."""
 
     def job_shards(self) -> Iterable[KeepsOnDisk]:
-        """Its jobs."""
+        """Its jobs' shards."""
         ...
 
 
 class DiskWatch:
-    """Monitors the disks of one process, in a thread of its own, as a hanging disk must block nothing else."""
+    """Monitors the disks of one process, in its own thread, so that a hanging disk blocks nothing else."""
 
     def __init__(
         self, shards: ServesJobs, *, look: Callable[[Path], Disk] = disk_of, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        """Look at nothing yet."""
+        """Do not poll yet."""
         self._shards = shards
         self._look = look
         self._clock = clock
@@ -131,11 +131,11 @@ class DiskWatch:
         self._short: set[tuple[int, str]] = set()
 
     def start(self) -> None:
-        """Look every second, as long as the process lives."""
+        """Poll every second until the process ends."""
         threading.Thread(target=self._run, name="disk-watch", daemon=True).start()
 
     def look(self) -> None:
-        """Look once at the disks of every job."""
+        """Check the disks of every job once."""
         seen: set[tuple[int, str]] = set()
         for job in self._shards.job_shards():
             try:
@@ -177,7 +177,7 @@ class DiskWatch:
 
 
 def _size(num_bytes: int) -> str:
-    """A size as people say it.
+    """Human-readable size.
 
     >>> _size(1_500), _size(1_500_000), _size(3 << 30)
     ('1.5 KiB', '1.4 MiB', '3.0 GiB')

@@ -1,4 +1,4 @@
-"""Emulated links: a transfer takes at least the time that the emulated link would need for its bytes."""
+"""Emulated links: a transfer takes at least as long as it would on the emulated link."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hetpipe.wire.call import Calls, Download, ReplyT, RequestT, Streaming, Unar
 
 
 def over(shard: Calls, time: LinkTime | None, *, clock: Clock = SYSTEM_CLOCK) -> Calls:
-    """The calls of a shard over a link of these times, or as they are."""
+    """Wrap the calls of a shard in an emulated link with these times, if given."""
     return shard if time is None else DelayedCalls(shard, time, clock=clock)
 
 
 class DelayedCalls:
-    """`Calls` whose transfers last at least as long as their bytes would take over the link."""
+    """`Calls` whose transfers take at least as long as their bytes would take on the link."""
 
     def __init__(self, inner: Calls, time: LinkTime, *, clock: Clock) -> None:
         self._inner = inner
@@ -31,12 +31,12 @@ class DelayedCalls:
         return self._inner.stream(call, request)
 
     def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[bytes]) -> ReplyT:
-        """Implement `Calls.upload`. The time passes first, as until the bytes have arrived."""
+        """Implement `Calls.upload`. The delay comes first, as the time for the bytes to arrive."""
         self._clock.sleep(self._time.seconds(call.num_bytes(header)))
         return self._inner.upload(call, header, chunks)
 
     def download(self, call: Download[RequestT], header: RequestT) -> Iterator[bytes]:
-        """Implement `Calls.download`. The time passes after the last chunk; a refusal comes at once."""
+        """Implement `Calls.download`. The delay follows the last chunk; errors are not delayed."""
         started = self._clock.monotonic()
         yield from self._inner.download(call, header)
         left = started + self._time.seconds(call.num_bytes(header)) - self._clock.monotonic()

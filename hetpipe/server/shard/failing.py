@@ -1,4 +1,4 @@
-"""The failpoints of a stage's calls: around its pushes, in its pulls, and before it reports a wave."""
+"""Failpoints in a stage's calls: around its pushes, in its pulls, and before it reports a wave."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hetpipe.wire.calls import PULL, PUSH, REPORT_STAGED
 
 
 class FailpointCalls:
-    """`Calls` with the failpoints of a stage, which each attempt of a retried call passes."""
+    """`Calls` with the failpoints of a stage, evaluated on each attempt of a retried call."""
 
     def __init__(self, inner: Calls) -> None:
         self._inner = inner

@@ -1,4 +1,4 @@
-"""The followers of a job's decision log over the network, bounded in number, and without evicted incarnations."""
+"""Remote followers of a job's decision log, limited in number, excluding evicted incarnations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GATHER_SECONDS = 1.0
 
 
 class Followers:
-    """The followers of one clock shard: those that get every record at once, and those with batched commits."""
+    """Followers of one clock shard: those that get every record at once, and those with batched commits."""
 
     def __init__(self, own: ClockShard, clock: TimeSource) -> None:
         self._own = own
@@ -33,17 +33,17 @@ class Followers:
     def follow(
         self, start: int, context: grpc.ServicerContext, *, gathered: bool, who: Requester | None
     ) -> Iterator[Sequence[Record]]:
-        """The records from `start` on, until the client goes, the job ends, or the stream has lasted long enough.
+        """Stream the records from `start` until the client disconnects, the job ends, or the stream's time limit.
 
         Args:
             start: see `DecisionLog.records_from`.
-            context: of the call.
-            gathered: commits may wait, for fewer messages.
+            context: context of the call.
+            gathered: whether commits are batched into fewer messages.
             who: the following stage; None for a shard.
 
         Raises:
-            StaleIncarnation: that stage's incarnation is over, or ended meanwhile.
-            StaleTerm, ProtocolViolation: it is of another run, or there are no such records.
+            StaleIncarnation: the stage's incarnation is over, or ended meanwhile.
+            StaleTerm, ProtocolViolation: it belongs to another run, or there are no such records.
         """
         position = start
 

@@ -1,6 +1,6 @@
-"""The calls of a job's shard, carried out: for its server, and for stages and shards of the same process.
+"""Handlers of the calls of a job's shard: for its server, and for stages and shards in the same process.
 
-The same objects and the same bytes, with and without sockets; runs in one process call these handlers directly.
+Same objects and bytes with and without sockets; single-process runs call these handlers directly.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FOLLOW_SECONDS = 0.1
 
 
 def tensor_calls(job_shard: JobShard) -> Handlers:
-    """The transfers of slices, which every shard answers."""
+    """Handlers of slice transfers, for every shard."""
     shard = job_shard.shard
 
     def push(header: PushHeader, chunks: Iterable[bytes], _: Context) -> PushReply:
@@ -57,7 +57,7 @@ def tensor_calls(job_shard: JobShard) -> Handlers:
 
 
 def clock_calls(job_shard: JobShard) -> Handlers:
-    """The calls of the clock shard only."""
+    """Handlers of the calls that only the clock shard serves."""
     own = _ClockCalls(job_shard)
     handlers = Handlers(on_close=own.close)
     handlers.on(calls.JOIN, own.join)
@@ -133,7 +133,7 @@ class _ClockCalls:
         yield from self._job.buffers.stream(header)
 
     def close(self) -> None:
-        """End the wait of the follower."""
+        """End the follower's wait."""
         self._closed = True
         with self._clock.bell:  # the lock of both
             self._clock.bell.notify_all()

@@ -1,7 +1,7 @@
 """The state of one job in one shard process: tensors, and on shard 0 the clock shard with its parts.
 
-A follower thread reads the decision log (its own or, over a `Calls`, the clock shard's), carries each record
-out, and acknowledges.
+A follower thread reads the decision log (its own or, over a `Calls`, the clock shard's), executes each record, and
+acknowledges it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import structlog
 
 from hetpipe.checkpoint.keeper import CheckpointKeeper
 from hetpipe.checkpoint.shard_part import ShardCheckpoints
+from hetpipe.checkpoint.store import store_of
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.conditions import Conditions
 from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT
@@ -66,16 +67,16 @@ class JobShard:
         state: JobStorage | None = None,
         conditions: Conditions | None = None,
     ) -> None:
-        """Begin empty, or with the state of an earlier process.
+        """Start empty, or restore the state of an earlier process.
 
         Args:
-            config: the job.
-            history: of this process.
-            state: keeps it all on disk; None: it is lost with this process.
-            conditions: those of the job in this process, which `state` raises, too; None: of its own.
+            config: configuration of the job.
+            history: history of this process.
+            state: persists the shard on disk; None: it is lost with this process.
+            conditions: conditions of the job in this process, shared with `state`; None: private ones.
 
         Raises:
-            StateLost: that state cannot be used.
+            StateLost: the state cannot be restored.
         """
         self.config = config
         self._state = state
@@ -91,7 +92,7 @@ class JobShard:
             journal, decisions = (None, None) if state is None else (state.journal, state.recovered_decisions)
             keeper = CheckpointKeeper(
                 job_id=config.job_id,
-                run_dir=Path(config.run_dir),
+                store=store_of(config.run_dir, config.storage),
                 num_shards=config.num_shards,
                 keep=config.checkpoint_keep,
                 last_checkpoint_seconds=config.last_checkpoint_seconds,
@@ -137,7 +138,7 @@ class JobShard:
         return self.of_clock_shard(self._keeper)
 
     def evict(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
-        """A life of a virtual worker is over; on the clock shard."""
+        """Evict an incarnation of a virtual worker; on the clock shard only."""
         own, keeper = self.clock_shard, self.keeper
         keeper.follow(*own.passed())  # the log follower may lag
         if own.evict(vw, incarnation):
@@ -159,9 +160,9 @@ class JobShard:
         """Follow the decision log in the background.
 
         Args:
-            clock_transport: how another shard reaches the clock shard, closed by `stop`; None on shard 0.
+            clock_transport: connection to the clock shard, closed by `stop`; None on shard 0.
             clock: paces retries.
-            on_lost: called when the state of an earlier process cannot be read any more, and the job is lost here.
+            on_lost: called when the state of an earlier process has become unreadable, and the job is lost here.
         """
         self._on_lost = on_lost
         if self._clock_shard is not None:
@@ -176,10 +177,12 @@ class JobShard:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop following; the tensors go with the object."""
+        """Stop following; the tensors are freed with the object."""
         self._stopped.set()
         if self._checkpoints is not None:
             self._checkpoints.close()
+        if self._keeper is not None:
+            self._keeper.close()
         if self._clock_shard is not None:
             with self._clock_shard.bell:
                 self._clock_shard.bell.notify_all()
@@ -198,13 +201,15 @@ class JobShard:
         self.stop()
 
     def disk_needs(self) -> dict[Path, int]:
-        """Folders in which this process keeps something of the job, and bytes that it will write there next.
+        """Folders in which this process stores data of the job, and the bytes it will write there next.
 
-        That is two checkpoints in the folder of the run, by the newest complete one, and two snapshots of the weights
-        in the folder for state: while the second is written, the first is still there.
+        These are two checkpoints in the run's folder, sized as the newest complete one (with an object store, two of
+        the own part), and two snapshots of the weights in the state folder: the first is kept while the second is
+        written.
         """
         own_bytes = sum((s.stop - s.start) * DTYPE_BYTES[s.parameter.dtype] for s in self.config.slices)
-        checkpoint = own_bytes if self._keeper is None else max(self._keeper.newest_bytes, own_bytes)
+        is_shared = self._keeper is not None and self.config.storage is None
+        checkpoint = own_bytes if self._keeper is None or not is_shared else max(self._keeper.newest_bytes, own_bytes)
         needs = {Path(self.config.run_dir): 2 * checkpoint}
         return needs if self._state is None else {**needs, self._state.root: 2 * own_bytes}
 
@@ -234,17 +239,18 @@ class JobShard:
             log.exception("following the decision log failed; this shard applies nothing more")
 
     def _term_over(self, error: StaleTerm) -> StateLost:
-        """The clock shard serves a later term, which this shard has not been told of, and may never be.
+        """Handle a later term of the clock shard, of which this shard has not been told and may never be.
 
-        Whoever configured the clock shard does so here within moments. If it dies in between, nobody else knows that
-        this shard lacks the term: what is kept of the old one is worth nothing, and must not pass for the new one's.
+        The coordinator that configured the clock shard configures this shard moments later. If it dies in between, no
+        other process knows that this shard lacks the term: state of the old term must not be mistaken for the new
+        one's.
         """
         lost = StateLost(f"shard {self.config.shard} was not told of the job's newest term: {error}")
         lost.__cause__ = error
         return lost
 
     def _caught_up(self) -> None:
-        """The first batch holds all that an earlier process may have followed."""
+        """Handle the end of the first batch, which has all records that an earlier process may have followed."""
         if self._is_behind:
             self._is_behind = False
             self.shard.caught_up()
@@ -258,7 +264,7 @@ class JobShard:
                 self._is_checkpoint_open = False
 
     def _take_up_checkpoint(self) -> None:
-        """Do what the newest barrier asks for, in case that an earlier process has not: its record may be old news."""
+        """Start the newest barrier's checkpoint if an earlier process has not: its record may be old."""
         assert self._checkpoints is not None, "it was started"
         if self._clock_shard is None:
             assert self._transport is not None, "a shard other than 0 has a way to the clock shard"
@@ -275,7 +281,7 @@ class JobShard:
 
     @property
     def _durable(self) -> int | None:
-        """Records that this shard will not ask for again after a restart; None: it will ask for none."""
+        """Number of records not needed again after a restart; None: none will be read again."""
         return None if self._state is None else self._state.pushes.durable_records
 
     @property
@@ -299,14 +305,14 @@ class JobShard:
 
     @property
     def _asks_again(self) -> bool:
-        """Whether to read the last record that is known once more; without a state on disk the log may forget it."""
+        """Whether to reread the last known record; without state on disk the log may truncate it."""
         return self._state is not None and (self._is_behind or self._last is not None)
 
     def _new(self, records: Sequence[Record]) -> list[Record]:
-        """Those that are not carried out yet.
+        """The records not executed yet.
 
         Raises:
-            StateLost: the one before them is another than it was.
+            StateLost: the record before them has changed.
         """
         last = self._last
         if last is not None and any(record.index == last.index and record != last for record in records):
@@ -320,7 +326,7 @@ class JobShard:
         )
 
     def _follow_own(self) -> Iterator[Sequence[Record]]:
-        """The records of the own log; each batch is acknowledged once it is carried out."""
+        """Follow the own log; each batch is acknowledged once executed."""
         own, position = self.clock_shard, self.shard.num_records
         yield own.records_from(position)
         position = self.shard.num_records
@@ -335,7 +341,7 @@ class JobShard:
     def _report_part(
         self, shard: ShardIndex, clock: ClockValue, files: Sequence[CheckpointFile], *, failure: str = ""
     ) -> bool:
-        """Tell the clock shard, elsewhere, of this shard's part of a checkpoint."""
+        """Report this shard's part of a checkpoint to the remote clock shard."""
         assert self._transport is not None, "this is the clock shard"
         own = self.config
         request = ReportShardCheckpointRequest(own.job_id, own.term, shard, clock, tuple(files), failure)
@@ -347,10 +353,10 @@ class JobShard:
         transport.invoke(ACKNOWLEDGE, AcknowledgeRequest(own.job_id, own.term, own.shard, done, durable, applied))
 
     def _follow_remote(self, transport: Calls, clock: Clock) -> Iterator[Sequence[Record]]:
-        """The records of the clock shard's log, however often the connection breaks.
+        """Follow the clock shard's log, across reconnects.
 
-        The last record that is known is asked for once more. After a restart there is an answer at once, and that holds
-        every record that was there before; after a break it shows whether the log is still the same.
+        The last known record is requested again. After a restart the reply is immediate and has every record from
+        before; after a disconnect it shows whether the log is still the same.
         """
         is_away = False
         while not self._stopped.is_set():

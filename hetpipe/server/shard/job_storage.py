@@ -2,13 +2,13 @@
 
 The folder of a job and term is `JOB@TERM` in the folder of the process:
 
-    job               what the shard was told of the job; written last, so a folder without it holds nothing yet
-    lost              stands in its place while the disk fails: what is here is not whole, and must not be used
+    job               the shard's configuration; written last, so a folder without it is empty
+    lost              replaces `job` while the disk fails: the contents are incomplete and must not be used
     pushes/           log of pushes, snapshot of weights (`push_log`)
     decisions/        on the clock shard: log of events, snapshot of the decision log (`journal`)
 
-A restarted process replays what it kept, and writes history as it goes: `ReplayFilter` leaves out the lines that are
-there already, one for one, so that the history gets those that it lacks, and none twice (`wsp.md` §7).
+A restarted process replays its state and writes history again: `ReplayFilter` drops the lines that are already there,
+one for one, so that the history gets missing lines and no duplicates (`wsp.md` §7).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from hetpipe.wire.fencing import FenceGuard
 
 
 class AckLevel(StrEnum):
-    """The guarantee of an acknowledged push (`reliability.md` P2)."""
+    """Durability guarantee of an acknowledged push (`reliability.md` P2)."""
 
     DURABLE = "durable"
     """It outlives the process; with `fsync` the machine."""
@@ -68,14 +68,14 @@ class AckLevel(StrEnum):
 
 
 class ReplayFilter(HistoryWriter):
-    """Writes to another history, but for what that has since a certain position."""
+    """Writes to another history, except lines present there since a given position."""
 
     def __init__(self, history: HistoryWriter, since: int) -> None:
-        """Read what is there.
+        """Read the existing lines.
 
         Args:
-            history: the history.
-            since: a `position` of it from which on lines may come again.
+            history: the underlying history.
+            since: `position` from which lines may be repeated.
         """
         self._history = history
         self._told = Counter(_key(event, fields) for event, fields in history.since(since) if event != "pull")
@@ -89,7 +89,7 @@ class ReplayFilter(HistoryWriter):
         self._history.on_alarm(listener)
 
     def write(self, event: str, **fields: Value) -> None:
-        """Record one event, unless the history has it from before a restart; pulls are always recorded."""
+        """Write one event, unless the history has it from before a restart; pulls are always written."""
         if self._told and event != "pull":
             key = _key(event, fields)
             if self._told[key] > 0:
@@ -98,7 +98,7 @@ class ReplayFilter(HistoryWriter):
         self._history.write(event, **fields)
 
     def is_up_to_date(self) -> None:
-        """From here on everything is new."""
+        """Stop filtering: all further lines are new."""
         self._told = Counter()
 
 
@@ -125,7 +125,7 @@ _BUFFERS = "buffers"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateOptions:
-    """The configuration of a parameter server's storage."""
+    """Configuration of a parameter server's storage."""
 
     root: Path | None = None
     """A folder for this process alone; None: `state/shard-I` in the folder of each run."""
@@ -147,7 +147,7 @@ class StateOptions:
 
 
 def identity_of(config: ShardConfig) -> str:
-    """Says whose state it is: nothing of another job, term, shard, model or partition is ever read as this one's."""
+    """Identity of the state: never read as that of another job, term, shard, model or partition."""
     slices = wire.to_json(tuple[SlicePlan, ...], config.slices).encode()
     return json.dumps(
         {
@@ -161,9 +161,9 @@ def identity_of(config: ShardConfig) -> str:
 
 
 def old_jobs(root: Path) -> Iterator[tuple[JobId, ShardConfig | StateLost]]:
-    """The newest term of every job of which something is kept in `root`, or why that cannot be used.
+    """Newest term of every job persisted in `root`, or the reason why it is unusable.
 
-    What is older, or was never finished, is deleted.
+    Older terms and incomplete folders are deleted.
     """
     newest: dict[str, Path] = {}
     for folder in sorted(root.glob("*@*"), key=_term):
@@ -183,7 +183,7 @@ def old_jobs(root: Path) -> Iterator[tuple[JobId, ShardConfig | StateLost]]:
 
 
 def claim(root: Path) -> int:
-    """Make a folder this process's own until it ends; returns a descriptor to keep open.
+    """Lock a folder for this process; returns a file descriptor to keep open.
 
     Raises:
         UserError: another process uses it, or it cannot be written.
@@ -206,7 +206,7 @@ def claim(root: Path) -> int:
 
 
 def disclaim(root: Path, descriptor: int) -> None:
-    """The opposite of `claim`; a folder in which nothing is kept goes, too."""
+    """Undo `claim`; an empty folder is removed."""
     if {path.name for path in root.glob("*")} <= {_OWNER, _FENCE}:
         for name in (_OWNER, _FENCE):
             (root / name).unlink(missing_ok=True)
@@ -215,9 +215,9 @@ def disclaim(root: Path, descriptor: int) -> None:
 
 
 def kept_fences(root: Path) -> FenceGuard:
-    """The highest fence seen by this process and earlier ones, in a claimed folder.
+    """Highest fence seen by this process and earlier ones, in a claimed folder.
 
-    A disk that fails costs only what a later process knows: the orders of this one go on.
+    After a disk failure only later processes lack it; fencing in this one is not affected.
     """
 
     def keep(fence: int) -> None:
@@ -235,10 +235,10 @@ def kept_fences(root: Path) -> FenceGuard:
 
 
 def read_fence(root: Path) -> int:
-    """The highest number of a lead that is kept in a folder; 0 where there is none.
+    """Highest fence stored in a folder; 0 without one.
 
     Raises:
-        StateLost: it is no number that a lead can have: nobody who was held to it could ever lead.
+        StateLost: it is not a valid fence: no coordinator could ever lead above it.
     """
     try:
         highest = int((root / _FENCE).read_text(encoding="ascii"))
@@ -252,7 +252,7 @@ def read_fence(root: Path) -> int:
 
 
 def _remove_empty(root: Path) -> None:
-    """Leave no empty folder in that of a run that is over."""
+    """Remove empty folders in that of a finished run."""
     with suppress(OSError):
         root.rmdir()
         if root.parent.name == _STATE:
@@ -263,7 +263,7 @@ def read_config(folder: Path) -> ShardConfig:
     """The shard's configuration for the job in `folder`.
 
     Raises:
-        StateLost: it is not whole.
+        StateLost: it is incomplete.
     """
     if (folder / _LOST).exists():
         raise StateLost(f"{folder} lacks what was pushed while its disk failed; the job must go back to a checkpoint")
@@ -275,14 +275,14 @@ def read_config(folder: Path) -> ShardConfig:
 
 
 def forget_job(root: Path, job_id: JobId) -> None:
-    """Delete what is kept of a job that is not served: it cannot be used."""
+    """Delete the unusable state of a job that is not served."""
     for folder in root.glob("*@*"):
         if _job(folder) == job_id:
             delete(folder)
 
 
 def delete(folder: Path) -> None:
-    """Delete the job in `folder`, atomically for later recovery; on a failing disk it stays."""
+    """Delete the job in `folder`, atomically with respect to recovery; on a failing disk it stays."""
     try:
         for name in (_JOB, _LOST):
             (folder / name).unlink(missing_ok=True)
@@ -304,7 +304,7 @@ class UnusableJob:
 
 @dataclass(frozen=True, slots=True)
 class StateRepair:
-    """The recovered jobs of a folder, and the deleted ones."""
+    """Recovered and deleted jobs of a folder."""
 
     fence: int | None
     """The highest number of a lead that was kept; None for what is no such number."""
@@ -313,13 +313,13 @@ class StateRepair:
 
 
 def repair_state(root: Path, *, forget_fence: bool = False) -> StateRepair:
-    """Delete what keeps the parameter server of a folder out of its cluster: numbers that no coordinator accepts.
+    """Delete numbers that no coordinator accepts and that therefore keep a parameter server out of its cluster.
 
-    Those are a fence and terms of jobs in the reserve that no report reaches (`values.counters`).
+    These are a fence and terms of jobs in the reserve above all valid reports (`values.counters`).
 
     Args:
-        root: its `--state`, while it does not run.
-        forget_fence: delete the fence whatever it is; the next coordinator tells its own.
+        root: its `--state`, while it is stopped.
+        forget_fence: delete any fence; the next coordinator sends its own.
 
     Raises:
         UserError: there is no such folder, a process uses it, or it cannot be written.
@@ -358,7 +358,7 @@ def _unusable_job(folder: Path) -> UnusableJob:
 
 
 class JobStorage:
-    """The folder of one job on its parameter server's disk; its parts are for the job's `Shard` and `ClockShard`."""
+    """Folder of one job on its parameter server's disk; its parts are for the job's `Shard` and `ClockShard`."""
 
     def __init__(
         self,
@@ -367,16 +367,16 @@ class JobStorage:
         history: HistoryWriter,
         conditions: Conditions | None = None,
     ) -> None:
-        """Go on with what is there of this term of the job, or begin.
+        """Restore this term of the job, or create its folder.
 
         Args:
-            config: the job.
-            options: how to keep it.
-            history: of this process.
-            conditions: hears when what is kept is not whole; None: nobody does.
+            config: configuration of the job.
+            options: storage options.
+            history: history of this process.
+            conditions: notified when the stored state is incomplete; None: no notification.
 
         Raises:
-            StateLost: something is there and cannot be used.
+            StateLost: the existing state is unusable.
         """
         self._config = config
         self._folder = options.folder_of(config)
@@ -429,22 +429,22 @@ class JobStorage:
 
     @property
     def level(self) -> AckLevel:
-        """The guarantee of acknowledgements at present."""
+        """Current guarantee of acknowledgements."""
         return AckLevel.DURABLE if self._is_told and not self._failing else AckLevel.APPLIED
 
     def caught_up(self) -> None:
-        """Everything that an earlier process did is done again."""
+        """Handle the end of replay: everything that an earlier process did is done again."""
         if self._replay_filter is not None:
             self._replay_filter.is_up_to_date()
 
     def try_again(self) -> None:
-        """Say in the folder what the disk did not take before. At barriers, as `PushLog` and `Journal` do."""
+        """Retry failed writes of the folder's status. At barriers, as `PushLog` and `Journal` do."""
         if not self._is_told:
             with self._lock:
                 self._write_down()
 
     def wait_idle(self) -> None:
-        """Return when no snapshot is under way."""
+        """Wait until no snapshot is in progress."""
         self.pushes.wait_idle()
         if self.journal is not None:
             self.journal.wait_idle()
@@ -464,7 +464,7 @@ class JobStorage:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _find(self, identity: str) -> tuple[RecoveredLog | None, RecoveredLog | None]:
-        """The recovered contents of the logs of pushes and of decisions."""
+        """Recover the contents of the push log and of the journal."""
         if not (self._folder / _JOB).exists() and not (self._folder / _LOST).exists():
             shutil.rmtree(self._folder, ignore_errors=True)
             return None, None
@@ -489,7 +489,7 @@ class JobStorage:
             self._write_down()
 
     def _write_down(self) -> None:
-        """Say in the folder whether what is in it is whole. With the lock held."""
+        """Record in the folder whether its state is complete. With the lock held."""
         job, lost = self._folder / _JOB, self._folder / _LOST
         was_told, self._is_told = self._is_told, False
         try:
@@ -510,7 +510,7 @@ class JobStorage:
             self._tell_level("; ".join(map(str, self._failing.values())))
 
     def _tell_level(self, why: str) -> None:
-        """Let the coordinator know what is promised: `why` says what is wrong, if anything is."""
+        """Report the current guarantee to the coordinator; `why` is the problem, if any."""
         who = shard_name(self._config.shard)
         if self.level is AckLevel.APPLIED:
             sentence = f"{who} cannot keep what is staged (level {AckLevel.APPLIED}): {why}"
@@ -525,7 +525,7 @@ class JobStorage:
 
 
 def _limits(config: ShardConfig, given: PushLimits | None) -> Callable[[int], PushLimits]:
-    """By the number of virtual workers."""
+    """Limits by number of virtual workers."""
     num_bytes = sum(aligned((s.stop - s.start) * DTYPE_BYTES[s.parameter.dtype]) for s in config.slices)
     return lambda count: given or push_limits(num_bytes, num_members=count, staleness=config.sync.staleness)
 

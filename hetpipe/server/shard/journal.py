@@ -1,4 +1,4 @@
-"""The journal of the clock shard: the events that its decision log accepted, compacted by snapshots of its state.
+"""Journal of the clock shard: the accepted events of its decision log, compacted by snapshots of its state.
 
 An event is appended to a write-ahead log (`hetpipe.storage.wal`) before its result is visible to any process.
 """
@@ -37,7 +37,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class ClockState:
-    """The serializable state of a clock shard."""
+    """Serializable state of a clock shard."""
 
     log: LogState
     addresses: tuple[Address, ...]
@@ -47,7 +47,7 @@ class ClockState:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredDecisions:
-    """The recovered state and events."""
+    """Recovered state and events."""
 
     state: ClockState | None
     """In which to begin; None: a fresh one."""
@@ -57,10 +57,10 @@ class RecoveredDecisions:
 
 
 def recovered_decisions(found: RecoveredLog) -> RecoveredDecisions:
-    """Decode a recovered log.
+    """Decode a recovered journal.
 
     Raises:
-        ProtocolViolation: another version wrote it.
+        ProtocolViolation: written by another version.
     """
     events = tuple(_events(found))
     if found.snapshot is None:
@@ -76,7 +76,7 @@ def _events(found: RecoveredLog) -> Iterator[DecisionEvent]:
 
 
 class Journal:
-    """The persisted events of one clock shard. For callers that hold the bell."""
+    """Persistent events of one clock shard. Callers must hold its `bell`."""
 
     def __init__(self, storage: SnapshottedLog) -> None:
         self._storage = storage
@@ -85,14 +85,14 @@ class Journal:
         self._first_bytes = 0
 
     def append(self, event: DecisionEvent) -> None:
-        """Append an event, and wait until it is as durable as the fsync policy promises."""
+        """Append an event, and wait for the durability of the fsync policy."""
         if isinstance(event, RunKept):  # values of a job file may be infinite
             self._storage.append(wire.to_json(DecisionEvent, event).encode())
         else:
             self._storage.append(wire.to_bytes(DecisionEvent, event))
 
     def wants_snapshot(self, *, at_barrier: bool) -> bool:
-        """Whether one is due. After a failure of the disk only a snapshot makes the log whole again."""
+        """Whether a snapshot is due. After a disk failure only a snapshot makes the log complete again."""
         if self._storage.is_busy:
             return False
         grown = self._storage.log.num_bytes - self._first_bytes
@@ -102,7 +102,7 @@ class Journal:
         return grown > _CHEAP_BYTES and self._storage.is_cheap
 
     def snapshot(self, state: ClockState, *, num_records: int, history: int) -> None:
-        """Write a snapshot of `state` in the background; if the disk fails, that is logged, and the events stay."""
+        """Write a snapshot of `state` in the background; a disk failure is logged, and the events stay."""
         if self._storage.log.alarm is not None and not self._storage.log.reopen():
             return
         since = self._storage.log.rotate()
@@ -118,9 +118,9 @@ class Journal:
         self._storage.in_background(work, "snapshot-decisions")
 
     def wait_idle(self) -> None:
-        """Return when no snapshot is under way."""
+        """Wait until no snapshot is in progress."""
         self._storage.wait_idle()
 
     def close(self) -> None:
-        """Close the log, once no snapshot is under way."""
+        """Close the log, after any snapshot in progress."""
         self._storage.close()

@@ -62,7 +62,7 @@ _START_SECONDS = 30.0
 
 
 class DelayedShardServer(ShardServer):
-    """Emulates a slow network: pushes and pulls begin after a random time."""
+    """Emulates a slow network: pushes and pulls start after a random delay."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class DelayedShardServer(ShardServer):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until terminated; the exit status."""
+    """Run until terminated; return the exit status."""
     parser = new_parser("parameter-server", "One parameter-server shard.")
     add_listening_options(parser)
     parser.add_argument("--coordinator", metavar="HOST:PORT", required=True, help="the coordinator to register with")

@@ -1,12 +1,12 @@
-"""Retry with exponential backoff, for as long as a parameter server may be away.
+"""Retries with exponential backoff while a parameter server is unavailable.
 
 `RetryingCalls` wraps the calls of a stage. A call that fails because its server is unavailable or busy is retried with
 exponential backoff, until a deadline; other errors are not retried, nor is a call whose row
-is not idempotent. A break in the middle of a pull restarts the pull: the next chunk is the first one again. A
-log is followed on from where it broke.
+is not idempotent. A disconnect during a pull restarts it: the next chunk is the first one again. A log is
+followed on from the position reached.
 
-The beginning and the end of each outage are logged once, and every wait is reported every five seconds to
-followers of the run.
+The start and the end of each outage are logged once, and every wait is reported to followers of the run every
+five seconds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LOOK_UP_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """The retry policy of one stage's calls to parameter servers."""
+    """Retry policy of one stage's calls to parameter servers."""
 
     who: str
     """The stage, as the beginning of a sentence."""
@@ -54,14 +54,14 @@ class Waits:
 
 
 class Endurance:
-    """One stage's patience with one parameter server. Thread-safe; its `Calls` may share it."""
+    """Retry state of one stage for one parameter server. Thread-safe; its `Calls` may share it."""
 
     def __init__(self, peer: str, waits: Waits) -> None:
-        """Begin without an outage.
+        """Start without an outage.
 
         Args:
             peer: the parameter server, as part of a sentence.
-            waits: how to wait for it.
+            waits: the retry policy.
         """
         self._peer = peer
         self._waits = waits
@@ -73,15 +73,15 @@ class Endurance:
         self._told_at = float("-inf")
 
     def close(self) -> None:
-        """End every wait at once, with the error that it retries."""
+        """End every wait at once; each raises the error it was retrying."""
         self._closed = True
 
     def call(self, attempt: Callable[[], T]) -> T:
-        """The result of `attempt`, retried until it succeeds.
+        """Result of `attempt`, retried until it succeeds.
 
         Raises:
-            PeerUnreachable: patience ended.
-            HetpipeError: the server's answer.
+            PeerUnreachable: the deadline passed.
+            HetpipeError: an error that is not retried.
         """
         wait = _Wait(self)
         while True:
@@ -97,7 +97,7 @@ class Endurance:
                 return answer
 
     def stream(self, begin: Callable[[], Iterator[T]]) -> Iterator[T]:
-        """The items of the streams of `begin`, the next one after each that breaks, until one ends.
+        """Items of the streams of `begin`, which is called again after each disconnect, until one ends.
 
         Raises:
             PeerUnreachable, HetpipeError: as `call`.
@@ -122,14 +122,14 @@ class Endurance:
 
     @property
     def waits(self) -> Waits:
-        """The parameters of retries."""
+        """The retry policy."""
         return self._waits
 
     def check(self, error: HetpipeError, waited: float) -> None:
-        """Whether there is still patience after `waited` seconds.
+        """Check that the deadline is not reached after `waited` seconds.
 
         Raises:
-            HetpipeError: `error`, because the transport is closed; or PeerUnreachable, because patience ended.
+            HetpipeError: `error`, if the transport is closed; PeerUnreachable after the deadline.
         """
         if self._closed:
             raise error
@@ -137,7 +137,7 @@ class Endurance:
             raise PeerUnreachable(f"{self._waits.who} waited {waited:.0f} s for {self._peer}: {error}") from error
 
     def tell(self, error: HetpipeError, waited: float) -> None:
-        """Report that a call waits, at most once per interval."""
+        """Report a waiting call, at most once per interval."""
         now = self._waits.clock.monotonic()
         is_busy = isinstance(error, Busy)
         with self._lock:
@@ -155,14 +155,14 @@ class Endurance:
             self._waits.report(StageWaiting(sentence, waited))
 
     def sleep(self, seconds: float) -> None:
-        """Rest, but not beyond the end of the transport."""
+        """Sleep, but not beyond the close of the transport."""
         while seconds > 0.0 and not self._closed:
             step = min(seconds, _LOOK_UP_SECONDS)
             self._waits.clock.sleep(step)
             seconds -= step
 
     def _heard(self) -> None:
-        """Record an answer of the server."""
+        """Record a response of the server."""
         if self._away_since is None:
             return
         with self._lock:
@@ -173,7 +173,7 @@ class Endurance:
 
 
 class _Wait:
-    """The waits of one call."""
+    """Wait state of one call."""
 
     def __init__(self, endurance: Endurance) -> None:
         self._endurance = endurance
@@ -182,10 +182,10 @@ class _Wait:
         self._rest = _FIRST_REST_SECONDS
 
     def out(self, error: HetpipeError) -> None:
-        """Wait out a failure; returns when it is time for another attempt.
+        """Wait after a failure; returns when the next attempt is due.
 
         Raises:
-            HetpipeError: there will be none.
+            HetpipeError: no further attempt will be made.
         """
         waits = self._endurance.waits
         now = waits.clock.monotonic()
@@ -198,13 +198,13 @@ class _Wait:
         self._rest = min(2.0 * self._rest, _LONGEST_REST_SECONDS)
 
     def is_over(self) -> None:
-        """It goes well again."""
+        """Record a success."""
         self._since = None
         self._rest = _FIRST_REST_SECONDS
 
 
 class RetryingCalls:
-    """`Calls` that wait for their server and retry idempotent calls."""
+    """`Calls` that retry idempotent calls while their server is unavailable."""
 
     def __init__(self, inner: Calls, endurance: Endurance) -> None:
         self._inner = inner
@@ -236,10 +236,10 @@ class RetryingCalls:
         return self._endurance.call(lambda: self._inner.upload(call, header, chunks))
 
     def download(self, call: Download[RequestT], header: RequestT) -> Iterator[bytes]:
-        """Implement `Calls.download`; after a break the chunks start over."""
+        """Implement `Calls.download`; after a disconnect the chunks start over."""
         return self._endurance.stream(lambda: self._inner.download(call, header))
 
     def close(self) -> None:
-        """Close the connection; calls that wait for the next try end at once."""
+        """Close the connection; calls that wait for a retry end at once."""
         self._endurance.close()
         self._inner.close()

@@ -1,8 +1,8 @@
-"""The log of one shard's pushes: a restarted shard continues with the same weights.
+"""Log of one shard's pushes: a restarted shard continues with the same weights.
 
 Every push is appended to a write-ahead log (`hetpipe.storage.wal`) before it counts as staged. A snapshot holds the
-oldest weights that are alive, w^(R): the oldest clock never falls, so one snapshot and the pushes of waves ≥ R are all
-that recovery needs.
+oldest live weights, w^(R): the oldest clock never decreases, so recovery needs one snapshot and the pushes of waves ≥
+R.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MANY_WAVES = 16
 
 @dataclass(frozen=True, slots=True)
 class LoggedPush:
-    """The header of a push's record; its payload is the push's bytes."""
+    """Header of a push's record; the payload is the push's bytes."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -61,7 +61,7 @@ class RecoveredPush:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredPushes:
-    """The recovered pushes and state."""
+    """Recovered pushes and state."""
 
     closed: ClosedState | None
     """The state in which to begin; None: a fresh one."""
@@ -74,7 +74,7 @@ class RecoveredPushes:
 
 @dataclass(frozen=True, slots=True)
 class PushLimits:
-    """When the log is shortened, and how long it may become."""
+    """Size that triggers a snapshot, and maximum size of the log."""
 
     worth_bytes: int
     """So many bytes behind a snapshot make one worth while, whatever it costs."""
@@ -87,16 +87,16 @@ class PushLimits:
 
 
 def push_limits(shard_bytes: int, *, num_members: int, staleness: int | None, floor: int = _FLOOR_BYTES) -> PushLimits:
-    """The limits of a shard.
+    """Limits of a shard's log.
 
     Where snapshots are cheap, one is taken after V + 1 copies of the shard and another copy, but at most `floor`. So
     each byte of a snapshot is paid for by V + 2 bytes of pushes or more, as it is with a large shard.
 
     Args:
-        shard_bytes: of one copy of its weights.
+        shard_bytes: size of one copy of its weights.
         num_members: V.
         staleness: D.
-        floor: the least bytes of log worth a snapshot, however small the shard is.
+        floor: minimum bytes of log that trigger a snapshot, however small the shard is.
     """
     copies = max(2, num_members + 1) * shard_bytes
     worth = copies + floor
@@ -123,7 +123,7 @@ def recovered_pushes(found: RecoveredLog) -> RecoveredPushes:
 
 @dataclass(slots=True)
 class _LoggedWave:
-    """The logged pushes of one wave, of all virtual workers."""
+    """Logged pushes of one wave, of all virtual workers."""
 
     lsn: int
     """Of the first one."""
@@ -149,15 +149,15 @@ class PushLog:
         history_position: Callable[[], int],
         is_complete: Callable[[], bool],
     ) -> None:
-        """Log nothing yet.
+        """Create the log without entries.
 
         Args:
-            storage: where.
-            limits: how much, by the number of virtual workers.
-            num_members: the initial number of virtual workers.
+            storage: the write-ahead log.
+            limits: limits by number of virtual workers.
+            num_members: initial number of virtual workers.
             start: the run's first clock.
-            history_position: where the history of this process stands.
-            is_complete: whether the stored state of the job is complete for a restart.
+            history_position: returns the current position in the history of this process.
+            is_complete: whether the stored state of the job suffices for a restart.
         """
         self._storage = storage
         self._limits_for = limits
@@ -179,7 +179,7 @@ class PushLog:
         self.durable_records = 0
 
     def restore(self, old: RecoveredPushes, found: RecoveredLog) -> None:
-        """Continue with the recovered state."""
+        """Continue from the recovered state."""
         with self._lock:
             for record, push in zip(found.records, old.pushes, strict=True):
                 self._note(record.lsn, self._wave(push.push.wave), push.payload.num_bytes, old.history)
@@ -188,19 +188,19 @@ class PushLog:
             self._completed_at[old.closed.built] = old.history
 
     def set_num_members(self, num_members: int) -> None:
-        """Set the limits for so many virtual workers, from now on."""
+        """Set the limits for a new number of virtual workers."""
         self._limits = self._limits_for(num_members)
         self._storage.log.max_bytes = self._limits.max_bytes
 
     # -- pushes ------------------------------------------------------------------------------------------------------
 
     def append(self, push: LoggedPush, stream: Sequence[Bytes], *, sums: Sequence[bytes] | None) -> None:
-        """Append a push, and wait until it is as durable as the fsync policy promises.
+        """Append a push, and wait for the durability of the fsync policy.
 
         Args:
-            push: its description.
+            push: its header.
             stream: its bytes, in pieces.
-            sums: their checksums where they are known; None: to be computed.
+            sums: their checksums, if known; None: computed here.
         """
         wave = self._wave(push.wave)
         header = wire.to_bytes(LoggedPush, push)
@@ -212,15 +212,15 @@ class PushLog:
         self._storage.log.sync(self._storage.log.append(header, stream, sums=sums))
 
     def note_complete(self, clock: Clock) -> None:
-        """The weights of `clock` are complete; nothing of the next one is in the history yet."""
+        """Record that the weights of `clock` are complete, before the history has any line of the next one."""
         with self._lock:
             self._completed_at[clock] = self._history_position()
 
     def check_room(self, wave: Wave | None, *, built: Clock) -> None:
-        """Reject a push without room; never one for the clock under construction, which would be a deadlock.
+        """Reject a push without room; never one for the clock under construction, which would deadlock.
 
         Raises:
-            Busy: the log is full; come again.
+            Busy: the log is full; retry later.
         """
         if wave is None or wave <= built:
             return
@@ -237,20 +237,20 @@ class PushLog:
         raise Busy(sentence)
 
     def durable_clock(self, staged: Clock) -> Clock:
-        """The clock below which waves are here after a restart, if they are here now below `staged`.
+        """Clock below which waves survive a restart, given that those below `staged` are here now.
 
-        While the disk fails a restart would use nothing of it, and the job go back to a checkpoint.
+        While the disk fails, a restart would discard the log and rewind the job to a checkpoint.
         """
         return staged if self._is_complete() else self._start
 
     @property
     def max_bytes(self) -> int:
-        """With more, the log is full."""
+        """Maximum size; beyond it the log is full."""
         return self._limits.max_bytes
 
     @property
     def num_bytes(self) -> int:
-        """Of the log."""
+        """Size of the log."""
         return self._storage.log.num_bytes
 
     # -- snapshots ---------------------------------------------------------------------------------------------------
@@ -258,13 +258,13 @@ class PushLog:
     def consider_snapshot(
         self, oldest: Clock, hold: Callable[[], Oldest], release: Callable[[FlatBuffer], None], *, at_barrier: bool
     ) -> None:
-        """Begin a snapshot of the oldest weights in the background, if it is worth while and none is under way.
+        """Start a snapshot of the oldest weights in the background, if due and none is in progress.
 
         Args:
             oldest: their clock.
-            hold: holds and gives them.
-            release: gives them back.
-            at_barrier: whether a barrier was just passed: a good moment.
+            hold: acquires them.
+            release: releases them.
+            at_barrier: whether a barrier was just passed, a good moment for a snapshot.
         """
         if self._storage.is_busy:
             return
@@ -286,7 +286,7 @@ class PushLog:
         self._storage.in_background(work, "snapshot")
 
     def wait_idle(self) -> None:
-        """Return when no snapshot is under way."""
+        """Wait until no snapshot is in progress."""
         self._storage.wait_idle()
 
     def close(self) -> None:
@@ -296,16 +296,16 @@ class PushLog:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _wave(self, wave: Wave | None) -> int:
-        """First weights count as the wave before the first one."""
+        """The wave of a push; initial weights count as the wave before the first one."""
         return self._start - 1 if wave is None else wave
 
     def _note(self, lsn: int, wave: int, num_bytes: int, history: int) -> None:
-        """A push has this number in the log, or a larger one. With the lock held."""
+        """Record that a push has this number in the log, or a larger one. With the lock held."""
         logged = self._waves.setdefault(wave, _LoggedWave(lsn, history))
         logged.num_bytes += num_bytes
 
     def _go_past(self, oldest: Clock) -> None:
-        """Drop entries older than the oldest live weights, however long the disk fails."""
+        """Drop entries older than the oldest live weights, even during a long disk failure."""
         with self._lock:
             for wave in [wave for wave in self._waves if wave < oldest]:
                 self._num_behind += 1
@@ -322,7 +322,7 @@ class PushLog:
         return self._bytes_behind > self._limits.cheap_bytes and self._storage.is_cheap
 
     def _first_needed(self, clock: Clock) -> int:
-        """The first record needed to start from the weights of `clock`, the oldest ones."""
+        """First record needed to start from the weights of `clock`, the oldest ones."""
         with self._lock:
             # The newest present record; a noted one may never arrive.
             newest = self._storage.log.next_lsn - 1
@@ -343,5 +343,5 @@ class PushLog:
 
 
 def _superfluous(closed: ClosedState) -> int:
-    """Records of the decision log that nobody who begins with `closed` asks for: all that it followed but the last."""
+    """Number of decision-log records not needed after a start from `closed`: all that it followed but the last."""
     return max(0, closed.followed - 1)

@@ -1,4 +1,4 @@
-"""The bytes of one push on their way into a shard's staging buffer."""
+"""Transfer of one push into a shard's staging buffer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hetpipe.weights.flat import FlatBuffer, finite
 
 
 class PushSession:
-    """The bytes of one admitted push on their way into the staging buffer.
+    """Transfer of one admitted push into the staging buffer.
 
-    A resend that arrives while an earlier attempt is still under way takes over: the earlier one writes nothing more.
+    A resend that arrives during an earlier attempt takes over: the earlier one writes nothing more.
     """
 
     def __init__(
@@ -24,14 +24,14 @@ class PushSession:
         buffer: FlatBuffer,
         complete: Callable[[PushSession], Watermarks],
     ) -> None:
-        """Begin without a byte.
+        """Start before the first byte.
 
         Args:
-            header: the announcement of the push.
-            indices: the positions of its slices in the shard.
-            buffer: is filled.
-            complete: called when all bytes are there; says how far its virtual worker is, or raises if they came too
-                late.
+            header: header of the push.
+            indices: positions of its slices in the shard.
+            buffer: destination.
+            complete: called after the last byte; returns the watermark of its virtual worker, or raises if it is
+                too late.
         """
         self.header = header
         self.indices = indices
@@ -45,11 +45,11 @@ class PushSession:
         self._ended: ProtocolViolation | None = None
 
     def write(self, chunk: bytes) -> None:
-        """Take the next chunk.
+        """Process the next chunk.
 
         Raises:
             MalformedChunk: see `ChunkReceiver.write`.
-            NonFiniteUpdate: NaN or infinity, named by parameter; nothing of this wave will apply.
+            NonFiniteUpdate: NaN or infinity, named by parameter; no part of this wave will be applied.
         """
         with self._lock:
             if self._ended is not None:
@@ -62,7 +62,7 @@ class PushSession:
                 raise
 
     def finish(self) -> Watermarks:
-        """All chunks are here: the push counts as staged. Says how far its virtual worker is.
+        """Complete the push, which then counts as staged; returns the watermark of its virtual worker.
 
         Raises:
             MalformedChunk: bytes are missing.
@@ -76,7 +76,7 @@ class PushSession:
 
     @property
     def stream(self) -> list[bytes | memoryview]:
-        """Its bytes in the order of the stream, zeros in the gaps."""
+        """Bytes in stream order, with zero padding."""
         return list(stream_parts(self._buffer.memory(), self._runs, 0, self._runs.num_bytes))
 
     @property
@@ -85,12 +85,12 @@ class PushSession:
         return self._receiver.sums
 
     def abandon(self) -> None:
-        """Write nothing more: a resend took over, or the wave was dropped."""
+        """Stop writing: a resend took over, or the wave was dropped."""
         with self._lock:
             self._ended = self.given_up()
 
     def given_up(self) -> MalformedChunk:
-        """The reason why its bytes are rejected."""
+        """Reason for rejecting further bytes."""
         return MalformedChunk(f"this push of {self.header.requester} was given up for a later one")
 
     def _check_finite(self, piece: Run) -> None:

@@ -1,4 +1,4 @@
-"""The metrics of a parameter-server process: per job, the contents and counters of its shard."""
+"""Metrics of a parameter-server process: contents and counters of its shard, per job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hetpipe.server.shard.server import ShardServer
 
 
 def readings(shards: ShardServer, *, silent_seconds: float) -> Iterator[Reading]:
-    """Everything, at one moment per job; `silent_seconds` is the time since the coordinator last answered."""
+    """All metrics, read at one moment per job; `silent_seconds` is the time since the coordinator last responded."""
     yield Reading("hetpipe_coordinator_silent_seconds", silent_seconds)
     for job in shards.job_shards():
         facts, labels = job.shard.facts(), (job.config.job_id, job.config.shard)

@@ -1,4 +1,4 @@
-"""The history files of a parameter server, in the folder of the run."""
+"""History files of a parameter server, in the run's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The core of a parameter-server process: the jobs it serves, and its handlers of calls."""
+"""Core of a parameter-server process: its jobs and call handlers."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class _Job:
         self.followers = None if self.clock is None else Followers(job_shard.clock_shard, clock)
 
     def end_streams(self) -> None:
-        """End the streams of followers of the log."""
+        """End the streams of the log's followers."""
         if self.followers is not None:
             self.followers.close()
 
@@ -116,15 +116,15 @@ class ShardServer:
         state: StateOptions | None = None,
         roots: Roots | None = None,
     ) -> None:
-        """Serve no job yet.
+        """Start without jobs.
 
         Args:
             history: opens the history of a job.
             clock: for waits.
-            tls: how to prove oneself to the clock shard of a job.
-            memory_bytes: the limit of one job's weights; None: the machine's memory.
-            state: the folder in which jobs are persisted for the next process; None: none.
-            roots: below which folder jobs may have their runs; None: anywhere.
+            tls: credentials for the clock shard of a job.
+            memory_bytes: limit of one job's weights; None: the machine's memory.
+            state: folder in which jobs are persisted across restarts; None: no persistence.
+            roots: folders below which jobs may have their runs; None: anywhere.
         """
         self._memory_bytes = machine_memory_bytes() if memory_bytes is None else memory_bytes
         self._history = history
@@ -153,7 +153,7 @@ class ShardServer:
         self.calls = self._handlers()
 
     def recover(self) -> None:
-        """Recover the jobs that an earlier process persisted in this one's folder. Before serving starts.
+        """Recover the jobs that an earlier process persisted in its folder. Call before serving.
 
         Raises:
             UserError: another process has that folder, or it cannot be written.
@@ -174,13 +174,13 @@ class ShardServer:
     # -- from the coordinator ----------------------------------------------------------------------------------------
 
     def configure(self, config: ShardConfig) -> None:
-        """Take over a job, in the place of an earlier term of it; the same term again is a no-op.
+        """Take over a job, replacing an earlier term of it; the same term again is a no-op.
 
         Raises:
             StaleTerm: a later term is configured already.
-            ProtocolViolation, ResourceExhausted, UserError: this shard could not serve it, or not in that folder.
+            ProtocolViolation, ResourceExhausted, UserError: this shard cannot serve it, or not in that folder.
         """
-        self._roots.check_run(config.run_dir)
+        self._roots.check_run(config.run_dir, storage=config.storage)
         check_config(config, memory_bytes=self._memory_bytes)
         with self._configuring:
             self._begin(config)
@@ -236,11 +236,11 @@ class ShardServer:
             forget_job(self._state.root, job_id)
 
     def clocks(self, job_id: JobId) -> ClockSnapshot:
-        """The clocks of a job."""
+        """Clocks of a job."""
         return self._job(job_id).shard.clock_shard.snapshot()
 
     def snapshots(self) -> dict[JobId, ClockSnapshot]:
-        """The clocks of every job whose clock shard this is; for heartbeats."""
+        """Clocks of every job whose clock shard is here; for heartbeats."""
         with self._lock:
             jobs = dict(self._jobs)
         return {job_id: job.shard.clock_shard.snapshot() for job_id, job in jobs.items() if job.clock is not None}
@@ -251,16 +251,16 @@ class ShardServer:
             return tuple(self._jobs)
 
     def lost_jobs(self) -> dict[JobId, str]:
-        """The jobs whose persisted state is lost or damaged, and why."""
+        """Jobs whose persisted state is lost or damaged, with reasons."""
         with self._lock:
             return dict(self.lost)
 
     def conditions(self) -> dict[JobId, tuple[Condition, ...]]:
-        """The conditions of each job in this process; for heartbeats."""
+        """Conditions of each job in this process; for heartbeats."""
         return {job.config.job_id: job.conditions.told() for job in self.job_shards()}
 
     def on_condition(self, listener: Callable[[], None]) -> None:
-        """Call `listener`, from any thread, when a condition of a job begins or ends."""
+        """Register `listener`, which is called from any thread when a condition of a job begins or ends."""
         self._on_condition = listener
 
     def job_shards(self) -> tuple[JobShard, ...]:
@@ -283,11 +283,11 @@ class ShardServer:
     # -- calls -------------------------------------------------------------------------------------------------------
 
     def add_to(self, server: Server) -> None:
-        """Let `server` serve the calls of this shard. Before it starts."""
+        """Register the calls of this shard with `server`, before it starts."""
         self.calls.add_to(server, SHARD_SERVICE, TENSOR_SERVICE)
 
     def _handlers(self) -> Handlers:
-        """The handlers of every call of a shard; most of them delegate to those of a job."""
+        """Handlers of every call of a shard; most delegate to those of a job."""
         handlers = Handlers(fence=lambda: self.fence)
         handlers.on(calls.CONFIGURE, lambda config, _: self.configure(config))
         handlers.on(calls.RELEASE, lambda request, _: self.release(request.job_id))
@@ -363,11 +363,11 @@ class ShardServer:
         return self._clock_of(request.requester).invoke(calls.JOIN, request)
 
     def _of_clock_shard(self, call: Unary[Any, ReplyT], request: Any, _: Context) -> ReplyT:
-        """The answer of the job's clock shard to one of its stages."""
+        """Handle a call of one of the job's stages at its clock shard."""
         return self._clock_of(request.requester).invoke(call, request)
 
     def _of_shard(self, call: Unary[Any, ReplyT], request: Any, context: Context) -> ReplyT:
-        """The answer of the job's clock shard to another of its shards."""
+        """Handle a call of another shard of the job at its clock shard."""
         self._check_shard(context, request.job_id, request.shard)
         job = self._job(request.job_id, request.term)
         return self._clock_calls(job).invoke(call, request)
@@ -381,15 +381,15 @@ class ShardServer:
         return reply
 
     def pull(self, header: PullHeader, context: Context) -> Iterator[bytes]:
-        """The chunks of published slices."""
+        """Chunks of published slices."""
         job, key = self._job(header.requester.job_id), SegmentKey(header.requester, calls.PULL.name)
         return self._segments.sending(key, job.tensors.download(calls.PULL, header), context)
 
     def _share_memory(self, request: ShareMemoryRequest, _: Context) -> MemoryOffer:
-        """Offer a segment for the chunks of a kind of call.
+        """Offer a shared-memory segment for the chunks of a kind of call.
 
         Raises:
-            ProtocolViolation: the chunks of that kind go through gRPC only.
+            ProtocolViolation: chunks of that kind are sent through gRPC only.
         """
         if request.call not in (calls.PUSH.name, calls.PULL.name):
             raise ProtocolViolation(f"memory is shared for Push and Pull, not for {request.call!r:.40}")
@@ -406,10 +406,10 @@ class ShardServer:
             yield LogRecords(tuple(records))
 
     def _check_shard(self, context: Context, job_id: JobId, shard: ShardIndex | None = None) -> None:
-        """Reject callers other than the job's own parameter servers, and one that acts as another than `shard`.
+        """Reject callers other than the job's own parameter servers, and impersonation of `shard`.
 
         Raises:
-            PermissionDenied: it is none of them, or another one.
+            PermissionDenied: the caller is not one of them, or another one.
         """
         peer = caller_of(context)
         if not isinstance(peer, NamedPeer):  # a stage follows under its own name; without TLS there are no identities
@@ -424,10 +424,10 @@ class ShardServer:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _job_shard(self, config: ShardConfig) -> JobShard:
-        """A job as it begins, or as an earlier process left it.
+        """Create a job's shard, new or restored from an earlier process.
 
         Raises:
-            StateLost: the state of an earlier process cannot be used.
+            StateLost: the state of an earlier process is unusable.
         """
         history = self._history(config)
         conditions = Conditions(self._clock)
@@ -439,7 +439,7 @@ class ShardServer:
         self._on_condition()
 
     def _on_lost(self, config: ShardConfig, error: StateLost) -> None:
-        """Mark a job as lost, as its state is damaged or of an old term: calls for it fail with the reason."""
+        """Mark a job as lost, as its state is damaged or of an old term: its calls fail with the reason."""
         if isinstance(error.__cause__, StaleTerm):
             log.info("the clock shard serves a later term", sentence=str(error))
         else:
@@ -478,7 +478,7 @@ class ShardServer:
 
 
 def machine_memory_bytes() -> int:
-    """Memory of this machine."""
+    """Memory of this machine in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -1,7 +1,7 @@
 """One shard of one job: the tensors behind `sync.ShardState`.
 
-A push is staged in a buffer of the shard's own layout while its bytes arrive; the decision log, followed by one thread,
-says when it is added. Published versions are never written again. Every buffer is recycled.
+A push is staged in a buffer of the shard's own layout while its bytes arrive; it is applied in the order of the
+decision log, followed by one thread. Published versions are immutable. Every buffer is recycled.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ShardCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFacts:
-    """A shard at one moment."""
+    """State of a shard at one moment."""
 
     counts: ShardCounts
     followed_records: int
@@ -67,23 +67,23 @@ class ShardFacts:
 
 
 def shard_layout(config: ShardConfig) -> FlatLayout:
-    """The layout of a shard's slices in its buffers."""
+    """Layout of a shard's slices in its buffers."""
     return FlatLayout([(s.name, (s.stop - s.start,), s.parameter.dtype) for s in config.slices])
 
 
 class Shard:
     """Stages, applies and serves the slices of one shard. Thread-safe; `follow` is for one thread.
 
-    Bounded memory: per member at most D + 3 staged waves, the clocks the log retains, one being built,
-    and two that checkpoints are written from.
+    Bounded memory: per member at most D + 3 staged waves, the clocks retained by the log, one under construction,
+    and two being written to checkpoints.
     """
 
     def __init__(self, config: ShardConfig, history: HistoryWriter, pushes: PushLog | None = None) -> None:
-        """Hold nothing yet.
+        """Start without contents.
 
         Args:
-            config: the job.
-            history: of this process.
+            config: configuration of the job.
+            history: history of this process.
             pushes: persists staged pushes; None: they are lost with this process.
         """
         self.config = config
@@ -115,10 +115,10 @@ class Shard:
     # -- after a restart ---------------------------------------------------------------------------------------------
 
     def restore(self, old: RecoveredPushes) -> None:
-        """Go on where an earlier process was; before anything else. `caught_up` ends it.
+        """Restore the state of an earlier process, before any other call. `caught_up` ends it.
 
         Raises:
-            StateLost: the weights or a push cannot be read any more.
+            StateLost: the weights or a push are unreadable.
         """
         self._is_behind = True
         self._old = deque(sorted(old.pushes, key=lambda each: each.push.followed))
@@ -134,11 +134,11 @@ class Shard:
             self._carry_out(instruction)
 
     def caught_up(self) -> None:
-        """All records that an earlier process executed are executed again."""
+        """End recovery: all records of an earlier process are executed again."""
         self._is_behind = False
 
     def _restage(self) -> None:
-        """Stage again the pushes that an earlier process had staged at this record."""
+        """Stage the pushes again that an earlier process had staged at this record."""
         while self._old and self._old[0].push.followed <= self._state.followed:
             old = self._old.popleft()
             header = self._header_of(old.push)
@@ -164,11 +164,11 @@ class Shard:
     # -- pushes and pulls --------------------------------------------------------------------------------------------
 
     def begin_push(self, header: PushHeader) -> PushSession | Watermarks:
-        """Admit a push before anything is allocated; of an already staged one the watermark of its worker.
+        """Admit a push before any allocation; for one already staged, return the watermark of its worker.
 
         Raises:
             ProtocolViolation: a kind of it, by `ShardState.admit`.
-            Busy: the log of pushes is full, or this shard still replays the decision log after a restart.
+            Busy: the push log is full, or this shard is still replaying the decision log after a restart.
         """
         self._check_stage(header.requester)
         self._check_caught_up()
@@ -190,10 +190,10 @@ class Shard:
         return session
 
     def _complete(self, session: PushSession) -> Watermarks:
-        """A session received all its bytes: keep them, and count the push as staged.
+        """Handle the end of a session: persist the bytes and count the push as staged.
 
         Raises:
-            MalformedChunk: a resend took over meanwhile, or the wave was dropped.
+            MalformedChunk: a resend took over, or the wave was dropped.
         """
         header, indices = session.header, session.indices
         who = header.requester
@@ -214,7 +214,7 @@ class Shard:
             return self._watermarks(who.vw)
 
     def _watermarks(self, vw: VirtualWorkerIndex) -> Watermarks:
-        """With the lock held."""
+        """Watermarks of the virtual workers. With the lock held."""
         staged, committed = self._state.clocks_of(vw)
         return Watermarks(staged, committed, self._durable_clock(staged))
 
@@ -235,11 +235,11 @@ class Shard:
 
     @contextmanager
     def pull(self, header: PullHeader) -> Iterator[Iterator[bytes]]:
-        """The chunks of the requested slices of w^(clock), inside a `with` that keeps the version alive.
+        """Context manager: chunks of the requested slices of w^(clock), which stays alive inside.
 
         Raises:
             ClockNotPublished, ClockFreed, SliceMismatch, StaleTerm, StaleIncarnation: as named.
-            Busy: this shard still replays the decision log after a restart.
+            Busy: this shard is still replaying the decision log after a restart.
         """
         self._check_stage(header.requester)
         self._check_caught_up()
@@ -258,10 +258,10 @@ class Shard:
             self._pool.release(version)
 
     def hold(self, clock: Clock) -> FlatBuffer:
-        """w^(clock), kept alive until `release`; for reading only.
+        """Acquire w^(clock), kept alive until `release`; read-only.
 
         Raises:
-            ClockFreed: it is not here, or not any more.
+            ClockFreed: it is not available, or no longer.
         """
         with self._lock:
             version = self._versions.get(clock)
@@ -270,7 +270,7 @@ class Shard:
             return self._pool.hold(version)
 
     def release(self, version: FlatBuffer) -> None:
-        """Give back what `hold` gave."""
+        """Release what `hold` acquired."""
         self._pool.release(version)
 
     @property
@@ -279,7 +279,7 @@ class Shard:
         return self._state.followed
 
     def facts(self) -> ShardFacts:
-        """Its current state."""
+        """Current state."""
         with self._lock:
             staged = self._state.staged_clock
             return ShardFacts(
@@ -296,7 +296,7 @@ class Shard:
             )
 
     def follow(self, record: Record) -> None:
-        """Carry out the next record of the decision log. Called by one thread, in order.
+        """Execute the next record of the decision log. Called by one thread, in order.
 
         Raises:
             StateLost: the logged push of an earlier process is missing or unreadable.
@@ -318,11 +318,11 @@ class Shard:
             self._end_pushes(lambda key: key[:2] == (record.vw, record.incarnation))
 
     def check_requester(self, requester: Requester) -> None:
-        """Refuse a stage of another job, term or life.
+        """Reject a stage of another job, term or incarnation.
 
         Raises:
             StaleTerm, StaleIncarnation, ProtocolViolation: as named.
-            ClockNotPublished: it may be a member whose record this shard has not read yet.
+            ClockNotPublished: it may be a member whose record this shard has not reached yet.
         """
         self._check_stage(requester)
         with self._lock:
@@ -348,9 +348,9 @@ class Shard:
         return sum(self.layout.slots[index].num_bytes for index in indices)
 
     def _check_stage(self, requester: Requester) -> None:
-        """Reject a stage index that its virtual worker does not have; `ShardState` checks the virtual worker itself.
+        """Reject a stage index its virtual worker does not have; `ShardState` checks the virtual worker itself.
 
-        Only the clock shard has the number of stages of later incarnations, and lets no others join.
+        Only the clock shard has the number of stages of later incarnations, and rejects joins of others.
         """
         founded = self.config.membership.num_stages.get(requester.vw, MAX_STAGES)
         count = founded if requester.incarnation == 0 else MAX_STAGES

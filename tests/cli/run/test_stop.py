@@ -55,7 +55,7 @@ def test_or_not_waited_for() -> None:
 
 
 def test_the_way_on_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stop, "has_checkpoint", lambda folder: folder == Path("runs/a"))
+    monkeypatch.setattr(stop, "has_checkpoint_at", lambda place: place == str(Path("runs/a").absolute()))
     result = invoke(Scripted([RUNNING, STOPPED]), *CLUSTER, "--json")
 
     assert json.loads(result.stdout.splitlines()[-1]) == {
@@ -72,7 +72,7 @@ def test_the_way_on_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_way_on_is_the_command_that_fits(local: bool, command: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001 - a parameter
     folder = run_folder(Path("runs/a"))
     folder.write_record(replace(folder.read_record(), local=local, coordinator="h:1"))
-    monkeypatch.setattr(stop, "has_checkpoint", lambda _: True)
+    monkeypatch.setattr(stop, "has_checkpoint_at", lambda _: True)
     result = invoke(Scripted([RUNNING, STOPPED]), "runs/a", "--json")
 
     assert json.loads(result.stdout.splitlines()[-1])["resume"] == f"hetpipe {command}"

@@ -23,6 +23,7 @@ from hetpipe.decide.planner.partition import plan_job
 from hetpipe.errors import HetpipeError, PermissionDenied, Unavailable
 from hetpipe.forking.process import Launch, Process, spawn
 from hetpipe.profiler.link_order import LinkAnswer
+from hetpipe.roots import Roots
 from hetpipe.server.agent.child import Child, ChildSpec, Listener, end_children
 from hetpipe.server.agent.children import Children, Programs
 from hetpipe.server.agent.stage_certificates import StageCertificates
@@ -62,7 +63,12 @@ class Bench:
     """Children and what they told."""
 
     def __init__(
-        self, folder: Path, programs: Programs | None = None, *, certificates: StageCertificates | None = None
+        self,
+        folder: Path,
+        programs: Programs | None = None,
+        *,
+        certificates: StageCertificates | None = None,
+        roots: Roots | None = None,
     ) -> None:
         self.run_dir = folder / "run"
         self.news: queue.SimpleQueue[AgentNews] = queue.SimpleQueue()
@@ -72,9 +78,10 @@ class Bench:
             clock=SYSTEM_CLOCK,
             programs=programs or fake_programs(folder),
             certificates=certificates,
+            roots=roots or Roots(),
         )
 
-    def start(self, behaviour: str, *, stage: int = 0) -> StartStageCommand:
+    def start(self, behaviour: str, *, stage: int = 0, storage: object = None) -> StartStageCommand:
         handed_in = replace(submission(job(), str(self.run_dir)), import_path=behaviour)
         assignment = Assignment(
             job=job(),
@@ -84,6 +91,8 @@ class Bench:
             shards=(shard_member(0),),
         )
         command = stage_commands(assignment)[stage]
+        if storage is not None:
+            command = replace(command, config=replace(command.config, job={**command.config.job, "storage": storage}))
         self.children.start_stage(command)
         return command
 
@@ -203,6 +212,23 @@ class TestStages:
         assert "could not be started" in failed.report.sentence
         assert isinstance(gone, ChildExit)
         assert "No such file" in bench.inspect("ok").problems[0]
+
+    @pytest.mark.parametrize(
+        ("storage", "told"),
+        [
+            ("s3://other/x", "storage s3://other/x is not below s3://ours/runs, as required here"),
+            (7, "storage: 7 is no URL of an object store; write it as text"),
+        ],
+    )
+    def test_one_with_an_object_store_that_is_not_permitted_here_has_failed(
+        self, tmp_path: Path, storage: object, told: str
+    ) -> None:
+        bench = Bench(tmp_path, roots=Roots(storage=("s3://ours/runs",)))
+        bench.start("trains", storage=storage)
+        failed = bench.next()
+        assert isinstance(failed, StageNews)
+        assert isinstance(failed.report, StageFailed)
+        assert f"its process could not be started: {told}" in failed.report.sentence
 
 
 class TestEnding:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hetpipe.checkpoint.keeper import CheckpointKeeper
+from hetpipe.checkpoint.store import FolderStore
 from hetpipe.conditions import Conditions
 from hetpipe.errors import CheckpointNotWritten
 from hetpipe.observe.history import History
@@ -68,7 +69,7 @@ class TestCheckpoints:
     ) -> None:
         monkeypatch.setattr(os, "fsync", lambda _: None)
         conditions = Conditions(FakeClock())
-        keeper = CheckpointKeeper(job_id=JOB, run_dir=tmp_path, num_shards=1, keep=2, conditions=conditions)
+        keeper = CheckpointKeeper(job_id=JOB, store=FolderStore(tmp_path), num_shards=1, keep=2, conditions=conditions)
 
         def checkpoint(clock: int, *, failure: str = "") -> None:
             keeper.begin(progress_at(clock), {requester(0).vw: 1})

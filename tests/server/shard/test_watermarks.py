@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hetpipe.checkpoint.keeper import CheckpointKeeper
+from hetpipe.checkpoint.store import FolderStore
 from hetpipe.decide.sync.segment import first_progress
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.server.shard.clock_shard import ClockShard
@@ -86,7 +87,7 @@ class TestClocks:
 
     def test_the_keeper_knows_the_newest_complete_checkpoint(self, tmp_path: Path) -> None:
         def keeper() -> CheckpointKeeper:
-            return CheckpointKeeper(job_id=JOB, run_dir=tmp_path, num_shards=0, keep=2)
+            return CheckpointKeeper(job_id=JOB, store=FolderStore(tmp_path), num_shards=0, keep=2)
 
         first = keeper()
         first.begin(first_progress(DATA), {VirtualWorkerIndex(0): 1})
