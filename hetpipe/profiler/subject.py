@@ -31,7 +31,7 @@ from hetpipe.values.policies import POLICIES
 MINIBATCH = Minibatch(1)
 VIRTUAL_WORKER = VirtualWorkerIndex(0)
 
-#: Number of samples, spread over the data, whose lengths are compared; of a stream, one of each of the first minibatches.
+#: Samples, from everywhere in the data, whose lengths are compared; of a stream, one of each of the first minibatches.
 _COMPARED_SAMPLES = 8
 
 
