@@ -22,11 +22,11 @@ from hetpipe.model.absent import AbsentParameter, AbsentTensor
 from hetpipe.model.cut_model import CutDescription, CutModel, Signature, describe, whole_output
 from hetpipe.pipeline.modes import ModuleMode, enter_evaluation, enter_training, modes_of
 from hetpipe.pipeline.precision import autocast
+from hetpipe.values.alignment import alignment_on
 from hetpipe.values.ids import LayerIndex
 from hetpipe.values.measurement import AliveTensor
 from hetpipe.values.plan import DTYPE_BYTES, ForbiddenPlaces, TensorSpec
 from hetpipe.values.precision import Precision
-from hetpipe.weights.flat import alignment_on
 
 #: Values at a layer boundary: a flat tuple of tensors.
 Values = tuple[Tensor, ...]
@@ -507,7 +507,7 @@ def copied_buffers(layers: Sequence[Layer]) -> Iterator[None]:
 
 
 def _is_normal(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() and tensor.data_ptr() % alignment_on(tensor.device) == 0
+    return tensor.is_contiguous() and tensor.data_ptr() % alignment_on(tensor.device.type) == 0
 
 
 def _normal(tensor: Tensor) -> Tensor:

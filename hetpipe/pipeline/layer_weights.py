@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from hetpipe.pipeline.chain import Layer, dtype_name
-from hetpipe.weights.flat import FlatBuffer, FlatLayout, alignment_on
+from hetpipe.values.alignment import alignment_on
+from hetpipe.weights.flat import FlatBuffer, FlatLayout
 
 
 def layout_of(layers: Sequence[Layer], device: torch.device) -> FlatLayout:
@@ -17,7 +18,7 @@ def layout_of(layers: Sequence[Layer], device: torch.device) -> FlatLayout:
         for local, name in layer.parameters.items():
             parameter = layer.module.get_parameter(local)
             tensors.append((name, tuple(parameter.shape), dtype_name(parameter.dtype)))
-    return FlatLayout(tensors, alignment=alignment_on(device))
+    return FlatLayout(tensors, alignment=alignment_on(device.type))
 
 
 def filled(buffer: FlatBuffer, layers: Sequence[Layer]) -> FlatBuffer:

@@ -16,10 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hetpipe.values.alignment import ALIGNMENT_BYTES
 from hetpipe.values.plan import DTYPE_BYTES
-
-ALIGNMENT_BYTES = 64
-_GPU_ALIGNMENT_BYTES = 256  # cuBLASLt is told of up to so many
 
 #: Elements that torch processes on one thread, regardless of the number of threads (its grain size).
 _SERIAL_ELEMENTS = 32_768
@@ -42,11 +40,6 @@ class Slot:
 def aligned(num_bytes: int, alignment: int = ALIGNMENT_BYTES) -> int:
     """`num_bytes` rounded up to a multiple of `alignment`."""
     return -(-num_bytes // alignment) * alignment
-
-
-def alignment_on(device: torch.device) -> int:
-    """The alignment (bytes) at which torch allocates tensors on `device`, as far as its kernels distinguish it."""
-    return _GPU_ALIGNMENT_BYTES if device.type == "cuda" else ALIGNMENT_BYTES
 
 
 class FlatLayout:
