@@ -17,6 +17,7 @@ import typer
 from benchmarks import (
     allocation,
     data,
+    gpu,
     host_memory,
     link,
     models,
@@ -153,16 +154,11 @@ def _models() -> Mapping[str, Any]:
 
 
 def _gpu() -> Mapping[str, Any]:
-    if not torch.cuda.is_available():
-        _say("(q) no CUDA device", {})
-        return {}
-    gpu = torch.device("cuda", 0)
-    ratios: dict[str, dict[str, Any]] = {}
-    for precision in ("fp32", "bf16"):
-        for name, figures in models.measure(models.Place(gpu, precision)).items():
-            title = f"{name}, {precision}"
-            _say(f"(q) one stage beside a plain loop on {torch.cuda.get_device_name(gpu)}, {title}", figures)
-            ratios[title] = {"wall": figures["hetpipe / plain loop, wall"]}
+    _say("(q) the GPU is", {"of": gpu.name_of_gpu()})
+    ratios = {}
+    for case, figures in gpu.measure():
+        _say(f"    one stage beside a plain loop, {case}", figures)
+        ratios[case] = {"wall": figures["hetpipe / plain loop, wall"]}
     return ratios
 
 
