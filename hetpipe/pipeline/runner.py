@@ -114,6 +114,9 @@ class StageRunner:
         if segment.reasons:
             self._barrier_work.run(segment)
             self._tally.tick(now=True)
+        member = self._parts.identity.in_segment(segment)
+        if member is not None:
+            self._parts.plan_version = member.version
         return leaves or ends_run(segment.reasons)
 
     def _figures(self) -> Figures:

@@ -281,6 +281,7 @@ class SegmentRun:
             p=p,
             clock=flying.clock,
             local_through=version.through,
+            version=parts.plan_version,
         )
         started = parts.clock.monotonic()
         with parts.guard:
@@ -395,6 +396,7 @@ class SegmentRun:
             p=p,
             clock=flying.clock,
             local_through=version.through,
+            version=parts.plan_version,
         )
         received, weight = self._take_gradients(p, flying)
         gradients = self._compute_backward(p, replace(flying, weight=weight), version, received)
@@ -442,7 +444,12 @@ class SegmentRun:
         update = parts.weights.close_wave(wave, last)
         identity = parts.identity
         parts.history.wave_computed(
-            vw=identity.vw, incarnation=identity.incarnation, stage=identity.stage, wave=wave, p=last
+            vw=identity.vw,
+            incarnation=identity.incarnation,
+            stage=identity.stage,
+            wave=wave,
+            p=last,
+            version=parts.plan_version,
         )
         parts.synchroniser.push_wave(wave, update, self._blocks_of(wave), segment=self._start)
         self._closed = Wave(wave + 1)

@@ -128,9 +128,9 @@ class Clipping:
     """Whether the norm is taken over all stages, rather than over each stage."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StageParts:
-    """The components that a stage's loop drives."""
+    """The components that a stage's loop drives. Only `plan_version` changes, at barriers."""
 
     identity: StageIdentity
     sync: SyncSpec
@@ -168,6 +168,8 @@ class StageParts:
     """Extra time for retries of the checkpoint that ends the run."""
     run_dir: Path = Path()
     """Folder of the run; for file names in messages."""
+    plan_version: int = 0
+    """The version of its virtual worker's plan in the current segment."""
 
     @property
     def reader(self) -> DataReader:

@@ -212,6 +212,11 @@ class VirtualWorkerPlan:
     minibatches_per_wave: Annotated[int, Field(ge=1, lt=MAX_COUNT)] | None = None
     """N_v of one that is added to a run; None: as the job says."""
 
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """Stage k has the layers [bounds[k], bounds[k + 1])."""
+        return (self.stages[0].first_layer, *(stage.last_layer for stage in self.stages))
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

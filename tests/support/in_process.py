@@ -47,7 +47,7 @@ from hetpipe.values.run import (
     StageReport,
 )
 from hetpipe.values.shard_config import ShardConfig
-from hetpipe.values.sync import DataSpec, Membership
+from hetpipe.values.sync import DataSpec, Membership, PlanVersion
 from hetpipe.wire.call import Calls
 from hetpipe.wire.calls import PULL, PUSH
 from tests.support.inspection import inspect_job
@@ -257,7 +257,8 @@ class _Cluster:
             self._run.replans.get(vw.index, vw) if vw.index == life.vw else vw for vw in self.plan.virtual_workers
         )
         self.plan = replace(self.plan, virtual_workers=workers)
-        self._shards[0].clock_shard.admit(life.vw, following, len(self.plan.virtual_workers[life.vw].stages))
+        next_plan = self.plan.virtual_workers[life.vw]
+        self._shards[0].clock_shard.admit(life.vw, following, len(next_plan.stages), bounds=next_plan.bounds)
         for thread in self._begin(life.vw, following).threads:
             thread.start()
 
@@ -308,6 +309,10 @@ class _Cluster:
             membership=Membership(
                 {vw.index: len(vw.stages) for vw in self.plan.virtual_workers},
                 job.minibatches_by_worker(self.plan.virtual_workers),
+                {
+                    vw.index: PlanVersion.following(self._progress.plans.get(vw.index), vw.bounds)
+                    for vw in self.plan.virtual_workers
+                },
             ),
             slices=tuple(s for s in self.plan.slices if s.shard == index),
             sync=job.sync_spec(),

@@ -16,7 +16,7 @@ from hetpipe.values.plan import ModelReport, Plan, ProofReport, VirtualWorkerPla
 from hetpipe.values.run import AgentInfo, DeviceConfig, StageConfig, StageEmulation
 from hetpipe.values.run_document import RunDocument
 from hetpipe.values.shard_config import ShardConfig
-from hetpipe.values.sync import DataSpec, Membership, Progress
+from hetpipe.values.sync import DataSpec, Membership, PlanVersion, Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +217,11 @@ def shard_configs(job: Job, run: RunDocument) -> list[ShardConfig]:
     """One configuration per shard, in index order; only shard 0, the clock shard, stores `run`."""
     plan = run.plan
     workers = plan.virtual_workers
-    membership = Membership({vw.index: len(vw.stages) for vw in workers}, job.minibatches_by_worker(workers))
+    membership = Membership(
+        {vw.index: len(vw.stages) for vw in workers},
+        job.minibatches_by_worker(workers),
+        {vw.index: PlanVersion.following(run.start.plans.get(vw.index), vw.bounds) for vw in workers},
+    )
     return [
         ShardConfig(
             job_id=plan.job_id,

@@ -7,7 +7,7 @@ the end of the run. Everything here is a function of a `Progress`, which is the 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetpipe.decide.sync.division import Block, deal, empty_bitmap, in_order, shuffled, unused, with_used
 from hetpipe.values.barrier_reasons import BarrierReasons
@@ -139,10 +139,16 @@ def divide(
 
 def advance(progress: Progress, data: DataSpec, *, clock: Clock, samples: Sequence[int], minibatches: int) -> Progress:
     """The progress at the barrier at `clock`, after `samples` of the epoch were used in `minibatches` minibatches."""
-    used, epoch = with_used(progress.used, samples), progress.epoch
-    after = Progress(clock, epoch, used, progress.minibatches + minibatches, progress.samples + len(samples))
+    used = with_used(progress.used, samples)
+    after = replace(
+        progress,
+        clock=clock,
+        used=used,
+        minibatches=progress.minibatches + minibatches,
+        samples=progress.samples + len(samples),
+    )
     if _num_unused(after, data) == 0:
-        return Progress(clock, epoch + 1, empty_bitmap(data.num_samples), after.minibatches, after.samples)
+        return replace(after, epoch=progress.epoch + 1, used=empty_bitmap(data.num_samples))
     return after
 
 

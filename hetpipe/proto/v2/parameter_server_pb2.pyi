@@ -276,20 +276,22 @@ class DrainRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., vw: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class AdmitRequest(_message.Message):
-    __slots__ = ("job_id", "term", "vw", "incarnation", "num_stages", "minibatches_per_wave")
+    __slots__ = ("job_id", "term", "vw", "incarnation", "num_stages", "minibatches_per_wave", "bounds")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     VW_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_STAGES_FIELD_NUMBER: _ClassVar[int]
     MINIBATCHES_PER_WAVE_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     term: int
     vw: int
     incarnation: int
     num_stages: int
     minibatches_per_wave: int
-    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_stages: _Optional[int] = ..., minibatches_per_wave: _Optional[int] = ...) -> None: ...
+    bounds: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_stages: _Optional[int] = ..., minibatches_per_wave: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class KeepRunRequest(_message.Message):
     __slots__ = ("job_id", "term", "run")
@@ -466,18 +468,24 @@ class PublishRecord(_message.Message):
     def __init__(self, index: _Optional[int] = ..., clock: _Optional[int] = ..., retained: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SegmentMember(_message.Message):
-    __slots__ = ("vw", "incarnation", "num_stages", "joined", "minibatches_per_wave")
+    __slots__ = ("vw", "incarnation", "num_stages", "joined", "minibatches_per_wave", "version", "bounds", "moved")
     VW_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_STAGES_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
     MINIBATCHES_PER_WAVE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
     vw: int
     incarnation: int
     num_stages: int
     joined: bool
     minibatches_per_wave: int
-    def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_stages: _Optional[int] = ..., joined: bool = ..., minibatches_per_wave: _Optional[int] = ...) -> None: ...
+    version: int
+    bounds: _containers.RepeatedScalarFieldContainer[int]
+    moved: bool
+    def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_stages: _Optional[int] = ..., joined: bool = ..., minibatches_per_wave: _Optional[int] = ..., version: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ..., moved: bool = ...) -> None: ...
 
 class SegmentRecord(_message.Message):
     __slots__ = ("index", "start", "reasons", "epoch", "members", "left")

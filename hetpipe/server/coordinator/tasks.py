@@ -332,7 +332,13 @@ class JobTasks:
             await_checkpoint(new, newest, now=self._clock.monotonic())
             self._with_shard(task.clock_shard, lambda port: self._replans.make_way(task, new, port))
         request = AdmitRequest(
-            self._job_id, task.term, task.vw, task.incarnation, task.num_stages, task.minibatches_per_wave
+            self._job_id,
+            task.term,
+            task.vw,
+            task.incarnation,
+            task.num_stages,
+            task.minibatches_per_wave,
+            task.bounds,
         )
         self._with_shard(task.clock_shard, lambda port: port.invoke(calls.ADMIT, request))
         if new is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 
 from hetpipe.errors import ProtocolViolation, ResourceExhausted
 from hetpipe.values.addresses import split_address
@@ -95,6 +96,11 @@ def _mistakes_of_membership(membership: Membership) -> Iterator[str]:
     waves = membership.minibatches_per_wave
     if waves and (waves.keys() != counts.keys() or not 1 <= min(waves.values()) <= max(waves.values()) < MAX_COUNT):
         yield f"N = {str(waves)[:80]} of {len(counts)} virtual workers"
+    for vw, plan in membership.plans.items():
+        if plan.num_stages != counts.get(vw) or not _is_cut(plan.bounds) or not _is_cut(plan.planned):
+            yield f"virtual worker {vw} of {counts.get(vw, 0)} stages cut at {plan.bounds!s:.80}"
+        if not 0 <= plan.version < MAX_COUNT:
+            yield f"version {plan.version} of the plan of virtual worker {vw}"
 
 
 def _mistakes_of_slices(slices: tuple[SlicePlan, ...]) -> Iterator[str]:
@@ -165,8 +171,10 @@ def check_run(config: ShardConfig, run: RunDocument) -> None:
         raise ProtocolViolation(f"a shard cannot keep {wrong}")
 
 
-def check_life(vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int = 1) -> None:
-    """Reject an impossible virtual worker or incarnation.
+def check_life(
+    vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int = 1, cut: tuple[int, ...] = ()
+) -> None:
+    """Reject an impossible virtual worker, incarnation or cut.
 
     Raises:
         ProtocolViolation: a number is out of range.
@@ -179,3 +187,11 @@ def check_life(vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int
     for what, value, least, most in bounds:
         if not least <= value <= most:
             raise ProtocolViolation(f"{what} {value} is not from {least} to {most}")
+    if cut and not _is_cut(cut):
+        raise ProtocolViolation(f"{cut!s:.80} is no cut: bounds of stages rise from 0")
+
+
+def _is_cut(bounds: tuple[int, ...]) -> bool:
+    """Whether these are the bounds of stages with at least one layer each."""
+    rises = all(first < last for first, last in pairwise(bounds))
+    return 1 < len(bounds) <= MAX_STAGES + 1 and bounds[0] == 0 and rises and bounds[-1] < MAX_COUNT
