@@ -113,9 +113,13 @@ class ShardJudge:
     def _may_have_slices(self, event: Staged | Pull) -> bool:
         """Whether a stage may have slices on the shard: by the cut in force, or by any that its virtual worker had."""
         if isinstance(event, Staged):
-            cuts = [self._timeline.lives[event.vw, event.incarnation].bounds_at(event.wave)]
+            cuts: list[tuple[int, ...] | None] = [
+                self._timeline.lives[event.vw, event.incarnation].bounds_at(event.wave)
+            ]
         else:
-            cuts = [cut for life in self._timeline.lives_of(event.vw) for cut in life.cuts]
+            # Processes start, and pull first, by the plan of the run, even if layers have moved since.
+            cuts = [*self._layout.bounds[event.vw : event.vw + 1]]
+            cuts += [cut for life in self._timeline.lives_of(event.vw) for cut in life.cuts]
         return any(
             self._on_shard[event.shard] > 0 if cut is None else self._slices(cut)[event.stage, event.shard] > 0
             for cut in cuts

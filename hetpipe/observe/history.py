@@ -94,28 +94,30 @@ class HistoryWriter(Protocol):
         """A stage has skipped an update, in place of `step`: a gradient of some stage overflowed at this loss scale."""
         self.write("skip", vw=vw, incarnation=incarnation, stage=stage, p=p, scale=scale, version=version)
 
-    def wave(
+    def wave(  # noqa: PLR0913 - one for each field of the line
         self,
         *,
         vw: int,
         incarnation: int,
         stage: int,
         wave: int,
-        minibatches: tuple[int, int],
-        clocks: tuple[int, int],
+        first: int,
+        last: int,
+        first_clock: int,
+        last_clock: int,
         version: int = 0,
     ) -> None:
-        """A stage has computed a wave; its first and last minibatch, and the W* of these. In a summary only."""
+        """A stage has computed a wave of the minibatches `first` to `last`, whose W* are these; in a summary only."""
         self.write(
             "wave",
             vw=vw,
             incarnation=incarnation,
             stage=stage,
             wave=wave,
-            first=minibatches[0],
-            last=minibatches[1],
-            first_clock=clocks[0],
-            last_clock=clocks[1],
+            first=first,
+            last=last,
+            first_clock=first_clock,
+            last_clock=last_clock,
             version=version,
         )
 
@@ -227,8 +229,10 @@ class SummaryHistory(HistoryWriter):
             incarnation=incarnation,
             stage=stage,
             wave=wave,
-            minibatches=(own[0], own[-1]),
-            clocks=(clocks[0], clocks[-1]),
+            first=own[0],
+            last=own[-1],
+            first_clock=clocks[0],
+            last_clock=clocks[-1],
             version=version,
         )
 

@@ -160,6 +160,11 @@ class Inbox:
             self._links[name] = None
             self._closed = error
 
+    def change_pool(self, pool: BufferPool) -> None:
+        """Move fetched weights to the device with another pool, of the stage's new layers; none are fetched now."""
+        assert not self.fetched, "weights of the old layers are fetched"
+        self._pool = pool
+
     def head(self, kind: FrameKind) -> Arrived | None:
         """The next frame from the previous stage, if it is of this kind; not removed."""
         queue = self.from_upstream

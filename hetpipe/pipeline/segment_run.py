@@ -255,7 +255,9 @@ class SegmentRun:
         if self._parts.identity.is_last:
             return Ready(p, 0) if self._forwarded >= p else None
         queue = self._inbox.from_downstream
-        return Ready(p, queue[0].arrival) if queue else None
+        # The next stage may hand layers over already, where this one still closes empty waves.
+        is_gradient = bool(queue) and queue[0].frame.kind is FrameKind.BACKWARD
+        return Ready(p, queue[0].arrival) if is_gradient else None
 
     # -- computing ---------------------------------------------------------------------------------------------------
 

@@ -130,7 +130,10 @@ class Clipping:
 
 @dataclass(slots=True)
 class StageParts:
-    """The components that a stage's loop drives. Only `plan_version` changes, at barriers."""
+    """The components that a stage's loop drives.
+
+    At a barrier where layers move (`pipeline.moving`), `layers` and what depends on them change, and `bounds`.
+    """
 
     identity: StageIdentity
     sync: SyncSpec
@@ -170,6 +173,8 @@ class StageParts:
     """Folder of the run; for file names in messages."""
     plan_version: int = 0
     """The version of its virtual worker's plan in the current segment."""
+    bounds: tuple[int, ...] = ()
+    """Stage k of its virtual worker has the layers [bounds[k], bounds[k + 1])."""
 
     @property
     def reader(self) -> DataReader:

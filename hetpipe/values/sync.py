@@ -134,6 +134,17 @@ class PlanVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanChange:
+    """A cut of a virtual worker that is decided before the run (plan-versions.md)."""
+
+    clock: Clock
+    """The barrier at which it takes effect; ≥ 1."""
+    vw: VirtualWorkerIndex
+    bounds: tuple[int, ...]
+    """Stage k has the layers [bounds[k], bounds[k + 1])."""
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """Progress of a run at a barrier, sufficient to continue from there. Part of every checkpoint."""
 
@@ -146,7 +157,7 @@ class Progress:
     """Minibatches committed since the start of the run, over all virtual workers."""
     samples: int
     """Samples committed since the start of the run."""
-    plans: dict[VirtualWorkerIndex, PlanVersion] = field(default_factory=dict)
+    plans: dict[VirtualWorkerIndex, PlanVersion] = field(default_factory=dict, hash=False)
     """The plan version of each virtual worker from this barrier on; empty before the run has begun, and in checkpoints
     of earlier versions."""
 

@@ -1,4 +1,4 @@
-"""What can be wrong where layers move between the stages of a virtual worker (`plan-versions.md` §4)."""
+"""What can be wrong where layers move between the stages of a virtual worker (`plan-versions.md` §5)."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 from hetpipe.checkpoint.manifest import newest_listed, read_manifest
 from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.decide.elastic.script import check_script, plan_changes
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.decide.schedule.policy import Kind
 from hetpipe.decide.sync.segment import DRAIN, first_progress
@@ -174,6 +175,7 @@ class _Cluster:
         self._histories: list[History] = []
         data = run.job.data_spec(report.train_samples)
         self._progress = first_progress(data) if run.restore is None else read_manifest(run.restore).progress
+        check_script(run.job, self.plan, data, self._progress)
         if run.keep_history:
             self._write_facts(report)
         self._shards = [self._shard(ShardIndex(i), data) for i in range(self.plan.num_shards)]
@@ -322,6 +324,7 @@ class _Cluster:
             last_checkpoint_seconds=job.patience.last_checkpoint.total_seconds(),
             run_dir=str(self._run.run_dir),
             progress=self._progress,
+            plan_changes=plan_changes(job),
         )
         return JobShard(config, self._history(f"shard-{index}", "parameter_server"))
 

@@ -54,7 +54,7 @@ from hetpipe.values.ids import (
 )
 from hetpipe.values.run import ClockSnapshot
 from hetpipe.values.run_document import LifeSeen
-from hetpipe.values.sync import DataSpec, Membership, PlanVersion, Progress, SyncSpec
+from hetpipe.values.sync import DataSpec, Membership, PlanChange, PlanVersion, Progress, SyncSpec
 
 #: Start position of a reader without state: the newest segment record.
 FROM_NEWEST_SEGMENT = -1
@@ -72,6 +72,8 @@ class LogConfig:
     data: DataSpec
     checkpoint_every_waves: int | None
     progress: Progress
+    plan_changes: tuple[PlanChange, ...] = ()
+    """Changes of plans decided beforehand, in order of their clocks; those up to the start are done."""
 
 
 @dataclass(slots=True)
@@ -740,6 +742,8 @@ class DecisionLog:
             newcomer = self.newcomers.pop(vw)
             self.members[vw] = Member(newcomer.num_stages, newcomer.incarnation, start, start, start, start)
         self.members = dict(sorted(self.members.items()))
+        if not ends:
+            self._change_plans(passed.start, start)
         self.segments = (self.segments[1], self.num_records)
         self._append(
             SegmentRecord(
@@ -764,12 +768,20 @@ class DecisionLog:
         for reason in asked:
             self._ask(reason)
 
+    def _change_plans(self, after: Clock, upto: Clock) -> None:
+        """Make the changes of plans decided for the barriers at the clocks after `after`, up to `upto`."""
+        for change in self.config.plan_changes:
+            plan = self.plans.get(change.vw)
+            if plan is not None and after < change.clock <= upto:
+                self._set_plan(change.vw, PlanVersion(plan.version + 1, change.bounds, plan.planned))
+
     def _plan_segment(self) -> None:
         self.segment = plan_segment(
             self.progress,
             self.config.data,
             minibatches_in_wave=sum(self._num_in_wave(vw) for vw in self.members),
             checkpoint_every_waves=self.config.checkpoint_every_waves,
+            plan_clocks=[change.clock for change in self.config.plan_changes],
         )
         self.dealt_to = tuple(self.members)
         segment = self.segment

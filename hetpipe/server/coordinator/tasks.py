@@ -14,6 +14,7 @@ from typing import Literal, TypeVar
 
 from hetpipe import failpoints
 from hetpipe.clock import Clock as TimeSource
+from hetpipe.decide.elastic.script import check_script
 from hetpipe.decide.lifecycle.configs import (
     check_progress,
     data_of,
@@ -204,6 +205,7 @@ class JobTasks:
             now=self._clock.wall(),
         )
         data = data_of(run.job, model)
+        check_script(run.job, run.plan, data, start)
         prepared = Prepared(run, data, start, submission)
         self._configure(prepared, task.agents, task.shards, model.eval_samples)
         if submission is not None:

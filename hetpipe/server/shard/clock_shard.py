@@ -406,4 +406,5 @@ def log_config(config: ShardConfig) -> LogConfig:
         data=config.data,
         checkpoint_every_waves=config.checkpoint_every_waves,
         progress=config.progress,
+        plan_changes=config.plan_changes,
     )

@@ -67,6 +67,7 @@ def _mistakes(config: ShardConfig) -> Iterator[str]:
     if not 0 <= config.shard < config.num_shards <= MAX_SHARDS:
         yield f"shard {config.shard} of {config.num_shards}; there are at most {MAX_SHARDS}"
     yield from _mistakes_of_membership(config.membership)
+    yield from _mistakes_of_changes(config)
     if len(config.run_dir) > MAX_PATH_CHARACTERS or "\0" in config.run_dir:
         yield f"run folder {config.run_dir!r:.80}"
     if config.storage is not None:
@@ -101,6 +102,15 @@ def _mistakes_of_membership(membership: Membership) -> Iterator[str]:
             yield f"virtual worker {vw} of {counts.get(vw, 0)} stages cut at {plan.bounds!s:.80}"
         if not 0 <= plan.version < MAX_COUNT:
             yield f"version {plan.version} of the plan of virtual worker {vw}"
+
+
+def _mistakes_of_changes(config: ShardConfig) -> Iterator[str]:
+    for change in config.plan_changes:
+        known = config.membership.plans.get(change.vw)
+        if not 1 <= change.clock < MAX_COUNT or not _is_cut(change.bounds):
+            yield f"a change of plans at clock {change.clock} to a cut at {change.bounds!s:.80}"
+        elif known is None or known.num_stages != len(change.bounds) - 1 or known.bounds[-1] != change.bounds[-1]:
+            yield f"a cut of virtual worker {change.vw} at {change.bounds!s:.80}, which is not one of its layers"
 
 
 def _mistakes_of_slices(slices: tuple[SlicePlan, ...]) -> Iterator[str]:

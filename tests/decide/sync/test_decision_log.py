@@ -20,7 +20,7 @@ from hetpipe.errors import ClockNotPublished, ProtocolViolation, StaleIncarnatio
 from hetpipe.values import wire
 from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, Wave
 from hetpipe.values.policies import WeightPolicy
-from hetpipe.values.sync import PlanVersion
+from hetpipe.values.sync import PlanChange, PlanVersion
 from tests.decide.sync.logs import SCENARIO, VW, acknowledge, commit, started
 from tests.decide.sync.scenario import LIFE, TERM
 
@@ -469,11 +469,18 @@ class TestPolicies:
 CUT = (0, 2, 5)
 
 
-def planned() -> DecisionLog:
-    """A log that has started, of virtual workers with two stages and one whose cuts are known."""
+def commit_all(log: DecisionLog) -> None:
+    """Every member commits one more wave, which is published."""
+    for vw, member in list(log.members.items()):
+        commit(log, vw, member.committed)
+    acknowledge(log)
+
+
+def planned(*changes: PlanChange) -> DecisionLog:
+    """A log that has started, whose first virtual worker has a known cut and changes of it ahead."""
     first = PlanVersion.following(None, CUT)
     membership = replace(SCENARIO.log_config().membership, plans={VW[0]: first})
-    log = DecisionLog(replace(SCENARIO.log_config(), membership=membership))
+    log = DecisionLog(replace(SCENARIO.log_config(), membership=membership, plan_changes=changes))
     for vw, count in enumerate(SCENARIO.num_stages):
         for stage in range(count):
             log.join(VW[vw], LIFE, StageIndex(stage))
@@ -543,3 +550,48 @@ class TestPlanVersions:
         assert PlanVersion.following(moved, CUT) == moved
         assert PlanVersion.following(moved, (0, 1, 5)) == PlanVersion(4, (0, 1, 5), (0, 1, 5))
         assert moved.layer_counts == (4, 1)
+
+    def test_a_change_decided_beforehand_has_a_barrier_and_the_next_version(self) -> None:
+        log = planned(PlanChange(Clock(2), VW[0], (0, 1, 5)), PlanChange(Clock(4), VW[0], (0, 4, 5)))
+        assert (log.segment.end, log.segment.reasons) == (2, ("plan",))
+        for _ in range(2):
+            commit_all(log)
+        segment = log.newest_segment
+        assert segment is not None
+        assert (segment.start, segment.reasons) == (2, ("plan",))
+        first, second = segment.members
+        assert (first.version, first.bounds, first.moved, first.joined) == (1, (0, 1, 5), True, False)
+        assert not second.moved
+        assert log.progress.plans == {VW[0]: PlanVersion(1, (0, 1, 5), CUT)}
+        assert (log.segment.end, log.segment.reasons) == (4, ("plan",))
+
+    def test_a_barrier_before_it_does_not_make_it(self) -> None:
+        log = planned(PlanChange(Clock(5), VW[0], (0, 1, 5)))
+        log.request_barrier("checkpoint")
+        while log.published < 5:
+            commit_all(log)
+        assert [s.start for s in log.records if isinstance(s, SegmentRecord)][-1] == 5
+        assert log.plans[VW[0]] == PlanVersion(1, (0, 1, 5), CUT)
+
+    def test_it_is_made_for_one_that_is_away_and_which_rejoins_with_it(self) -> None:
+        log = planned(PlanChange(Clock(2), VW[0], (0, 1, 5)))
+        log.evict(VW[0], LIFE)
+        while log.published < 3:
+            commit(log, 1, log.members[VW[1]].committed)
+            acknowledge(log)
+        joined = rejoined(log, 1, CUT)
+        assert (joined.version, joined.bounds, joined.moved) == (1, (0, 1, 5), True)
+
+    def test_a_run_that_begins_there_has_it_already(self) -> None:
+        change = PlanChange(Clock(0), VW[0], (0, 1, 5))
+        log = planned(change)
+        assert log.plans[VW[0]] == PlanVersion(0, CUT, CUT)
+
+    def test_nothing_moves_where_the_run_ends(self) -> None:
+        log = planned(PlanChange(Clock(4), VW[0], (0, 1, 5)))
+        log.request_barrier("stop")
+        end = log.segment.end
+        while log.published < end:
+            commit_all(log)
+        assert log.finished
+        assert log.plans[VW[0]].version == (1 if end > 4 else 0)
