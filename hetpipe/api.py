@@ -86,7 +86,7 @@ def train(
 
 
 def minibatch(
-    job: JobSource, vw: int, p: int, *, indices: Sequence[int] | None = None
+    job: JobSource, vw: int, p: int, *, indices: Sequence[int] | None = None, epoch: int = 1
 ) -> tuple[Tensor | tuple[Tensor, ...], Any]:
     """The tensors of minibatch `p` of virtual worker `vw` in an undisturbed run of `job`, exactly.
 
@@ -98,6 +98,7 @@ def minibatch(
         p: 1, 2, …
         indices: sample indices of the minibatch in a disturbed run (a resume, a lost virtual worker), as listed in the
             message about a non-finite loss; read under the same seed. None: those of an undisturbed run.
+        epoch: of `indices`, from 1, if the data are a stream.
 
     Returns:
         The inputs (one tensor, or a tuple if samples have several) and the target, [batch …] each.
@@ -110,13 +111,13 @@ def minibatch(
     checked = load_job(job)
     with preserved_generators():
         dataset = build_train_data(checked, Path.cwd())
-        block = _block(checked, dataset, vw, p) if indices is None else tuple(indices)
-        batch = read_minibatch(dataset, block, seed=checked.seed, vw=VirtualWorkerIndex(vw), p=Minibatch(p))
+        block, of = _block(checked, dataset, vw, p) if indices is None else (tuple(indices), epoch - 1)
+        batch = read_minibatch(dataset, block, seed=checked.seed, vw=VirtualWorkerIndex(vw), p=Minibatch(p), epoch=of)
     return (batch.inputs[0] if len(batch.inputs) == 1 else batch.inputs), batch.target
 
 
-def _block(job: Job, dataset: MapDataset, vw: int, p: int) -> Block:
-    """The sample indices of a minibatch."""
+def _block(job: Job, dataset: MapDataset, vw: int, p: int) -> tuple[Block, int]:
+    """The sample indices of a minibatch, and its epoch (from 0)."""
     count = job.num_workers
     if not 0 <= vw < count:
         raise LookupError(f"there is no virtual worker {vw}; the job has {count}, numbered from 0")
@@ -136,7 +137,7 @@ def _block(job: Job, dataset: MapDataset, vw: int, p: int) -> Block:
         dealt = blocks[VirtualWorkerIndex(vw)]
         first = segment.start * n + 1
         if p < first + len(dealt):
-            return dealt[p - first]
+            return dealt[p - first], segment.epoch
         last = first + len(dealt) - 1 if dealt else last
         following = segment.end * n + 1
         if p < following:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from tests.pipeline.witness import WitnessDataset, witness_model
 
@@ -245,6 +246,60 @@ def flipped32() -> Flipped:
     return Flipped()
 
 
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    """The samples of `data32` one after the other, without end."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        data = data32()
+        return (data[index % len(data)] for index in count())
+
+
+def stream32() -> Stream:
+    return Stream()
+
+
+class Seekable(Stream):
+    """Can be iterated from any position."""
+
+    def iterate_from(self, position: int) -> Iterator[tuple[Tensor, Tensor]]:
+        return islice(iter(self), position, None)
+
+
+def seekable32() -> Seekable:
+    return Seekable()
+
+
+class Misplaced(Seekable):
+    """Counts positions from 1 where it is asked to begin in the middle."""
+
+    def iterate_from(self, position: int) -> Iterator[tuple[Tensor, Tensor]]:
+        return super().iterate_from(max(position - 1, 0))
+
+
+def misplaced32() -> Misplaced:
+    return Misplaced()
+
+
+class FlippedStream:
+    """`Flipped` by position, moved a little from epoch to epoch; an object of no class of torch's."""
+
+    def __init__(self) -> None:
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        flipped = Flipped()
+        for index in range(len(flipped)):
+            inputs, targets = flipped[index]
+            yield inputs + 0.01 * self._epoch, targets
+
+
+def flipped_stream32() -> FlippedStream:
+    return FlippedStream()
+
+
 def distance(output: Tensor, target: Tensor) -> Tensor:
     return nn.functional.mse_loss(output, target)
 
@@ -362,6 +417,37 @@ class WholeMinibatches(nn.Module):
 
 def whole_minibatches() -> nn.Module:
     return nn.Sequential(WholeMinibatches(), nn.Linear(5, 3))
+
+
+class Table:
+    """`data32` as Hugging Face's `datasets` give it: rows are mappings, in a format, and columns have names."""
+
+    def __init__(self, form: str | None = None) -> None:
+        self._columns = dict(zip(("x", "y"), data32().tensors, strict=True))
+        self._form = form
+
+    def with_format(self, form: str) -> Table:
+        return Table(form)
+
+    def __len__(self) -> int:
+        return len(self._columns["x"])
+
+    def __getitem__(self, key: int | str) -> Any:
+        if isinstance(key, str):
+            return self._columns[key]
+        row = {name: column[key] for name, column in self._columns.items()}
+        return row if self._form == "torch" else {name: value.tolist() for name, value in row.items()}
+
+    def __getitems__(self, keys: list[int]) -> list[Any]:
+        return [self[key] for key in keys]
+
+
+def table32() -> Table:
+    return Table().with_format("torch")
+
+
+def pairs_of_rows(rows: list[dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
+    return torch.stack([row["x"] for row in rows]), torch.stack([row["y"] for row in rows])
 
 
 def by_first_input(data: TensorDataset, epoch: int) -> Iterator[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,6 +51,21 @@ def test_epochs_are_dealt_anew() -> None:
     job = small_job(epochs=2)
     first, second = (rows_of(*hetpipe.minibatch(job, 0, p)) for p in (1, 7))
     assert first != second
+
+
+def test_a_stream_is_read_as_in_the_epoch_of_the_minibatch() -> None:
+    """46 samples in blocks of 4 for two virtual workers: the second epoch begins at minibatch 7 of each."""
+    job = small_job(data={"train": "tests.models:flipped_stream32", "shuffle": False, "length": 46}, loss=None)
+
+    def rows_in(batch: Any) -> torch.Tensor:
+        inputs, _ = batch
+        assert isinstance(inputs, torch.Tensor)
+        return inputs.abs()
+
+    first, second = (hetpipe.minibatch(job, 1, p) for p in (1, 7))
+    assert torch.equal(hetpipe.minibatch(job, 1, 7, indices=[4, 5, 6, 7], epoch=2)[1], second[1])
+    assert torch.equal(hetpipe.minibatch(job, 1, 7, indices=[4, 5, 6, 7])[1], first[1])
+    assert not torch.equal(rows_in(first), rows_in(second))
 
 
 def test_numbering_skips_to_the_next_wave() -> None:

@@ -187,11 +187,17 @@ class DataSection(Section):
     """The data sets, and how they are read; the keys are those of torch's `DataLoader`."""
 
     train: Call = Field(examples=["model:train_data"])
-    """Training data: a callable that returns a map-style dataset of `len()` samples, each an (input, target) pair, or a
-    mapping of the model's arguments.
+    """Training data: a callable that returns a map-style dataset of `len()` samples, or with `shuffle: false` a stream,
+    which is iterated; each sample is an (input, target) pair, or a mapping of the model's arguments.
     """
     eval: Call | None = Field(default=None, examples=["model:eval_data"])
     """Evaluation data, used at the end of each epoch, and within epochs if `evaluate` is set; None: no evaluation."""
+    length: PositiveInt | None = Field(default=None, examples=[100000])
+    """Samples of an epoch, if `train` returns a stream, which is then read from its start up to there in each epoch;
+    None: the length of the data set.
+    """
+    eval_length: PositiveInt | None = Field(default=None, examples=[1000])
+    """The same of `eval`."""
     shuffle: bool = True
     """Whether the samples of an epoch are dealt in a random order; false: in the order of their indices."""
     sampler: Call | None = Field(default=None, examples=["model:by_length"])
@@ -219,6 +225,15 @@ class DataSection(Section):
     def is_shuffled(self) -> bool:
         """Whether samples are dealt in a random order, rather than in one that the job states."""
         return self.shuffle and self.sampler is None
+
+    @field_validator("eval_length")
+    @classmethod
+    def _of_something(cls, eval_length: int | None, info: ValidationInfo) -> object:
+        if eval_length is not None and "eval" in info.data and info.data["eval"] is None:
+            raise ValueError(
+                f"is {eval_length}, but there is no `eval` whose samples it counts; name `eval`, or remove it"
+            )
+        return eval_length
 
     @field_validator("sampler")
     @classmethod

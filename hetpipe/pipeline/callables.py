@@ -12,7 +12,7 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import islice
 from pathlib import Path
@@ -22,7 +22,6 @@ from typing import Any, Protocol, cast
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset
 
 from hetpipe.errors import CallableError
 from hetpipe.job.file import Job
@@ -31,6 +30,7 @@ from hetpipe.model.user_errors import place_of, raised_text
 from hetpipe.pipeline.allowed_modules import check_attribute, check_module
 from hetpipe.pipeline.metrics import IGNORED, Ratio
 from hetpipe.pipeline.seeds import dataset_seed, preserved_generators, sampler_seed, seed_generators
+from hetpipe.pipeline.streams import StreamDataset, is_stream
 from hetpipe.pipeline.torchvision_operators import prepare_import
 from hetpipe.values.bounds import MAX_COUNT
 from hetpipe.values.run import MAX_RATIO_ENTRIES, RatioSums
@@ -79,6 +79,17 @@ class CollatedDataset:
     def __getitem__(self, index: int, /) -> Any:
         """One sample, not collated."""
         return self.dataset[index]
+
+
+def stream_of(dataset: MapDataset) -> StreamDataset | None:
+    """The stream behind a data set; None if it is map-style."""
+    inner = dataset.dataset if isinstance(dataset, CollatedDataset) else dataset
+    return inner if isinstance(inner, StreamDataset) else None
+
+
+def in_place_of(dataset: MapDataset, inner: MapDataset) -> MapDataset:
+    """`inner`, with the `data.collate_fn` of `dataset`."""
+    return replace(dataset, dataset=inner) if isinstance(dataset, CollatedDataset) else inner
 
 
 def load_callable(reference: str, import_path: Path, key: str = "model") -> Callable[..., Any]:
@@ -401,25 +412,25 @@ def _build_dataset(job: Job, reference: str | CallSpec, import_path: Path, key: 
     seed_generators(dataset_seed(job.seed, key))
     dataset = _call(reference, import_path, key)
     place = f"{key}: `{reference}()`"
-    if isinstance(dataset, IterableDataset):
-        raise CallableError(
-            f"{place} returned an IterableDataset; hetpipe assigns samples by index, so return a map-style dataset "
-            "with __len__ and __getitem__"
-        )
+    dataset = _by_position(job, dataset, place, key)
     lacking = [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
     if lacking or isinstance(dataset, Mapping):
         raise CallableError(
             f"{place} returned {_type_name(dataset)}{' without ' + ' and '.join(lacking) if lacking else ''}; return a "
-            "map-style dataset: len(dataset) samples, dataset[i] for 0 <= i < len"
+            "map-style dataset: len(dataset) samples, dataset[i] for 0 <= i < len; or a stream: an object with __iter__"
         )
     found = cast("MapDataset", dataset)
     try:
         num_samples = len(found)
         sample = found[0] if num_samples else None
+    except CallableError:
+        raise  # a stream tells itself
     except (Exception, SystemExit) as error:
         raise CallableError(f"{place}: reading its length and first sample raised {raised_text(error)}") from error
     if not num_samples:
         raise CallableError(f"{place} is empty; a dataset needs at least one sample")
+    if isinstance(dataset, StreamDataset):
+        dataset.rewind()
     if collate_fn is not None:
         return CollatedDataset(found, collate_fn)
     is_pair = isinstance(sample, tuple | list) and len(sample) == len(("input", "target"))
@@ -429,6 +440,66 @@ def _build_dataset(job: Job, reference: str | CallSpec, import_path: Path, key: 
             "the model's arguments; a `data.collate_fn` may take other samples"
         )
     return found
+
+
+def _by_position(job: Job, dataset: Any, place: str, key: str) -> Any:
+    """A stream as a data set of its first positions; anything else as it is.
+
+    Raises:
+        CallableError: the number of samples is unknown, or stated and not so, or the job asks for an order.
+    """
+    length, length_key = (
+        (job.data.length, "data.length") if key == "data.train" else (job.data.eval_length, "data.eval_length")
+    )
+    what = place.removeprefix(f"{key}: ")
+    if not is_stream(dataset):
+        if length is not None and hasattr(dataset, "__len__"):
+            raise CallableError(
+                f"{length_key}: is {length}, but {what} returned a map-style dataset, which has a length; remove it, "
+                "and leave samples out in the dataset, for example by torch.utils.data.Subset"
+            )
+        return dataset
+    if key == "data.train":
+        _check_stream_order(job, what)
+    own = _own_length(dataset)
+    samples = own if length is None else length
+    if samples is None:
+        raise CallableError(
+            f"{place} returned a stream ({type(dataset).__name__}), which does not say how long it is; state the "
+            f"number of samples of an epoch as {length_key}"
+        )
+    if own is not None and samples > own:
+        raise CallableError(
+            f"{length_key}: is {samples}, but the stream of {what} says that it has {own} samples; set it to {own} or "
+            "less"
+        )
+    return StreamDataset(dataset, samples, key=key, length_key=length_key, seed=job.seed)
+
+
+def _own_length(stream: Any) -> int | None:
+    """What `len()` says of a stream; None if it says nothing."""
+    try:
+        return len(stream)
+    except Exception:  # noqa: BLE001 - there are many ways not to know it
+        return None
+
+
+def _check_stream_order(job: Job, what: str) -> None:
+    """Refuse another order than the stream's own.
+
+    Raises:
+        CallableError: the job asks for one.
+    """
+    if job.data.sampler is not None:
+        raise CallableError(
+            f"data.sampler: is `{job.data.sampler}`, but {what} returned a stream, which is read in its own order; "
+            "replace it by `shuffle: false`"
+        )
+    if job.data.shuffle:
+        raise CallableError(
+            f"data.shuffle: is true, but {what} returned a stream, which is read in its own order; set "
+            "`shuffle: false`, and shuffle in the stream where that is wanted"
+        )
 
 
 def _type_name(value: object) -> str:

@@ -7,7 +7,7 @@ both read the same samples. `reading.py` calls these functions, in the stage or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,9 @@ from hetpipe.errors import CallableError
 from hetpipe.job.file import Job
 from hetpipe.model.user_errors import raised_text
 from hetpipe.observe.log import get_logger, log_path
-from hetpipe.pipeline.callables import CollatedDataset, CollateFunction, MapDataset
+from hetpipe.pipeline.callables import CollatedDataset, CollateFunction, MapDataset, stream_of
 from hetpipe.pipeline.seeds import evaluation_fetch_seed, fetch_seed, seed_generators
+from hetpipe.pipeline.user_data import told
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 
 _log = get_logger(__name__)
@@ -138,7 +139,7 @@ def _read(dataset: MapDataset, indices: Sequence[int], key: str) -> list[Any]:
     if read_all is None:
         return [_read_one(dataset, index, key) for index in indices]
     where = f"samples {listed(indices)}"
-    samples = list(_told(lambda: read_all(list(indices)), key, where))
+    samples = list(told(lambda: read_all(list(indices)), key, where))
     if len(samples) != len(indices):
         raise CallableError(
             f"{key}: `__getitems__` returned {len(samples)} samples when asked for {len(indices)} "
@@ -149,18 +150,7 @@ def _read(dataset: MapDataset, indices: Sequence[int], key: str) -> list[Any]:
 
 def _read_one(dataset: MapDataset, index: int, key: str) -> Any:
     """Read one sample."""
-    return _told(lambda: dataset[index], key, f"sample {index}")
-
-
-def _told(read: Callable[[], Any], key: str, what: str) -> Any:
-    """Call user code that reads; what it raises becomes a `CallableError`."""
-    try:
-        return read()
-    except (Exception, SystemExit) as error:
-        log = log_path()
-        _log.exception("dataset_raised", key=key, read=what)
-        traceback = f"; the traceback is in {log}" if log is not None else ""
-        raise CallableError(f"{key}: reading {what} raised {raised_text(error)}{traceback}") from error
+    return told(lambda: dataset[index], key, f"sample {index}")
 
 
 def _check_sample(sample: Any, index: int, key: str) -> None:
@@ -222,9 +212,12 @@ def _shape(value: object) -> str:
 
 
 def read_minibatch(
-    dataset: MapDataset, indices: Sequence[int], *, seed: int, vw: VirtualWorkerIndex, p: Minibatch
+    dataset: MapDataset, indices: Sequence[int], *, seed: int, vw: VirtualWorkerIndex, p: Minibatch, epoch: int = 0
 ) -> Batch:
-    """Read the tensors of minibatch `p` of `vw`, under its own seed."""
+    """Read the tensors of minibatch `p` of `vw`, under its own seed; a stream is read as in `epoch` (from 0)."""
+    stream = stream_of(dataset)
+    if stream is not None:
+        stream.begin_epoch(epoch)
     seed_generators(fetch_seed(seed, vw, p))
     return read_batch(dataset, indices, key="data.train")
 

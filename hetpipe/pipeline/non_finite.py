@@ -17,6 +17,7 @@ from torch import Tensor
 from hetpipe.decide.sync.division import Block
 from hetpipe.errors import NonFiniteUpdate
 from hetpipe.observe.log import get_logger
+from hetpipe.pipeline.callables import stream_of
 from hetpipe.pipeline.setup import StageParts
 from hetpipe.values.sync import DataSpec
 
@@ -26,7 +27,9 @@ _log = get_logger(__name__)
 _MAX_SHOWN = 64
 
 
-def explained(error: NonFiniteUpdate, parts: StageParts, blocks: tuple[Block, ...], *, first: int) -> NonFiniteUpdate:
+def explained(
+    error: NonFiniteUpdate, parts: StageParts, blocks: tuple[Block, ...], *, first: int, epoch: int = 0
+) -> NonFiniteUpdate:
     """Add stage, layer, samples, and the call that reads the samples to the error.
 
     Args:
@@ -34,6 +37,7 @@ def explained(error: NonFiniteUpdate, parts: StageParts, blocks: tuple[Block, ..
         parts: the stage.
         blocks: sample indices of its virtual worker's minibatches in that segment.
         first: number of the first of these minibatches.
+        epoch: of the segment, from 0.
     """
     p, name = error.minibatch, error.parameter
     if error.minibatches and name and _is_from_gradient(parts, name):
@@ -42,7 +46,7 @@ def explained(error: NonFiniteUpdate, parts: StageParts, blocks: tuple[Block, ..
     where = "" if layer is None else f" of layer {layer.index} ({layer.name})"
     replay = ""
     if p is not None and 0 <= p - first < len(blocks):
-        replay = _replay(parts, p, blocks[p - first])
+        replay = _replay(parts, p, blocks[p - first], epoch)
     return NonFiniteUpdate(f"{parts.identity}: {error}{where}{replay}", minibatch=p, parameter=name)
 
 
@@ -64,10 +68,12 @@ def _is_from_gradient(parts: StageParts, name: str) -> bool:
     return any(not bool(torch.isfinite(value).all()) for value in kept)
 
 
-def _replay(parts: StageParts, p: int, block: Block) -> str:
+def _replay(parts: StageParts, p: int, block: Block, epoch: int) -> str:
     """Python call that returns the samples of minibatch `p`."""
     vw, job = parts.identity.vw, str(parts.run_dir / "job.json")
     _log.error("not_finite", vw=vw, p=p, indices=str(list(block)))
     shown = list(block[:_MAX_SHOWN])
     more = "" if len(shown) == len(block) else f" # and {len(block) - len(shown)} more: `not_finite` in the log has all"
-    return f"; its samples are those of: hetpipe.minibatch({job!r}, vw={vw}, p={p}, indices={shown}){more}"
+    is_stream = parts.data.train is not None and stream_of(parts.data.train) is not None
+    which = f"{shown}, epoch={epoch + 1}" if is_stream else str(shown)
+    return f"; its samples are those of: hetpipe.minibatch({job!r}, vw={vw}, p={p}, indices={which}){more}"

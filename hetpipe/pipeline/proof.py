@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.errors import CallableError, HetpipeError
-from hetpipe.pipeline.callables import LossFunction, MapDataset, call_loss
+from hetpipe.pipeline.callables import LossFunction, MapDataset, call_loss, in_place_of, stream_of
 from hetpipe.pipeline.chain import Layer, SeedKey, Values, as_values, at_boundary, chain_of, has_forward
 from hetpipe.pipeline.comparison import TensorComparison, same
 from hetpipe.pipeline.compute import StageCompute
@@ -147,6 +147,31 @@ def prove_data(
                 "the last stage each build the data set themselves, under one seed; make its random draws from "
                 "torch, `random` or NumPy's global functions, or from a generator with a fixed seed"
             )
+
+
+def prove_jump(key: str, dataset: MapDataset, read: Callable[[MapDataset], Batch]) -> None:
+    """Check that a stream's `iterate_from` gives the samples that it gives there when read from the start.
+
+    Args:
+        key: job key of the stream.
+        dataset: one without `iterate_from` has nothing to be checked.
+        read: reads a minibatch that does not begin at position 0.
+
+    Raises:
+        CallableError: it does not.
+    """
+    stream = stream_of(dataset)
+    if stream is None or not stream.jumps:
+        return
+    with preserved_generators():
+        stream.rewind()
+        part = _different_part(read(dataset), read(in_place_of(dataset, stream.without_jumps())))
+    if part:
+        raise CallableError(
+            f"{key}: the {part} of a minibatch that begins at position 1 differ between `iterate_from(1)` and an "
+            "iterator from the start; `iterate_from(position)` returns an iterator whose first sample is that at "
+            "`position`, counted from 0"
+        )
 
 
 def _different_part(found: Batch, expected: Batch) -> str:

@@ -56,6 +56,8 @@ class Request:
     """p, or the number of an evaluation minibatch (from 1)."""
     samples: Block
     is_evaluation: bool = False
+    epoch: int = 0
+    """From 0; of a stream, samples are those of that epoch."""
 
     def __str__(self) -> str:
         """Format for messages."""
@@ -96,7 +98,8 @@ class MinibatchSource:
                 self.evaluation, request.samples, seed=self.seed, vw=self.vw, number=request.number
             )
         else:
-            batch = read_minibatch(self.train, request.samples, seed=self.seed, vw=self.vw, p=Minibatch(request.number))
+            p = Minibatch(request.number)
+            batch = read_minibatch(self.train, request.samples, seed=self.seed, vw=self.vw, p=p, epoch=request.epoch)
         return replace(
             batch,
             inputs=batch.inputs if self.has_inputs else (),

@@ -90,18 +90,26 @@ class StageRunner:
             while not self._cross(segment):
                 self._wait_for_next_barrier(segment.start)
                 blocks: tuple[Block, ...] = ()
+                epoch = 0
                 if identity.is_first or identity.is_last:
                     progress, division = self._division(segment)
                     evaluations.begin(progress, division, self._per_wave(segment))
-                    blocks = division[identity.vw]
+                    blocks, epoch = division[identity.vw], progress.epoch
                 try:
                     SegmentRun(
-                        self._parts, self._inbox, self._waiter, self._tally, evaluations, segment.start, blocks
+                        self._parts,
+                        self._inbox,
+                        self._waiter,
+                        self._tally,
+                        evaluations,
+                        segment.start,
+                        blocks,
+                        epoch=epoch,
                     ).run()
                 except NonFiniteUpdate as error:
                     first = segment.start * self._parts.sync.minibatches_per_wave + 1
                     dealt = self._division(segment)[1][identity.vw] if self._parts.data.order_of else ()
-                    raise explained(error, self._parts, dealt, first=first) from error
+                    raise explained(error, self._parts, dealt, first=first, epoch=epoch) from error
                 segment = self._reach_barrier(segment.start)
             self._parts.synchroniser.drain(deadline_seconds=self._parts.stall_seconds)
         return StageDone(segment.start, DRAIN if identity.leaves_at(segment) else str(BarrierReasons(segment.reasons)))

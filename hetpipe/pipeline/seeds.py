@@ -58,6 +58,11 @@ def sampler_seed(seed: int, epoch: int) -> int:
     return _digest("sampler", seed, epoch)
 
 
+def stream_seed(seed: int, key: str, epoch: int, position: int | None) -> int:
+    """Seed (63 bits) for reading the sample at `position` of a stream in an epoch (from 0); None: for its iterator."""
+    return _digest("stream", seed, key, epoch, position)
+
+
 def seed_generators(seed: int, device: torch.device | None = None) -> None:
     """Seed the generators of user code: torch on the CPU and on `device`, `random`, and NumPy if it is imported.
 

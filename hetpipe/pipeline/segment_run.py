@@ -50,7 +50,10 @@ class _InFlight:
 
 
 class SegmentRun:
-    """Runs the segment that starts at `start`; `blocks` are this worker's minibatches, for the first and last stage."""
+    """Runs the segment that starts at `start`, in `epoch`.
+
+    `blocks` are this worker's minibatches, for the first and last stage.
+    """
 
     def __init__(
         self,
@@ -61,6 +64,8 @@ class SegmentRun:
         evaluations: EvaluationsWithinEpochs,
         start: Clock,
         blocks: tuple[Block, ...],
+        *,
+        epoch: int = 0,
     ) -> None:
         self._parts = parts
         self._inbox = inbox
@@ -69,6 +74,7 @@ class SegmentRun:
         self._evaluations = evaluations
         self._start = start
         self._blocks = blocks
+        self._epoch = epoch
         self._n = parts.sync.minibatches_per_wave
         self._gate = Gate(parts.sync, start)
         identity = parts.identity
@@ -101,9 +107,10 @@ class SegmentRun:
             end = self._end
         if self._reads:
             # A barrier that was planned before the end of the epoch is known by now.
-            planned = self._blocks if end is None else self._blocks[: max(end - self._start, 0) * self._n]
+            count = len(self._blocks) if end is None else max(end - self._start, 0) * self._n
             first = self._start * self._n + 1
-            self._parts.reader.begin([Request(p, block) for p, block in enumerate(planned, start=first)])
+            last = first + min(count, len(self._blocks))
+            self._parts.reader.begin([self._request(Minibatch(p)) for p in range(first, last)])
         try:
             self._compute()
             self._close_empty_waves()
@@ -303,14 +310,16 @@ class SegmentRun:
         parts, identity = self._parts, self._parts.identity
         if not self._reads:
             return self._run_layers(p, version, values)
-        block = self._blocks[p - self._start * self._n - 1]
         # An evaluation in between may have taken the place of what was read.
         self._waiter.wait_until(parts.reader.is_ready, lambda: parts.reader.reason)
-        batch = parts.reader.take(Request(p, block))
+        batch = parts.reader.take(self._request(p))
         outputs = self._run_layers(p, version, batch.inputs if identity.is_first else values)
         if identity.is_last:
             self._compute_loss(p, outputs, batch)
         return outputs
+
+    def _request(self, p: Minibatch) -> Request:
+        return Request(p, self._blocks[p - self._start * self._n - 1], epoch=self._epoch)
 
     def _compute_loss(self, p: Minibatch, outputs: Values, batch: Batch) -> None:
         """Last stage: the loss of `p`; none if nothing in it counts, for the mean of nothing is not a number."""

@@ -10,7 +10,15 @@ from pathlib import Path
 
 from hetpipe.errors import CallableError
 from hetpipe.job.file import Job
-from hetpipe.pipeline.callables import LossFunction, MapDataset, build_model, build_train_data, load_callable, load_loss
+from hetpipe.pipeline.callables import (
+    LossFunction,
+    MapDataset,
+    build_model,
+    build_train_data,
+    load_callable,
+    load_loss,
+    stream_of,
+)
 from hetpipe.pipeline.chain import Layer
 from hetpipe.pipeline.data import Batch, example_of, read_minibatch
 from hetpipe.pipeline.layering import layers_of, on_output
@@ -23,7 +31,7 @@ from hetpipe.values.policies import POLICIES
 MINIBATCH = Minibatch(1)
 VIRTUAL_WORKER = VirtualWorkerIndex(0)
 
-#: Number of samples, spread over the data, whose lengths are compared.
+#: Samples, from everywhere in the data, whose lengths are compared; of a stream, one of each of the first minibatches.
 _COMPARED_SAMPLES = 8
 
 
@@ -79,6 +87,8 @@ def has_unequal_lengths(subject: Subject) -> bool:
     if expected is None:
         return False
     count = len(subject.train)
+    if stream_of(subject.train) is not None:  # farther ones would cost reading it
+        count = min(count, _COMPARED_SAMPLES * subject.job.batch_size)
     compared = dict.fromkeys(number * (count - 1) // (_COMPARED_SAMPLES - 1) for number in range(_COMPARED_SAMPLES))
     try:
         alone = [

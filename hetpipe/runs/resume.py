@@ -41,6 +41,7 @@ _STATE_GOES_WITH_IT = "the optimizer keeps more state with it"
 _FIXED = (
     _Fixed("model", lambda job: job.model, "the checkpoint holds the weights of that model"),
     _Fixed("data.train", lambda job: job.data.train, "the checkpoint lists the used samples of that data"),
+    _Fixed("data.length", lambda job: job.data.length, "the checkpoint lists the used samples by their positions"),
     _Fixed("seed", lambda job: job.seed, "the order of the samples and the dropout masks follow from it"),
     _Fixed("batch_size", lambda job: job.batch_size, "minibatches are counted by it"),
     _Fixed("optimizer.name", lambda job: job.optimizer.name, "its state is in the checkpoint"),

@@ -208,6 +208,11 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
     ({"model": None}, "model: is missing; add it, for example `model: model:build`"),
     ({"data": {}}, "data.train: is missing; add it, for example `train: model:train_data`"),
     ({"data": None}, "data: is missing; add it, for example `data: {train: model:train_data}`"),
+    (
+        {"data": {"train": "a:b", "eval_length": 3}},
+        "data.eval_length: is 3, but there is no `eval` whose samples it counts; name `eval`, or remove it",
+    ),
+    ({"data": {"train": "a:b", "length": 0}}, "data.length: must be"),
     ({"optimizer": {"lr": 0.1}}, "optimizer.name: is missing; add it, for example `name: SGD`"),
     ({"optimizer": "SGD"}, "optimizer: must be a mapping, not the text 'SGD'; write a mapping, for example "),
     ({"data": "a:b"}, "data: must be a mapping, not the text 'a:b'"),

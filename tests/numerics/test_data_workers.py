@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hetpipe.values.run import StageEvaluation
+from tests import models
 from tests.numerics.compare import Case, assert_same_bits, run, trained
 from tests.reference.executor import run_reference
 from tests.support.lives import Death
@@ -31,6 +32,16 @@ def test_training_and_evaluations_keep_their_bits(num_workers: int, stages: int,
     assert found["ahead"] == found["inline"]
     assert len(found["ahead"]) > 4
     assert_same_bits(trained(tmp_path / "ahead"), run_reference(case.reference()))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_table_of_rows_trains_as_the_pairs_in_it(num_workers: int, tmp_path: Path) -> None:
+    """Rows are read a minibatch at a time, as those of Hugging Face's `datasets`."""
+    case = Case(
+        data="table32", epochs=1, reads={"collate_fn": "tests.models:pairs_of_rows", "num_workers": num_workers}
+    )
+    run(case, tmp_path)
+    assert_same_bits(trained(tmp_path), run_reference(case.reference(train=models.data32())))
 
 
 @pytest.mark.exhaustive

@@ -20,6 +20,7 @@ from hetpipe.pipeline import metrics
 from hetpipe.pipeline.callables import (
     CollatedDataset,
     EpochOrder,
+    MapDataset,
     WeightedLosses,
     _own_weight,
     build_datasets,
@@ -35,6 +36,7 @@ from hetpipe.pipeline.callables import (
 from hetpipe.pipeline.data import Batch
 from hetpipe.pipeline.layering import layers_of
 from hetpipe.pipeline.metrics import Ratio
+from hetpipe.pipeline.streams import StreamDataset
 from hetpipe.values.run import RatioSums
 
 USER_CODE = """
@@ -54,8 +56,14 @@ class Holder:
         return nn.Linear(1, 1)
 
 class Stream(IterableDataset):
+    def __init__(self, samples):
+        self.samples = samples
     def __iter__(self):
-        return iter([])
+        return iter(self.samples)
+
+class Sized(Stream):
+    def __len__(self):
+        return len(self.samples)
 
 class NoLength:
     def __getitem__(self, index):
@@ -97,8 +105,14 @@ def singles():
 def mapping():
     return {"a": 1}
 
-def stream():
-    return Stream()
+def stream(number=4):
+    return Stream([(torch.zeros(2), 0)] * number)
+
+def sized():
+    return Sized([(torch.zeros(2), 0)] * 4)
+
+def stream_of_singles():
+    return Stream([1, 2])
 
 def no_length():
     return NoLength()
@@ -355,7 +369,6 @@ class TestDatasets:
             ("empty", "is empty; a dataset needs at least one sample"),
             ("singles", "sample 0 is a tuple of 1; each sample must be a pair (input, target)"),
             ("mapping", "returned an object of type dict; return a map-style dataset"),
-            ("stream", "returned an IterableDataset; hetpipe assigns samples by index"),
             ("no_length", "returned an object of type NoLength without __len__; return a map-style dataset"),
             ("returns_none", "returned None without __len__ and __getitem__"),
             ("broken_sample", "reading its length and first sample raised ZeroDivisionError: division by zero ("),
@@ -367,6 +380,69 @@ class TestDatasets:
             build_datasets(job(data=data), folder)
         assert str(caught.value).startswith(f"data.{key}: `user_code:{name}()`")
         assert message in str(caught.value)
+
+
+class TestStreams:
+    def built(self, folder: Path, **data: Any) -> tuple[MapDataset, MapDataset | None]:
+        return build_datasets(job(batch_size=2, data={"shuffle": False, "train": "user_code:stream", **data}), folder)
+
+    def test_good(self, folder: Path) -> None:
+        train, evaluation = self.built(folder, length=3, eval="user_code:stream", eval_length=2)
+        assert isinstance(train, StreamDataset)
+        assert isinstance(evaluation, StreamDataset)
+        assert (len(train), len(evaluation)) == (3, 2)
+        assert [len(self.built(folder, train="user_code:sized", **keys)[0]) for keys in ({}, {"length": 3})] == [4, 3]
+        collated, _ = self.built(folder, train="user_code:stream_of_singles", length=2, collate_fn="user_code:pad")
+        assert isinstance(collated, CollatedDataset)
+
+    @pytest.mark.parametrize(
+        ("data", "message"),
+        [
+            (
+                {},
+                (
+                    "data.train: `user_code:stream()` returned a stream (Stream), which does not say how long it is; "
+                    "state the number of samples of an epoch as data.length"
+                ),
+            ),
+            (
+                {"train": "user_code:ten", "eval": "user_code:stream"},
+                (
+                    "data.eval: `user_code:stream()` returned a stream (Stream), which does not say how long it is; "
+                    "state the number of samples of an epoch as data.eval_length"
+                ),
+            ),
+            (
+                {"train": "user_code:sized", "length": 5},
+                "data.length: is 5, but the stream of `user_code:sized()` says that it has 4 samples; set it to 4 or",
+            ),
+            (
+                {"train": "user_code:ten", "length": 5},
+                "data.length: is 5, but `user_code:ten()` returned a map-style dataset, which has a length; remove it,",
+            ),
+            (
+                {"length": 3, "shuffle": True},
+                "data.shuffle: is true, but `user_code:stream()` returned a stream, which is read in its own order;",
+            ),
+            (
+                {"length": 3, "shuffle": True, "sampler": "user_code:backwards"},
+                "data.sampler: is `user_code:backwards`, but `user_code:stream()` returned a stream, which is read in",
+            ),
+            (
+                {"train": {"call": "user_code:stream", "args": {"number": 0}}, "length": 3},
+                "data.train: the stream ends in epoch 1 after 0 samples, at position 0, but an epoch has 3",
+            ),
+            (
+                {"train": "user_code:stream_of_singles", "length": 2},
+                "data.train: `user_code:stream_of_singles()`: sample 0 is an object of type int; each sample must be a",
+            ),
+            ({"length": 1}, "batch_size: is 2, but data.train (`user_code:stream`) has only 1 samples; set it to 1"),
+        ],
+    )
+    def test_bad(self, folder: Path, data: dict[str, Any], message: str) -> None:
+        with pytest.raises(CallableError) as caught:
+            self.built(folder, **data)
+        assert str(caught.value).startswith(message)
 
 
 class TestMeanOver:

@@ -58,12 +58,20 @@ def write_job(folder: Path, **values: Any) -> Path:
 class Train:
     """A `hetpipe train --json` under way."""
 
-    def __init__(self, folder: Path, *arguments: str | Path) -> None:
+    def __init__(self, folder: Path, *arguments: str | Path, environment: dict[str, str] | None = None) -> None:
+        """Start it; `environment` is added to that of this process."""
         self.run_dir = folder / f"run-{len(list(folder.glob('run-*')))}"
         self._started = SYSTEM_CLOCK.monotonic()
         self._stderr = (folder / f"{self.run_dir.name}.stderr").open("w+")
         command = [str(HETPIPE), "train", *map(str, arguments), "--json", "--run-dir", str(self.run_dir)]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=self._stderr, text=True)
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+            env=os.environ | (environment or {}),
+        )
 
     def finish(self, timeout_seconds: float = 90.0) -> Outcome:
         """Wait for the end; the JSON object is the last line of standard output."""

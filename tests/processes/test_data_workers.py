@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,34 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder for temporary files that no other test uses; the path of a socket in it must be short."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("victim", ["data worker", "stage"])
-def test_every_sample_counts_once_and_nobody_stays_behind(victim: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("victim", "reads"),
+    [
+        ("data worker", {"train": "tests.models:flipped32"}),
+        ("stage", {"train": "tests.models:flipped32"}),
+        ("data worker", {"train": "tests.models:flipped_stream32", "shuffle": False, "length": 46}),
+        ("stage", {"train": "tests.models:flipped_stream32", "shuffle": False, "length": 46}),
+    ],
+    ids=["data worker", "stage", "data worker of a stream", "stage with a stream"],
+)
+def test_every_sample_counts_once_and_nobody_stays_behind(
+    victim: str, reads: dict[str, Any], tmp_path: Path, temporary: Path
+) -> None:
     values: dict[str, Any] = {
-        "data": {"train": "tests.models:flipped32", "eval": "tests.models:data32", "num_workers": 2},
+        "data": {"eval": "tests.models:data32", "num_workers": 2} | reads,
         "checkpoint": {"every_waves": 10, "keep": 2},
         "cluster": {"devices": [{"slowdown": 30.0}]},
         "epochs": 30,
     }
-    train = Train(tmp_path, write_job(tmp_path, **values))
+    train = Train(tmp_path, write_job(tmp_path, **values), environment={"TMPDIR": str(temporary)})
     train.wait_for_checkpoint()
     stages = pids_of(train.status(), "stage")
     workers = [children_of(stage) for stage in stages]
@@ -48,6 +67,6 @@ def test_every_sample_counts_once_and_nobody_stays_behind(victim: str, tmp_path:
         assert f"the data worker with process id {workers[0][0]} was killed by SIGKILL; if the memory" in outcome.stderr
     assert check_run(train.run_dir, require_complete=True).ok
     assert not any(is_alive(worker) for each in workers for worker in each)
-    left = [path.name for path in Path(tempfile.gettempdir()).glob("hetpipe-data-*")]
+    left = [path.name for path in temporary.glob("hetpipe-data-*")]
     # The folder of a killed stage is removed by the next one, its successor.
     assert left == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from hetpipe.errors import JobError
 from hetpipe.job.file import Job
 from hetpipe.pipeline.data import read_minibatch
+from hetpipe.pipeline.streams import StreamDataset
 from hetpipe.profiler.subject import (
     MINIBATCH,
     VIRTUAL_WORKER,
@@ -100,6 +102,20 @@ class TestTokens:
     def test_data_of_one_sample(self) -> None:
         ones = of_lengths(12, 12)
         assert tokens_per_sample(replace(ones, train=Sentences(12))) == 12
+
+    def test_a_stream_is_not_read_to_its_end(self) -> None:
+        given = of_lengths(*[12] * 40)
+        sentences, read = given.train, list[int]()
+
+        class Stream:
+            def __iter__(self) -> Iterator[Any]:
+                for index in range(40):
+                    read.append(index)
+                    yield sentences[index]
+
+        stream = StreamDataset(Stream(), 40, key="data.train", length_key="data.length", seed=0)
+        assert tokens_per_sample(replace(given, train=stream)) == 12
+        assert read == list(range(8 * given.job.batch_size))
 
     def test_data_that_can_be_read_as_whole_minibatches_only(self) -> None:
         subject = of_lengths(12, 12)

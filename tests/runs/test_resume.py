@@ -18,6 +18,7 @@ from tests.cli.fakes import small_job
     [
         ("model", {"model": "tests.models:mlp64"}),
         ("data.train", {"data.train": "tests.models:data64"}),
+        ("data.length", {"data.length": 40}),
         ("seed", {"seed": 1}),
         ("batch_size", {"batch_size": 8}),
         ("optimizer.name", {"optimizer": {"name": "Adam"}}),

@@ -35,7 +35,7 @@ from hetpipe.pipeline.layering import why_one_layer
 from hetpipe.pipeline.model_file import prove_construction, write_model_file
 from hetpipe.pipeline.model_work import model_work
 from hetpipe.pipeline.precision import autocast
-from hetpipe.pipeline.proof import PROVEN_SAMPLES, Proof, UncutFailure, prove_data, prove_model
+from hetpipe.pipeline.proof import PROVEN_SAMPLES, Proof, UncutFailure, prove_data, prove_jump, prove_model
 from hetpipe.profiler.order import ProfileOrder
 from hetpipe.profiler.profiling import measured, targets_of
 from hetpipe.profiler.subject import (
@@ -283,6 +283,7 @@ def _prove_data(subject: Subject, import_path: Path) -> None:
         subject.train,
         lambda dataset: read(dataset, range(job.batch_size)),
     )
+    prove_jump("data.train", subject.train, lambda dataset: read(dataset, _from_second(dataset, job.batch_size)))
     _prove_order(job, import_path, subject.train)
     evaluation = build_eval_data(job, import_path)
     if evaluation is None or job.data.eval is None:
@@ -296,6 +297,12 @@ def _prove_data(subject: Subject, import_path: Path) -> None:
         return again
 
     prove_data("data.eval", str(job.data.eval), build, evaluation, lambda dataset: read_evaluation(dataset, samples))
+    prove_jump("data.eval", evaluation, lambda dataset: read_evaluation(dataset, _from_second(dataset, job.batch_size)))
+
+
+def _from_second(dataset: MapDataset, batch_size: int) -> range:
+    """A minibatch that begins with the second sample, if there is one."""
+    return range(min(1, len(dataset) - 1), min(batch_size + 1, len(dataset)))
 
 
 def _prove_order(job: Job, import_path: Path, train: MapDataset) -> None:

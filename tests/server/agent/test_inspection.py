@@ -163,9 +163,26 @@ def test_the_answer_says_what_was_proven(tmp_path: Path) -> None:
             {"data": {"sampler": "tests.models:never_alike"}},
             "data.sampler: `tests.models:never_alike` gives another order",
         ),
+        (
+            {"data": {"train": "tests.models:misplaced32", "shuffle": False, "length": 46}},
+            "data.train: the inputs of a minibatch that begins at position 1 differ between `iterate_from(1)` and",
+        ),
+        (
+            {"data": {"eval": "tests.models:misplaced32", "eval_length": 9}},
+            "data.eval: the inputs of a minibatch that begins at position 1 differ between `iterate_from(1)` and",
+        ),
         ({"data": {"eval": "tests.models:own_generator"}}, "data.eval: the inputs of one minibatch, read twice"),
     ],
-    ids=["hidden", "evaluation mode", "loss with parameters", "own generator", "sampler", "own generator, evaluation"],
+    ids=[
+        "hidden",
+        "evaluation mode",
+        "loss with parameters",
+        "own generator",
+        "sampler",
+        "stream that jumps elsewhere",
+        "stream that jumps elsewhere, evaluation",
+        "own generator, evaluation",
+    ],
 )
 def test_what_would_train_to_something_else_is_refused(keys: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(CallableError, match=re.escape(sentence)):
