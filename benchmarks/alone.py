@@ -89,9 +89,9 @@ class AloneSynchroniser:
         del checkpoint
         return True
 
-    def change_layers(self, slices: Sequence[SlicePlan], pool: BufferPool) -> None:
+    def change_layers(self, slices: Sequence[SlicePlan], pool: BufferPool, *, deadline_seconds: float) -> None:
         """Never called: nothing moves."""
-        raise AssertionError((slices, pool))
+        raise AssertionError((slices, pool, deadline_seconds))
 
     def drain(self, *, deadline_seconds: float) -> None:
         """Nothing is under way."""

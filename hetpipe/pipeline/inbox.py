@@ -161,8 +161,11 @@ class Inbox:
             self._closed = error
 
     def change_pool(self, pool: BufferPool) -> None:
-        """Move fetched weights to the device with another pool, of the stage's new layers; none are fetched now."""
-        assert not self.fetched, "weights of the old layers are fetched"
+        """Drop fetched weights, which are those of the old layers, and move later ones to the device with `pool`."""
+        for clock in list(self.fetched):
+            left = self.fetched.pop(clock)
+            if self._pool is not None:
+                self._pool.release(left)
         self._pool = pool
 
     def head(self, kind: FrameKind) -> Arrived | None:

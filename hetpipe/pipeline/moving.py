@@ -159,7 +159,7 @@ class LayerMover:
                 layer.module.get_buffer(local).copy_(buffers[name])
         forget_weights(built.layers)
         built.weights.start(clock, filled if parts.has_shards else None)
-        parts.synchroniser.change_layers(built.slices, built.pool)
+        parts.synchroniser.change_layers(built.slices, built.pool, deadline_seconds=parts.stall_seconds)
         with self._inbox.bell:
             self._inbox.change_pool(built.pool)
         parts.layers, parts.compute, parts.pool, parts.weights = built.layers, built.compute, built.pool, built.weights

@@ -93,8 +93,8 @@ class Synchroniser(Protocol):
         """Whether the checkpoint in this folder is complete."""
         ...
 
-    def change_layers(self, slices: Sequence[SlicePlan], pool: BufferPool) -> None:
-        """Push and pull these slices from now on, in buffers of `pool`. At a barrier, where nothing is in transit."""
+    def change_layers(self, slices: Sequence[SlicePlan], pool: BufferPool, *, deadline_seconds: float) -> None:
+        """Push and pull these slices from now on, in buffers of `pool`; at a barrier. Waits for pulls under way."""
         ...
 
     def drain(self, *, deadline_seconds: float) -> None:

@@ -158,9 +158,9 @@ class Shards:
         """Never called within a segment."""
         raise AssertionError(checkpoint)
 
-    def change_layers(self, slices: Sequence[SlicePlan], pool: BufferPool) -> None:
+    def change_layers(self, slices: Sequence[SlicePlan], pool: BufferPool, *, deadline_seconds: float) -> None:
         """See `Synchroniser.change_layers`; nothing moves."""
-        raise AssertionError((slices, pool))
+        raise AssertionError((slices, pool, deadline_seconds))
 
     def drain(self, *, deadline_seconds: float) -> None:
         """Everything is applied at once."""

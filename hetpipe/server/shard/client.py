@@ -210,8 +210,16 @@ class ShardClient:
         self._until_published(exchange, deadline_seconds)
         return result
 
-    def change_layers(self, slices: Sequence[SlicePlan], pool: BufferPool) -> None:
-        """Implement `Synchroniser.change_layers`."""
+    def change_layers(self, slices: Sequence[SlicePlan], pool: BufferPool, *, deadline_seconds: float) -> None:
+        """Implement `Synchroniser.change_layers`.
+
+        Raises:
+            DeadlineExceeded: a pull for the old layers did not end in time.
+        """
+        # The barrier's weights may be under way twice: once fetched ahead, once because they are needed now.
+        idle = self._fetcher.submit(lambda: None)
+        if wait([idle], timeout=deadline_seconds).not_done:
+            raise DeadlineExceeded(f"{self.requester} waited {deadline_seconds:.0f} s for a pull to end")
         self._shares = shares_of(slices, pool.layout)
         self._pool = pool
 
