@@ -17,6 +17,7 @@ import typer
 from benchmarks import (
     allocation,
     data,
+    gpu,
     host_memory,
     link,
     models,
@@ -152,6 +153,15 @@ def _models() -> Mapping[str, Any]:
     return ratios
 
 
+def _gpu() -> Mapping[str, Any]:
+    _say("(q) the GPU is", {"of": gpu.name_of_gpu()})
+    ratios = {}
+    for case, figures in gpu.measure():
+        _say(f"    one stage beside a plain loop, {case}", figures)
+        ratios[case] = {"wall": figures["hetpipe / plain loop, wall"]}
+    return ratios
+
+
 def _data() -> Mapping[str, Any]:
     rates = data.measure(ROUNDS)
     _say("(o) slow data, samples per second", {name: round(statistics.median(r), 1) for name, r in rates.items()})
@@ -185,6 +195,7 @@ PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "models": _models,
     "data": _data,
     "host-memory": _host_memory,
+    "gpu": _gpu,
 }
 
 

@@ -1,4 +1,4 @@
-"""(m) What a minibatch of one stage costs beside a plain loop, on models that are cut by their own forward.
+"""(m), (q) What a minibatch of one stage costs beside a plain loop, on models that are cut by their own forward.
 
 One virtual worker of one stage, `sync: none`, no other process: the stage's own thread runs the runtime with a real
 history, metrics and timeline. Whenever it has made an update, the timeline, which hears of it, runs the same minibatch
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import default_collate
 
 from benchmarks.against import interval
@@ -37,6 +38,8 @@ from hetpipe.observe.timeline import Activity, Timeline
 from hetpipe.pipeline.callables import LossFunction, MapDataset, own_loss
 from hetpipe.pipeline.data import read_batch
 from hetpipe.pipeline.layering import layers_of, on_output
+from hetpipe.pipeline.precision import autocast
+from hetpipe.values.precision import Precision
 
 #: Pairs of minibatches that count, and those before them that fill caches and the heap.
 PAIRS, WARM_UP = sized(16, 2), sized(3, 1)
@@ -44,6 +47,7 @@ PAIRS, WARM_UP = sized(16, 2), sized(3, 1)
 LENGTHS = sized(range(33, 233), range(3, 6))
 
 BATCH_SIZE = 8
+GPU_BATCH_SIZE, GPU_TOKENS = 32, 512
 TOKENS = sized(128, 6)
 
 
@@ -109,7 +113,9 @@ class OwnGpt2(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Logits, and the loss of the next token."""
         del attention_mask  # all ones here
-        hidden = self.drop(self.tokens(input_ids) + self.places(torch.arange(input_ids.shape[1])))
+        hidden = self.drop(
+            self.tokens(input_ids) + self.places(torch.arange(input_ids.shape[1], device=input_ids.device))
+        )
         for block in self.blocks:
             hidden = block(hidden)
         logits = self.head(self.norm(hidden))
@@ -185,18 +191,19 @@ class ResNet18(nn.Module):
 class Sentences:
     """Random tokens. All samples of a minibatch, which is read in one go, have its length."""
 
-    def __init__(self, size: Gpt2Size, lengths: Sequence[int]) -> None:
+    def __init__(self, size: Gpt2Size, lengths: Sequence[int], batch_size: int = BATCH_SIZE) -> None:
         self._size = size
+        self._batch_size = batch_size
         self._lengths = lengths
         self._reads = 0
 
     def __len__(self) -> int:
         """One minibatch of each length."""
-        return BATCH_SIZE * len(self._lengths)
+        return self._batch_size * len(self._lengths)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """A sample."""
-        length = self._lengths[self._reads // BATCH_SIZE % len(self._lengths)]
+        length = self._lengths[self._reads // self._batch_size % len(self._lengths)]
         self._reads += 1
         ids = torch.randint(0, self._size.vocabulary, (length,), generator=torch.Generator().manual_seed(index))
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
@@ -230,6 +237,7 @@ class Case:
     arguments: Mapping[str, float]
     loss: LossFunction | None = None
     """None: the model's own."""
+    batch_size: int = BATCH_SIZE
     minibatches_per_wave: int = 1
     """N. The policy `wave` delays updates by N − 1 minibatches also where there is one stage; a plain loop does not."""
 
@@ -260,6 +268,33 @@ CASES: Mapping[str, Case] = {
     "many lengths": Case(lambda: gpt2(SMALL_GPT2), _many_lengths, WARM_UP + len(LENGTHS), "AdamW", _ADAMW),
 }
 
+#: A size that keeps a GPU busy; the others leave it waiting for the processor that starts its kernels.
+GPU_CASES: Mapping[str, Case] = {
+    **CASES,
+    f"GPT-2, {GPU_BATCH_SIZE} × {GPU_TOKENS}": Case(
+        lambda: gpt2(GPT2),
+        lambda: Sentences(GPT2, (GPU_TOKENS,) * (WARM_UP + PAIRS), GPU_BATCH_SIZE),
+        WARM_UP + PAIRS,
+        "AdamW",
+        _ADAMW,
+        batch_size=GPU_BATCH_SIZE,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where and in which precision both compute."""
+
+    device: torch.device
+    precision: Precision = "fp32"
+
+    def now(self) -> Moment:
+        """When everything asked of the device has been done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return Moment(SYSTEM_CLOCK.monotonic(), time.thread_time())
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:
@@ -271,10 +306,6 @@ class Moment:
     def since(self, other: Moment) -> Moment:
         """The time between."""
         return Moment(self.wall - other.wall, self.processor - other.processor)
-
-
-def _now() -> Moment:
-    return Moment(SYSTEM_CLOCK.monotonic(), time.thread_time())
 
 
 @dataclass(slots=True)
@@ -301,24 +332,34 @@ class Pairs:
         return {name: round(value, 4) for name, value in found.items()}
 
 
+CPU = Place(torch.device("cpu"))
+
+
 class PlainLoop:
     """Forward, backward, step, as people write it."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, place: Place) -> None:
         torch.manual_seed(0)
-        self._model = case.build()
+        self._place = place
+        self._batch_size = case.batch_size
+        self._model = case.build().to(place.device)
         self._loss = case.loss
         self._data = case.data()
         self._optimizer = getattr(torch.optim, case.optimizer)(self._model.parameters(), **case.arguments)
 
+    def _samples(self, p: int) -> range:
+        return range((p - 1) * self._batch_size, p * self._batch_size)
+
     def minibatch(self, p: int) -> float:
         """Train on the p-th one; its loss."""
-        samples = default_collate([self._data[index] for index in range((p - 1) * BATCH_SIZE, p * BATCH_SIZE)])
+        samples = default_collate([self._data[index] for index in self._samples(p)])
+        samples = tree_map_only(Tensor, lambda tensor: tensor.to(self._place.device), samples)
         self._optimizer.zero_grad()
-        if self._loss is None:
-            loss = own_loss(self._model(**samples))
-        else:
-            loss = self._loss(self._model(samples[0]), samples[1])  # type: ignore[assignment]
+        with autocast(self._place.precision, self._place.device):
+            if self._loss is None:
+                loss = own_loss(self._model(**samples))
+            else:
+                loss = self._loss(self._model(samples[0]), samples[1])  # type: ignore[assignment]
         loss.backward()  # type: ignore[no-untyped-call]  # torch ships it untyped
         self._optimizer.step()
         return float(loss.detach())
@@ -327,15 +368,16 @@ class PlainLoop:
 class _Alternating(Timeline):
     """After each update of the stage, the same minibatch through the plain loop."""
 
-    def __init__(self, path: Path, loop: PlainLoop, pairs: Pairs) -> None:
+    def __init__(self, path: Path, loop: PlainLoop, pairs: Pairs, place: Place) -> None:
         super().__init__(path, process_index=0, process_name="vw", thread_index=0, thread_name="stage")
         self._loop = loop
         self._pairs = pairs
-        self._since = _now()
+        self._now = place.now
+        self._since = self._now()
 
     def begin(self) -> None:
         """Now the stage's first minibatch begins."""
-        self._since = _now()
+        self._since = self._now()
 
     def record(
         self, activity: Activity, *, start_seconds: float, end_seconds: float, p: int | None = None, **args: Any
@@ -343,20 +385,20 @@ class _Alternating(Timeline):
         """See `Timeline`."""
         super().record(activity, start_seconds=start_seconds, end_seconds=end_seconds, p=p, **args)
         if activity is Activity.STEP and p is not None:
-            between = _now()
+            between = self._now()
             self._pairs.hetpipe.append(between.since(self._since))
             self._loop.minibatch(p)
-            self._since = _now()
+            self._since = self._now()
             self._pairs.plain.append(self._since.since(between))
 
 
-def pairs_of(name: str) -> Pairs:
+def pairs_of(name: str, place: Place = CPU) -> Pairs:
     """Measure one case, in this process."""
-    case = CASES[name]
+    case = GPU_CASES[name]
     use_one_thread()
     pairs = Pairs()
     torch.manual_seed(0)
-    layers = layers_of(case.build(), read_batch(case.data(), range(4)), case.loss)
+    layers = layers_of(case.build(), read_batch(case.data(), range(4)), case.loss, precision=place.precision)
     specification = {"name": case.optimizer, **case.arguments}
     setting = Setting(
         case.minibatches_per_wave,
@@ -365,17 +407,18 @@ def pairs_of(name: str) -> Pairs:
         has_shards=False,
     )
     with tempfile.TemporaryDirectory() as folder:
-        timeline = _Alternating(Path(folder) / "trace.jsonl", PlainLoop(case), pairs)
+        timeline = _Alternating(Path(folder) / "trace.jsonl", PlainLoop(case, place), pairs, place)
         history = History(Path(folder) / "history.jsonl", host="127.0.0.1", pid=1, role="stage", term=1)
         metrics = Metrics(Path(folder) / "metrics.jsonl")
         stage = Stage(
             layers,
             on_output(layers, case.loss),
             case.data(),
-            BATCH_SIZE,
+            case.batch_size,
             timeline,
             history,
             metrics,
+            device=place.device,
         )
         gc.freeze()  # as a stage does
         timeline.begin()
@@ -385,12 +428,12 @@ def pairs_of(name: str) -> Pairs:
     return pairs
 
 
-def measure() -> dict[str, dict[str, float]]:
+def measure(place: Place = CPU) -> dict[str, dict[str, float]]:
     """Every case in a process of its own."""
     found: dict[str, dict[str, float]] = {}
     context = multiprocessing.get_context("spawn")
-    for name in CASES:
+    for name in CASES if place.device.type == "cpu" else GPU_CASES:
         with context.Pool(1) as workers:
-            found[name] = workers.apply(pairs_of, (name,)).figures()
+            found[name] = workers.apply(pairs_of, (name, place)).figures()
         sys.stderr.write(f"models: {name} done\n")
     return found

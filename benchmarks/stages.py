@@ -216,6 +216,8 @@ class Stage:
     metrics: MetricsWriter = field(default_factory=NullMetrics)
     num_workers: int = 0
     """Data workers."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    """Where it computes."""
 
 
 def run_stage(
@@ -224,11 +226,11 @@ def run_stage(
     """Train to the end on this thread, with `AloneSynchroniser`; returns what has figures about it."""
     own, num_stages = (0 if upstream is None else 1), sum(link is not None for link in (upstream, downstream)) + 1
     layers = stage.layers
-    pool = BufferPool(layout_of(layers), torch.device("cpu"))
+    pool = BufferPool(layout_of(layers, stage.device), stage.device)
     versions = VersionTable(setting.weights, own, num_stages, setting.minibatches_per_wave)
     first = filled(pool.take(), layers)
     weights = _weights(setting, pool, first, versions)
-    compute = StageCompute(layers, vw=VirtualWorkerIndex(0), seed=0, device=torch.device("cpu"), loss=stage.loss)
+    compute = StageCompute(layers, vw=VirtualWorkerIndex(0), seed=0, device=stage.device, loss=stage.loss)
     forget_weights(layers)
     data = DataSpec(len(stage.dataset), stage.batch_size, 0, 1, None)
     synchroniser = AloneSynchroniser(data, pool, first if setting.has_shards else None, setting.num_waves)

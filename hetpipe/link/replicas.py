@@ -1,4 +1,4 @@
-"""Allreduce of gradients among equal replicas with torch.distributed: gloo between CPUs, NCCL between GPUs.
+"""Allreduce of gradients among equal replicas with torch.distributed: NCCL if each has a GPU of its own, else gloo.
 
 The process group is created directly, so that no global state of `torch.distributed` is touched. All tensors of a call
 are sent as one flat tensor per dtype: one collective costs less than many.
@@ -86,11 +86,22 @@ def connect_replicas(
     timeout = timedelta(seconds=stall_seconds)
     began = SYSTEM_CLOCK.monotonic()
     try:
-        group = _nccl(shared, vw, num_workers, timeout) if device.type == "cuda" else None
-        return DistributedReplicas(group or _gloo(shared, vw, num_workers, timeout, host), who)
+        if have_own_gpus(shared, vw, num_workers, device, timeout):
+            return DistributedReplicas(_nccl(shared, vw, num_workers, timeout), who)
+        return DistributedReplicas(_gloo(shared, vw, num_workers, timeout, host), who)
     except RuntimeError as error:
         elapsed = SYSTEM_CLOCK.monotonic() - began
         raise _lost(error, f"{who} waited {elapsed:.1f} s", "to connect") from error
+
+
+def have_own_gpus(store: Store, rank: int, size: int, device: torch.device, timeout: timedelta) -> bool:
+    """Whether every replica has a GPU that no other replica has, as NCCL needs; all replicas get the same answer."""
+    own = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+    store.set(f"gpu-{rank}", own)
+    keys = [f"gpu-{other}" for other in range(size)]
+    store.wait(keys, timeout)
+    gpus = [store.get(key) for key in keys]
+    return all(gpus) and len(set(gpus)) == size
 
 
 def _gloo(store: Store, rank: int, size: int, timeout: timedelta, host: str) -> ProcessGroup:

@@ -22,6 +22,7 @@ from hetpipe.model.absent import AbsentParameter, AbsentTensor
 from hetpipe.model.cut_model import CutDescription, CutModel, Signature, describe, whole_output
 from hetpipe.pipeline.modes import ModuleMode, enter_evaluation, enter_training, modes_of
 from hetpipe.pipeline.precision import autocast
+from hetpipe.values.alignment import alignment_on
 from hetpipe.values.ids import LayerIndex
 from hetpipe.values.measurement import AliveTensor
 from hetpipe.values.plan import DTYPE_BYTES, ForbiddenPlaces, TensorSpec
@@ -29,8 +30,6 @@ from hetpipe.values.precision import Precision
 
 #: Values at a layer boundary: a flat tuple of tensors.
 Values = tuple[Tensor, ...]
-
-ALIGNMENT_BYTES = 64
 
 #: Argument of `Tensor.register_hook`: gradient → its replacement, or None to keep it.
 GradientHook = Callable[[Tensor], Tensor | None]
@@ -508,14 +507,14 @@ def copied_buffers(layers: Sequence[Layer]) -> Iterator[None]:
 
 
 def _is_normal(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT_BYTES == 0
+    return tensor.is_contiguous() and tensor.data_ptr() % alignment_on(tensor.device.type) == 0
 
 
 def _normal(tensor: Tensor) -> Tensor:
     if _is_normal(tensor):
         return tensor
     tensor = tensor.contiguous()
-    return tensor if tensor.data_ptr() % ALIGNMENT_BYTES == 0 else tensor.clone()
+    return tensor if _is_normal(tensor) else tensor.clone()
 
 
 class _Boundary(torch.autograd.Function):

@@ -238,14 +238,17 @@ class StageCompute:
         self._most_pending = max(self._most_pending, len(self._pending))
         return outputs
 
-    def loss(self, p: Minibatch, outputs: Values, target: Any, *, scale: float = 1.0) -> float:
-        """Mean loss of minibatch `p`, whose forward returned `outputs`; its backward starts from the loss × `scale`."""
+    def loss(self, p: Minibatch, outputs: Values, target: Any, *, scale: float = 1.0) -> Tensor:
+        """Mean loss of minibatch `p`, whose forward returned `outputs`; its backward starts from the loss × `scale`.
+
+        A scalar on the stage's device; to read it waits for a GPU.
+        """
         assert self._loss is not None, "only the last stage has a loss"
         loss, output, target = self._loss, _unwrapped(outputs), self.to_device(target)
         value = self._activations.watch(p, outputs, lambda: self._loss_of(loss, output, target))
         start = value if scale == 1.0 else value * torch.tensor(scale, device=value.device)
         self._pending[p] = replace(self._pending[p], outputs=(_edge(start),))
-        return float(value.detach())
+        return value.detach()
 
     def skip_loss(self, p: Minibatch) -> None:
         """Let the backward of `p` find no gradient at all: none of its targets counts, and its loss is not computed."""
@@ -283,10 +286,20 @@ class StageCompute:
         remaining = iter(of_inputs)
         return Gradients(of_weights, tuple(None if value is None else next(remaining) for value in pending.inputs))
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether calls return before the device has computed: on a GPU."""
+        return self._device.type == "cuda"
+
+    def finish(self) -> None:
+        """Wait until the device has computed everything so far."""
+        if self.is_asynchronous:
+            torch.cuda.current_stream(self._device).synchronize()
+
     @torch.no_grad()
     def evaluate(self, number: int, weights: Mapping[str, Tensor], values: Values) -> Values:
         """Run evaluation minibatch `number` (from 1) in evaluation mode; keeps no state and changes no buffer."""
-        values = tuple(value.to(self._device) for value in values)
+        values = tuple(self.to_device(value) for value in values)
         enter_evaluation(self._modes)
         try:
             with copied_buffers(self._layers):
@@ -299,9 +312,9 @@ class StageCompute:
         return autocast(self._layers[0].precision, self._device)
 
     def to_device(self, target: Any) -> Any:
-        """Move a target to the stage's device."""
+        """Move a target to the stage's device, from page-locked memory without waiting for the copy."""
         if isinstance(target, Tensor):
-            return target.to(self._device)
+            return target.to(self._device, non_blocking=self.is_asynchronous)
         if isinstance(target, tuple | list):
             return type(target)(self.to_device(item) for item in target)
         return {k: self.to_device(v) for k, v in target.items()} if isinstance(target, dict) else target
@@ -327,7 +340,7 @@ class StageCompute:
             return call_loss(loss, output, target)
 
     def _leaf(self, value: Tensor, needs_gradient: bool) -> Tensor:  # noqa: FBT001 - called in one place
-        value = value.to(self._device)
+        value = self.to_device(value)
         return value.detach().requires_grad_() if needs_gradient else value
 
     def _seed_for(self, p: Minibatch, key: SeedKey) -> None:

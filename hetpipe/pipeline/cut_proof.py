@@ -229,7 +229,7 @@ class _Proof:
                 for stage, part, named in zip(stages, own, names, strict=True):
                     received = values if stage is stages[0] else tuple(map(_received, named, values))
                     values = stage.forward(p, part, received)
-            losses.append(stages[-1].loss(p, values, batch.target))
+            losses.append(float(stages[-1].loss(p, values, batch.target)))
         buffers = _buffers(self._cut.model)
         results: list[_Result] = []
         for p, value in zip((_FIRST, _SECOND), losses, strict=False):

@@ -782,7 +782,7 @@ class _Cut:
             if on_layer is not None:
                 on_layer(layer, received, values)
         outputs = tuple(value.detach().clone() for value in values)
-        return outputs, self._stages[-1].loss(p, values, _copied(batch.target))
+        return outputs, float(self._stages[-1].loss(p, values, _copied(batch.target)))
 
     def run_layer(self, layer: Layer, p: Minibatch, weights: Mapping[str, Tensor], values: Values) -> Values:
         """Outputs of `layer`."""

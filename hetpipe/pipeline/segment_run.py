@@ -8,7 +8,9 @@ in an update and every wave below the barrier is pushed.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor
 
@@ -94,6 +96,8 @@ class SegmentRun:
         #: Waves closed here.
         self._closed = Wave(start)
         self._flying: dict[int, _InFlight] = {}
+        #: Last stage, on a GPU: tells the loss of the minibatch whose backward has not been computed yet.
+        self._untold_loss: Callable[[], None] | None = None
         self._clocks = ClockUse(parts, inbox, start)
         self._updates = Updates(parts, tally, self._updated, start * self._n)
         self._opening_arrival: tuple[int, int] = (0, 0)
@@ -296,6 +300,8 @@ class SegmentRun:
         with parts.guard:
             outputs = self._compute_forward(p, version, values)
         parts.weights.forwarded(p)
+        if not identity.is_last:  # there the backward follows at once
+            parts.compute.finish()
         parts.emulator.stretch(Kind.FORWARD, started)
         self._tally.computed(Activity.FORWARD, p, started)
         if parts.downstream is not None:
@@ -331,15 +337,35 @@ class SegmentRun:
             self._tally.loss(p, MinibatchLoss(0.0, 0, batch.num_samples))
             return
         exponent = self._flying[p].scale_exponent
-        loss = parts.compute.loss(p, outputs, batch.target, scale=2.0**exponent)
+        value = parts.compute.loss(p, outputs, batch.target, scale=2.0**exponent)
+        each = {} if parts.data.losses is None else dict(parts.data.losses.values)
+        self._untold_loss = partial(self._tell_loss, p, value, exponent, weight, batch.num_samples, each)
+        if not parts.compute.is_asynchronous:
+            self._loss_is_known()
+
+    def _loss_is_known(self) -> None:
+        """Tell the loss that was computed last, once. On a GPU this is done when its backward has been computed."""
+        told, self._untold_loss = self._untold_loss, None
+        if told is not None:
+            told()
+
+    def _tell_loss(
+        self,
+        p: Minibatch,
+        value: Tensor,
+        exponent: int,
+        weight: int,
+        num_samples: int,
+        each: Mapping[str, float],
+    ) -> None:
+        loss = float(value)
         if not math.isfinite(loss):
             if not exponent:
                 raise NonFiniteUpdate(f"the loss of minibatch {p} is {loss}", minibatch=p)
             # Its update will most likely be skipped, and a mean with it would say nothing.
-            self._tally.loss(p, MinibatchLoss(0.0, 0, batch.num_samples))
+            self._tally.loss(p, MinibatchLoss(0.0, 0, num_samples))
             return
-        each = {} if parts.data.losses is None else parts.data.losses.values
-        self._tally.loss(p, MinibatchLoss(loss, weight, batch.num_samples, each))
+        self._tally.loss(p, MinibatchLoss(loss, weight, num_samples, each))
 
     def _run_layers(self, p: Minibatch, version: Version, values: Values) -> Values:
         saving = Remapping(version.weights) if self._parts.versions.is_predicting else None
@@ -426,6 +452,8 @@ class SegmentRun:
         with parts.guard, later_failures_told(f"the backward of minibatch {p} on {self._parts.identity}"):
             found = parts.compute.backward(p, version.weights, gradients)
         parts.weights.backwarded(p)
+        parts.compute.finish()
+        self._loss_is_known()
         parts.emulator.stretch(Kind.BACKWARD, started)
         self._tally.computed(Activity.BACKWARD, p, started)
         if parts.upstream is not None:

@@ -27,6 +27,7 @@ from hetpipe.observe.log import get_logger
 from hetpipe.phases import LAUNCH
 from hetpipe.runs.restarts import RULES, GiveUp, RestartRules, decide
 from hetpipe.runs.service import Service, ServiceDeath, ServiceSpec, end_services
+from hetpipe.server.agent.devices import DeviceOffer
 from hetpipe.values.addresses import split_address
 
 _log = get_logger(__name__)
@@ -59,8 +60,7 @@ class Services:
     """The services to start."""
 
     num_shards: int
-    num_cpu_devices: int | None
-    """CPU devices that the agent declares; None: it offers the CUDA devices it finds."""
+    devices: DeviceOffer
     logs: Path
     state: Path
     """The folder of the parameter servers' persistent state, in a folder each."""
@@ -209,8 +209,10 @@ class Supervisor:
             command = [*programs.parameter_server, *to_coordinator, "--index", str(index), "--state", str(state)]
             name = f"parameter-server-{index}"
             self._start(_Rank.PARAMETER_SERVER, name, f"parameter server {index}", command)
-        devices = self._services.num_cpu_devices
-        declared = [] if devices is None else ["--cpu-devices", str(devices)]
+        offer = self._services.devices
+        declared = [] if offer.num_cpu_devices is None else ["--cpu-devices", str(offer.num_cpu_devices)]
+        if offer.devices_per_gpu > 1:
+            declared += ["--devices-per-gpu", str(offer.devices_per_gpu)]
         # The run ends with the agent: there is no barrier left at which a worker could leave.
         command = [*programs.agent, *to_coordinator, *declared, "--drain-seconds", "0"]
         self._start(_Rank.AGENT, "agent", "the agent", command)

@@ -9,6 +9,7 @@ folder follows the same job, which `submission.json` there names.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -36,7 +37,7 @@ from hetpipe.runs.result import TrainResult
 from hetpipe.runs.run_folder import RunFolder, RunRecord, RunResult
 from hetpipe.runs.shell import Shell
 from hetpipe.runs.supervisor import GRACE_SECONDS, ServiceRestart, Services, Supervisor
-from hetpipe.server.agent.devices import discover_devices
+from hetpipe.server.agent.devices import DeviceOffer, discover_devices
 from hetpipe.values.conditions import Condition, consequence
 from hetpipe.values.events import JobState, Submission, Waiting
 from hetpipe.values.ids import JobId
@@ -245,7 +246,7 @@ class Training:
         devices, remark = choose_devices(job)
         services = Services(
             num_shards=job.parameter_servers.count,
-            num_cpu_devices=devices,
+            devices=devices,
             logs=self._folder.logs,
             state=self._folder.state,
             programs=self._shell.programs,
@@ -491,18 +492,18 @@ def planning_remark(job: Job) -> str:
     return f"the run is planned first{': ' if steps else ''}{', '.join(steps)}"
 
 
-def choose_devices(job: Job, *, count_cuda: Callable[[], int] | None = None) -> tuple[int | None, str]:
-    """The number of CPU devices of a local run's agent (None: it offers its CUDA devices), and a remark."""
+def choose_devices(job: Job, *, count_cuda: Callable[[], int] | None = None) -> tuple[DeviceOffer, str]:
+    """The devices of a local run's agent, and a remark: its GPUs, shared if there are fewer than stages, else CPUs."""
     wanted = num_devices_wanted(job)
     if wanted is not None and (job.cluster.emulate or job.cluster.devices):
-        return wanted, f", with {count(wanted, 'emulated device')}"
+        return DeviceOffer(num_cpu_devices=wanted), f", with {count(wanted, 'emulated device')}"
     found = (count_cuda or _count_cuda)()
-    if wanted is None:
-        wanted = found or len(os.sched_getaffinity(0))
-    if found >= wanted:
-        return None, f", with {count(found, 'CUDA device')}"
-    missed = f" ({count(found, 'CUDA device')}, too few for the job's {wanted} stages)" if found else ""
-    return wanted, f", with {count(wanted, 'CPU device')}{missed}"
+    if not found:
+        wanted = wanted or len(os.sched_getaffinity(0))
+        return DeviceOffer(num_cpu_devices=wanted), f", with {count(wanted, 'CPU device')}"
+    per_gpu = math.ceil((wanted or found) / found)
+    shared = f", shared by the job's {wanted} stages" if per_gpu > 1 else ""
+    return DeviceOffer(devices_per_gpu=per_gpu), f", with {count(found, 'CUDA device')}{shared}"
 
 
 def _count_cuda() -> int:

@@ -1,7 +1,9 @@
 """Tensors stored in one flat buffer, so that versions are copied and added in one pass.
 
-Every tensor starts at a multiple of 64 bytes. The gaps are zero and stay zero: the operations here are additions of
-equally laid out buffers, and everything else writes through the tensors' own views.
+Every tensor starts at a multiple of 64 bytes, on a GPU of 256, as tensors do that torch allocates one by one: some
+kernels of matrix products are chosen by the alignment of their arguments, and round differently. The gaps are zero and
+stay zero: the operations here are additions of equally laid out buffers, and everything else writes through the
+tensors' own views.
 """
 
 from __future__ import annotations
@@ -14,9 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hetpipe.values.alignment import ALIGNMENT_BYTES
 from hetpipe.values.plan import DTYPE_BYTES
-
-ALIGNMENT_BYTES = 64
 
 #: Elements that torch processes on one thread, regardless of the number of threads (its grain size).
 _SERIAL_ELEMENTS = 32_768
@@ -32,23 +33,22 @@ class Slot:
     offset: int
     """Bytes from the start of the buffer."""
     num_bytes: int
-
-    @property
-    def end(self) -> int:
-        """Offset of the next slot: the end of this one, rounded up to the alignment."""
-        return aligned(self.offset + self.num_bytes)
+    end: int
+    """Offset of the next slot: the end of this one, rounded up to the alignment."""
 
 
-def aligned(num_bytes: int) -> int:
-    """`num_bytes` rounded up to a multiple of 64."""
-    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+def aligned(num_bytes: int, alignment: int = ALIGNMENT_BYTES) -> int:
+    """`num_bytes` rounded up to a multiple of `alignment`."""
+    return -(-num_bytes // alignment) * alignment
 
 
 class FlatLayout:
     """Positions of tensors in a buffer. Immutable."""
 
-    def __init__(self, tensors: Sequence[tuple[str, tuple[int, ...], str]]) -> None:
-        """Lay out `tensors`, given as (name, shape, dtype), in order."""
+    def __init__(
+        self, tensors: Sequence[tuple[str, tuple[int, ...], str]], *, alignment: int = ALIGNMENT_BYTES
+    ) -> None:
+        """Lay out `tensors`, given as (name, shape, dtype), in order, each at a multiple of `alignment` bytes."""
         slots: list[Slot] = []
         regions: list[tuple[str, int, int]] = []
         offset = 0
@@ -56,7 +56,7 @@ class FlatLayout:
             num_bytes = DTYPE_BYTES[dtype]
             for size in shape:
                 num_bytes *= size
-            slot = Slot(name, shape, dtype, offset, num_bytes)
+            slot = Slot(name, shape, dtype, offset, num_bytes, aligned(offset + num_bytes, alignment))
             slots.append(slot)
             if regions and regions[-1][0] == dtype:
                 regions[-1] = (dtype, regions[-1][1], slot.end)

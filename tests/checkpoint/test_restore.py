@@ -41,7 +41,7 @@ class Stage:
         torch.manual_seed(99)  # not the job's
         self.layers: tuple[Layer, ...] = chain_of(models.mlp32())
         self.job = job = CASE.job()
-        self.optimizer = StageOptimizer(job.optimizer, FlatBuffer(layout_of(self.layers), CPU))
+        self.optimizer = StageOptimizer(job.optimizer, FlatBuffer(layout_of(self.layers, CPU), CPU))
         self.config = StageConfig(
             job=job.model_dump(mode="json"),
             plan=plan_of(job),

@@ -8,8 +8,10 @@ import re
 import signal
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from torch import Tensor
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import DeadlineExceeded, PeerUnreachable, UserError
 from hetpipe.link.gloo import connect_rendezvous, serve_rendezvous
-from hetpipe.link.replicas import DistributedReplicas, connect_replicas
+from hetpipe.link.replicas import DistributedReplicas, connect_replicas, have_own_gpus
 from tests.support.link_contract import in_thread
 
 _HOST = "127.0.0.1"
@@ -257,3 +259,27 @@ def test_a_process_that_dies_is_noticed_by_all_others() -> None:
         assert seconds < 10.0
     living.join(_SECONDS)
     replicas.close()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "found"),
+    [(("a", "b"), [True] * 2), (("a", "a"), [False] * 2), (("a", ""), [False] * 2), (("", ""), [False] * 2)],
+    ids=["own", "shared", "one on a CPU device", "CPU devices"],
+)
+def test_nccl_needs_a_gpu_per_replica(
+    gpus: tuple[str, str], found: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=gpus[device.index]))
+    served, address = serve_rendezvous(_HOST)
+    answers: dict[int, bool] = {}
+
+    def ask(rank: int) -> None:
+        store = connect_rendezvous(address) if rank else served
+        device = torch.device("cuda", rank) if gpus[rank] else _CPU
+        answers[rank] = have_own_gpus(store, rank, 2, device, timedelta(seconds=_SECONDS))
+
+    thread, outcome = in_thread(lambda: ask(1))
+    ask(0)
+    thread.join(_SECONDS)
+    assert outcome == [None]
+    assert [answers[0], answers[1]] == found

@@ -166,7 +166,7 @@ class Subject:
         for compute, weights in zip(computes, own, strict=True):
             received = values if compute is computes[0] else copies(tuple(value.detach() for value in values))
             values = compute.forward(P, weights, received)
-        loss = computes[-1].loss(P, values, None)
+        loss = float(computes[-1].loss(P, values, None))
         outputs = outputs_of(self.cut.output)
         gradients: dict[str, Tensor | None] = {}
         sent: Sequence[Tensor | None] | None = None

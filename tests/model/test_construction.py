@@ -118,7 +118,7 @@ def apart(subject: Subject, build: Callable[[], nn.Module], folder: Path, bounds
     ]
     for compute, weights in zip(computes, own, strict=True):
         values = compute.forward(P, weights, copies(tuple(value.detach() for value in values)))
-    found = computes[-1].loss(P, values, None)
+    found = float(computes[-1].loss(P, values, None))
     outputs = outputs_of(cut.output)
     buffers = {
         name: layer.module.get_buffer(local).clone()

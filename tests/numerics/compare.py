@@ -210,5 +210,5 @@ def assert_same_bits(found: dict[str, Tensor], expected: ReferenceResult) -> Non
     """Weights and buffers are equal, bit for bit."""
     wanted = {**expected.weights, **expected.buffers}
     assert found.keys() == wanted.keys()
-    different = [name for name, value in wanted.items() if not torch.equal(found[name], value)]
+    different = [name for name, value in wanted.items() if not torch.equal(found[name], value.cpu())]
     assert not different, different

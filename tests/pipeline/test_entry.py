@@ -53,7 +53,7 @@ class Stage:
         life = (Vw(1), Incarnation(incarnation))
         self.layers = chain_of(nn.Sequential(nn.Linear(2, 1)))
         self.weight = next(iter(self.layers[0].module.parameters())).detach().clone()
-        self.pool = BufferPool(layout_of(self.layers), torch.device("cpu"))
+        self.pool = BufferPool(layout_of(self.layers, torch.device("cpu")), torch.device("cpu"))
         self.inbox = Inbox(None, None, Clock(0), life=life)
         self.hear(TERM)
         parts = SimpleNamespace(

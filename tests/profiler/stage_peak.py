@@ -144,7 +144,7 @@ def measure_stage_peak(
     sync = SyncSpec(minibatches_per_wave, staleness, deterministic=True, weights=subject.job.weights)
     num_minibatches = (staleness + _SETTLED_WAVES) * minibatches_per_wave
     identity = StageIdentity(VIRTUAL_WORKER, stage, Incarnation(0), len(counts))
-    first_weights = filled(FlatBuffer(layout_of(layers), _CPU), layers)
+    first_weights = filled(FlatBuffer(layout_of(layers, _CPU), _CPU), layers)
     live = LiveBytes()
     before = PreviousStage(_input_of(subject, first), sync, num_minibatches, live.unseen) if stage else None
     behind = NextStage(live.unseen) if stage + 1 < len(counts) else None

@@ -53,6 +53,7 @@ from tests.reference.worker import (
     buffers_of,
     layers_for,
     load_buffers,
+    moved,
     output_of,
     parameters_of,
     read_block,
@@ -282,7 +283,7 @@ def _merged_buffers(buffers: Sequence[Tensors]) -> Tensors:
 
 
 def _seed_evaluation(run: ReferenceRun, vw: VirtualWorkerIndex, number: int, key: SeedKey) -> None:
-    seed_generators(evaluation_layer_seed(run.seed, vw, number, key))
+    seed_generators(evaluation_layer_seed(run.seed, vw, number, key), torch.device(run.device))
 
 
 def evaluate(
@@ -319,14 +320,14 @@ def evaluate(
             sums = dict.fromkeys(given, 0.0)
             for number, block in enumerate(blocks[vw :: run.num_virtual_workers], start=1):
                 seed_generators(evaluation_fetch_seed(run.seed, vw, number))
-                inputs, target = read_block(dataset, block)
+                inputs, target = moved(read_block(dataset, block), run.device)
                 seed = partial(_seed_evaluation, run, vw, number)
                 output = output_of(run_layers(layers, weights, inputs, seed=seed))
                 weight = len(block) if run.weigh is None else run.weigh(target)
                 weights_of[vw] += weight
                 for name, function in functions.items():
                     if weight:
-                        with autocast(run.precision):
+                        with autocast(run.precision, run.device):
                             value = function(output, target)
                         sums[name] += float(cast("Tensor", value)) * weight
             totals = {name: total + sums[name] for name, total in totals.items()}

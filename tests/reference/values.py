@@ -90,6 +90,8 @@ class ReferenceRun:
     """(patterns of parameter names, optimizer arguments that differ for them); the first that matches counts."""
     lr_schedule: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None
     """Builds the schedule of the learning rate, which steps once per update."""
+    device: str = "cpu"
+    """The torch device that computes."""
     weigh: Callable[[Any], int] | None = None
     """The weight of a minibatch in means over several, from its target; None: its samples."""
     include_decay: bool = True

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch.utils.data import default_collate
 
 from hetpipe.pipeline.chain import GradientHook, Layer, SeedKey, Values, chain_of, run_layers, weights_in_place
@@ -84,15 +85,28 @@ def output_of(values: Values) -> Tensor | Values:
     return values[0] if len(values) == 1 else values
 
 
-def autocast(precision: Precision) -> AbstractContextManager[object]:
+def autocast(precision: Precision, device: str) -> AbstractContextManager[object]:
     """Torch's autocast to the format of `precision`; every use of a weight casts for itself."""
     if precision == "fp32":
         return nullcontext()
-    return torch.autocast("cpu", {"bf16": torch.bfloat16, "fp16": torch.float16}[precision], cache_enabled=False)
+    kind = torch.device(device).type
+    return torch.autocast(kind, {"bf16": torch.bfloat16, "fp16": torch.float16}[precision], cache_enabled=False)
 
 
 def layers_for(run: ReferenceRun, model: nn.Module) -> tuple[Layer, ...]:
-    """The layers of `model`: its own, or, of a model that names none, those between the cuts of its forward."""
+    """The layers of `model`, on the device: its own, or, if it names none, those between the cuts of its forward."""
+    layers = _layers_for(run, model)
+    for layer in layers:
+        layer.module.to(run.device)
+    return layers
+
+
+def moved(value: Any, device: str) -> Any:
+    """A tensor, or a nested structure of tensors, on `device`."""
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, value)
+
+
+def _layers_for(run: ReferenceRun, model: nn.Module) -> tuple[Layer, ...]:
     if says_its_layers(model):
         return chain_of(model, precision=run.precision)
     count = min(EXAMPLE_SAMPLES, run.batch_size)
@@ -304,15 +318,15 @@ class ReferenceWorker:
         run = self._run
 
         def seed(key: SeedKey) -> None:
-            seed_generators(layer_seed(run.seed, self.index, p, key))
+            seed_generators(layer_seed(run.seed, self.index, p, key), torch.device(run.device))
 
         seed_generators(fetch_seed(run.seed, self.index, p))
-        inputs, target = read_block(run.train, block)
+        inputs, target = moved(read_block(run.train, block), run.device)
         leaves = {name: weight.detach().clone().requires_grad_() for name, weight in used.items()}
         outputs = run_layers(self._layers, leaves, inputs, seed=seed)
         if run.weigh is not None and not run.weigh(target):
             return math.nan, dict.fromkeys(leaves)  # nothing counts: no loss, no gradient, no step, no decay
-        with autocast(run.precision):
+        with autocast(run.precision, run.device):
             loss: Any = self._loss(output_of(outputs), target)
         if read is not None:
             # Algorithm 1 of PipeOptim to the letter: the parameters' storage, which whatever autograd saved of a
@@ -320,7 +334,7 @@ class ReferenceWorker:
             for name, leaf in leaves.items():
                 leaf.data.copy_(read[name])
         with weights_in_place(self._layers, leaves):  # for layers that recompute
-            start = loss * torch.tensor(2.0**exponent) if exponent else loss
+            start = loss * torch.tensor(2.0**exponent, device=loss.device) if exponent else loss
             found = torch.autograd.grad(start, list(leaves.values()), allow_unused=True)
             gradients = dict(zip(leaves, found, strict=True))
             for name, hook in [each for layer in self._layers for each in _hooks_of(layer)]:

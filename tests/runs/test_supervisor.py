@@ -15,6 +15,7 @@ from hetpipe.errors import DeadlineExceeded, JobFailed
 from hetpipe.runs.restarts import RestartRules
 from hetpipe.runs.service import Service, ServiceDeath, ServiceSpec, end_services
 from hetpipe.runs.supervisor import Programs, ServiceRestart, Services, Supervisor
+from hetpipe.server.agent.devices import DeviceOffer
 from tests.polling import wait_until
 from tests.support.fake_clock import FakeClock
 
@@ -156,7 +157,12 @@ def services(logs: Path, *, agent: str = NOTES_ITS_END + UNTIL_INPUT_ENDS) -> Se
     stand_in = NOTES_ITS_END + READY + UNTIL_INPUT_ENDS
     programs = Programs(coordinator=program(stand_in), parameter_server=program(stand_in), agent=program(agent))
     return Services(
-        num_shards=2, num_cpu_devices=4, logs=logs, state=logs / "state", programs=programs, restart_rules=QUICK
+        num_shards=2,
+        devices=DeviceOffer(num_cpu_devices=4),
+        logs=logs,
+        state=logs / "state",
+        programs=programs,
+        restart_rules=QUICK,
     )
 
 
@@ -268,7 +274,9 @@ def test_a_coordinator_that_dies_is_started_again_on_its_port(tmp_path: Path) ->
 
 def test_a_coordinator_that_fails_starts_nothing_else(tmp_path: Path) -> None:
     broken = Programs(coordinator=program("import sys\nsys.exit('no port')"))
-    given = Services(num_shards=1, num_cpu_devices=1, logs=tmp_path, state=tmp_path, programs=broken)
+    given = Services(
+        num_shards=1, devices=DeviceOffer(num_cpu_devices=1), logs=tmp_path, state=tmp_path, programs=broken
+    )
     with (
         supervisor_of(given) as supervisor,
         pytest.raises(JobFailed, match=r"the coordinator \(pid \d+\) ended with exit code 1: no port"),

@@ -19,6 +19,7 @@ from hetpipe.runs.outcome import ExitStatus
 from hetpipe.runs.result import TrainResult
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.training import RunEnd, RunRequest, Training, choose_devices, planning_remark
+from hetpipe.server.agent.devices import DeviceOffer
 from hetpipe.values.events import JobEnded, JobEvent, JobState, StateChanged, StopMode
 from tests.checkpoints import write_checkpoint
 from tests.cli.fakes import FINISHES, RESULT, FakeCoordinator, RecordingView, shell_with, small_job
@@ -294,13 +295,24 @@ def small_result(violations: int) -> TrainResult:
 @pytest.mark.parametrize(
     ("changes", "cuda", "devices", "words"),
     [
-        ({}, 0, 2, ", with 2 CPU devices"),
-        ({}, 2, None, ", with 2 CUDA devices"),
-        ({}, 1, 2, ", with 2 CPU devices (1 CUDA device, too few for the job's 2 stages)"),
-        ({"cluster": {"slowdown": 2.0}, "workers.stages": 2}, 8, 4, ", with 4 emulated devices"),
+        ({}, 0, DeviceOffer(num_cpu_devices=2), ", with 2 CPU devices"),
+        ({}, 2, DeviceOffer(), ", with 2 CUDA devices"),
+        ({}, 1, DeviceOffer(devices_per_gpu=2), ", with 1 CUDA device, shared by the job's 2 stages"),
+        (
+            {"workers.count": 2, "workers.stages": 2},
+            3,
+            DeviceOffer(devices_per_gpu=2),
+            ", with 3 CUDA devices, shared by the job's 4 stages",
+        ),
+        (
+            {"cluster": {"slowdown": 2.0}, "workers.stages": 2},
+            8,
+            DeviceOffer(num_cpu_devices=4),
+            ", with 4 emulated devices",
+        ),
     ],
 )
-def test_devices_of_a_local_run(changes: dict[str, object], cuda: int, devices: int | None, words: str) -> None:
+def test_devices_of_a_local_run(changes: dict[str, object], cuda: int, devices: DeviceOffer, words: str) -> None:
     assert choose_devices(small_job(**changes), count_cuda=lambda: cuda) == (devices, words)
 
 
@@ -310,8 +322,8 @@ def auto_job(**cluster: Any) -> Job:
 
 def test_a_job_that_is_to_be_planned_gets_every_cpu_this_program_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 5})
-    assert choose_devices(auto_job(), count_cuda=lambda: 0) == (3, ", with 3 CPU devices")
-    assert choose_devices(auto_job(), count_cuda=lambda: 2) == (None, ", with 2 CUDA devices")
+    assert choose_devices(auto_job(), count_cuda=lambda: 0) == (DeviceOffer(num_cpu_devices=3), ", with 3 CPU devices")
+    assert choose_devices(auto_job(), count_cuda=lambda: 2) == (DeviceOffer(), ", with 2 CUDA devices")
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,8 @@ class InProcessRun:
     deaths: tuple[Death, ...] = ()
     """Each at most once. Who dies is evicted at once, and comes back in a new life unless the death says otherwise; who
     is drained comes back when all its stages have left."""
+    device: str = "cpu"
+    """Of all stages."""
     replans: Mapping[int, VirtualWorkerPlan] = field(default_factory=dict)
     """Virtual worker → the plan of its later lives, where that is not the one of its first."""
 
@@ -166,7 +168,7 @@ class _Cluster:
         run.run_dir.mkdir(parents=True, exist_ok=True)
         report = inspect_job(run.job, run.import_path, run_folder=run.run_dir)
         count = sum(run.job.num_stages(VirtualWorkerIndex(vw)) for vw in range(run.job.num_workers))
-        devices = tuple(AgentDevice(f"n0/{i}", "cpu", 0, "cpu") for i in range(count))
+        devices = tuple(AgentDevice(f"n0/{i}", "cpu", 0, run.device) for i in range(count))
         agent = AgentInfo(AgentId("n0"), "127.0.0.1", 0, devices)
         self.plan = plan_job(run.job, report, [agent], Term(1), JobId(run.job.name))
         self.result = InProcessResult(self.plan)

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetpipe.values.alignment import ALIGNMENT_BYTES
 from hetpipe.values.plan import DTYPE_BYTES
-from hetpipe.weights.flat import ALIGNMENT_BYTES, BufferPool, FlatBuffer, FlatLayout, aligned, finite
+from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout, aligned, finite
 
 CPU = torch.device("cpu")
 FLOATS = ("float64", "float32", "float16", "bfloat16")

@@ -17,7 +17,7 @@ from hetpipe.cli.options import Settings
 from hetpipe.cli.plan.profile_view import view_for
 from hetpipe.cli.plan.profiling import ProfileWish, profile_job
 from hetpipe.decide.lifecycle.known_cluster import cluster_of
-from hetpipe.decide.lifecycle.planning import options_of
+from hetpipe.decide.lifecycle.planning import num_devices_wanted, options_of
 from hetpipe.deploy.box import box_devices
 from hetpipe.deploy.groups import AgentGroup, groups_of, job_of_plan, needs_a_plan
 from hetpipe.deploy.labels import DEFAULT_PROJECT, check_project
@@ -144,7 +144,9 @@ def describe(
         check_wish(job.environment, allowed_environment)
     num_cpu_devices = options.cpu_devices
     if num_cpu_devices is None and job is not None:
-        num_cpu_devices, _ = choose_devices(job)
+        offer, _ = choose_devices(job)
+        # A container owns its GPUs: they are not shared between stages here.
+        num_cpu_devices = num_devices_wanted(job) if offer.devices_per_gpu > 1 else offer.num_cpu_devices
     found = discover_devices(socket.gethostname(), num_cpu_devices=num_cpu_devices)
     plan = None if job is None else _plan(options, job, found, output, shell)
     if job is not None and request is not None and plan is not None:

@@ -5,14 +5,29 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from hetpipe.errors import UserError
 from hetpipe.values.run import AgentDevice
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceOffer:
+    """What a node offers of its devices."""
+
+    num_cpu_devices: int | None = None
+    """Offer this many CPU devices and no others; None: the CUDA devices."""
+    devices_per_gpu: int = 1
+    """Devices that each GPU is offered as; more than one if several stages are to share a GPU."""
+
+
 def discover_devices(
-    node: str, *, num_cpu_devices: int | None = None, has_nvidia: Callable[[], bool] | None = None
+    node: str,
+    *,
+    num_cpu_devices: int | None = None,
+    devices_per_gpu: int = 1,
+    has_nvidia: Callable[[], bool] | None = None,
 ) -> tuple[AgentDevice, ...]:
     """The devices node `node` offers, named `NODE/0`, `NODE/1` and so on.
 
@@ -20,13 +35,17 @@ def discover_devices(
         node: name of the node.
         num_cpu_devices: declare this many CPU devices and no others; None: the CUDA devices, or without any one CPU
             device per CPU. A CPU device is no more than a place for a stage process, so there may be more than CPUs.
+        devices_per_gpu: offer each GPU as so many devices with an equal part of its memory, the first of every GPU
+            before the second of any.
         has_nvidia: whether it is worth asking torch for CUDA devices, whose import takes seconds.
 
     Raises:
-        UserError: `num_cpu_devices` is not positive.
+        UserError: `num_cpu_devices` or `devices_per_gpu` is not positive.
     """
+    if devices_per_gpu < 1:
+        raise UserError(f"--devices-per-gpu must be at least 1, not {devices_per_gpu}")
     if num_cpu_devices is None:
-        cuda = _cuda_devices(node) if (has_nvidia or _has_nvidia)() else ()
+        cuda = _cuda_devices(node, devices_per_gpu) if (has_nvidia or _has_nvidia)() else ()
         return cuda or _cpu_devices(node, os.cpu_count() or 1)
     if num_cpu_devices < 1:
         raise UserError(f"--cpu-devices must be at least 1, not {num_cpu_devices}")
@@ -37,15 +56,16 @@ def _has_nvidia() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*")) or shutil.which("nvidia-smi") is not None
 
 
-def _cuda_devices(node: str) -> tuple[AgentDevice, ...]:
+def _cuda_devices(node: str, per_gpu: int) -> tuple[AgentDevice, ...]:
     import torch
 
     if not torch.cuda.is_available():
         return ()
     properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return tuple(
-        AgentDevice(f"{node}/{index}", device.name, device.total_memory, f"cuda:{index}")
-        for index, device in enumerate(properties)
+        AgentDevice(f"{node}/{part * len(properties) + index}", gpu.name, gpu.total_memory // per_gpu, f"cuda:{index}")
+        for part in range(per_gpu)
+        for index, gpu in enumerate(properties)
     )
 
 

@@ -53,6 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--cpu-devices", type=int, metavar="N", help="offer N CPU devices (default: the CUDA devices, else one per CPU)"
     )
     parser.add_argument(
+        "--devices-per-gpu",
+        type=int,
+        default=1,
+        metavar="N",
+        help="offer each GPU as N devices with an equal part of its memory, for N stages that share it (default: 1)",
+    )
+    parser.add_argument(
         "--stage-port",
         type=port,
         metavar="FIRST",
@@ -120,7 +127,9 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
             pid=os.getpid(),
             coordinator=options.coordinator,
             tls=tls,
-            devices=discover_devices(node, num_cpu_devices=options.cpu_devices),
+            devices=discover_devices(
+                node, num_cpu_devices=options.cpu_devices, devices_per_gpu=options.devices_per_gpu
+            ),
             environment=os.environ,
             machine=socket.gethostname(),
             first_metrics_port=options.stage_metrics_port,

@@ -44,6 +44,7 @@ from hetpipe.pipeline.callables import (
 )
 from hetpipe.pipeline.chain import Layer, chain_of, forget_weights, state_names
 from hetpipe.pipeline.compute import Emulator, StageCompute
+from hetpipe.pipeline.cuda import use_device
 from hetpipe.pipeline.data import example_of
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled, layout_of
@@ -323,7 +324,7 @@ def _built(job: Job, config: StageConfig, code: UserCode | _StageCode, versions:
     """The stage with its layers; their weights are not loaded."""
     device = torch.device(config.device.torch_device)
     compute = StageCompute(code.layers, vw=config.vw, seed=job.seed, device=device, loss=code.loss)
-    pool = BufferPool(layout_of(code.layers), device)
+    pool = BufferPool(layout_of(code.layers, device), device)
     target = pool.take().zero_()
     optimizer = _optimizer(job, config, target, versions)
     kind = AnchoredWeights if job.has_shards else DirectWeights
@@ -343,6 +344,7 @@ def _built(job: Job, config: StageConfig, code: UserCode | _StageCode, versions:
 def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[StageRunner, ShardClient]:
     """Connect a stage; returns its runner, and the shard client, to be closed after the run."""
     identity = identity_of(config)
+    use_device(torch.device(config.device.torch_device), deterministic=job.sync.deterministic)
     sync = job.sync_spec(config.plan.virtual_workers[config.vw])
     versions = versions_of(job, identity, sync.minibatches_per_wave)
     built = _built(job, config, code, versions)

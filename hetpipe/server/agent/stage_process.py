@@ -25,6 +25,7 @@ from hetpipe.observe.metrics import Metrics, NullMetrics, metrics_path
 from hetpipe.observe.metrics_endpoint import metrics_endpoint
 from hetpipe.observe.timeline import Timeline
 from hetpipe.phases import end_phases, report_phase
+from hetpipe.pipeline.cuda import peak_bytes
 from hetpipe.pipeline.setup import StageIdentity
 from hetpipe.server.agent.child_main import ReportPipe, run_child
 from hetpipe.server.agent.children import LINK_PORT, METRICS_PORT
@@ -173,7 +174,10 @@ def _run(
     report(StageReady(os.getpid(), link=str(neighbours.link or "")))
     gc.freeze()  # imported modules stay: the collector need not traverse them again and again
     try:
-        return runner.run()
+        done = runner.run()
+        if (peak := peak_bytes(torch.device(config.device.torch_device))) is not None:
+            _log.info("gpu_memory", allocated_bytes=peak[0], reserved_bytes=peak[1])
+        return done
     finally:
         for each in (client, clock_shard, timeline, metrics, history, neighbours):
             each.close()

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 
 from hetpipe.checksum import BLOCK_BYTES, SUM_BYTES, checksum, num_checksums
 from hetpipe.errors import DamagedChunk, MalformedChunk
+from hetpipe.values.alignment import ALIGNMENT_BYTES
 from hetpipe.values.plan import DTYPE_BYTES
 from hetpipe.values.requests import SliceHeader
-from hetpipe.weights.flat import ALIGNMENT_BYTES, FlatBuffer, aligned
+from hetpipe.weights.flat import FlatBuffer, aligned
 
 #: Bytes of payload per chunk, as many as one checksum covers on disk, so that a log can take over those of the wire;
 #: copying overlaps with sending (benchmarks/wire.py: 1 MiB moves about as fast as 4 MiB).

@@ -52,6 +52,26 @@ def test_cuda_devices_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices[0].memory_bytes == 8 << 30
 
 
+def test_a_gpu_can_be_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", cuda("RTX 2060", "TITAN V"))
+
+    devices = discover_devices("n0", devices_per_gpu=2, has_nvidia=lambda: True)
+
+    # The first part of every GPU comes before the second of any, so neighbouring stages get different GPUs.
+    assert [(device.device, device.type, device.torch_device) for device in devices] == [
+        ("n0/0", "RTX 2060", "cuda:0"),
+        ("n0/1", "TITAN V", "cuda:1"),
+        ("n0/2", "RTX 2060", "cuda:0"),
+        ("n0/3", "TITAN V", "cuda:1"),
+    ]
+    assert {device.memory_bytes for device in devices} == {4 << 30}
+
+
+def test_a_gpu_is_at_least_one_device() -> None:
+    with pytest.raises(UserError, match="--devices-per-gpu must be at least 1, not 0"):
+        discover_devices("n0", devices_per_gpu=0)
+
+
 def test_a_driver_without_devices_leaves_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", cuda())
 
