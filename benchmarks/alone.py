@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from hetpipe.decide.sync.records import BarrierRecord, PublishRecord, SegmentMember, SegmentRecord
 from hetpipe.decide.sync.segment import first_progress
 from hetpipe.pipeline.synchroniser import SyncListener
 from hetpipe.values.ids import Clock, Incarnation, VirtualWorkerIndex, Wave
+from hetpipe.values.plan import SlicePlan
 from hetpipe.values.requests import Blocks
 from hetpipe.values.sync import DataSpec, Progress
 from hetpipe.weights.flat import BufferPool, FlatBuffer
@@ -86,6 +88,10 @@ class AloneSynchroniser:
         """There is none."""
         del checkpoint
         return True
+
+    def change_layers(self, slices: Sequence[SlicePlan], pool: BufferPool, *, deadline_seconds: float) -> None:
+        """Never called: nothing moves."""
+        raise AssertionError((slices, pool, deadline_seconds))
 
     def drain(self, *, deadline_seconds: float) -> None:
         """Nothing is under way."""

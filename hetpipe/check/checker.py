@@ -182,7 +182,7 @@ def _stranger(layout: Layout, timeline: Timeline, life: tuple[int, int], stage: 
     vw, incarnation = life
     known = timeline.lives_of(vw)
     if not known and not layout.stages_of(vw):
-        return f"virtual worker {vw} is not in the plan of {len(layout.num_stages)}"
+        return f"virtual worker {vw} is not in the plan of {len(layout.bounds)}"
     if incarnation < 0:
         num_stages = max([layout.stages_of(vw), *(each.num_stages for each in known)])
     else:

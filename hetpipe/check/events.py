@@ -77,6 +77,8 @@ class Pass(StageEvent):
 
     clock: int
     local_through: int
+    version: int = 0
+    """Of its virtual worker's plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ class Wave(Event):
     first_clock: int
     """W* of its first minibatch."""
     last_clock: int
+    version: int = 0
+    """Of its virtual worker's plan."""
 
     @property
     def name(self) -> str:
@@ -120,6 +124,8 @@ class Staged(Event):
     wave: int
     shard: int
     slices: int
+    indices: tuple[int, ...] = ()
+    """Which of the shard's slices; empty in histories that only count them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +188,22 @@ class Join(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Plan(Event):
+    """From the barrier at `clock` on, stage k of a virtual worker has the layers [bounds[k], bounds[k + 1])."""
+
+    vw: int
+    incarnation: int
+    clock: int
+    version: int
+    bounds: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """`version 2 of the plan of virtual worker 1 at clock 4`."""
+        return f"version {self.version} of the plan of virtual worker {self.vw} at clock {self.clock}"
+
+
+@dataclass(frozen=True, slots=True)
 class Leave(Event):
     """A virtual worker that was drained stops being a member at the barrier at `clock`; its waves below it count."""
 
@@ -221,5 +243,5 @@ class Damage:
     """(vw, incarnation) of the process that wrote the file, if earlier lines have it."""
 
 
-Decision = Commit | Publish | Evict | Join | Leave | Barrier
+Decision = Commit | Publish | Evict | Join | Leave | Plan | Barrier
 """The decisions of the clock shard; the order of these lines is the decision log."""

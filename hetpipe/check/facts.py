@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
@@ -21,21 +21,33 @@ Word = TypeVar("Word", bound=StrEnum)
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Virtual workers, stages and shards of a run."""
+    """Virtual workers, stages and shards of a run, by the plan that it begins with."""
 
-    num_stages: tuple[int, ...]
-    """Stages per virtual worker that founds the run, in index order."""
+    bounds: tuple[tuple[int, ...], ...]
+    """Per virtual worker that founds the run, in index order: stage k has the layers [bounds[k], bounds[k + 1])."""
     num_shards: int
-    num_slices: Mapping[tuple[int, int, int], int]
-    """(vw, stage, shard) → slices of that stage on that shard; pairs without slices are absent."""
+    slices: tuple[tuple[int, int], ...]
+    """(layer, shard) of every slice; none where no shard holds weights."""
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return self.bounds[0][-1]
 
     def stages_of(self, vw: int) -> int:
         """Number of stages of `vw` in the plan; 0 if it has none."""
-        return self.num_stages[vw] if vw < len(self.num_stages) else 0
+        return len(self.bounds[vw]) - 1 if vw < len(self.bounds) else 0
 
-    def slices_on(self, shard: int) -> int:
-        """Number of slices on a shard; the same for every virtual worker, as each has the whole model."""
-        return sum(self.num_slices.get((0, stage, shard), 0) for stage in range(self.num_stages[0]))
+    def layers_on(self, shard: int) -> tuple[int, ...]:
+        """The layer of each slice on a shard, in its order."""
+        return tuple(layer for layer, place in self.slices if place == shard)
+
+    def num_slices(self, bounds: tuple[int, ...]) -> Counter[tuple[int, int]]:
+        """(stage, shard) → slices of that stage of a virtual worker with this cut on that shard."""
+        found: Counter[tuple[int, int]] = Counter()
+        for layer, shard in self.slices:
+            found[bisect_right(bounds, layer) - 1, shard] += 1
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +125,7 @@ class _StageFile(BaseModel):
 
 
 class _VirtualWorkerFile(BaseModel):
-    stages: list[_StageFile]
+    stages: list[_StageFile] = Field(min_length=1)
     minibatches_per_wave: _Count | None = None
 
 
@@ -123,7 +135,7 @@ class _SliceFile(BaseModel):
 
 
 class _PlanFile(BaseModel):
-    virtual_workers: list[_VirtualWorkerFile]
+    virtual_workers: list[_VirtualWorkerFile] = Field(min_length=1)
     slices: list[_SliceFile]
     num_shards: int = Field(ge=1)
 
@@ -217,10 +229,8 @@ def _staleness(sync: SyncRule, bound: int | None) -> int | None:
 
 
 def _layout(plan: _PlanFile) -> Layout:
-    num_slices: Counter[tuple[int, int, int]] = Counter()
-    for vw, worker in enumerate(plan.virtual_workers):
-        for stage, layers in enumerate(worker.stages):
-            for piece in plan.slices:
-                if layers.first_layer <= piece.layer < layers.last_layer:
-                    num_slices[vw, stage, piece.shard] += 1
-    return Layout(tuple(len(worker.stages) for worker in plan.virtual_workers), plan.num_shards, num_slices)
+    bounds = tuple(
+        (worker.stages[0].first_layer, *(stage.last_layer for stage in worker.stages))
+        for worker in plan.virtual_workers
+    )
+    return Layout(bounds, plan.num_shards, tuple((piece.layer, piece.shard) for piece in plan.slices))

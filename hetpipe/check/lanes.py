@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from hetpipe.check.events import Backward, Forward, Pass, Skip, StageEvent, Step
 from hetpipe.check.facts import Facts
@@ -76,6 +77,7 @@ class LaneJudge:
                 self._judge_order(lane)
                 self._judge_steps(lane, stepping)
                 self._judge_missing(lane, due, started, stepping)
+            self._judge_coverage(vw, incarnation, lanes)
         self._judge_skips()
         self._judge_commits(committed_minibatches)
         self._orders.finish()
@@ -207,6 +209,24 @@ class LaneJudge:
                 self._report_missing(Kind.MINIBATCH_MISSING, "backward", lane, forward or event)
             if step is None and p in stepping and (wanted or p <= last_step):
                 self._report_missing(Kind.STEP_MISSING, "step", lane, backward or forward or event)
+
+    def _judge_coverage(self, vw: int, incarnation: int, lanes: list[_Lane]) -> None:
+        """Verify that the layers that each stage has by the version that it carries are together all, each once.
+
+        Of minibatches with a pass on every stage; missing ones are reported separately.
+        """
+        bounds = {plan.version: plan.bounds for plan in self._timeline.lives[vw, incarnation].plans}
+        for passes in ([lane.forwards for lane in lanes], [lane.backwards for lane in lanes]) if bounds else ():
+            for p, event in passes[0].items():
+                found = [each.get(p) for each in passes]
+                cuts = [bounds.get(each.version) for each in found if each is not None]
+                if len(cuts) < len(passes) or len({each.version for each in found if each is not None}) == 1:
+                    continue
+                spans = [cut[stage : stage + 2] for stage, cut in enumerate(cuts) if cut is not None]
+                if any(left[1] != right[0] for left, right in pairwise(spans)):
+                    layers = ", ".join(f"[{first}, {last})" for first, last in spans)
+                    message = f"{event.name} and the passes of its other stages compute the layers {layers}"
+                    self._findings.add(Kind.LAYER_COVERAGE, message, event.origin)
 
     def _report_missing(self, kind: Kind, what: str, lane: _Lane, known: StageEvent) -> None:
         message = f"p = {known.p} of virtual worker {known.vw} has no {what} on stage {lane.place.stage}"

@@ -28,6 +28,7 @@ from hetpipe.check.events import (
     Join,
     Leave,
     Origin,
+    Plan,
     Publish,
     Pull,
     Skip,
@@ -175,11 +176,33 @@ def _plain(kind: Callable[..., Event], *keys: str) -> Callable[[Record, Origin],
     return parse
 
 
+def _versioned(kind: Callable[..., Event], *keys: str) -> Callable[[Record, Origin], Event]:
+    """Parser of an event whose fields are all counts; older histories lack the version of the plan."""
+
+    def parse(record: Record, origin: Origin) -> Event:
+        return kind(origin, *_counts(record, keys), _count(record, "version") if "version" in record else 0)
+
+    return parse
+
+
+def _list(record: Record, key: str) -> tuple[int, ...]:
+    values = record.get(key)
+    if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
+        raise _MalformedError(f"{key} must be a list of integers >= 0")
+    return tuple(values)
+
+
 def _staged(record: Record, origin: Origin) -> Event:
-    slices = record.get("slices")
-    num_slices = len(slices) if isinstance(slices, list) else _count(record, "slices")
+    is_listed = isinstance(record.get("slices"), list)
+    indices = _list(record, "slices") if is_listed else ()
+    num_slices = len(indices) if is_listed else _count(record, "slices")
     vw, incarnation, stage, wave, shard = _counts(record, _STAGED_KEYS)
-    return Staged(origin, vw, incarnation, stage, wave, shard, num_slices)
+    return Staged(origin, vw, incarnation, stage, wave, shard, num_slices, indices)
+
+
+def _plan(record: Record, origin: Origin) -> Event:
+    vw, incarnation, clock, version = _counts(record, _PLAN_KEYS)
+    return Plan(origin, vw, incarnation, clock, version, _list(record, "bounds"))
 
 
 def _join(record: Record, origin: Origin) -> Event:
@@ -206,12 +229,13 @@ def _used(record: Record, origin: Origin) -> Event:
 
 
 _LIFE_KEYS = ("vw", "incarnation", "clock")
+_PLAN_KEYS = (*_LIFE_KEYS, "version")
 _STAGED_KEYS = ("vw", "incarnation", "stage", "wave", "shard")
 _USED_KEYS = ("vw", "wave", "epoch")
 
 _PARSERS: dict[str, Callable[[Record, Origin], Event]] = {
-    "forward": _plain(Forward, "vw", "incarnation", "stage", "p", "clock", "local_through"),
-    "backward": _plain(Backward, "vw", "incarnation", "stage", "p", "clock", "local_through"),
+    "forward": _versioned(Forward, "vw", "incarnation", "stage", "p", "clock", "local_through"),
+    "backward": _versioned(Backward, "vw", "incarnation", "stage", "p", "clock", "local_through"),
     "step": _plain(Step, "vw", "incarnation", "stage", "p"),
     "skip": _plain(Skip, "vw", "incarnation", "stage", "p", "scale"),
     "staged": _staged,
@@ -221,8 +245,9 @@ _PARSERS: dict[str, Callable[[Record, Origin], Event]] = {
     "pull": _plain(Pull, "shard", "vw", "stage", "clock"),
     "evict": _plain(Evict, *_LIFE_KEYS),
     "join": _join,
+    "plan": _plan,
     "leave": _plain(Leave, *_LIFE_KEYS),
     "barrier": _barrier,
     "used": _used,
-    "wave": _plain(Wave, "vw", "incarnation", "stage", "wave", "first", "last", "first_clock", "last_clock"),
+    "wave": _versioned(Wave, "vw", "incarnation", "stage", "wave", "first", "last", "first_clock", "last_clock"),
 }

@@ -7,8 +7,9 @@ these lines one by one (`wsp.md` §4). The result is the `Timeline`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from itertools import pairwise
 
-from hetpipe.check.events import Barrier, Commit, Decision, Event, Evict, Join, Leave, Publish
+from hetpipe.check.events import Barrier, Commit, Decision, Event, Evict, Join, Leave, Plan, Publish
 from hetpipe.check.facts import Facts
 from hetpipe.check.report import Findings, Kind
 from hetpipe.check.timeline import Life, Timeline
@@ -33,7 +34,7 @@ def founders_of(decisions: Iterable[Decision], facts: Facts) -> list[int]:
 
     Without such records, all virtual workers of the plan.
     """
-    known = range(len(facts.layout.num_stages))
+    known = range(len(facts.layout.bounds))
     joined = {d.vw for d in decisions if isinstance(d, Join) and d.clock == facts.start.clock and d.vw in known}
     return sorted(joined or known)
 
@@ -53,9 +54,9 @@ class Replay:
             start_clock=start,
             rule=facts.rule,
             rules={vw: facts.rule.with_wave_of(num) for vw, num in enumerate(facts.waves)},
-            lives={(vw, 0): Life(vw, 0, start, facts.layout.stages_of(vw), is_planned=True) for vw in founders},
+            lives={(vw, 0): Life(vw, 0, start, facts.layout.stages_of(vw), facts.layout.bounds[vw]) for vw in founders},
             members=dict.fromkeys(founders, 0),
-            local=dict.fromkeys(range(len(facts.layout.num_stages)), start),
+            local=dict.fromkeys(range(len(facts.layout.bounds)), start),
             barriers=[start],
         )
 
@@ -72,6 +73,8 @@ class Replay:
             self._see_evict(decision)
         elif isinstance(decision, Leave):
             self._see_leave(decision)
+        elif isinstance(decision, Plan):
+            self._see_plan(decision)
         else:
             self._see_join(decision)
 
@@ -203,6 +206,27 @@ class Replay:
         del line.members[vw]
         life.left = leave.clock
 
+    def _see_plan(self, plan: Plan) -> None:
+        """Verify a plan version: newer than the last, of a member, at a barrier, with each layer in one stage."""
+        line, vw = self.timeline, plan.vw
+        life = line.lives.get((vw, plan.incarnation))
+        if life is None or line.members.get(vw) != plan.incarnation:
+            self._refuse(f"{plan.name} is of incarnation {plan.incarnation}, which is no member", vw, plan)
+            return
+        if plan.clock not in line.pending and plan.clock != line.barriers[-1]:
+            self._findings.add(Kind.PLAN, f"{plan.name} begins where there is no barrier", plan.origin)
+        known, layers = line.plans.get(vw), self._layout.num_layers
+        is_kept = known is not None and (known.version, known.bounds) == (plan.version, plan.bounds)
+        if known is not None and plan.version <= known.version and not is_kept:
+            self._findings.add(Kind.PLAN, f"{plan.name} follows version {known.version}", plan.origin)
+        rises = all(first < last for first, last in pairwise(plan.bounds))
+        if not rises or plan.bounds[:1] != (0,) or plan.bounds[-1] != layers or len(plan.bounds) != life.num_stages + 1:
+            message = f"{plan.name} cuts the {layers} layers at {list(plan.bounds)} for {life.num_stages} stages"
+            self._findings.add(Kind.PLAN, message, plan.origin)
+            return
+        line.plans[vw] = plan
+        life.plans.append(plan)
+
     def _see_join(self, join: Join) -> None:
         line, vw = self.timeline, join.vw
         name = f"virtual worker {vw}, incarnation {join.incarnation}, joins at clock {join.clock}"
@@ -249,7 +273,11 @@ class Replay:
         line.local[join.vw] = join.clock
         is_planned = join.num_stages is None or (join.clock == line.start_clock and join.num_stages == planned)
         line.lives[join.vw, join.incarnation] = Life(
-            join.vw, join.incarnation, join.clock, join.num_stages or planned, is_planned=is_planned
+            join.vw,
+            join.incarnation,
+            join.clock,
+            join.num_stages or planned,
+            self._layout.bounds[join.vw] if is_planned else None,
         )
 
     def _refuse(self, message: str, vw: int, decision: Decision) -> None:

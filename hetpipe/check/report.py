@@ -57,6 +57,10 @@ class Kind(StrEnum):
     CLOCK_SKIPPED = "clock_skipped"  #: clocks are published one by one
     WAVE_SIZE = "wave_size"  #: N_v of a virtual worker is what the job says, and never changes
     WAVE_SHARE = "wave_share"  #: between two barriers minibatches are dealt in proportion to N_v
+    PLAN = "plan"  #: plan versions grow, take effect at barriers, and give each layer to one stage
+    PLAN_VERSION = "plan_version"  #: each pass of p carries the newest plan version with from ≤ p
+    LAYER_COVERAGE = "layer_coverage"  #: each layer of p is computed exactly once forward and once backward
+    SLICE_NOT_OWNED = "slice_not_owned"  #: a stage stages slices of its own layers in that wave only
     SAMPLE_TWICE = "sample_twice"  #: a sample counts once per epoch
     SAMPLE_NEVER = "sample_never"  #: every sample counts in an epoch that ended
     SAMPLE_COUNT = "sample_count"  #: commit, used samples and minibatches agree

@@ -26,8 +26,11 @@ class ShardJudge:
         #: File → position up to which its shard provably followed the decision log.
         self._followed: dict[str, int] = {}
         self._unpublished: set[tuple[int, int, int]] = set()
-        #: Virtual workers with an incarnation whose cut may differ from the plan.
-        self._recut = {life.vw for life in timeline.lives.values() if not life.is_planned}
+        #: Cut → (stage, shard) → slices; and slices on each shard, of all stages.
+        self._num_slices: dict[tuple[int, ...], Counter[tuple[int, int]]] = {}
+        self._on_shard = Counter(shard for _, shard in facts.layout.slices)
+        #: The layer of each slice, per shard.
+        self._layers = {shard: facts.layout.layers_on(shard) for shard in range(facts.layout.num_shards)}
 
     def num_applied_twice(self) -> int:
         """Number of waves that some shard applied more than once."""
@@ -35,11 +38,13 @@ class ShardJudge:
 
     def see_staged(self, staged: Staged) -> None:
         """Record staged slices, and verify that no evicted incarnation stages."""
-        self._judge_slices(staged, "is staged on")
+        has_slices = self._judge_slices(staged, "is staged on")
         key = (staged.vw, staged.incarnation, staged.wave)
         self._staged.setdefault(key, Counter())[staged.stage, staged.shard] += staged.slices
         self._first_staged.setdefault(key, staged)
         life = self._timeline.lives[staged.vw, staged.incarnation]
+        if has_slices:
+            self._judge_owned(staged, life.bounds_at(staged.wave))
         if self._knows_eviction(staged, life):
             message = f"wave {staged.wave} of {_life(life)} is staged on shard {staged.shard} after its eviction"
             self._findings.add(Kind.OLD_INCARNATION, message, staged.origin)
@@ -94,24 +99,50 @@ class ShardJudge:
             return False
         return self._followed.get(staged.origin.file, 0) > life.eviction_position
 
-    def _judge_slices(self, event: Staged | Pull, does: str) -> None:
+    def _judge_slices(self, event: Staged | Pull, does: str) -> bool:
         """Verify the slices of a stage on a shard: none where the plan has none; without shards none at all."""
-        if not self._may_have_slices(event):
+        may = self._may_have_slices(event)
+        if not may:
             message = (
                 f"stage {event.stage} of virtual worker {event.vw} {does} shard {event.shard}, "
                 "which holds none of its slices"
             )
             self._findings.add(Kind.NO_SLICES, message, event.origin)
+        return may
 
     def _may_have_slices(self, event: Staged | Pull) -> bool:
-        """Whether a stage may have slices on the shard; always if the incarnation's cut may differ from the plan."""
-        if (event.vw, event.stage, event.shard) in self._layout.num_slices:
-            return True
+        """Whether a stage may have slices on the shard: by the cut in force, or by any that its virtual worker had."""
         if isinstance(event, Staged):
-            is_planned = self._timeline.lives[event.vw, event.incarnation].is_planned
+            cuts: list[tuple[int, ...] | None] = [
+                self._timeline.lives[event.vw, event.incarnation].bounds_at(event.wave)
+            ]
         else:
-            is_planned = event.vw not in self._recut
-        return not is_planned and self._layout.slices_on(event.shard) > 0
+            # Processes start, and pull first, by the plan of the run, even if layers have moved since.
+            cuts = [*self._layout.bounds[event.vw : event.vw + 1]]
+            cuts += [cut for life in self._timeline.lives_of(event.vw) for cut in life.cuts]
+        return any(
+            self._on_shard[event.shard] > 0 if cut is None else self._slices(cut)[event.stage, event.shard] > 0
+            for cut in cuts
+        )
+
+    def _judge_owned(self, staged: Staged, bounds: tuple[int, ...] | None) -> None:
+        """Verify that the layers of staged slices are the stage's own in that wave."""
+        layers = self._layers[staged.shard]
+        strange = next((index for index in staged.indices if index >= len(layers)), None)
+        if strange is None and bounds is not None:
+            first, last = bounds[staged.stage : staged.stage + 2]
+            strange = next((index for index in staged.indices if not first <= layers[index] < last), None)
+        if strange is not None:
+            message = (
+                f"stage {staged.stage} of virtual worker {staged.vw} stages slice {strange} of shard {staged.shard} in "
+                f"wave {staged.wave}, whose layer it does not have there"
+            )
+            self._findings.add(Kind.SLICE_NOT_OWNED, message, staged.origin)
+
+    def _slices(self, bounds: tuple[int, ...]) -> Counter[tuple[int, int]]:
+        if bounds not in self._num_slices:
+            self._num_slices[bounds] = self._layout.num_slices(bounds)
+        return self._num_slices[bounds]
 
     def _judge_applies(self, commit: Commit) -> None:
         line = self._timeline
@@ -139,14 +170,14 @@ class ShardJudge:
     def _judge_staged(self, commit: Commit) -> None:
         staged = self._staged.get((commit.vw, commit.incarnation, commit.wave), Counter())
         life = self._timeline.lives.get((commit.vw, commit.incarnation))
-        is_planned = life is None or life.is_planned
+        bounds = None if life is None else life.bounds_at(commit.wave)
         for shard in range(self._layout.num_shards):
-            if not is_planned:
+            if bounds is None:
                 whole = sum(count for (_, place), count in staged.items() if place == shard)
-                self._judge_part(commit, whole, self._layout.slices_on(shard), f"are staged on shard {shard}")
+                self._judge_part(commit, whole, self._on_shard[shard], f"are staged on shard {shard}")
                 continue
-            for stage in range(self._layout.stages_of(commit.vw)):
-                wanted = self._layout.num_slices.get((commit.vw, stage, shard), 0)
+            for stage in range(len(bounds) - 1):
+                wanted = self._slices(bounds)[stage, shard]
                 where = f"of stage {stage} are staged on shard {shard}"
                 self._judge_part(commit, staged[stage, shard], wanted, where)
 

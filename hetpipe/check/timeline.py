@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from hetpipe.check.events import Barrier, Commit, Evict, Origin, Publish
+from hetpipe.check.events import Barrier, Commit, Evict, Origin, Plan, Publish
 from hetpipe.check.rules import Place, RunRule
 
 
@@ -18,13 +18,30 @@ class Life:
     first_wave: int
     """The clock at which it joined."""
     num_stages: int
-    is_planned: bool
-    """Whether its model is cut as in the plan, as far as is known: a later life may be cut anew."""
+    assumed: tuple[int, ...] | None
+    """The cut of one without `plan` lines, which older histories lack; None: it may be any."""
     eviction: Evict | None = None
     eviction_position: int | None = None
     """Position of the eviction in the decision log; None while it is a member."""
     left: int | None = None
     """The clock of the barrier at which it left, having been drained; None: it did not."""
+    plans: list[Plan] = field(default_factory=list)
+    """Its plan versions, in order."""
+
+    def plan_at(self, wave: int) -> Plan | None:
+        """The plan version in force in a wave; None without one."""
+        index = bisect_right(self.plans, wave, key=lambda plan: plan.clock)
+        return self.plans[index - 1] if index else None
+
+    def bounds_at(self, wave: int) -> tuple[int, ...] | None:
+        """The cut in force in a wave; None: not known."""
+        plan = self.plan_at(wave)
+        return self.assumed if plan is None else plan.bounds
+
+    @property
+    def cuts(self) -> list[tuple[int, ...] | None]:
+        """Every cut that it has had; None for an unknown one."""
+        return [plan.bounds for plan in self.plans] or [self.assumed]
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -66,6 +83,8 @@ class Timeline:
     """Clock of a barrier → position at which it was set there first; none for the start."""
     epoch_ends: list[Barrier] = field(default_factory=list)
     """The reached barriers that ended an epoch."""
+    plans: dict[int, Plan] = field(default_factory=dict)
+    """vw → the newest version of its plan."""
     end: Barrier | None = None
     """The reached barrier that ended the run, or stopped it."""
     max_distance: int = 0

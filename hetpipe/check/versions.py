@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetpipe.check.events import Forward, Pass
+from hetpipe.check.events import Forward, Pass, Wave
 from hetpipe.check.formulas import (
     backward_through,
     determined_clock,
@@ -22,6 +22,14 @@ from hetpipe.check.report import Findings, Kind
 from hetpipe.check.timeline import Life, Timeline
 
 _Minibatches = dict[int, Pass]
+
+
+def judge_plan_version(event: Pass | Wave, name: str, life: Life, wave: int, findings: Findings) -> None:
+    """Verify that an event in a wave carries the plan version in force there; older histories have no versions."""
+    plan = life.plan_at(wave)
+    if plan is not None and event.version != plan.version:
+        message = f"{name} carries version {event.version} of its plan, where version {plan.version} is in force"
+        findings.add(Kind.PLAN_VERSION, message, event.origin)
 
 
 @dataclass(slots=True)
@@ -60,6 +68,7 @@ class VersionJudge:
             message = f"{event.name} uses clock {event.clock}, but {first.name} uses clock {first.clock}"
             self._findings.add(Kind.MIXED_VERSIONS, message, event.origin)
         self._judge_through(event, floor, seen.life)
+        judge_plan_version(event, event.name, seen.life, wave_of(rule, event.p), self._findings)
         if isinstance(event, Forward):
             self._judge_published(event, seen)
 

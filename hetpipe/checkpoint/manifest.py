@@ -137,11 +137,16 @@ def file_digest(path: Path) -> CheckpointFile:
 
 def manifest_bytes(manifest: Manifest) -> bytes:
     """Serialize a manifest, including its own checksum."""
-    return wire.to_json(Manifest, replace(manifest, sha256=_own_sha256(manifest))).encode()
+    return _text(replace(manifest, sha256=_own_sha256(manifest)))
 
 
 def _own_sha256(manifest: Manifest) -> str:
-    return hashlib.sha256(wire.to_json(Manifest, replace(manifest, sha256="")).encode()).hexdigest()
+    return hashlib.sha256(_text(replace(manifest, sha256=""))).hexdigest()
+
+
+def _text(manifest: Manifest) -> bytes:
+    """As it is written. Earlier versions have no plan versions, and the checksum is that of their text."""
+    return wire.to_json(Manifest, manifest).replace(', "plans": {}', "").encode()
 
 
 def parse_manifest(text: bytes) -> Manifest:

@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from hetpipe.errors import JobError
+from hetpipe.job.elastic import ElasticSection
 from hetpipe.job.patience import PatienceSection
 from hetpipe.job.rules import contradictions
 from hetpipe.job.sections import (
@@ -158,6 +159,7 @@ class Job(Section):
     """
     survive: SurviveSection = SurviveSection()
     patience: PatienceSection = PatienceSection()
+    elastic: ElasticSection = ElasticSection()
     checkpoint: CheckpointSection = Field(default=CheckpointSection(), validate_default=True)
 
     def __init__(self, **values: Any) -> None:

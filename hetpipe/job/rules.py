@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from hetpipe.job.elastic import ElasticSection
 from hetpipe.job.sections import (
     DEFAULT_MINIBATCHES_PER_WAVE,
     ClusterSection,
@@ -290,6 +291,48 @@ def _something_to_evaluate(data: DataSection, evaluate: EvaluateSection) -> Iter
         )
 
 
+def _script_for_the_stages(workers: WorkersSection, elastic: ElasticSection) -> Iterator[Problem]:
+    """Lines about virtual workers and stages that the job states; of planned ones they are checked once planned."""
+    stages = workers.stages
+    if stages == "auto" or workers.count is None:
+        return
+    for number, line in enumerate(elastic.script):
+        path = ("elastic", "script", number)
+        if line.vw >= workers.count:
+            yield Problem((*path, "vw"), f"is {line.vw}, but the virtual workers are 0 to {workers.count - 1}")
+            continue
+        num_stages = len(stages[line.vw]) if isinstance(stages, tuple) else int(stages)
+        if len(line.stages) != num_stages:
+            yield Problem(
+                (*path, "stages"),
+                f"has {len(line.stages)} stages, but virtual worker {line.vw} has {num_stages}; a move keeps their "
+                "number: give the layers of each",
+            )
+
+
+def _script_of_replicas(sync: SyncSection, workers: WorkersSection, elastic: ElasticSection) -> Iterator[Problem]:
+    """Replicas average their gradients stage by stage, so all are cut alike."""
+    if not sync.traits.averages_gradients or workers.count is None:
+        return
+    for clock in dict.fromkeys(line.at.clock for line in elastic.script):
+        lines = [line for line in elastic.script if line.at.clock == clock]
+        if len({line.stages for line in lines}) > 1 or len(lines) < workers.count:
+            yield Problem(
+                ("elastic", "script"),
+                f"does not move all {workers.count} virtual workers alike at clock {clock}, but under {sync.kind} all "
+                "are cut equally; give one line for each, with the same `stages`",
+            )
+
+
+def _script_on_real_times(cluster: ClusterSection, elastic: ElasticSection) -> Iterator[Problem]:
+    if cluster.emulate and elastic.script:
+        yield Problem(
+            ("elastic", "script"),
+            "cannot be followed with `cluster.emulate`, whose times are those of stages that do not change; remove one "
+            "of them, or emulate slower devices with `cluster.devices`",
+        )
+
+
 def _kind(message: str) -> Problem:
     return Problem(("sync", "kind"), message)
 
@@ -313,4 +356,7 @@ _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
     _something_on_the_shards,
     _no_unknown_speeds,
     _something_to_evaluate,
+    _script_for_the_stages,
+    _script_of_replicas,
+    _script_on_real_times,
 )

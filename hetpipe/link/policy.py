@@ -36,6 +36,8 @@ class FrameKind(enum.Enum):
     """
     NORM = 6
     """The norm of that update's gradient over all stages, as a float64 tensor of one; sent downstream."""
+    HANDOVER = 7
+    """Part of the state of layers that move to the receiver at the barrier at `clock` (`pipeline.handover`)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +51,7 @@ class Frame:
     kind: FrameKind
     minibatch: int
     """p, from 1 on; for a barrier the last minibatch before it, 0 if there is none; for an evaluation the number of its
-    minibatch, from 1 on, and 0 after the last one."""
+    minibatch, from 1 on, and 0 after the last one; in a handover the number of frames of it that follow."""
     clock: int
     """W*: the published clock whose weights this minibatch uses, or that an evaluation is of; for a barrier its own
     clock, as read by the first stage.

@@ -44,39 +44,57 @@ class HistoryWriter(Protocol):
         """Call `listener` once, when events begin to lack; for those that are kept on a disk."""
         del listener
 
-    def forward(self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int) -> None:
+    def forward(
+        self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int, version: int = 0
+    ) -> None:
         """A stage begins the forward of minibatch p on w^(`clock`) and own updates through `local_through`.
 
         `clock` is W*(p), `local_through` is v_i(p) of this stage: where the policy predicts, of the weights that it
-        predicts from.
+        predicts from. `version` is that of its virtual worker's plan, by which its layers are those of this stage.
         """
         self.write(
-            "forward", vw=vw, incarnation=incarnation, stage=stage, p=p, clock=clock, local_through=local_through
+            "forward",
+            vw=vw,
+            incarnation=incarnation,
+            stage=stage,
+            p=p,
+            clock=clock,
+            local_through=local_through,
+            version=version,
         )
 
-    def backward(self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int) -> None:
+    def backward(
+        self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int, version: int = 0
+    ) -> None:
         """A stage begins the backward of minibatch p.
 
         `clock` is W*(p) as in its forward, `local_through` the last own update in the weights that the backward reads:
-        as in the forward, or the newest before p where the policy predicts.
+        as in the forward, or the newest before p where the policy predicts. `version` as in the forward.
         """
         self.write(
-            "backward", vw=vw, incarnation=incarnation, stage=stage, p=p, clock=clock, local_through=local_through
+            "backward",
+            vw=vw,
+            incarnation=incarnation,
+            stage=stage,
+            p=p,
+            clock=clock,
+            local_through=local_through,
+            version=version,
         )
 
-    def step(self, *, vw: int, incarnation: int, stage: int, p: int) -> None:
+    def step(self, *, vw: int, incarnation: int, stage: int, p: int, version: int = 0) -> None:
         """A stage has made an update; p is the last minibatch whose gradient is in it.
 
         Written once per update, whether the stage has parameters or not: after every minibatch, after every group of
         `gradients.accumulate`, or once per wave, and after the last minibatch before a barrier.
         """
-        self.write("step", vw=vw, incarnation=incarnation, stage=stage, p=p)
+        self.write("step", vw=vw, incarnation=incarnation, stage=stage, p=p, version=version)
 
-    def skip(self, *, vw: int, incarnation: int, stage: int, p: int, scale: int) -> None:
+    def skip(self, *, vw: int, incarnation: int, stage: int, p: int, scale: int, version: int = 0) -> None:
         """A stage has skipped an update, in place of `step`: a gradient of some stage overflowed at this loss scale."""
-        self.write("skip", vw=vw, incarnation=incarnation, stage=stage, p=p, scale=scale)
+        self.write("skip", vw=vw, incarnation=incarnation, stage=stage, p=p, scale=scale, version=version)
 
-    def wave(
+    def wave(  # noqa: PLR0913 - one for each field of the line
         self,
         *,
         vw: int,
@@ -87,6 +105,7 @@ class HistoryWriter(Protocol):
         last: int,
         first_clock: int,
         last_clock: int,
+        version: int = 0,
     ) -> None:
         """A stage has computed a wave of the minibatches `first` to `last`, whose W* are these; in a summary only."""
         self.write(
@@ -99,11 +118,12 @@ class HistoryWriter(Protocol):
             last=last,
             first_clock=first_clock,
             last_clock=last_clock,
+            version=version,
         )
 
-    def wave_computed(self, *, vw: int, incarnation: int, stage: int, wave: int, p: int) -> None:
+    def wave_computed(self, *, vw: int, incarnation: int, stage: int, wave: int, p: int, version: int = 0) -> None:
         """A stage has computed a wave, with the last minibatch p. No line, except for `wave` in a summary."""
-        del vw, incarnation, stage, wave, p
+        del vw, incarnation, stage, wave, p, version
 
     def staged(self, *, vw: int, incarnation: int, stage: int, wave: int, shard: int, slices: Sequence[int]) -> None:
         """A shard has acknowledged a stage's part of a wave; `slices` are indices into the plan's slices."""
@@ -135,6 +155,13 @@ class HistoryWriter(Protocol):
         """A virtual worker of so many stages counts from the barrier at `clock` on, if given with an N of its own."""
         own = {} if minibatches_per_wave is None else {"minibatches_per_wave": minibatches_per_wave}
         self.write("join", vw=vw, incarnation=incarnation, clock=clock, num_stages=num_stages, **own)
+
+    def plan(self, *, vw: int, incarnation: int, clock: int, version: int, bounds: Sequence[int]) -> None:
+        """From the barrier at `clock` on, stage k of a virtual worker has the layers [bounds[k], bounds[k + 1]).
+
+        Written for each virtual worker that joins there, and where the version has changed, by the clock shard.
+        """
+        self.write("plan", vw=vw, incarnation=incarnation, clock=clock, version=version, bounds=list(bounds))
 
     def leave(self, *, vw: int, incarnation: int, clock: int) -> None:
         """A virtual worker that was drained counts no more from the barrier at `clock` on; its waves before it do."""
@@ -175,21 +202,25 @@ class SummaryHistory(HistoryWriter):
         """Implement `HistoryWriter.write`."""
         self._history.write(event, **fields)
 
-    def forward(self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int) -> None:
+    def forward(
+        self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int, version: int = 0
+    ) -> None:
         """Remember the clock."""
-        del vw, incarnation, stage, local_through
+        del vw, incarnation, stage, local_through, version
         self._clocks[p] = clock
 
-    def backward(self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int) -> None:
+    def backward(
+        self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int, version: int = 0
+    ) -> None:
         """Part of its wave."""
 
-    def step(self, *, vw: int, incarnation: int, stage: int, p: int) -> None:
+    def step(self, *, vw: int, incarnation: int, stage: int, p: int, version: int = 0) -> None:
         """Part of its wave."""
 
-    def skip(self, *, vw: int, incarnation: int, stage: int, p: int, scale: int) -> None:
+    def skip(self, *, vw: int, incarnation: int, stage: int, p: int, scale: int, version: int = 0) -> None:
         """Part of its wave."""
 
-    def wave_computed(self, *, vw: int, incarnation: int, stage: int, wave: int, p: int) -> None:
+    def wave_computed(self, *, vw: int, incarnation: int, stage: int, wave: int, p: int, version: int = 0) -> None:
         """Implement `HistoryWriter.wave_computed`."""
         own = sorted(each for each in self._clocks if each <= p)
         clocks = [self._clocks.pop(each) for each in own]
@@ -202,6 +233,7 @@ class SummaryHistory(HistoryWriter):
             last=own[-1],
             first_clock=clocks[0],
             last_clock=clocks[-1],
+            version=version,
         )
 
 

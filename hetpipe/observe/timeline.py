@@ -50,6 +50,8 @@ class Activity(enum.Enum):
     WAIT = "wait"
     EVALUATE = "evaluate"
     CHECKPOINT = "checkpoint"
+    MOVE = "move"
+    """Layers go to and come from other stages, at a barrier."""
     PUSH = "push"
     PULL = "pull"
     SEND = "send"

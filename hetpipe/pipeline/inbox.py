@@ -160,6 +160,14 @@ class Inbox:
             self._links[name] = None
             self._closed = error
 
+    def change_pool(self, pool: BufferPool) -> None:
+        """Drop fetched weights, which are those of the old layers, and move later ones to the device with `pool`."""
+        for clock in list(self.fetched):
+            left = self.fetched.pop(clock)
+            if self._pool is not None:
+                self._pool.release(left)
+        self._pool = pool
+
     def head(self, kind: FrameKind) -> Arrived | None:
         """The next frame from the previous stage, if it is of this kind; not removed."""
         queue = self.from_upstream

@@ -16,6 +16,7 @@ from hetpipe.pipeline.barrier import BarrierWork
 from hetpipe.pipeline.entry import Entry
 from hetpipe.pipeline.evaluation import EvaluationsWithinEpochs
 from hetpipe.pipeline.inbox import Inbox
+from hetpipe.pipeline.moving import BuildStage, LayerMover
 from hetpipe.pipeline.non_finite import explained, known_data
 from hetpipe.pipeline.segment_run import SegmentRun
 from hetpipe.pipeline.setup import StageParts
@@ -31,7 +32,8 @@ from hetpipe.weights.flat import FlatBuffer
 class StageRunner:
     """Runs one stage from its entry to the end of the run, on the calling thread."""
 
-    def __init__(self, parts: StageParts, inbox: Inbox) -> None:
+    def __init__(self, parts: StageParts, inbox: Inbox, build: BuildStage | None = None) -> None:
+        """Run with `parts`; `build` builds the stage by another cut, None: there is only one."""
         self._parts = parts
         self._inbox = inbox
         self._waiter = Waiter(
@@ -54,6 +56,7 @@ class StageRunner:
         )
         self._entry = Entry(parts, inbox, self._waiter)
         self._barrier_work = BarrierWork(parts, inbox, self._waiter)
+        self._mover = LayerMover(parts, inbox, self._waiter, build)
 
     @property
     def peak_buffers(self) -> int:
@@ -114,7 +117,8 @@ class StageRunner:
     def _cross(self, segment: SegmentRecord) -> bool:
         """Start a segment from its weights, after the work at the barrier before it; returns whether the run is over.
 
-        There is no work at the start of the run. A stage that leaves pulls no weights.
+        There is no work at the start of the run. A stage that leaves pulls no weights. The barrier's work is done by
+        the old version of the plan; then layers move.
         """
         leaves = self._parts.identity.leaves_at(segment)
         if not leaves:
@@ -122,7 +126,13 @@ class StageRunner:
         if segment.reasons:
             self._barrier_work.run(segment)
             self._tally.tick(now=True)
-        return leaves or ends_run(segment.reasons)
+        if leaves or ends_run(segment.reasons):
+            return True
+        member = self._parts.identity.in_segment(segment)
+        if member is not None:
+            self._mover.move(segment, member)
+            self._parts.plan_version = member.version
+        return False
 
     def _figures(self) -> Figures:
         parts = self._parts

@@ -266,7 +266,9 @@ class SegmentRun:
         if self._parts.identity.is_last:
             return Ready(p, 0) if self._forwarded >= p else None
         queue = self._inbox.from_downstream
-        return Ready(p, queue[0].arrival) if queue else None
+        # The next stage may hand layers over already, where this one still closes empty waves.
+        is_gradient = bool(queue) and queue[0].frame.kind is FrameKind.BACKWARD
+        return Ready(p, queue[0].arrival) if is_gradient else None
 
     # -- computing ---------------------------------------------------------------------------------------------------
 
@@ -292,6 +294,7 @@ class SegmentRun:
             p=p,
             clock=flying.clock,
             local_through=version.through,
+            version=parts.plan_version,
         )
         started = parts.clock.monotonic()
         with parts.guard:
@@ -430,6 +433,7 @@ class SegmentRun:
             p=p,
             clock=flying.clock,
             local_through=version.through,
+            version=parts.plan_version,
         )
         received, weight = self._take_gradients(p, flying)
         gradients = self._compute_backward(p, replace(flying, weight=weight), version, received)
@@ -479,7 +483,12 @@ class SegmentRun:
         update = parts.weights.close_wave(wave, last)
         identity = parts.identity
         parts.history.wave_computed(
-            vw=identity.vw, incarnation=identity.incarnation, stage=identity.stage, wave=wave, p=last
+            vw=identity.vw,
+            incarnation=identity.incarnation,
+            stage=identity.stage,
+            wave=wave,
+            p=last,
+            version=parts.plan_version,
         )
         parts.synchroniser.push_wave(wave, update, self._blocks_of(wave), segment=self._start)
         self._closed = Wave(wave + 1)

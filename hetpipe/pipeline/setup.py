@@ -128,9 +128,12 @@ class Clipping:
     """Whether the norm is taken over all stages, rather than over each stage."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StageParts:
-    """The components that a stage's loop drives."""
+    """The components that a stage's loop drives.
+
+    At a barrier where layers move (`pipeline.moving`), `layers` and what depends on them change, and `bounds`.
+    """
 
     identity: StageIdentity
     sync: SyncSpec
@@ -168,6 +171,10 @@ class StageParts:
     """Extra time for retries of the checkpoint that ends the run."""
     run_dir: Path = Path()
     """Folder of the run; for file names in messages."""
+    plan_version: int = 0
+    """The version of its virtual worker's plan in the current segment."""
+    bounds: tuple[int, ...] = ()
+    """Stage k of its virtual worker has the layers [bounds[k], bounds[k + 1])."""
 
     @property
     def reader(self) -> DataReader:

@@ -8,9 +8,10 @@ from typing import Protocol
 
 from hetpipe.decide.sync.records import Record
 from hetpipe.values.ids import Clock, Wave
+from hetpipe.values.plan import SlicePlan
 from hetpipe.values.requests import Blocks
 from hetpipe.values.sync import Progress
-from hetpipe.weights.flat import FlatBuffer
+from hetpipe.weights.flat import BufferPool, FlatBuffer
 
 
 class SyncListener(Protocol):
@@ -90,6 +91,10 @@ class Synchroniser(Protocol):
 
     def is_complete(self, checkpoint: Path) -> bool:
         """Whether the checkpoint in this folder is complete."""
+        ...
+
+    def change_layers(self, slices: Sequence[SlicePlan], pool: BufferPool, *, deadline_seconds: float) -> None:
+        """Push and pull these slices from now on, in buffers of `pool`; at a barrier. Waits for pulls under way."""
         ...
 
     def drain(self, *, deadline_seconds: float) -> None:

@@ -213,6 +213,7 @@ class Updates:
                 stage=identity.stage,
                 p=p,
                 scale=1 << waiting.scale_exponent,
+                version=parts.plan_version,
             )
         self.through = p
         self._made(p)
@@ -234,7 +235,13 @@ class Updates:
         started = parts.clock.monotonic()
         parts.weights.step(p, gradients)
         if is_own:
-            parts.history.step(vw=identity.vw, incarnation=identity.incarnation, stage=identity.stage, p=p)
+            parts.history.step(
+                vw=identity.vw,
+                incarnation=identity.incarnation,
+                stage=identity.stage,
+                p=p,
+                version=parts.plan_version,
+            )
         self._tally.computed(Activity.STEP, p, started)
         self.through = p
         self._made(p)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -212,6 +212,11 @@ class VirtualWorkerPlan:
     minibatches_per_wave: Annotated[int, Field(ge=1, lt=MAX_COUNT)] | None = None
     """N_v of one that is added to a run; None: as the job says."""
 
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """Stage k has the layers [bounds[k], bounds[k + 1])."""
+        return (self.stages[0].first_layer, *(stage.last_layer for stage in self.stages))
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -228,6 +233,16 @@ class Plan:
     def stage(self, vw: VirtualWorkerIndex, stage: StageIndex) -> StagePlan:
         """The plan of one stage."""
         return self.virtual_workers[vw].stages[stage]
+
+    def with_bounds(self, vw: VirtualWorkerIndex, bounds: Sequence[int]) -> Plan:
+        """The plan with another cut of one virtual worker, on the same devices."""
+        worker = self.virtual_workers[vw]
+        stages = tuple(
+            replace(stage, first_layer=LayerIndex(first), last_layer=LayerIndex(last))
+            for stage, first, last in zip(worker.stages, bounds, bounds[1:], strict=False)
+        )
+        workers = (*self.virtual_workers[:vw], replace(worker, stages=stages), *self.virtual_workers[vw + 1 :])
+        return replace(self, virtual_workers=workers)
 
     def slices_of_stage(self, stage: StagePlan) -> tuple[SlicePlan, ...]:
         """The slices of the parameters that `stage` holds, in chain order."""

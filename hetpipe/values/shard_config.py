@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hetpipe.values.ids import JobId, ShardIndex, Term
 from hetpipe.values.plan import SlicePlan
 from hetpipe.values.run_document import RunDocument
-from hetpipe.values.sync import DataSpec, Membership, Progress, SyncSpec
+from hetpipe.values.sync import DataSpec, Membership, PlanChange, Progress, SyncSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,8 @@ class ShardConfig:
     """How long the final checkpoint is retried while a disk is full or broken."""
     keeps_history: bool = True
     """Whether the shard writes its history into the folder of the run."""
+    plan_changes: tuple[PlanChange, ...] = ()
+    """Changes of plans that the job decides, in order of their clocks."""
     storage: str | None = None
     """URL of the object store for checkpoints; None: they are in the folder of the run."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, PlainSerializer
@@ -101,6 +102,49 @@ class DataSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanVersion:
+    """How a virtual worker's layers are cut into stages, and how often that has changed (plan-versions.md)."""
+
+    version: int
+    """0 for the plan of the run; it only grows, also over incarnations."""
+    bounds: tuple[int, ...]
+    """Stage k has the layers [bounds[k], bounds[k + 1])."""
+    planned: tuple[int, ...]
+    """The cut with which its processes are started: the coordinator's newest plan, from which this one descends."""
+
+    @staticmethod
+    def following(known: PlanVersion | None, planned: tuple[int, ...]) -> PlanVersion:
+        """The version with which processes begin that the coordinator starts with the cut `planned`.
+
+        It is the known one, if that descends from the same plan: then the layers that moved since are where they were.
+        """
+        if known is not None and known.planned == planned:
+            return known
+        return PlanVersion(0 if known is None else known.version + 1, planned, planned)
+
+    @property
+    def num_stages(self) -> int:
+        """K."""
+        return len(self.bounds) - 1
+
+    @property
+    def layer_counts(self) -> tuple[int, ...]:
+        """Layers of each stage."""
+        return tuple(last - first for first, last in pairwise(self.bounds))
+
+
+@dataclass(frozen=True, slots=True)
+class PlanChange:
+    """A cut of a virtual worker that is decided before the run (plan-versions.md)."""
+
+    clock: Clock
+    """The barrier at which it takes effect; ≥ 1."""
+    vw: VirtualWorkerIndex
+    bounds: tuple[int, ...]
+    """Stage k has the layers [bounds[k], bounds[k + 1])."""
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """Progress of a run at a barrier, sufficient to continue from there. Part of every checkpoint."""
 
@@ -113,6 +157,9 @@ class Progress:
     """Minibatches committed since the start of the run, over all virtual workers."""
     samples: int
     """Samples committed since the start of the run."""
+    plans: dict[VirtualWorkerIndex, PlanVersion] = field(default_factory=dict, hash=False)
+    """The plan version of each virtual worker from this barrier on; empty before the run has begun, and in checkpoints
+    of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +169,8 @@ class Membership:
     num_stages: dict[VirtualWorkerIndex, int]
     minibatches_per_wave: dict[VirtualWorkerIndex, int] = field(default_factory=dict)
     """N_v of each virtual worker; empty: that of the job, the same for all."""
+    plans: dict[VirtualWorkerIndex, PlanVersion] = field(default_factory=dict)
+    """The plan version with which each begins; empty in state stored by earlier versions."""
 
     @property
     def members(self) -> tuple[VirtualWorkerIndex, ...]:

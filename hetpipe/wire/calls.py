@@ -373,6 +373,8 @@ class AdmitRequest:
     """Its stages."""
     minibatches_per_wave: int | None = None
     """Its N_v; None: the one it has, or that of the job."""
+    bounds: tuple[int, ...] = ()
+    """The cut with which its processes start: stage k has the layers [bounds[k], bounds[k + 1]); empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,8 @@ class Scenario:
     """Ask the last worker to leave once it has committed so many waves; it joins again at the barrier after that."""
     returns_with: int | None = None
     """The stages that it then has; None: as many as before."""
+    moves: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
+    """(clock, worker, bounds of its stages from there on); then histories have `plan` lines and versions."""
     stop_at: int | None = None
     """Ask for a stop once this clock is published."""
     hosts: tuple[str, ...] = ("n0",)
@@ -74,9 +76,10 @@ class Scenario:
         """A, or N for the policies that update once per wave."""
         return self.num_of(vw) if self.weights in ("flush", "double_buffer") else self.accumulate
 
-    def slices_on(self, stage: int, num_stages: int, shard: int) -> int:
-        """How many slices of a stage a shard holds."""
-        return sum(1 for layer in layers_of(stage, num_stages) if self.has_shards and layer % self.num_shards == shard)
+    def slices_on(self, bounds: tuple[int, ...], stage: int, shard: int) -> list[int]:
+        """The slices of a stage on a shard, as indices among the shard's."""
+        layers = range(*bounds[stage : stage + 2]) if self.has_shards else ()
+        return [layer // self.num_shards for layer in layers if layer % self.num_shards == shard]
 
     def files(self) -> dict[str, Record]:
         """job.json, plan.json and facts.json; keys that no checker needs are left out."""
@@ -132,6 +135,11 @@ class Scenario:
 def layers_of(stage: int, num_stages: int) -> range:
     """The layers of one stage: nearly equal cuts."""
     return range(stage * NUM_LAYERS // num_stages, (stage + 1) * NUM_LAYERS // num_stages)
+
+
+def bounds_of(num_stages: int) -> tuple[int, ...]:
+    """The cut of a worker that nobody moved."""
+    return (*(layers_of(stage, num_stages).start for stage in range(num_stages)), NUM_LAYERS)
 
 
 def _stage(stage: int, num_stages: int) -> Record:

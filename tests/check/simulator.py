@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 
-from tests.check.scenario import Record, Scenario
+from tests.check.scenario import Record, Scenario, bounds_of
 
 Action = Callable[[], None]
 
@@ -61,6 +61,8 @@ class _Stage:
 class _Worker:
     vw: int
     num_stages: int
+    bounds: tuple[int, ...]
+    version: int = 0
     stages: list[_Stage] = field(default_factory=list)
     incarnation: int = 0
     next_p: int = 1
@@ -94,7 +96,7 @@ class _Machine:
         self.used = set(start.used)
         self.dealt_minibatches = start.minibatches
         self.barrier, self.words = start.clock, ""
-        self.workers = {vw: _Worker(vw, num) for vw, num in enumerate(scenario.num_stages)}
+        self.workers = {vw: _Worker(vw, num, bounds_of(num)) for vw, num in enumerate(scenario.num_stages)}
         self.absent: list[_Worker] = []
         self.to_apply: list[deque[tuple[int, int, int]]] = [deque() for _ in range(scenario.num_shards)]
         self.ended = False
@@ -106,6 +108,10 @@ class _Machine:
 
     def run(self) -> Histories:
         self.decide("publish", clock=self.published)
+        if self.scenario.moves:
+            for worker in self.workers.values():
+                self.decide("join", **self.joined(worker), num_stages=worker.num_stages)
+                self.decide_plan(worker)
         self.enter_interval()
         while not self.ended:
             actions = [action for worker in self.workers.values() for action in self.actions_of(worker)]
@@ -259,7 +265,8 @@ class _Machine:
             stage.backwarded = item.p
             predicts = self.scenario.weights in ("predict", "spectrain")
             through = stage.updates[-1] if predicts else item.through[index]
-        self.write_of(worker, index, event, p=item.p, clock=item.clock, local_through=through)
+        version = {"version": worker.version} if self.scenario.moves else {}
+        self.write_of(worker, index, event, p=item.p, clock=item.clock, local_through=through, **version)
         if event == "backward" and self.updates_after(worker, item.p):
             if self.scenario.sync == "allreduce":
                 stage.owes = item.p
@@ -282,7 +289,7 @@ class _Machine:
     def pull(self, worker: _Worker, clock: int) -> None:
         for stage in range(worker.num_stages):
             for shard in range(self.scenario.num_shards):
-                if self.scenario.slices_on(stage, worker.num_stages, shard):
+                if self.scenario.slices_on(worker.bounds, stage, shard):
                     file = f"stage-{worker.vw}-{worker.incarnation}-{stage}.jsonl"
                     self.write(file, worker.vw, "pull", shard=shard, vw=worker.vw, stage=stage, clock=clock)
 
@@ -300,11 +307,19 @@ class _Machine:
             return
         for stage in range(worker.num_stages):
             for shard in range(self.scenario.num_shards):
-                slices = self.scenario.slices_on(stage, worker.num_stages, shard)
+                slices = self.scenario.slices_on(worker.bounds, stage, shard)
                 if slices:
                     who: Record = {"vw": worker.vw, "incarnation": worker.incarnation, "stage": stage}
                     file = f"parameter_server-{shard}.jsonl"
-                    self.write(file, shard, "staged", **who, wave=wave, shard=shard, slices=slices)
+                    self.write(
+                        file,
+                        shard,
+                        "staged",
+                        **who,
+                        wave=wave,
+                        shard=shard,
+                        slices=slices if self.scenario.moves else len(slices),
+                    )
 
     # -- shards --
 
@@ -339,12 +354,10 @@ class _Machine:
                 worker.incarnation += 1
                 worker.committed = self.barrier
                 self.workers[worker.vw] = worker
-                fields = {"vw": worker.vw, "incarnation": worker.incarnation, "clock": self.barrier}
-                if self.scenario.waves:
-                    fields["minibatches_per_wave"] = self.num_of(worker)
-                if self.drained:
-                    fields["num_stages"] = worker.num_stages
-                self.decide("join", **fields)
+                stages = {"num_stages": worker.num_stages} if self.drained else {}
+                self.decide("join", **self.joined(worker), **stages)
+                if self.scenario.moves:
+                    self.decide_plan(worker)
             self.absent.clear()
         self.decide("publish", clock=self.published)
         if self.published == self.barrier:
@@ -353,6 +366,15 @@ class _Machine:
         elif self.scenario.stop_at is not None and self.published >= self.scenario.stop_at and not self.stopped:
             self.stopped = True
             self.set_barrier(self.unplanned_clock(), "checkpoint+stop")
+
+    def joined(self, worker: _Worker) -> Record:
+        """The fields of a join at the barrier."""
+        own = {"minibatches_per_wave": self.num_of(worker)} if self.scenario.waves else {}
+        return {"vw": worker.vw, "incarnation": worker.incarnation, "clock": self.barrier, **own}
+
+    def decide_plan(self, worker: _Worker) -> None:
+        life = {"vw": worker.vw, "incarnation": worker.incarnation}
+        self.decide("plan", **life, clock=self.barrier, version=worker.version, bounds=list(worker.bounds))
 
     def evict(self, worker: _Worker) -> None:
         if self.evicted or not worker.blocks:
@@ -379,6 +401,7 @@ class _Machine:
             self.absent.append(worker)
             self.decide("leave", vw=worker.vw, incarnation=worker.incarnation, clock=self.published)
             worker.num_stages = self.scenario.returns_with or worker.num_stages
+            worker.bounds = bounds_of(worker.num_stages)
         self.leaving.clear()
 
     def unplanned_clock(self) -> int:
@@ -405,6 +428,10 @@ class _Machine:
             self.ended = True
             return
         self.floor = clock = self.published
+        for at, vw, bounds in self.scenario.moves:
+            if at == clock:
+                self.workers[vw].bounds, self.workers[vw].version = bounds, self.workers[vw].version + 1
+                self.decide_plan(self.workers[vw])
         for worker in self.workers.values():
             done = clock * self.num_of(worker)
             worker.next_p, worker.complete, worker.staged, worker.committed = done + 1, done, clock, clock
@@ -414,7 +441,10 @@ class _Machine:
         barrier = clock + waves
         every = self.scenario.checkpoint_every
         checkpoint = barrier if every is None else (clock // every + 1) * every
-        if checkpoint < barrier:
+        moves = min((at for at, _, _ in self.scenario.moves if clock < at < min(barrier, checkpoint)), default=None)
+        if moves is not None:
+            self.set_barrier(moves, "plan")
+        elif checkpoint < barrier:
             self.set_barrier(checkpoint, "checkpoint")
         else:
             self.set_barrier(barrier, "+".join(["checkpoint", *words] if checkpoint == barrier and every else words))

@@ -9,6 +9,7 @@ import pytest
 from hetpipe.check import Kind, check_run
 from tests.check.corruptions import CORRUPTIONS, corrupted_lines
 from tests.check.generate import SHIPPED, shipped_names
+from tests.check.plan_corruptions import PLAN_CORRUPTIONS
 from tests.check.policy_corruptions import POLICY_CORRUPTIONS
 from tests.check.scenario import Scenario, write_run
 from tests.check.simulator import as_lines, simulate
@@ -52,7 +53,12 @@ def test_each_corruption_is_caught_and_nothing_else_is_reported(name: str, tmp_p
 
 def test_the_design_s_breaches_are_shipped_and_every_kind_has_a_corruption() -> None:
     assert set(shipped_names()) >= NAMED_BY_THE_DESIGN
-    corruptions = [*CORRUPTIONS.values(), *POLICY_CORRUPTIONS.values(), *WAVE_CORRUPTIONS.values()]
+    corruptions = [
+        *CORRUPTIONS.values(),
+        *POLICY_CORRUPTIONS.values(),
+        *WAVE_CORRUPTIONS.values(),
+        *PLAN_CORRUPTIONS.values(),
+    ]
     caught = {kind for corruption in corruptions for kind in corruption.kinds}
     assert caught == set(Kind) - {Kind.INCOMPLETE}
 

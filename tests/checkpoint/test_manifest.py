@@ -32,8 +32,9 @@ from hetpipe.checkpoint.manifest import (
 )
 from hetpipe.errors import CheckpointError, ProtocolViolation
 from hetpipe.values import wire
-from hetpipe.values.ids import Clock, JobId
+from hetpipe.values.ids import Clock, JobId, VirtualWorkerIndex
 from hetpipe.values.requests import CheckpointFile
+from hetpipe.values.sync import PlanVersion
 from tests.checkpoints import JOB, progress_at, shard_part, stage_part, write_checkpoint
 
 SECTOR = 512
@@ -336,3 +337,15 @@ def test_a_file_that_nobody_would_write(tmp_path: Path, name: str) -> None:
     with pytest.raises(ProtocolViolation, match="checkpoint file named") as caught:
         parse_manifest(manifest_bytes(replace(manifest, files=(replace(manifest.files[0], name=name),))))
     assert len(str(caught.value)) < 250
+
+
+def test_plan_versions_are_part_of_it_and_its_text_without_them_is_that_of_earlier_versions() -> None:
+    files = tuple(CheckpointFile(f"vw-0-stage-{stage}.safetensors", "0" * 64, 1) for stage in range(2))
+    without = Manifest(2, "job", progress_at(4), {VirtualWorkerIndex(0): 2}, files)
+    assert b"plans" not in manifest_bytes(without)
+    assert parse_manifest(manifest_bytes(without)).progress == without.progress
+    plans = {VirtualWorkerIndex(0): PlanVersion(3, (0, 1, 4), (0, 2, 4))}
+    moved = replace(without, progress=replace(without.progress, plans=plans))
+    assert parse_manifest(manifest_bytes(moved)).progress.plans == plans
+    with pytest.raises(ProtocolViolation, match="checksum"):
+        parse_manifest(manifest_bytes(moved).replace(b"[0, 1, 4]", b"[0, 2, 4]"))

@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from hetpipe.job.elastic import ElasticSection, ScriptLine
 from hetpipe.job.file import Job
 from hetpipe.job.patience import PatienceSection
 from hetpipe.job.sections import (
@@ -74,6 +75,8 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "cluster.devices": DeviceEmulation,
     "survive": SurviveSection,
     "patience": PatienceSection,
+    "elastic": ElasticSection,
+    "elastic.script": ScriptLine,
     "environment": EnvironmentSection,
     "evaluate": EvaluateSection,
     "checkpoint": CheckpointSection,
@@ -82,7 +85,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
 _TABLE = re.compile(r"(<!-- keys: (\S+) -->\n)((?:\|.*\n)*)")
 
 #: Sections that the smallest job has none of.
-_LEFT_OUT = ("loss", "optimizer.groups", "lr_schedule", "cluster.devices")
+_LEFT_OUT = ("loss", "optimizer.groups", "lr_schedule", "cluster.devices", "elastic.script")
 
 #: Exactly one of these is given.
 _EITHER = {"epochs": "one of `epochs` and `minibatches`", "minibatches": "one of `epochs` and `minibatches`"}

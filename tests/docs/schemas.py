@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
+from hetpipe.job.elastic import ElasticSection
 from hetpipe.values.cluster import Cluster
-from hetpipe.values.document import Document
 from hetpipe.values.plan_document import PlanDocument
 from hetpipe.values.profile import Profile
 from tests.docs.pages import ROOT
@@ -23,7 +24,12 @@ from tests.docs.pages import ROOT
 FOLDER = ROOT / "docs" / "schemas"
 
 #: File name → what it describes.
-DOCUMENTS: Mapping[str, type[Document]] = {"profile": Profile, "cluster": Cluster, "plan": PlanDocument}
+DOCUMENTS: Mapping[str, type[BaseModel]] = {
+    "profile": Profile,
+    "cluster": Cluster,
+    "plan": PlanDocument,
+    "elastic": ElasticSection,
+}
 
 
 class _Untitled(GenerateJsonSchema):
@@ -54,7 +60,7 @@ def _unwrapped(value: Any) -> Any:
     return " ".join(value.split()) if isinstance(value, str) else value
 
 
-def undescribed(kind: type[Document]) -> list[str]:
+def undescribed(kind: type[BaseModel]) -> list[str]:
     """The keys of a document, at any depth, whose field has no docstring."""
     found = []
     for owner, properties in _objects(kind.model_json_schema()):

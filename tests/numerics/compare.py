@@ -68,6 +68,8 @@ class Case:
     mean_over: str = "samples"
     evaluate: dict[str, Any] | None = None
     """Of the job; then the training data are evaluated on, also at the ends of epochs."""
+    moves: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
+    """(clock, worker, layers of each of its stages from there on)."""
     reads: dict[str, Any] = field(default_factory=dict)
     """Further keys of `data`."""
 
@@ -116,6 +118,12 @@ class Case:
             patience={"last_checkpoint": "1s"},
             schedule=self.schedule,
             parameter_servers=servers,
+            elastic={
+                "script": tuple(
+                    {"at": {"clock": clock}, "do": "move", "vw": vw, "stages": counts}
+                    for clock, vw, counts in self.moves
+                )
+            },
             checkpoint={"every_waves": self.every_waves, "keep": 3},
         )
 
@@ -138,6 +146,9 @@ class Case:
             "checkpoint_every_waves": self.every_waves,
             "weights": self.weights,
             "stages": self.depths,
+            "plans": {
+                clock: {vw: counts for at, vw, counts in self.moves if at == clock} for clock, _, _ in self.moves
+            },
             "sync": self.kind if not self.has_shards else "wsp",
             "accumulate": self.accumulate,
             "max_norm": self.max_norm,

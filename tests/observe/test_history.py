@@ -21,9 +21,9 @@ from tests.support.fake_clock import FakeClock
 
 #: The fields of every event, copied from the design by hand.
 FIELDS = {
-    "forward": {"vw", "incarnation", "stage", "p", "clock", "local_through"},
-    "backward": {"vw", "incarnation", "stage", "p", "clock", "local_through"},
-    "step": {"vw", "incarnation", "stage", "p"},
+    "forward": {"vw", "incarnation", "stage", "p", "clock", "local_through", "version"},
+    "backward": {"vw", "incarnation", "stage", "p", "clock", "local_through", "version"},
+    "step": {"vw", "incarnation", "stage", "p", "version"},
     "staged": {"vw", "incarnation", "stage", "wave", "shard", "slices"},
     "commit": {"vw", "incarnation", "wave", "samples"},
     "apply": {"shard", "vw", "incarnation", "wave"},
@@ -31,6 +31,7 @@ FIELDS = {
     "pull": {"shard", "vw", "stage", "clock"},
     "evict": {"vw", "incarnation", "clock"},
     "join": {"vw", "incarnation", "clock", "num_stages"},
+    "plan": {"vw", "incarnation", "clock", "version", "bounds"},
     "leave": {"vw", "incarnation", "clock"},
     "barrier": {"clock", "reason"},
     "used": {"vw", "wave", "epoch", "indices"},
@@ -39,8 +40,8 @@ FIELDS = {
 
 def write_all(history: HistoryWriter) -> None:
     """Every event once, with distinct values."""
-    history.forward(vw=1, incarnation=2, stage=3, p=4, clock=5, local_through=6)
-    history.backward(vw=1, incarnation=2, stage=3, p=4, clock=5, local_through=6)
+    history.forward(vw=1, incarnation=2, stage=3, p=4, clock=5, local_through=6, version=7)
+    history.backward(vw=1, incarnation=2, stage=3, p=4, clock=5, local_through=6, version=7)
     history.step(vw=1, incarnation=2, stage=3, p=4)
     history.staged(vw=1, incarnation=2, stage=3, wave=4, shard=5, slices=(6, 7))
     history.commit(vw=1, incarnation=2, wave=3, samples=4)
@@ -49,6 +50,7 @@ def write_all(history: HistoryWriter) -> None:
     history.pull(shard=1, vw=2, stage=3, clock=4)
     history.evict(vw=1, incarnation=2, clock=3)
     history.join(vw=1, incarnation=2, clock=3, num_stages=2)
+    history.plan(vw=1, incarnation=2, clock=3, version=4, bounds=(0, 5))
     history.leave(vw=1, incarnation=2, clock=5)
     history.barrier(clock=1, reason="epoch")
     history.used(vw=1, wave=2, epoch=3, indices=range(4, 7))
@@ -87,7 +89,16 @@ def test_arguments_land_in_the_fields_of_their_name() -> None:
     memory = MemoryHistory()
     write_all(memory)
     assert memory.of("forward") == [
-        {"event": "forward", "vw": 1, "incarnation": 2, "stage": 3, "p": 4, "clock": 5, "local_through": 6}
+        {
+            "event": "forward",
+            "vw": 1,
+            "incarnation": 2,
+            "stage": 3,
+            "p": 4,
+            "clock": 5,
+            "local_through": 6,
+            "version": 7,
+        }
     ]
     assert memory.of("staged") == [
         {"event": "staged", "vw": 1, "incarnation": 2, "stage": 3, "wave": 4, "shard": 5, "slices": [6, 7]}

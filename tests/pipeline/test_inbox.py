@@ -23,3 +23,17 @@ def test_one_is_on_the_device_the_others_wait_in_host_memory() -> None:
     inbox.on_fetched(Clock(5), None)
     assert {clock: fetched.on_host for clock, fetched in inbox.fetched.items()} == {2: True, 3: True, 4: False}
     assert (pool.peak, inbox.lost) == (1, {5})
+
+
+def test_weights_of_layers_that_moved_away_are_dropped() -> None:
+    layout = FlatLayout([("a", (2,), "float32")])
+    old, new = BufferPool(layout, torch.device("cpu")), BufferPool(layout, torch.device("cpu"))
+    inbox = Inbox(None, None, Clock(0), old)
+    inbox.on_fetched(Clock(3), old.take_on_host())
+    with inbox.bell:
+        inbox.change_pool(new)
+        assert not inbox.fetched
+    assert old.alive == old.host_alive == 0
+    inbox.on_fetched(Clock(4), new.take_on_host())
+    with inbox.bell:
+        assert (list(inbox.fetched), new.alive) == ([4], 1)

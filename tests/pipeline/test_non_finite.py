@@ -29,12 +29,12 @@ def parts(average: float) -> StageParts:
 
 def test_the_call_that_reads_the_samples_of_a_stream_names_the_epoch() -> None:
     stage = parts(1.0)
-    stage.identity = SimpleNamespace(vw=1)  # type: ignore[misc, assignment]
+    stage.identity = SimpleNamespace(vw=1)  # type: ignore[assignment]
     for train, expected in (
         (StreamDataset([], 8, key="data.train", length_key="data.length", seed=0), "indices=[4, 5], epoch=3)"),
         ([1, 2], "indices=[4, 5])"),
     ):
-        stage.data = SimpleNamespace(train=train)  # type: ignore[misc, assignment]
+        stage.data = SimpleNamespace(train=train)  # type: ignore[assignment]
         error = NonFiniteUpdate("the loss of minibatch 6 is nan", minibatch=6)
         told = str(explained(error, stage, ((2, 3), (4, 5)), first=5, epoch=2))
         assert told.endswith(f"hetpipe.minibatch('job.json', vw=1, p=6, {expected}")

@@ -6,7 +6,7 @@ it, its tensors are the link's, in host memory, so they are made `unseen` by who
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from hetpipe.link.policy import Frame, FrameKind
 from hetpipe.pipeline.chain import Values
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.values.ids import Clock, Wave
+from hetpipe.values.plan import SlicePlan
 from hetpipe.values.requests import Blocks
 from hetpipe.values.sync import Progress, SyncSpec
 from hetpipe.weights.flat import BufferPool, FlatBuffer
@@ -156,6 +157,10 @@ class Shards:
     def is_complete(self, checkpoint: Path) -> bool:
         """Never called within a segment."""
         raise AssertionError(checkpoint)
+
+    def change_layers(self, slices: Sequence[SlicePlan], pool: BufferPool, *, deadline_seconds: float) -> None:
+        """See `Synchroniser.change_layers`; nothing moves."""
+        raise AssertionError((slices, pool, deadline_seconds))
 
     def drain(self, *, deadline_seconds: float) -> None:
         """Everything is applied at once."""

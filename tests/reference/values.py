@@ -73,6 +73,8 @@ class ReferenceRun:
     """The weight policy, one of `reference_policies.POLICIES`."""
     stages: tuple[tuple[int, ...], ...] | None = None
     """Layers of each stage, first to last, per virtual worker; None: each is one stage."""
+    plans: Mapping[int, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
+    """Clock → virtual worker → layers of each of its stages from the barrier there on; there is a barrier."""
     sync: Literal["wsp", "none", "allreduce"] = "wsp"
     """`wsp`: shards hold the weights. `none`: one virtual worker holds them, and D and `combine` mean nothing.
     `allreduce`: equal virtual workers hold them and average the gradients of each wave."""
@@ -113,6 +115,13 @@ class ReferenceRun:
         """Check the values."""
         for problem in chain(_out_of_range(self), _no_membership(self), _contradictions(self)):
             raise ValueError(problem)
+
+    def stages_at(self, vw: int, clock: int) -> tuple[int, ...] | None:
+        """Layers of each stage of `vw` in the segment that begins at `clock`; None: it is one stage."""
+        newest = None if self.stages is None else self.stages[vw]
+        for at, plans in sorted(self.plans.items()):
+            newest = plans.get(vw, newest) if at <= clock else newest
+        return newest
 
     def members(self, clock: int) -> tuple[VirtualWorkerIndex, ...]:
         """Who shares what comes after the barrier at `clock`."""

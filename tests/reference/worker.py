@@ -170,12 +170,13 @@ class ReferenceWorker:
         self._policy = POLICIES[run.weights]
         self._layers = layers_for(run, model)
         self._loss = on_output(self._layers, run.loss)
-        self._stages = _stages_of(self._layers, run.stages[index] if run.stages else (len(self._layers),))
+        self._stages = self._cut(Clock(0))
 
     def begin(self, state: ReferenceState, last: int) -> None:
         """Start a segment from the barrier `state`; `last` is this worker's last minibatch in it."""
         run, n = self._run, self._run.num_in_wave(self.index)
         self.clock = state.clock
+        self._stages = self._cut(state.clock)
         self._equations = SegmentEquations(
             weights=run.weights,
             num_stages=len(self._stages),
@@ -195,6 +196,10 @@ class ReferenceWorker:
         self._scales = {state.clock * n: state.scales[self.index]}
         self._changes = {state.clock * n: self._optimizer.changes()} if self._policy.predicts else {}
         load_buffers(self._layers, state.buffers)
+
+    def _cut(self, clock: Clock) -> tuple[tuple[str, ...], ...]:
+        """The parameter names of each stage in the segment that begins at `clock`."""
+        return _stages_of(self._layers, self._run.stages_at(self.index, clock) or (len(self._layers),))
 
     def minibatch(self, p: Minibatch, block: tuple[int, ...], published: Mapping[Clock, Tensors]) -> MinibatchRecord:
         """Compute minibatch `p` on the samples `block`, and make the update that it completes.

@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 from hetpipe.checkpoint.manifest import newest_listed, read_manifest
 from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.decide.elastic.script import check_script, plan_changes
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.decide.schedule.policy import Kind
 from hetpipe.decide.sync.segment import DRAIN, first_progress
@@ -47,7 +48,7 @@ from hetpipe.values.run import (
     StageReport,
 )
 from hetpipe.values.shard_config import ShardConfig
-from hetpipe.values.sync import DataSpec, Membership
+from hetpipe.values.sync import DataSpec, Membership, PlanVersion
 from hetpipe.wire.call import Calls
 from hetpipe.wire.calls import PULL, PUSH
 from tests.support.inspection import inspect_job
@@ -176,6 +177,7 @@ class _Cluster:
         self._histories: list[History] = []
         data = run.job.data_spec(report.train_samples)
         self._progress = first_progress(data) if run.restore is None else read_manifest(run.restore).progress
+        check_script(run.job, self.plan, data, self._progress)
         if run.keep_history:
             self._write_facts(report)
         self._shards = [self._shard(ShardIndex(i), data) for i in range(self.plan.num_shards)]
@@ -259,7 +261,8 @@ class _Cluster:
             self._run.replans.get(vw.index, vw) if vw.index == life.vw else vw for vw in self.plan.virtual_workers
         )
         self.plan = replace(self.plan, virtual_workers=workers)
-        self._shards[0].clock_shard.admit(life.vw, following, len(self.plan.virtual_workers[life.vw].stages))
+        next_plan = self.plan.virtual_workers[life.vw]
+        self._shards[0].clock_shard.admit(life.vw, following, len(next_plan.stages), bounds=next_plan.bounds)
         for thread in self._begin(life.vw, following).threads:
             thread.start()
 
@@ -310,6 +313,10 @@ class _Cluster:
             membership=Membership(
                 {vw.index: len(vw.stages) for vw in self.plan.virtual_workers},
                 job.minibatches_by_worker(self.plan.virtual_workers),
+                {
+                    vw.index: PlanVersion.following(self._progress.plans.get(vw.index), vw.bounds)
+                    for vw in self.plan.virtual_workers
+                },
             ),
             slices=tuple(s for s in self.plan.slices if s.shard == index),
             sync=job.sync_spec(),
@@ -319,6 +326,7 @@ class _Cluster:
             last_checkpoint_seconds=job.patience.last_checkpoint.total_seconds(),
             run_dir=str(self._run.run_dir),
             progress=self._progress,
+            plan_changes=plan_changes(job),
         )
         return JobShard(config, self._history(f"shard-{index}", "parameter_server"))
 

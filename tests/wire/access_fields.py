@@ -68,7 +68,7 @@ VALUES: Mapping[str, frozenset[str]] = {
         "HoldClockRequest": "switch",
         "ShareMemoryRequest": "call",
         "RequestBarrierRequest": "reason",
-        "AdmitRequest": "num_stages minibatches_per_wave",
+        "AdmitRequest": "num_stages minibatches_per_wave bounds",
         "CheckpointFile": "sha256 num_bytes",
         "ReportCheckpointRequest": "clock failure",
         "ReportShardCheckpointRequest": "clock failure",

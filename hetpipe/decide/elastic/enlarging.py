@@ -35,8 +35,13 @@ def new_worker(run: PlannedRun, plan: Plan, free: Sequence[AgentInfo]) -> NewWor
         free: agents in order of registration, with their free devices.
 
     Raises:
-        UserError: no devices are free, or the model does not fit on them.
+        UserError: no devices are free, or the model does not fit on them; or the job follows a script.
     """
+    if run.job.elastic.script:
+        raise UserError(
+            f"job {plan.job_id} follows a script of changes (elastic.script), which knows only its "
+            f"{len(plan.virtual_workers)} virtual workers; start a job without a script to add others"
+        )
     free = [agent for agent in free if agent.devices]
     counts = [len(worker.stages) for worker in plan.virtual_workers]
     num_free = sum(len(agent.devices) for agent in free)

@@ -263,6 +263,8 @@ class Repartitions:
             now: monotonic seconds.
         """
         is_busy = self._asked is not None or self._move is not None
+        if self._job.elastic.script:  # it decides everything
+            return []
         if self._basis is None or lives.is_ending or not self._job.has_shards or is_busy:
             return []
         return self._ask_for_fewer(lives, self._basis, now=now) or self._ask_for_faster(

@@ -836,7 +836,7 @@ def _clock_shard_request(worker: VirtualWorker, assignment: Assignment) -> Evict
         until = worker.since + _CHECKPOINT_SECONDS
         new = NewPlan(plan, agents, assignment.emulations, worker.left_at, until) if worker.is_replanned else None
         own = by.minibatches_per_wave
-        return Admit(worker.vw, worker.incarnation, len(by.stages), plan.term, clock_shard, new, own)
+        return Admit(worker.vw, worker.incarnation, len(by.stages), plan.term, clock_shard, new, own, by.bounds)
     kind = Drain if worker.state is LifeState.LEAVING else Evict
     return kind(worker.vw, worker.incarnation, plan.term, clock_shard)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hetpipe.decide.elastic.script import plan_changes
 from hetpipe.decide.sync.division import empty_bitmap
 from hetpipe.errors import CheckpointError, JobError
 from hetpipe.job.file import Job
@@ -16,7 +17,7 @@ from hetpipe.values.plan import ModelReport, Plan, ProofReport, VirtualWorkerPla
 from hetpipe.values.run import AgentInfo, DeviceConfig, StageConfig, StageEmulation
 from hetpipe.values.run_document import RunDocument
 from hetpipe.values.shard_config import ShardConfig
-from hetpipe.values.sync import DataSpec, Membership, Progress
+from hetpipe.values.sync import DataSpec, Membership, PlanVersion, Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +218,11 @@ def shard_configs(job: Job, run: RunDocument) -> list[ShardConfig]:
     """One configuration per shard, in index order; only shard 0, the clock shard, stores `run`."""
     plan = run.plan
     workers = plan.virtual_workers
-    membership = Membership({vw.index: len(vw.stages) for vw in workers}, job.minibatches_by_worker(workers))
+    membership = Membership(
+        {vw.index: len(vw.stages) for vw in workers},
+        job.minibatches_by_worker(workers),
+        {vw.index: PlanVersion.following(run.start.plans.get(vw.index), vw.bounds) for vw in workers},
+    )
     return [
         ShardConfig(
             job_id=plan.job_id,
@@ -237,6 +242,7 @@ def shard_configs(job: Job, run: RunDocument) -> list[ShardConfig]:
             run=None if index else run,
             clock_shard_id=run.shards[0].id,
             keeps_history=job.history != "off",
+            plan_changes=plan_changes(job),
             storage=job.storage,
         )
         for index in range(plan.num_shards)

@@ -349,6 +349,8 @@ class Admit:
     """Its plan, if different from that of its last incarnation."""
     minibatches_per_wave: int | None = None
     """Its N_v; None: that of the job."""
+    bounds: tuple[int, ...] = ()
+    """The cut with which its processes start: stage k has the layers [bounds[k], bounds[k + 1])."""
 
 
 @dataclass(frozen=True, slots=True)

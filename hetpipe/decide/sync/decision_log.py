@@ -54,7 +54,7 @@ from hetpipe.values.ids import (
 )
 from hetpipe.values.run import ClockSnapshot
 from hetpipe.values.run_document import LifeSeen
-from hetpipe.values.sync import DataSpec, Membership, Progress, SyncSpec
+from hetpipe.values.sync import DataSpec, Membership, PlanChange, PlanVersion, Progress, SyncSpec
 
 #: Start position of a reader without state: the newest segment record.
 FROM_NEWEST_SEGMENT = -1
@@ -72,6 +72,8 @@ class LogConfig:
     data: DataSpec
     checkpoint_every_waves: int | None
     progress: Progress
+    plan_changes: tuple[PlanChange, ...] = ()
+    """Changes of plans decided beforehand, in order of their clocks; those up to the start are done."""
 
 
 @dataclass(slots=True)
@@ -170,6 +172,10 @@ class LogState:
     segment: Segment
     per_wave: dict[VirtualWorkerIndex, int] = field(default_factory=dict)
     """N_v of every virtual worker ever admitted, which never changes; empty where all have that of the job."""
+    plans: dict[VirtualWorkerIndex, PlanVersion] = field(default_factory=dict)
+    """The plan version of every virtual worker ever admitted, as far as its cut is known."""
+    moved: tuple[VirtualWorkerIndex, ...] = ()
+    """Virtual workers whose plan version has changed since the newest segment record."""
 
 
 class DecisionLog:
@@ -216,6 +222,8 @@ class DecisionLog:
         self.asked: tuple[str, ...] = ()
         self.segment = Segment(start, start, (), progress.epoch)
         self.per_wave = dict(config.membership.minibatches_per_wave)
+        self.plans = dict(config.membership.plans)
+        self.moved: tuple[VirtualWorkerIndex, ...] = ()
         #: index of a commit record → its epoch and samples; consumed by the writer of the history.
         self._used: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._append(TermRecord(0, config.term))
@@ -368,6 +376,7 @@ class DecisionLog:
         incarnation: Incarnation,
         num_stages: int,
         minibatches_per_wave: int | None = None,
+        bounds: tuple[int, ...] = (),
     ) -> Sequence[Record]:
         """Admit a new incarnation of a virtual worker, which ends older ones.
 
@@ -375,11 +384,13 @@ class DecisionLog:
             vw, incarnation: identify it.
             num_stages: its stages.
             minibatches_per_wave: its N_v; None: the one it has, or that of the job.
+            bounds: the cut with which its processes start; empty: not known.
 
         Raises:
             StaleIncarnation: there is a newer incarnation.
-            ProtocolViolation: the number of stages is less than one, or differs within an incarnation; or N_v differs
-                from that of earlier incarnations, or from that of all others where the job has one for all.
+            ProtocolViolation: the number of stages is less than one, or differs within an incarnation, or from its cut;
+                or N_v differs from that of earlier incarnations, or from that of all others where the job has one for
+                all.
         """
         before = self.num_records
         newest = self.lives.get(vw)
@@ -389,6 +400,7 @@ class DecisionLog:
         if num_stages < 1:
             raise ProtocolViolation(f"virtual worker {vw} cannot have {num_stages} stages")
         self._check_per_wave(vw, minibatches_per_wave)
+        plan = self._plan_of_next(vw, num_stages, bounds)
         if incarnation == newest:
             if present is not None and present.num_stages != num_stages:
                 raise ProtocolViolation(f"virtual worker {vw} has {present.num_stages} stages, not {num_stages}")
@@ -397,6 +409,10 @@ class DecisionLog:
             self.evict(vw, present.incarnation)
         self.leavers.pop(vw, None)
         self.lives[vw] = incarnation
+        if plan is None:
+            self.plans.pop(vw, None)
+        else:
+            self._set_plan(vw, plan)
         if self.per_wave:
             self.per_wave.setdefault(vw, minibatches_per_wave or self.config.sync.minibatches_per_wave)
         self.newcomers[vw] = Newcomer(num_stages, incarnation)
@@ -726,12 +742,16 @@ class DecisionLog:
             newcomer = self.newcomers.pop(vw)
             self.members[vw] = Member(newcomer.num_stages, newcomer.incarnation, start, start, start, start)
         self.members = dict(sorted(self.members.items()))
+        if not ends:
+            self._change_plans(passed.start, start)
         self.segments = (self.segments[1], self.num_records)
         self._append(
             SegmentRecord(
                 self.num_records, start, reasons, passed.epoch, self._told(self.members, joined), self._told(left)
             )
         )
+        self.moved = tuple(vw for vw in self.moved if vw not in self.members)
+        self.progress = replace(self.progress, plans=dict(self.plans))
         self._forget()
         if ends:
             self.segment = Segment(passed.start, start, reasons, passed.epoch)
@@ -748,12 +768,20 @@ class DecisionLog:
         for reason in asked:
             self._ask(reason)
 
+    def _change_plans(self, after: Clock, upto: Clock) -> None:
+        """Make the changes of plans decided for the barriers at the clocks after `after`, up to `upto`."""
+        for change in self.config.plan_changes:
+            plan = self.plans.get(change.vw)
+            if plan is not None and after < change.clock <= upto:
+                self._set_plan(change.vw, PlanVersion(plan.version + 1, change.bounds, plan.planned))
+
     def _plan_segment(self) -> None:
         self.segment = plan_segment(
             self.progress,
             self.config.data,
             minibatches_in_wave=sum(self._num_in_wave(vw) for vw in self.members),
             checkpoint_every_waves=self.config.checkpoint_every_waves,
+            plan_clocks=[change.clock for change in self.config.plan_changes],
         )
         self.dealt_to = tuple(self.members)
         segment = self.segment
@@ -840,14 +868,33 @@ class DecisionLog:
             whose = f"virtual worker {vw} has" if known is not None else "a wave has at least"
             raise ProtocolViolation(f"{whose} {known or 1} minibatches per wave, not {given}")
 
+    def _plan_of_next(self, vw: VirtualWorkerIndex, num_stages: int, bounds: tuple[int, ...]) -> PlanVersion | None:
+        """The plan version of the next incarnation; None where its cut is not known."""
+        known = PlanVersion.following(self.plans.get(vw), bounds) if bounds else None
+        if known is not None and known.num_stages != num_stages:
+            raise ProtocolViolation(
+                f"virtual worker {vw} is admitted with {num_stages} stages, but version {known.version} of its plan "
+                f"has {known.num_stages}"
+            )
+        return known
+
+    def _set_plan(self, vw: VirtualWorkerIndex, plan: PlanVersion) -> None:
+        """Set a plan version, which takes effect with the next segment record."""
+        before = self.plans.get(vw)
+        if plan != before:
+            self.plans[vw] = plan
+            self.moved = (*(other for other in self.moved if other != vw), vw)
+
     def _told(
         self, members: Mapping[VirtualWorkerIndex, Member], joined: Sequence[VirtualWorkerIndex] = ()
     ) -> tuple[SegmentMember, ...]:
         """Members in the form used by records."""
-        return tuple(
-            SegmentMember(vw, member.incarnation, member.num_stages, vw in joined, self.per_wave.get(vw))
-            for vw, member in members.items()
-        )
+        found = []
+        for vw, member in members.items():
+            plan, moved = self.plans.get(vw), vw in self.moved
+            told = SegmentMember(vw, member.incarnation, member.num_stages, vw in joined, self.per_wave.get(vw))
+            found.append(told if plan is None else replace(told, version=plan.version, bounds=plan.bounds, moved=moved))
+        return tuple(found)
 
     @property
     def _has_started(self) -> bool:

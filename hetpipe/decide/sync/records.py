@@ -87,6 +87,12 @@ class SegmentMember:
     """It is new in this segment: it starts from w^(start), with the state restored by its process."""
     minibatches_per_wave: int | None = None
     """Its N_v; None: that of the job, the same for all."""
+    version: int = 0
+    """The version of its plan in this segment."""
+    bounds: tuple[int, ...] = ()
+    """Of that version: stage k has the layers [bounds[k], bounds[k + 1]); empty in logs of earlier versions."""
+    moved: bool = False
+    """Whether the version has changed at this barrier."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ the end of the run. Everything here is a function of a `Progress`, which is the 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetpipe.decide.sync.division import Block, deal, empty_bitmap, in_order, shuffled, unused, with_used
 from hetpipe.values.barrier_reasons import BarrierReasons
@@ -21,6 +21,7 @@ STOP = "stop"
 EVICT = "evict"
 JOIN = "join"
 DRAIN = "drain"
+PLAN = "plan"
 
 #: Reasons whose barrier has a checkpoint, and those that end the run. A drained virtual worker has a part in the
 #: checkpoint of the barrier at which it leaves, so that it can rejoin with its optimizer state.
@@ -74,6 +75,7 @@ def plan_segment(
     *,
     minibatches_in_wave: int,
     checkpoint_every_waves: int | None,
+    plan_clocks: Collection[int] = (),
 ) -> Segment:
     """The segment that starts at `progress`.
 
@@ -82,12 +84,16 @@ def plan_segment(
         data: what is dealt.
         minibatches_in_wave: Σ N_v over the members: minibatches of one whole wave of all of them.
         checkpoint_every_waves: waves between two checkpoints.
+        plan_clocks: clocks at which plans change.
 
     >>> data = DataSpec(num_samples=20, batch_size=2, seed=0, epochs=1, total_minibatches=None)
     >>> plan_segment(first_progress(data), data, minibatches_in_wave=4, checkpoint_every_waves=None)
     Segment(start=0, end=3, reasons=('epoch', 'end'), epoch=0)
     >>> plan_segment(first_progress(data), data, minibatches_in_wave=4, checkpoint_every_waves=2)
     Segment(start=0, end=2, reasons=('checkpoint',), epoch=0)
+    >>> plan_segment(
+    ...     first_progress(data), data, minibatches_in_wave=4, checkpoint_every_waves=2, plan_clocks=(1, 2))
+    Segment(start=0, end=1, reasons=('plan',), epoch=0)
     """
     start = progress.clock
     if is_finished(progress, data):
@@ -101,13 +107,12 @@ def plan_segment(
         reasons.append(EPOCH)
     if (remaining is not None and dealt == remaining) or (data.epochs == progress.epoch + 1 and dealt == blocks):
         reasons.append(END)
+    due = {PLAN: min((clock for clock in plan_clocks if clock > start), default=end + 1)}
     if checkpoint_every_waves is not None:
-        due = (start // checkpoint_every_waves + 1) * checkpoint_every_waves
-        if due < end:
-            return Segment(start, Clock(due), (CHECKPOINT,), progress.epoch)
-        if due == end:
-            reasons.insert(0, CHECKPOINT)
-    return Segment(start, Clock(end), tuple(reasons), progress.epoch)
+        due[CHECKPOINT] = (start // checkpoint_every_waves + 1) * checkpoint_every_waves
+    first = min(end, *due.values())
+    before = sorted(reason for reason, clock in due.items() if clock == first)
+    return Segment(start, Clock(first), (*before, *(reasons if first == end else ())), progress.epoch)
 
 
 def divide(
@@ -139,10 +144,16 @@ def divide(
 
 def advance(progress: Progress, data: DataSpec, *, clock: Clock, samples: Sequence[int], minibatches: int) -> Progress:
     """The progress at the barrier at `clock`, after `samples` of the epoch were used in `minibatches` minibatches."""
-    used, epoch = with_used(progress.used, samples), progress.epoch
-    after = Progress(clock, epoch, used, progress.minibatches + minibatches, progress.samples + len(samples))
+    used = with_used(progress.used, samples)
+    after = replace(
+        progress,
+        clock=clock,
+        used=used,
+        minibatches=progress.minibatches + minibatches,
+        samples=progress.samples + len(samples),
+    )
     if _num_unused(after, data) == 0:
-        return Progress(clock, epoch + 1, empty_bitmap(data.num_samples), after.minibatches, after.samples)
+        return replace(after, epoch=progress.epoch + 1, used=empty_bitmap(data.num_samples))
     return after
 
 
@@ -154,10 +165,18 @@ class SegmentLength:
     """Per virtual worker, rounded up; with equal N that is the most that one has."""
     samples: int
     """Over all virtual workers."""
+    end: Clock = Clock(0)
+    """The clock of the second one."""
 
 
 def planned_lengths(
-    progress: Progress, data: DataSpec, *, members: int, minibatches_in_wave: int, checkpoint_every_waves: int | None
+    progress: Progress,
+    data: DataSpec,
+    *,
+    members: int,
+    minibatches_in_wave: int,
+    checkpoint_every_waves: int | None,
+    plan_clocks: Collection[int] = (),
 ) -> Iterator[SegmentLength]:
     """The lengths of `planned_segments`, without dealing any sample; arguments as of `plan_segment`.
 
@@ -172,6 +191,7 @@ def planned_lengths(
             data,
             minibatches_in_wave=minibatches_in_wave,
             checkpoint_every_waves=checkpoint_every_waves,
+            plan_clocks=plan_clocks,
         )
         unread, remaining = _num_unused(progress, data), _remaining(progress, data)
         blocks = -(-unread // data.batch_size)
@@ -179,7 +199,7 @@ def planned_lengths(
         # Blocks are dealt wave by wave, so those of the segment's waves come first.
         computed = min(dealt, (segment.end - segment.start) * minibatches_in_wave)
         samples = min(computed * data.batch_size, unread)
-        yield SegmentLength(-(-computed // members), samples)
+        yield SegmentLength(-(-computed // members), samples, segment.end)
         is_over = samples == unread
         num_used = 0 if is_over else data.num_samples - unread + samples
         progress = Progress(
@@ -197,6 +217,7 @@ def planned_segments(
     *,
     per_wave: Mapping[VirtualWorkerIndex, int],
     checkpoint_every_waves: int | None,
+    plan_clocks: Collection[int] = (),
     order_of: Callable[[int], Sequence[int] | None] = lambda _: None,
 ) -> Iterator[tuple[Segment, dict[VirtualWorkerIndex, tuple[Block, ...]]]]:
     """Every segment of an undisturbed run from `progress` on, with its data division.
@@ -206,6 +227,7 @@ def planned_segments(
         data: what is dealt.
         per_wave: member → N_v, in index order.
         checkpoint_every_waves: waves between two checkpoints.
+        plan_clocks: clocks at which plans change.
         order_of: epoch → `order` of `divide`.
     """
     while not is_finished(progress, data):
@@ -214,6 +236,7 @@ def planned_segments(
             data,
             minibatches_in_wave=sum(per_wave.values()),
             checkpoint_every_waves=checkpoint_every_waves,
+            plan_clocks=plan_clocks,
         )
         waves = segment.end - segment.start
         division = divide(progress, data, tuple(per_wave), per_wave, order=order_of(progress.epoch))

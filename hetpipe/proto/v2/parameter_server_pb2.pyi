@@ -36,7 +36,7 @@ class RunDocument(_message.Message):
     def __init__(self, job: _Optional[_Union[_values_pb2.Document, _Mapping]] = ..., submission: _Optional[_Union[_values_pb2.Submission, _Mapping]] = ..., plan: _Optional[_Union[_values_pb2.Plan, _Mapping]] = ..., agents: _Optional[_Iterable[_Union[_values_pb2.AgentInfo, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[_values_pb2.MemberInfo, _Mapping]]] = ..., emulations: _Optional[_Iterable[_Union[_values_pb2.WorkerEmulation, _Mapping]]] = ..., data: _Optional[_Union[_values_pb2.DataSpec, _Mapping]] = ..., start: _Optional[_Union[_values_pb2.Progress, _Mapping]] = ..., eval_samples: _Optional[int] = ..., submitted_wall: _Optional[float] = ..., out: _Optional[_Iterable[int]] = ..., proof: _Optional[_Union[_values_pb2.ProofReport, _Mapping]] = ...) -> None: ...
 
 class ShardConfig(_message.Message):
-    __slots__ = ("job_id", "term", "shard", "num_shards", "clock_shard_address", "membership", "slices", "sync", "data", "checkpoint_every_waves", "checkpoint_keep", "run_dir", "progress", "run", "clock_shard_id", "last_checkpoint_seconds", "keeps_history", "storage")
+    __slots__ = ("job_id", "term", "shard", "num_shards", "clock_shard_address", "membership", "slices", "sync", "data", "checkpoint_every_waves", "checkpoint_keep", "run_dir", "progress", "run", "clock_shard_id", "last_checkpoint_seconds", "keeps_history", "storage", "plan_changes")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class ShardConfig(_message.Message):
     LAST_CHECKPOINT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     KEEPS_HISTORY_FIELD_NUMBER: _ClassVar[int]
     STORAGE_FIELD_NUMBER: _ClassVar[int]
+    PLAN_CHANGES_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     term: int
     shard: int
@@ -73,7 +74,18 @@ class ShardConfig(_message.Message):
     last_checkpoint_seconds: float
     keeps_history: bool
     storage: str
-    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., clock_shard_address: _Optional[str] = ..., membership: _Optional[_Union[_values_pb2.Membership, _Mapping]] = ..., slices: _Optional[_Iterable[_Union[_values_pb2.SlicePlan, _Mapping]]] = ..., sync: _Optional[_Union[_values_pb2.SyncSpec, _Mapping]] = ..., data: _Optional[_Union[_values_pb2.DataSpec, _Mapping]] = ..., checkpoint_every_waves: _Optional[int] = ..., checkpoint_keep: _Optional[int] = ..., run_dir: _Optional[str] = ..., progress: _Optional[_Union[_values_pb2.Progress, _Mapping]] = ..., run: _Optional[_Union[RunDocument, _Mapping]] = ..., clock_shard_id: _Optional[str] = ..., last_checkpoint_seconds: _Optional[float] = ..., keeps_history: bool = ..., storage: _Optional[str] = ...) -> None: ...
+    plan_changes: _containers.RepeatedCompositeFieldContainer[PlanChange]
+    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., clock_shard_address: _Optional[str] = ..., membership: _Optional[_Union[_values_pb2.Membership, _Mapping]] = ..., slices: _Optional[_Iterable[_Union[_values_pb2.SlicePlan, _Mapping]]] = ..., sync: _Optional[_Union[_values_pb2.SyncSpec, _Mapping]] = ..., data: _Optional[_Union[_values_pb2.DataSpec, _Mapping]] = ..., checkpoint_every_waves: _Optional[int] = ..., checkpoint_keep: _Optional[int] = ..., run_dir: _Optional[str] = ..., progress: _Optional[_Union[_values_pb2.Progress, _Mapping]] = ..., run: _Optional[_Union[RunDocument, _Mapping]] = ..., clock_shard_id: _Optional[str] = ..., last_checkpoint_seconds: _Optional[float] = ..., keeps_history: bool = ..., storage: _Optional[str] = ..., plan_changes: _Optional[_Iterable[_Union[PlanChange, _Mapping]]] = ...) -> None: ...
+
+class PlanChange(_message.Message):
+    __slots__ = ("clock", "vw", "bounds")
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    VW_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    clock: int
+    vw: int
+    bounds: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, clock: _Optional[int] = ..., vw: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LifeSeen(_message.Message):
     __slots__ = ("vw", "incarnation", "num_stages", "standing", "leaving")
@@ -276,20 +288,22 @@ class DrainRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., vw: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class AdmitRequest(_message.Message):
-    __slots__ = ("job_id", "term", "vw", "incarnation", "num_stages", "minibatches_per_wave")
+    __slots__ = ("job_id", "term", "vw", "incarnation", "num_stages", "minibatches_per_wave", "bounds")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     VW_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_STAGES_FIELD_NUMBER: _ClassVar[int]
     MINIBATCHES_PER_WAVE_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     term: int
     vw: int
     incarnation: int
     num_stages: int
     minibatches_per_wave: int
-    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_stages: _Optional[int] = ..., minibatches_per_wave: _Optional[int] = ...) -> None: ...
+    bounds: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_stages: _Optional[int] = ..., minibatches_per_wave: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class KeepRunRequest(_message.Message):
     __slots__ = ("job_id", "term", "run")
@@ -466,18 +480,24 @@ class PublishRecord(_message.Message):
     def __init__(self, index: _Optional[int] = ..., clock: _Optional[int] = ..., retained: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SegmentMember(_message.Message):
-    __slots__ = ("vw", "incarnation", "num_stages", "joined", "minibatches_per_wave")
+    __slots__ = ("vw", "incarnation", "num_stages", "joined", "minibatches_per_wave", "version", "bounds", "moved")
     VW_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_STAGES_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
     MINIBATCHES_PER_WAVE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
     vw: int
     incarnation: int
     num_stages: int
     joined: bool
     minibatches_per_wave: int
-    def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_stages: _Optional[int] = ..., joined: bool = ..., minibatches_per_wave: _Optional[int] = ...) -> None: ...
+    version: int
+    bounds: _containers.RepeatedScalarFieldContainer[int]
+    moved: bool
+    def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_stages: _Optional[int] = ..., joined: bool = ..., minibatches_per_wave: _Optional[int] = ..., version: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ..., moved: bool = ...) -> None: ...
 
 class SegmentRecord(_message.Message):
     __slots__ = ("index", "start", "reasons", "epoch", "members", "left")

@@ -433,19 +433,38 @@ class Submission(_message.Message):
     model: ModelReport
     def __init__(self, request_id: _Optional[str] = ..., job_json: _Optional[_Union[Document, _Mapping]] = ..., run_dir: _Optional[str] = ..., import_path: _Optional[str] = ..., restore: _Optional[str] = ..., rewinds: _Optional[int] = ..., has_begun: bool = ..., model: _Optional[_Union[ModelReport, _Mapping]] = ...) -> None: ...
 
+class PlanVersion(_message.Message):
+    __slots__ = ("version", "bounds", "planned")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    bounds: _containers.RepeatedScalarFieldContainer[int]
+    planned: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, version: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ..., planned: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Progress(_message.Message):
-    __slots__ = ("clock", "epoch", "used", "minibatches", "samples")
+    __slots__ = ("clock", "epoch", "used", "minibatches", "samples", "plans")
+    class PlansEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: PlanVersion
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[PlanVersion, _Mapping]] = ...) -> None: ...
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
     MINIBATCHES_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    PLANS_FIELD_NUMBER: _ClassVar[int]
     clock: int
     epoch: int
     used: bytes
     minibatches: int
     samples: int
-    def __init__(self, clock: _Optional[int] = ..., epoch: _Optional[int] = ..., used: _Optional[bytes] = ..., minibatches: _Optional[int] = ..., samples: _Optional[int] = ...) -> None: ...
+    plans: _containers.MessageMap[int, PlanVersion]
+    def __init__(self, clock: _Optional[int] = ..., epoch: _Optional[int] = ..., used: _Optional[bytes] = ..., minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., plans: _Optional[_Mapping[int, PlanVersion]] = ...) -> None: ...
 
 class DataSpec(_message.Message):
     __slots__ = ("num_samples", "batch_size", "seed", "epochs", "total_minibatches")
@@ -478,7 +497,7 @@ class SyncSpec(_message.Message):
     def __init__(self, minibatches_per_wave: _Optional[int] = ..., staleness: _Optional[int] = ..., combine: _Optional[str] = ..., deterministic: bool = ..., weights: _Optional[str] = ..., pull: _Optional[str] = ...) -> None: ...
 
 class Membership(_message.Message):
-    __slots__ = ("num_stages", "minibatches_per_wave")
+    __slots__ = ("num_stages", "minibatches_per_wave", "plans")
     class NumStagesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -493,11 +512,20 @@ class Membership(_message.Message):
         key: int
         value: int
         def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    class PlansEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: PlanVersion
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[PlanVersion, _Mapping]] = ...) -> None: ...
     NUM_STAGES_FIELD_NUMBER: _ClassVar[int]
     MINIBATCHES_PER_WAVE_FIELD_NUMBER: _ClassVar[int]
+    PLANS_FIELD_NUMBER: _ClassVar[int]
     num_stages: _containers.ScalarMap[int, int]
     minibatches_per_wave: _containers.ScalarMap[int, int]
-    def __init__(self, num_stages: _Optional[_Mapping[int, int]] = ..., minibatches_per_wave: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    plans: _containers.MessageMap[int, PlanVersion]
+    def __init__(self, num_stages: _Optional[_Mapping[int, int]] = ..., minibatches_per_wave: _Optional[_Mapping[int, int]] = ..., plans: _Optional[_Mapping[int, PlanVersion]] = ...) -> None: ...
 
 class Requester(_message.Message):
     __slots__ = ("job_id", "term", "vw", "incarnation", "stage")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from hetpipe.observe.metrics import MetricsWriter, NullMetrics
 from hetpipe.observe.timeline import NullTimeline, TimelineWriter
 from hetpipe.phases import report_phase
 from hetpipe.pipeline.callables import (
+    LossFunction,
     MapDataset,
     WeightedLosses,
     build_datasets,
@@ -55,6 +56,7 @@ from hetpipe.pipeline.model_file import (
     one_at_a_time,
     open_model_file,
 )
+from hetpipe.pipeline.moving import BuiltStage
 from hetpipe.pipeline.reading import DataReader, InlineReader, MinibatchSource, WorkerOptions, WorkerReader
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import Clipping, Replicas, StageData, StageIdentity, StageParts
@@ -69,7 +71,6 @@ from hetpipe.weights.anchored import AnchoredWeights
 from hetpipe.weights.direct import DirectWeights
 from hetpipe.weights.flat import BufferPool, FlatBuffer
 from hetpipe.weights.optimizer import StageOptimizer
-from hetpipe.weights.policy import StageWeights
 from hetpipe.wire.call import Calls
 
 _log = get_logger(__name__)
@@ -136,12 +137,50 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
         # Before the model is built: workers are forked, and share this process's memory as it is now.
         reader = _reader(job, identity, train, evaluation)
         order_of = epoch_order(job, import_path, train) or order_of
+    code = _stage_code(job, config)
+    num_samples = len(train) if train is not None else 0
+    return UserCode(
+        code.layers,
+        StageData(
+            job.data_spec(num_samples),
+            train,
+            evaluation,
+            code.metrics,
+            reader,
+            order_of,
+            evaluate_every_waves=job.evaluate.every_waves,
+            max_evaluation_batches=job.evaluate.max_batches,
+            weight=load_minibatch_weight(job, import_path) if identity.is_last else None,
+            losses=code.losses,
+        ),
+        code.loss,
+        code.state_names,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _StageCode:
+    """The part of the user's code that depends on the cut."""
+
+    layers: tuple[Layer, ...]
+    loss: Any
+    metrics: Mapping[str, LossFunction]
+    losses: WeightedLosses | None
+    state_names: Mapping[str, Sequence[str]]
+
+
+def _stage_code(job: Job, config: StageConfig) -> _StageCode:
+    """Build the model, and cut this stage out.
+
+    Raises:
+        CallableError: something of the user's code cannot be used.
+    """
+    import_path = Path(config.import_path)
+    identity = identity_of(config)
     found = _known_chain(job, config) or _own_chain(job, config)
     chain = found.layers
     given = load_loss(job, import_path) if identity.is_last else None
-    num_samples = len(train) if train is not None else 0
     stage = config.plan.stage(config.vw, config.stage)
-    layers = chain[stage.first_layer : stage.last_layer]
     loss = on_output(chain, given) if identity.is_last else None
     metrics = {} if loss is None else {"loss": loss}
     losses = given if isinstance(given, WeightedLosses) else None
@@ -149,23 +188,7 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
         metrics |= {name: on_output(chain, each) for name, each in losses.functions.items()}
     if identity.is_last:
         metrics |= {name: on_output(chain, metric) for name, metric in load_metrics(job, import_path).items()}
-    return UserCode(
-        layers,
-        StageData(
-            job.data_spec(num_samples),
-            train,
-            evaluation,
-            metrics,
-            reader,
-            order_of,
-            evaluate_every_waves=job.evaluate.every_waves,
-            max_evaluation_batches=job.evaluate.max_batches,
-            weight=load_minibatch_weight(job, import_path) if identity.is_last else None,
-            losses=losses,
-        ),
-        loss,
-        found.state_names,
-    )
+    return _StageCode(chain[stage.first_layer : stage.last_layer], loss, metrics, losses, found.state_names)
 
 
 def _shuffled(epoch: int) -> None:
@@ -297,26 +320,44 @@ def restore_targets(
     )
 
 
+def _built(job: Job, config: StageConfig, code: UserCode | _StageCode, versions: VersionTable) -> BuiltStage:
+    """The stage with its layers; their weights are not loaded."""
+    device = torch.device(config.device.torch_device)
+    compute = StageCompute(code.layers, vw=config.vw, seed=job.seed, device=device, loss=code.loss)
+    pool = BufferPool(layout_of(code.layers, device), device)
+    target = pool.take().zero_()
+    optimizer = _optimizer(job, config, target, versions)
+    kind = AnchoredWeights if job.has_shards else DirectWeights
+    data = code.data if isinstance(code, UserCode) else code
+    return BuiltStage(
+        layers=code.layers,
+        compute=compute,
+        pool=pool,
+        target=target,
+        weights=kind(pool, optimizer, target, versions),
+        slices=config.plan.slices_of_stage(config.plan.stage(config.vw, config.stage)),
+        metrics=data.metrics,
+        losses=data.losses,
+    )
+
+
 def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> tuple[StageRunner, ShardClient]:
     """Connect a stage; returns its runner, and the shard client, to be closed after the run."""
     identity = identity_of(config)
-    device = torch.device(config.device.torch_device)
-    use_device(device, deterministic=job.sync.deterministic)
-    compute = StageCompute(code.layers, vw=config.vw, seed=job.seed, device=device, loss=code.loss)
-    pool = BufferPool(layout_of(code.layers, device), device)
+    use_device(torch.device(config.device.torch_device), deterministic=job.sync.deterministic)
     sync = job.sync_spec(config.plan.virtual_workers[config.vw])
     versions = versions_of(job, identity, sync.minibatches_per_wave)
-    target = pool.take().zero_()
-    optimizer = _optimizer(job, config, target, versions)
+    built = _built(job, config, code, versions)
     scales = LossScales() if job.precision == "fp16" else None
-    start = restore(config, restore_targets(code.layers, optimizer, scales), job.sync.traits, storage=job.storage)
-    inbox = Inbox(wiring.upstream, wiring.downstream, start, pool, life=(config.vw, config.incarnation))
+    targets = restore_targets(code.layers, built.weights.optimizer, scales)
+    start = restore(config, targets, job.sync.traits, storage=job.storage)
+    inbox = Inbox(wiring.upstream, wiring.downstream, start, built.pool, life=(config.vw, config.incarnation))
     if code.data.reader is not None:
         code.data.reader.watch(inbox.ring)
     client = ShardClient(
         requester_of(config),
-        config.plan.slices_of_stage(config.plan.stage(config.vw, config.stage)),
-        pool,
+        built.slices,
+        built.pool,
         shards=wiring.shards,
         clock_shard=wiring.clock_shard,
         listener=inbox,
@@ -325,26 +366,23 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
     )
     client.start()
     checkpoints = store_of(config.run_dir, job.storage)
-    weights: StageWeights
-    if job.has_shards:
-        weights = AnchoredWeights(pool, optimizer, target, versions)
-    else:
-        weights = DirectWeights(pool, optimizer, filled(target, code.layers), versions)
+    if not job.has_shards:
+        filled(built.target, code.layers)
         if wiring.replicas is not None:
-            wiring.replicas.copy_first_(list(target.regions))
+            wiring.replicas.copy_first_(list(built.target.regions))
     parts = StageParts(
         identity=identity,
         sync=sync,
         layers=code.layers,
-        compute=compute,
+        compute=built.compute,
         emulator=wiring.emulator or _emulator(job, config, wiring.clock),
         versions=versions,
-        weights=weights,
+        weights=built.weights,
         has_shards=job.has_shards,
         clipping=_clipping(job),
         scales=scales,
         replicas=wiring.replicas,
-        pool=pool,
+        pool=built.pool,
         order=order_for(job.weights, job.order),
         schedule=job.order,
         data=code.data,
@@ -367,8 +405,14 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
         stall_seconds=wiring.stall_seconds,
         last_checkpoint_seconds=job.patience.last_checkpoint.total_seconds(),
         run_dir=Path(config.run_dir),
+        bounds=config.plan.virtual_workers[config.vw].bounds,
     )
-    return StageRunner(parts, inbox), client
+
+    def build(bounds: tuple[int, ...]) -> BuiltStage:
+        moved = replace(config, plan=config.plan.with_bounds(config.vw, bounds))
+        return _built(job, moved, _stage_code(job, moved), versions)
+
+    return StageRunner(parts, inbox, build), client
 
 
 def _optimizer(job: Job, config: StageConfig, target: FlatBuffer, versions: VersionTable) -> StageOptimizer:

@@ -14,6 +14,7 @@ from typing import Literal, TypeVar
 
 from hetpipe import failpoints
 from hetpipe.clock import Clock as TimeSource
+from hetpipe.decide.elastic.script import check_script
 from hetpipe.decide.lifecycle.configs import (
     check_progress,
     data_of,
@@ -204,6 +205,7 @@ class JobTasks:
             now=self._clock.wall(),
         )
         data = data_of(run.job, model)
+        check_script(run.job, run.plan, data, start)
         prepared = Prepared(run, data, start, submission)
         self._configure(prepared, task.agents, task.shards, model.eval_samples)
         if submission is not None:
@@ -332,7 +334,13 @@ class JobTasks:
             await_checkpoint(new, newest, now=self._clock.monotonic())
             self._with_shard(task.clock_shard, lambda port: self._replans.make_way(task, new, port))
         request = AdmitRequest(
-            self._job_id, task.term, task.vw, task.incarnation, task.num_stages, task.minibatches_per_wave
+            self._job_id,
+            task.term,
+            task.vw,
+            task.incarnation,
+            task.num_stages,
+            task.minibatches_per_wave,
+            task.bounds,
         )
         self._with_shard(task.clock_shard, lambda port: port.invoke(calls.ADMIT, request))
         if new is not None:

@@ -110,7 +110,7 @@ class ShardClient:
         self._stopped = threading.Event()
         self._pusher = ThreadPoolExecutor(1, thread_name_prefix="push")
         self._fetcher = ThreadPoolExecutor(1, thread_name_prefix="pull")
-        self._bulk = ThreadPoolExecutor(max(1, 2 * len(self._shares)), thread_name_prefix="transfer")
+        self._bulk = ThreadPoolExecutor(max(1, 2 * len(shards)), thread_name_prefix="transfer")
         self._follower: threading.Thread | None = None
         #: The latest part of a checkpoint, and its digest.
         self._part: tuple[Path | None, list[CheckpointFile]] = (None, [])
@@ -209,6 +209,19 @@ class ShardClient:
 
         self._until_published(exchange, deadline_seconds)
         return result
+
+    def change_layers(self, slices: Sequence[SlicePlan], pool: BufferPool, *, deadline_seconds: float) -> None:
+        """Implement `Synchroniser.change_layers`.
+
+        Raises:
+            DeadlineExceeded: a pull for the old layers did not end in time.
+        """
+        # The barrier's weights may be under way twice: once fetched ahead, once because they are needed now.
+        idle = self._fetcher.submit(lambda: None)
+        if wait([idle], timeout=deadline_seconds).not_done:
+            raise DeadlineExceeded(f"{self.requester} waited {deadline_seconds:.0f} s for a pull to end")
+        self._shares = shares_of(slices, pool.layout)
+        self._pool = pool
 
     def close(self) -> None:
         """Stop background work and close the connections; operations in progress fail silently."""

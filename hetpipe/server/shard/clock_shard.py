@@ -186,10 +186,13 @@ class ClockShard:
         incarnation: Incarnation,
         num_stages: int,
         minibatches_per_wave: int | None = None,
+        bounds: tuple[int, ...] = (),
     ) -> None:
         """Admit a new incarnation of a virtual worker (`DecisionLog.admit`)."""
         with self.bell:
-            self._decide(Admitted(vw, incarnation, num_stages, minibatches_per_wave=minibatches_per_wave))
+            self._decide(
+                Admitted(vw, incarnation, num_stages, minibatches_per_wave=minibatches_per_wave, bounds=bounds)
+            )
 
     def keep_run(self, run: RunDocument) -> None:
         """Store the run document, for a coordinator that has no state of the job."""
@@ -383,6 +386,14 @@ class ClockShard:
                     num_stages=member.num_stages,
                     minibatches_per_wave=member.minibatches_per_wave,
                 )
+            if member.bounds and (member.joined or member.moved):
+                self._history.plan(
+                    vw=member.vw,
+                    incarnation=member.incarnation,
+                    clock=record.start,
+                    version=member.version,
+                    bounds=member.bounds,
+                )
 
 
 def log_config(config: ShardConfig) -> LogConfig:
@@ -395,4 +406,5 @@ def log_config(config: ShardConfig) -> LogConfig:
         data=config.data,
         checkpoint_every_waves=config.checkpoint_every_waves,
         progress=config.progress,
+        plan_changes=config.plan_changes,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 
 from hetpipe.errors import ProtocolViolation, ResourceExhausted
 from hetpipe.values.addresses import split_address
@@ -66,6 +67,7 @@ def _mistakes(config: ShardConfig) -> Iterator[str]:
     if not 0 <= config.shard < config.num_shards <= MAX_SHARDS:
         yield f"shard {config.shard} of {config.num_shards}; there are at most {MAX_SHARDS}"
     yield from _mistakes_of_membership(config.membership)
+    yield from _mistakes_of_changes(config)
     if len(config.run_dir) > MAX_PATH_CHARACTERS or "\0" in config.run_dir:
         yield f"run folder {config.run_dir!r:.80}"
     if config.storage is not None:
@@ -95,6 +97,20 @@ def _mistakes_of_membership(membership: Membership) -> Iterator[str]:
     waves = membership.minibatches_per_wave
     if waves and (waves.keys() != counts.keys() or not 1 <= min(waves.values()) <= max(waves.values()) < MAX_COUNT):
         yield f"N = {str(waves)[:80]} of {len(counts)} virtual workers"
+    for vw, plan in membership.plans.items():
+        if plan.num_stages != counts.get(vw) or not _is_cut(plan.bounds) or not _is_cut(plan.planned):
+            yield f"virtual worker {vw} of {counts.get(vw, 0)} stages cut at {plan.bounds!s:.80}"
+        if not 0 <= plan.version < MAX_COUNT:
+            yield f"version {plan.version} of the plan of virtual worker {vw}"
+
+
+def _mistakes_of_changes(config: ShardConfig) -> Iterator[str]:
+    for change in config.plan_changes:
+        known = config.membership.plans.get(change.vw)
+        if not 1 <= change.clock < MAX_COUNT or not _is_cut(change.bounds):
+            yield f"a change of plans at clock {change.clock} to a cut at {change.bounds!s:.80}"
+        elif known is None or known.num_stages != len(change.bounds) - 1 or known.bounds[-1] != change.bounds[-1]:
+            yield f"a cut of virtual worker {change.vw} at {change.bounds!s:.80}, which is not one of its layers"
 
 
 def _mistakes_of_slices(slices: tuple[SlicePlan, ...]) -> Iterator[str]:
@@ -165,8 +181,10 @@ def check_run(config: ShardConfig, run: RunDocument) -> None:
         raise ProtocolViolation(f"a shard cannot keep {wrong}")
 
 
-def check_life(vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int = 1) -> None:
-    """Reject an impossible virtual worker or incarnation.
+def check_life(
+    vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int = 1, cut: tuple[int, ...] = ()
+) -> None:
+    """Reject an impossible virtual worker, incarnation or cut.
 
     Raises:
         ProtocolViolation: a number is out of range.
@@ -179,3 +197,11 @@ def check_life(vw: VirtualWorkerIndex, incarnation: Incarnation, num_stages: int
     for what, value, least, most in bounds:
         if not least <= value <= most:
             raise ProtocolViolation(f"{what} {value} is not from {least} to {most}")
+    if cut and not _is_cut(cut):
+        raise ProtocolViolation(f"{cut!s:.80} is no cut: bounds of stages rise from 0")
+
+
+def _is_cut(bounds: tuple[int, ...]) -> bool:
+    """Whether these are the bounds of stages with at least one layer each."""
+    rises = all(first < last for first, last in pairwise(bounds))
+    return 1 < len(bounds) <= MAX_STAGES + 1 and bounds[0] == 0 and rises and bounds[-1] < MAX_COUNT

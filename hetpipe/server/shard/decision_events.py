@@ -128,10 +128,12 @@ class Admitted:
     kind: Literal["admitted"] = "admitted"
     minibatches_per_wave: int | None = None
     """Its N_v; None: the one it has, or that of the job."""
+    bounds: tuple[int, ...] = ()
+    """The cut with which its processes start; empty: not known."""
 
     def tell(self, log: DecisionLog) -> Sequence[Record]:
         """Apply by `DecisionLog.admit`."""
-        return log.admit(self.vw, self.incarnation, self.num_stages, self.minibatches_per_wave)
+        return log.admit(self.vw, self.incarnation, self.num_stages, self.minibatches_per_wave, self.bounds)
 
 
 @dataclass(frozen=True, slots=True)

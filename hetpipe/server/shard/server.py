@@ -343,9 +343,9 @@ class ShardServer:
 
     def _admit(self, request: AdmitRequest, _: Context) -> None:
         vw, incarnation, num_stages = request.vw, request.incarnation, request.num_stages
-        check_life(vw, incarnation, num_stages)
+        check_life(vw, incarnation, num_stages, request.bounds)
         clock_shard = self._job(request.job_id, request.term).shard.clock_shard
-        clock_shard.admit(vw, incarnation, num_stages, request.minibatches_per_wave)
+        clock_shard.admit(vw, incarnation, num_stages, request.minibatches_per_wave, request.bounds)
 
     def _keep_run(self, request: KeepRunRequest, _: Context) -> None:
         """Store the run document for the next coordinator.

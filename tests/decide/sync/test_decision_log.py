@@ -20,6 +20,7 @@ from hetpipe.errors import ClockNotPublished, ProtocolViolation, StaleIncarnatio
 from hetpipe.values import wire
 from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, Wave
 from hetpipe.values.policies import WeightPolicy
+from hetpipe.values.sync import PlanChange, PlanVersion
 from tests.decide.sync.logs import SCENARIO, VW, acknowledge, commit, started
 from tests.decide.sync.scenario import LIFE, TERM
 
@@ -463,3 +464,134 @@ class TestPolicies:
             assert log.hold(VW[1], LIFE, number) == clock
             assert clock in kept
             assert clock == log.published - (weights == "double_buffer")
+
+
+CUT = (0, 2, 5)
+
+
+def commit_all(log: DecisionLog) -> None:
+    """Every member commits one more wave, which is published."""
+    for vw, member in list(log.members.items()):
+        commit(log, vw, member.committed)
+    acknowledge(log)
+
+
+def planned(*changes: PlanChange) -> DecisionLog:
+    """A log that has started, whose first virtual worker has a known cut and changes of it ahead."""
+    first = PlanVersion.following(None, CUT)
+    membership = replace(SCENARIO.log_config().membership, plans={VW[0]: first})
+    log = DecisionLog(replace(SCENARIO.log_config(), membership=membership, plan_changes=changes))
+    for vw, count in enumerate(SCENARIO.num_stages):
+        for stage in range(count):
+            log.join(VW[vw], LIFE, StageIndex(stage))
+            if vw == 0:
+                log.initialized(VW[vw], LIFE, StageIndex(stage))
+    acknowledge(log)
+    return log
+
+
+def rejoined(log: DecisionLog, life: int, bounds: tuple[int, ...]) -> SegmentMember:
+    """Virtual worker 0 is lost, and joins at the next barrier in a new life; its entry in the segment there."""
+    incarnation = Incarnation(life)
+    log.evict(VW[0], Incarnation(life - 1))
+    log.admit(VW[0], incarnation, len(bounds) - 1, bounds=bounds)
+    for stage in range(len(bounds) - 1):
+        log.join(VW[0], incarnation, StageIndex(stage))
+    while VW[0] not in log.members:
+        commit(log, 1, log.members[VW[1]].committed)
+        acknowledge(log)
+    segment = log.newest_segment
+    assert segment is not None
+    return segment.members[0]
+
+
+class TestPlanVersions:
+    def test_a_run_begins_with_version_0(self) -> None:
+        log = planned()
+        segment = log.newest_segment
+        assert segment is not None
+        assert segment.members[0] == replace(founder(0, 2), version=0, bounds=CUT)
+        assert segment.members[1] == founder(1, 1), "the cut of the other is not known"
+        assert log.progress.plans == {VW[0]: PlanVersion(0, CUT, CUT)}
+
+    def test_the_same_cut_is_the_same_version(self) -> None:
+        log = planned()
+        assert rejoined(log, 1, CUT) == SegmentMember(VW[0], Incarnation(1), 2, joined=True, version=0, bounds=CUT)
+
+    def test_another_cut_is_the_next_version_and_versions_only_grow(self) -> None:
+        log = planned()
+        moved = rejoined(log, 1, (0, 1, 3, 5))
+        assert (moved.version, moved.bounds, moved.moved) == (1, (0, 1, 3, 5), True)
+        assert log.progress.plans == {VW[0]: PlanVersion(1, (0, 1, 3, 5), (0, 1, 3, 5))}
+        back = rejoined(log, 2, CUT)
+        assert (back.version, back.bounds, back.moved) == (2, CUT, True)
+        kept = rejoined(log, 3, CUT)
+        assert (kept.version, kept.moved) == (2, False)
+
+    def test_the_state_has_the_versions(self) -> None:
+        log = planned()
+        rejoined(log, 1, (0, 4, 5))
+        kept: LogState = wire.from_json(LogState, wire.to_json(LogState, log.state()))
+        again = DecisionLog.restore(log.config, kept)
+        assert rejoined(again, 2, (0, 3, 5)) == rejoined(log, 2, (0, 3, 5))
+        assert again.plans[VW[0]].version == 2
+
+    def test_as_many_stages_as_the_cut_has(self) -> None:
+        log = planned()
+        with pytest.raises(
+            ProtocolViolation,
+            match="virtual worker 0 is admitted with 2 stages, but version 1 of its plan has 3",
+        ):
+            log.admit(VW[0], Incarnation(1), 2, bounds=(0, 1, 3, 5))
+        assert log.plans[VW[0]].version == 0, "nothing has changed"
+
+    def test_a_resumed_run_goes_on_with_what_moved_since_its_plan(self) -> None:
+        moved = PlanVersion(3, (0, 4, 5), CUT)
+        assert PlanVersion.following(moved, CUT) == moved
+        assert PlanVersion.following(moved, (0, 1, 5)) == PlanVersion(4, (0, 1, 5), (0, 1, 5))
+        assert moved.layer_counts == (4, 1)
+
+    def test_a_change_decided_beforehand_has_a_barrier_and_the_next_version(self) -> None:
+        log = planned(PlanChange(Clock(2), VW[0], (0, 1, 5)), PlanChange(Clock(4), VW[0], (0, 4, 5)))
+        assert (log.segment.end, log.segment.reasons) == (2, ("plan",))
+        for _ in range(2):
+            commit_all(log)
+        segment = log.newest_segment
+        assert segment is not None
+        assert (segment.start, segment.reasons) == (2, ("plan",))
+        first, second = segment.members
+        assert (first.version, first.bounds, first.moved, first.joined) == (1, (0, 1, 5), True, False)
+        assert not second.moved
+        assert log.progress.plans == {VW[0]: PlanVersion(1, (0, 1, 5), CUT)}
+        assert (log.segment.end, log.segment.reasons) == (4, ("plan",))
+
+    def test_a_barrier_before_it_does_not_make_it(self) -> None:
+        log = planned(PlanChange(Clock(5), VW[0], (0, 1, 5)))
+        log.request_barrier("checkpoint")
+        while log.published < 5:
+            commit_all(log)
+        assert [s.start for s in log.records if isinstance(s, SegmentRecord)][-1] == 5
+        assert log.plans[VW[0]] == PlanVersion(1, (0, 1, 5), CUT)
+
+    def test_it_is_made_for_one_that_is_away_and_which_rejoins_with_it(self) -> None:
+        log = planned(PlanChange(Clock(2), VW[0], (0, 1, 5)))
+        log.evict(VW[0], LIFE)
+        while log.published < 3:
+            commit(log, 1, log.members[VW[1]].committed)
+            acknowledge(log)
+        joined = rejoined(log, 1, CUT)
+        assert (joined.version, joined.bounds, joined.moved) == (1, (0, 1, 5), True)
+
+    def test_a_run_that_begins_there_has_it_already(self) -> None:
+        change = PlanChange(Clock(0), VW[0], (0, 1, 5))
+        log = planned(change)
+        assert log.plans[VW[0]] == PlanVersion(0, CUT, CUT)
+
+    def test_nothing_moves_where_the_run_ends(self) -> None:
+        log = planned(PlanChange(Clock(4), VW[0], (0, 1, 5)))
+        log.request_barrier("stop")
+        end = log.segment.end
+        while log.published < end:
+            commit_all(log)
+        assert log.finished
+        assert log.plans[VW[0]].version == (1 if end > 4 else 0)

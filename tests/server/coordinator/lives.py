@@ -20,6 +20,9 @@ from hetpipe.values.members import MemberId
 from tests.server.coordinator.builders import STAGES, job, progress
 from tests.server.coordinator.machine_driver import SHARDS, Driver
 
+#: Of the driver's virtual workers.
+CUT = (0, 2, 4)
+
 UNREACHABLE = ("PeerUnreachable", "the clock shard cannot be reached")
 
 
@@ -40,7 +43,7 @@ def evict(vw: int, life: int) -> Evict:
 
 
 def admit(vw: int, life: int) -> Admit:
-    return Admit(Vw(vw), Incarnation(life), 2, Driver.TERM, SHARDS[0])
+    return Admit(Vw(vw), Incarnation(life), 2, Driver.TERM, SHARDS[0], bounds=CUT)
 
 
 def started(driver: Driver) -> list[tuple[str, int, int, int, str | None]]:

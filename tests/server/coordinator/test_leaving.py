@@ -28,6 +28,7 @@ from hetpipe.values.life_state import LifeState
 from hetpipe.values.run import StageDone, StageFailed
 from tests.server.coordinator.builders import STAGES, agent_member, job, progress
 from tests.server.coordinator.leaving import departs, drain, gone, order, pass_barrier, state
+from tests.server.coordinator.lives import admit
 from tests.server.coordinator.machine_driver import SHARDS, Driver
 
 OUT, AGAIN = WorkerLeft(Vw(1), Incarnation(0), returns=False), WorkerLeft(Vw(1), Incarnation(0), returns=True)
@@ -106,7 +107,7 @@ class TestDrain:
         driver.begin_life(1, 1)
 
         assert driver.events(WorkerLeft) == [AGAIN]
-        assert driver.tasks(Admit) == [Admit(Vw(1), Incarnation(1), 2, Driver.TERM, SHARDS[0])]
+        assert driver.tasks(Admit) == [admit(1, 1)]
         assert driver.events(WorkerRejoined) == [WorkerRejoined(Vw(1), Incarnation(1))]
 
     def test_the_clock_shard_is_asked_until_it_answers(self, driver: Driver) -> None:

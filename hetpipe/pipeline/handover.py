@@ -1,0 +1,99 @@
+"""The state of layers as frames between neighbouring stages: weights, buffers, optimizer state (plan-versions.md §4).
+
+The first frame lists what follows, as JSON in a uint8 tensor; the next ones carry the tensors in that order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from hetpipe.errors import MalformedFrame
+from hetpipe.link.policy import MAX_TENSORS, Frame, FrameKind
+from hetpipe.values.ids import Clock, LayerIndex
+
+#: Tensor bytes after which a new frame begins: a link keeps a frame in memory as a whole.
+_FRAME_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """What training has made of one layer, by the model's names."""
+
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    """w^(c) of its trainable parameters."""
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    """Including parameters that are not trained."""
+    optimizer: dict[str, dict[str, Tensor | float | int]] = field(default_factory=dict)
+    """Parameter → `StageOptimizer.state` of it."""
+
+
+States = dict[LayerIndex, LayerState]
+
+
+def frames_of(states: Mapping[LayerIndex, LayerState], clock: Clock) -> Iterator[Frame]:
+    """The frames that hand `states` over at the barrier at `clock`."""
+    tensors: list[Tensor] = []
+    listed = {}
+    for index, state in states.items():
+        optimizer: dict[str, dict[str, object]] = {}
+        for name, entries in state.optimizer.items():
+            own = optimizer[name] = {}
+            for key, value in entries.items():
+                own[key] = None if isinstance(value, Tensor) else value
+                tensors += [value] if isinstance(value, Tensor) else []
+        tensors += [*state.weights.values(), *state.buffers.values()]
+        listed[str(index)] = {"optimizer": optimizer, "weights": [*state.weights], "buffers": [*state.buffers]}
+    header = torch.frombuffer(bytearray(json.dumps(listed).encode()), dtype=torch.uint8)
+    groups = [(header,), *_grouped(tensors)]
+    for number, group in enumerate(groups, start=1):
+        yield Frame(FrameKind.HANDOVER, len(groups) - number, clock, 0, tuple(group))
+
+
+def _grouped(tensors: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    group: list[Tensor] = []
+    for tensor in tensors:
+        if len(group) == MAX_TENSORS or sum(each.nbytes for each in group) >= _FRAME_BYTES:
+            yield tuple(group)
+            group = []
+        group.append(tensor)
+    if group:
+        yield tuple(group)
+
+
+def received(receive: Callable[[], Frame], clock: Clock, layers: range) -> States:
+    """Put a handover together again.
+
+    Args:
+        receive: waits for the next frame from the neighbour.
+        clock: of the barrier.
+        layers: that it must be of.
+
+    Raises:
+        MalformedFrame: the neighbour hands over other layers, or at another barrier.
+    """
+    header = receive()
+    frames = [header, *(receive() for _ in range(header.minibatch))]
+    (text,) = header.tensors
+    assert text is not None, "the first frame lists the others"
+    listed = json.loads(bytes(text.numpy().tobytes()))
+    if {frame.clock for frame in frames} != {clock} or [*map(int, listed)] != list(layers):
+        raise MalformedFrame(
+            f"a neighbour hands over layers {', '.join(listed)} at clock {header.clock}, where layers "
+            f"{layers.start} to {layers.stop - 1} are due at clock {clock}"
+        )
+    tensors = iter([tensor for frame in frames[1:] for tensor in frame.tensors if tensor is not None])
+    states: States = {}
+    for index, content in listed.items():
+        optimizer = {
+            name: {key: next(tensors) if value is None else value for key, value in entries.items()}
+            for name, entries in content["optimizer"].items()
+        }
+        weights = {name: next(tensors) for name in content["weights"]}
+        buffers = {name: next(tensors) for name in content["buffers"]}
+        states[LayerIndex(int(index))] = LayerState(weights, buffers, optimizer)
+    return states

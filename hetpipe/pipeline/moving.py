@@ -1,0 +1,166 @@
+"""Layers move between the running stages of a virtual worker, at a barrier (plan-versions.md §4).
+
+Every stage does this after the barrier's work, which the old version of the plan does: it hands the layers that it
+loses to the neighbour in whose direction they go, takes those that it gets, and is built anew from the user's code with
+its new layers. Weights, buffers and the optimizer's state are those of the barrier, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from hetpipe.decide.elastic.moving import Crossing, crossing
+from hetpipe.decide.sync.records import SegmentMember, SegmentRecord
+from hetpipe.link.policy import Frame, FrameKind, Link
+from hetpipe.observe.log import get_logger
+from hetpipe.observe.timeline import Activity
+from hetpipe.pipeline.callables import LossFunction, WeightedLosses
+from hetpipe.pipeline.chain import Layer, forget_weights
+from hetpipe.pipeline.compute import StageCompute
+from hetpipe.pipeline.handover import LayerState, States, frames_of, received
+from hetpipe.pipeline.inbox import Inbox
+from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
+from hetpipe.pipeline.waiting import Waiter
+from hetpipe.values.ids import Clock, LayerIndex
+from hetpipe.values.plan import SlicePlan
+from hetpipe.weights.flat import BufferPool, FlatBuffer
+from hetpipe.weights.policy import StageWeights
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltStage:
+    """A stage as built from the user's code: its layers, and what depends on them."""
+
+    layers: tuple[Layer, ...]
+    compute: StageCompute
+    pool: BufferPool
+    target: FlatBuffer
+    """On which the optimizer of `weights` steps: zero; or, without shards, the weights."""
+    weights: StageWeights
+    slices: tuple[SlicePlan, ...]
+    metrics: Mapping[str, LossFunction]
+    losses: WeightedLosses | None
+
+
+#: Bounds of all stages of the virtual worker → this stage, built by them.
+BuildStage = Callable[[tuple[int, ...]], BuiltStage]
+
+
+class LayerMover:
+    """Moves layers to and from one stage."""
+
+    def __init__(self, parts: StageParts, inbox: Inbox, waiter: Waiter, build: BuildStage | None) -> None:
+        self._parts = parts
+        self._inbox = inbox
+        self._waiter = waiter
+        self._build = build
+
+    def move(self, segment: SegmentRecord, member: SegmentMember) -> None:
+        """Adopt the plan version of `member`, with which `segment` begins. The weights of its start are loaded.
+
+        Raises:
+            LinkClosed, DeadlineExceeded: a neighbour that hands layers over is lost.
+        """
+        parts, clock = self._parts, segment.start
+        before, stage = parts.bounds, parts.identity.stage
+        if member.bounds in ((), before):
+            return
+        assert self._build is not None, "a stage of a run whose plans change knows how it is built"
+        started = parts.clock.monotonic()
+        with parts.timeline.span(Activity.MOVE, clock=clock):
+            states = self._exchanged(self._own_states(), member.bounds, clock)
+            with parts.guard:
+                built = self._build(member.bounds)
+            self._adopt(built, states, clock)
+        parts.bounds = member.bounds
+        _log.info(
+            "layers_moved",
+            clock=clock,
+            version=member.version,
+            before=list(before[stage : stage + 2]),
+            after=list(member.bounds[stage : stage + 2]),
+            seconds=round(parts.clock.monotonic() - started, 3),
+        )
+
+    # -- states of layers --------------------------------------------------------------------------------------------
+
+    def _own_states(self) -> States:
+        """Of the layers that it has; the tensors are live."""
+        parts = self._parts
+        weights, optimizer = parts.weights.at_barrier.views, parts.weights.optimizer.state()
+        states: States = {}
+        for layer in parts.layers:
+            module = layer.module
+            frozen = {name: module.get_parameter(local).detach() for local, name in layer.frozen.items()}
+            own = {name: module.get_buffer(local) for local, name in layer.buffers.items()}
+            names = [name for name in layer.parameters.values() if name in weights]
+            states[layer.index] = LayerState(
+                {name: weights[name] for name in names},
+                {**frozen, **own},
+                {name: optimizer[name] for name in names if name in optimizer},
+            )
+        return states
+
+    def _exchanged(self, states: States, after: Sequence[int], clock: Clock) -> States:
+        """Exchange layers with the neighbours; returns the states of the new layers."""
+        parts, stage = self._parts, self._parts.identity.stage
+        none = Crossing(range(0), down=True)
+        above = none if parts.identity.is_first else crossing(parts.bounds, after, stage - 1)
+        below = none if parts.identity.is_last else crossing(parts.bounds, after, stage)
+        # Who passes layers on receives them first; as no two stages send to each other, none waits in a circle.
+        for source, border, comes in (("previous", above, above.down), ("next", below, not below.down)):
+            if border.layers and comes:
+                states |= received(lambda source=source: self._receive(source), clock, border.layers)  # type: ignore[misc]
+        for link, border, goes in ((parts.upstream, above, not above.down), (parts.downstream, below, below.down)):
+            if border.layers and goes:
+                assert link is not None, "the layers of an outer border do not move"
+                self._send(link, {LayerIndex(index): states.pop(LayerIndex(index)) for index in border.layers}, clock)
+        return dict(sorted(states.items()))
+
+    def _send(self, link: Link, states: States, clock: Clock) -> None:
+        for frame in frames_of(states, clock):
+            link.send(frame, deadline_seconds=SEND_SECONDS)
+
+    def _receive(self, source: str) -> Frame:
+        """Wait for the next frame of a handover from the previous or the next stage."""
+        with self._inbox.bell:
+            queue = self._inbox.from_upstream if source == "previous" else self._inbox.from_downstream
+            while True:
+                self._inbox.collect(needs_frames=True)
+                if queue and queue[0].frame.kind is FrameKind.HANDOVER:
+                    self._waiter.proceed()
+                    return queue.popleft().frame
+                self._waiter.sleep(f"layers from the {source} stage", for_clock=False)
+
+    # -- the new stage -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _adopt(self, built: BuiltStage, states: States, clock: Clock) -> None:
+        """Load the states into the new stage, and let it take the place of the old one."""
+        parts = self._parts
+        weights = {name: value for state in states.values() for name, value in state.weights.items()}
+        buffers = {name: value for state in states.values() for name, value in state.buffers.items()}
+        filled = built.pool.take_on_host() if parts.has_shards else built.target
+        for name, view in filled.views.items():
+            view.copy_(weights[name])
+        optimizer = built.weights.optimizer
+        optimizer.go_to(parts.weights.optimizer.num_updates)
+        for state in states.values():
+            optimizer.load_state(state.optimizer)
+        for layer in built.layers:
+            for local, name in layer.frozen.items():
+                layer.module.get_parameter(local).copy_(buffers[name])
+            for local, name in layer.buffers.items():
+                layer.module.get_buffer(local).copy_(buffers[name])
+        forget_weights(built.layers)
+        built.weights.start(clock, filled if parts.has_shards else None)
+        parts.synchroniser.change_layers(built.slices, built.pool, deadline_seconds=parts.stall_seconds)
+        with self._inbox.bell:
+            self._inbox.change_pool(built.pool)
+        parts.layers, parts.compute, parts.pool, parts.weights = built.layers, built.compute, built.pool, built.weights
+        parts.data = replace(parts.data, metrics=built.metrics, losses=built.losses)

@@ -1,0 +1,99 @@
+"""Scripts of moves: what they decide, and which lines a run cannot do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hetpipe.decide.elastic.enlarging import new_worker
+from hetpipe.decide.elastic.script import check_script, plan_changes
+from hetpipe.decide.lifecycle.configs import data_of, fresh_progress
+from hetpipe.decide.lifecycle.planning import PlannedRun
+from hetpipe.decide.planner.partition import plan_job
+from hetpipe.errors import PlanError, UserError
+from hetpipe.job.file import Job
+from hetpipe.values.ids import Clock, Term
+from hetpipe.values.ids import VirtualWorkerIndex as Vw
+from hetpipe.values.sync import PlanChange
+from tests.server.coordinator.builders import JOB_ID, agent_info, job, model
+from tests.server.coordinator.machine_driver import AGENTS
+
+#: 40 samples in minibatches of 4: two waves of two minibatches for each of two virtual workers, and a third one.
+MODEL = model(4)
+
+
+def scripted(*lines: dict[str, Any]) -> Job:
+    script = tuple({"do": "move", "vw": 0, "at": {"clock": 1}, "stages": (1, 3), **line} for line in lines)
+    return Job(**{**job().model_dump(mode="json"), "elastic": {"script": script}})
+
+
+def check(of: Job, *, clock: int = 0) -> None:
+    plan = plan_job(of, MODEL, AGENTS, Term(1), JOB_ID)
+    start = replace(fresh_progress(MODEL.train_samples), clock=Clock(clock))
+    check_script(of, plan, data_of(of, MODEL), start)
+
+
+def test_a_job_without_a_script_changes_nothing() -> None:
+    assert plan_changes(job()) == ()
+    check(job())
+
+
+def test_the_lines_as_changes_of_plans() -> None:
+    of = scripted({}, {"vw": 1, "stages": (3, 1)}, {"at": {"clock": 2}, "stages": (2, 2)})
+    assert plan_changes(of) == (
+        PlanChange(Clock(1), Vw(0), (0, 1, 4)),
+        PlanChange(Clock(1), Vw(1), (0, 3, 4)),
+        PlanChange(Clock(2), Vw(0), (0, 2, 4)),
+    )
+    check(of)
+
+
+@pytest.mark.parametrize(
+    ("lines", "wrong"),
+    [
+        (
+            [{}, {"at": {"clock": 2}, "stages": (1, 2)}],
+            r"elastic\.script\[1\]: has 3 layers for virtual worker 0, but the model has 4; give each of them",
+        ),
+        (
+            [{"at": {"clock": 400}}],
+            r"elastic\.script\[0\]: is at clock 400, but the run ends at clock \d+, where nothing is trained any more",
+        ),
+    ],
+)
+def test_a_line_that_cannot_be_done(lines: list[dict[str, Any]], wrong: str) -> None:
+    with pytest.raises(PlanError, match=wrong):
+        check(scripted(*lines))
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ({"vw": 2}, r"elastic\.script\[0\]: moves virtual worker 2, but the run has 2; use 0 to 1"),
+        (
+            {"stages": (1, 1, 2)},
+            r"elastic\.script\[0\]: has 3 stages for virtual worker 0, which has 2; a move keeps their number",
+        ),
+    ],
+)
+def test_a_line_that_does_not_fit_a_plan_made_by_the_planner(line: dict[str, Any], wrong: str) -> None:
+    """Of a job that states its stages, these lines are mistakes of the job already."""
+    changes = {"workers": {"stages": "auto"}, "sync": {"minibatches_per_wave": 2, "D": 0}}
+    script = ({"do": "move", "vw": 0, "at": {"clock": 1}, "stages": (1, 3), **line},)
+    of = Job(**{**job().model_dump(mode="json"), **changes, "elastic": {"script": script}})
+    plan = plan_job(job(), MODEL, AGENTS, Term(1), JOB_ID)
+    with pytest.raises(PlanError, match=wrong):
+        check_script(of, plan, data_of(of, MODEL), fresh_progress(MODEL.train_samples))
+
+
+def test_lines_of_the_run_that_a_run_continues_are_done() -> None:
+    check(scripted({"at": {"clock": 1}}), clock=1)
+
+
+def test_no_virtual_worker_is_added_to_a_job_that_follows_a_script() -> None:
+    of = scripted({})
+    plan = plan_job(of, MODEL, AGENTS, Term(1), JOB_ID)
+    with pytest.raises(UserError, match=r"follows a script of changes \(elastic\.script\), which knows only its 2 "):
+        new_worker(PlannedRun(of, plan, model=MODEL), plan, [agent_info("n2", devices=2)])

@@ -1,0 +1,84 @@
+"""The section `elastic`: every mistake in a script with its line, the reason and a way out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hetpipe.errors import JobError
+from hetpipe.job.file import Job, load_job
+from tests.job.test_job_cluster import CLUSTER, NAMED, PROFILE, write
+from tests.job.test_job_policies import job, problems
+
+
+def line(clock: int = 4, **changes: Any) -> dict[str, Any]:
+    return {"at": {"clock": clock}, "do": "move", "vw": 0, "stages": (1, 1), **changes}
+
+
+def script(*lines: dict[str, Any]) -> dict[str, Any]:
+    return {"script": lines}
+
+
+def test_a_script_survives_the_job_file() -> None:
+    made = job(elastic=script(line(2), line(4, stages=(3, 1))))
+    assert [each.at.clock for each in made.elastic.script] == [2, 4]
+    assert Job.model_validate(made.model_dump(mode="json")) == made
+    assert job().elastic.script == ()
+
+
+@pytest.mark.parametrize(
+    ("lines", "wrong"),
+    [
+        ((line(0),), "elastic.script[0].at.clock: "),
+        ((line(4, do="freeze"),), "elastic.script[0].do: "),
+        ((line(4, stages=()),), "elastic.script[0].stages: "),
+        ((line(4, stages=(0, 2)),), "elastic.script[0].stages[0]: "),
+        ((line(4, vw=-1),), "elastic.script[0].vw: "),
+        ((line(4, layers=3),), "elastic.script[0].layers: "),
+        (
+            (line(4), line(2)),
+            "elastic.script: line 2 is at clock 2, after one at clock 4; give the lines in order",
+        ),
+        (
+            (line(4), line(4)),
+            "elastic.script: line 2 moves virtual worker 0 a second time at clock 4; remove one",
+        ),
+        (
+            (line(4, stages=(1, 1, 1)),),
+            "elastic.script[0].stages: has 3 stages, but virtual worker 0 has 2; a move keeps their number: give the",
+        ),
+        ((line(4, vw=1),), "elastic.script[0].vw: is 1, but the virtual workers are 0 to 0"),
+    ],
+)
+def test_lines_that_cannot_be(lines: tuple[dict[str, Any], ...], wrong: str) -> None:
+    (found,) = problems(elastic=script(*lines), workers={"count": 1, "stages": 2})
+    assert found.startswith(wrong), found
+
+
+def test_replicas_move_together() -> None:
+    replicas: dict[str, Any] = {
+        "workers": {"count": 2, "stages": 2},
+        "sync": {"kind": "allreduce", "minibatches_per_wave": 2},
+        "weights": "flush",
+    }
+    both = script(line(4), line(4, vw=1))
+    assert len(job(**replicas, elastic=both).elastic.script) == 2
+    for wrong in (script(line(4)), script(line(4), line(4, vw=1, stages=(2, 1)))):
+        (found,) = problems(**replicas, elastic=wrong)
+        assert found.startswith(
+            "elastic.script: does not move all 2 virtual workers alike at clock 4, but under allreduce"
+        )
+
+
+def test_emulated_times_are_those_of_stages_that_stay(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(CLUSTER))
+    (tmp_path / "profile.json").write_text(json.dumps(PROFILE))
+    emulated = {**NAMED, "emulate": True}
+    lines = [{**line(), "stages": [1, 1]}]
+    path = write(tmp_path, workers={"stages": "auto"}, cluster=emulated, elastic={"script": lines})
+    with pytest.raises(JobError, match=r"elastic\.script: cannot be followed with `cluster\.emulate`, whose times are"):
+        load_job(path)

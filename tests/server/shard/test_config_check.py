@@ -1,0 +1,42 @@
+"""Cuts of virtual workers from a peer are validated before use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hetpipe.errors import ProtocolViolation
+from hetpipe.server.shard.config_check import check_config, check_life
+from hetpipe.values.ids import Incarnation, VirtualWorkerIndex
+from hetpipe.values.sync import PlanVersion
+from tests.server.shard.test_run_document import CONFIG
+
+VW = VirtualWorkerIndex(0)
+STAGES = CONFIG.membership.num_stages[VW]
+CUT = tuple(range(STAGES + 1))
+
+
+@pytest.mark.parametrize("cut", [(0,), (1, 2), (0, 2, 2), (0, 3, 1), (0, 1 << 53), tuple(range(300_000))])
+def test_what_is_no_cut(cut: tuple[int, ...]) -> None:
+    with pytest.raises(ProtocolViolation, match=r"is no cut: bounds of stages rise from 0"):
+        check_life(VW, Incarnation(1), 1, cut)
+
+
+def test_a_cut_is_accepted() -> None:
+    check_life(VW, Incarnation(1), STAGES, CUT)
+
+
+@pytest.mark.parametrize(
+    ("plan", "wrong"),
+    [
+        (PlanVersion(0, (0, *CUT), CUT), "virtual worker 0 of .* stages cut at"),
+        (PlanVersion(0, (*CUT, CUT[-1] + 1), CUT), "virtual worker 0 of .* stages cut at"),
+        (PlanVersion(0, CUT, (5, 6)), "virtual worker 0 of .* stages cut at"),
+        (PlanVersion(-1, CUT, CUT), "version -1 of the plan of virtual worker 0"),
+    ],
+)
+def test_a_configuration_with_an_impossible_plan_version(plan: PlanVersion, wrong: str) -> None:
+    membership = replace(CONFIG.membership, plans={VW: plan})
+    with pytest.raises(ProtocolViolation, match=wrong):
+        check_config(replace(CONFIG, membership=membership), memory_bytes=1 << 20)
