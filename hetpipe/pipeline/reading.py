@@ -47,6 +47,9 @@ _PLAIN = (str, bytes, int, float, bool, type(None))
 #: How long killed workers may take to end.
 _END_SECONDS = 5.0
 
+#: How long after an error of the loader a worker may take to end that caused it.
+_CAUSE_SECONDS = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -406,24 +409,41 @@ class WorkerReader:
         return True
 
     def _fail(self, error: Exception) -> None:
+        """Let the compute thread raise what the loader raised, or, if a worker's end caused it, that."""
+        lost = self._lost_worker(_CAUSE_SECONDS)
+        why = lost or f"data.num_workers: reading ahead failed: {error}"
         with self._changed:
             if self._is_closed or self._error is not None:
                 return
-            if not isinstance(error, DataWorkerLost):
-                # The loader may notice first that a worker has ended, but does not say how.
-                lost = next((worker for worker in self._workers if worker.exitcode is not None), None)
-                why = _why_lost(lost.pid, lost.exitcode) if lost else f"data.num_workers: reading ahead failed: {error}"
-                error = DataWorkerLost(why)
-            self._error = error
-        _log.error("data_workers_failed", reason=str(error))
+            self._error = DataWorkerLost(why)
+        _log.error("data_workers_failed", reason=why)
         self._on_change()
 
     def _watch_workers(self) -> None:
         """Fail as soon as a worker ends: the loader would find out only later, or, in mid-message, never."""
-        ended = multiprocessing.connection.wait([worker.sentinel for worker in self._workers])
-        lost = next(worker for worker in self._workers if worker.sentinel in ended)
-        lost.join(_END_SECONDS)
-        self._fail(DataWorkerLost(_why_lost(lost.pid, lost.exitcode)))
+        multiprocessing.connection.wait([worker.sentinel for worker in self._workers])
+        self._fail(DataWorkerLost("a data worker ended"))
+
+    def _lost_worker(self, seconds: float) -> str | None:
+        """How a worker ended that ends within `seconds`; None if none does. The kernel closes its connections first."""
+        if not self._workers:
+            return None
+        ended = multiprocessing.connection.wait([worker.sentinel for worker in self._workers], seconds)
+        lost = next((worker for worker in self._workers if worker.sentinel in ended), None)
+        return None if lost is None else _why_lost(lost.pid, _exit_code(lost))
+
+
+def _exit_code(worker: BaseProcess) -> int | None:
+    """The exit code of a worker that is ending.
+
+    When two threads ask at once, as this one and the loader's do, the kernel answers one, and `multiprocessing` tells
+    the other "none yet".
+    """
+    clock = SYSTEM_CLOCK
+    deadline = clock.monotonic() + _END_SECONDS
+    while worker.exitcode is None and clock.monotonic() < deadline:
+        worker.join(0.01)
+    return worker.exitcode
 
 
 def _why_lost(pid: int | None, exit_code: int | None) -> str:

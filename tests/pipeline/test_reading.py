@@ -192,6 +192,24 @@ def test_a_worker_that_is_killed() -> None:
     )
 
 
+def test_a_connection_that_breaks_before_its_worker_has_ended() -> None:
+    with workers(source_of(augmented), num_workers=1) as (reader, watched):
+        noticed = threading.Thread(target=reader._fail, args=(ConnectionResetError(104, "Connection reset by peer"),))
+        noticed.start()
+        os.kill(reader.pids[0], signal.SIGKILL)
+        noticed.join()
+        reader.begin(REQUESTS)
+        with pytest.raises(DataWorkerLost, match="was killed by SIGKILL"):
+            watched.take(REQUESTS)
+
+
+def test_an_error_of_the_loader_without_a_lost_worker() -> None:
+    with workers(source_of(augmented), num_workers=1) as (reader, _):
+        reader._fail(OSError(24, "Too many open files"))
+        with pytest.raises(DataWorkerLost, match=r"reading ahead failed: \[Errno 24\] Too many open files"):
+            reader.is_ready()
+
+
 @pytest.mark.parametrize(
     ("number", "fix"),
     [(signal.SIGBUS, "enlarge /dev/shm"), (signal.SIGILL, "read the same samples with `data.num_workers: 0`")],
