@@ -109,7 +109,7 @@ def test_options_for_a_model_are_refused() -> None:
         "error: --links measures no model; leave out JOB, --repeats, or --links",
     )
     result = invoke()
-    assert (result.exit_code, "name a job file, or add --links" in result.stderr) == (2, True)
+    assert (result.exit_code, "name a job file, or give --links" in result.stderr) == (2, True)
 
 
 def test_a_file_that_cannot_be_written() -> None:
