@@ -237,6 +237,7 @@ def test_train_and_resume_from_python(tmp_path: Path) -> None:
     assert result.eval["loss"] == evaluation.values["loss"]
     assert json.loads((tmp_path / "first" / "result.json").read_text()) == {"state": "finished", **result.to_json()}
     _assert_minibatch_is_what_the_run_used(tmp_path / "first")
+    _assert_opened(hetpipe.Run(tmp_path / "first"), result)
 
     longer = hetpipe.train(resume=tmp_path / "first", run_dir=tmp_path / "second", progress="none", epochs=2)
     assert (longer.samples, longer.global_clock) == (46, 6)
@@ -253,3 +254,13 @@ def _assert_minibatch_is_what_the_run_used(run_dir: Path) -> None:
         vw, wave = line["vw"], line["wave"]
         rows = [rows_of(*hetpipe.minibatch(job, vw, p)) for p in range(wave * n + 1, (wave + 1) * n + 1)]
         assert [row for block in rows for row in block] == line["indices"]
+
+
+def _assert_opened(run: hetpipe.Run, result: hetpipe.api.TrainResult) -> None:
+    assert run.result == result
+    assert run.status().state == "finished"
+    assert all(report.ok for report in run.check().values())
+    model = mlp32()
+    loaded = run.load_into(model)
+    assert loaded.clock == 3
+    assert torch.equal(model.state_dict()["0.weight"], loaded.tensors["0.weight"])

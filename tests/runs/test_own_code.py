@@ -6,7 +6,7 @@ import sys
 from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -69,7 +69,9 @@ def test_texts_stay_and_need_no_folder() -> None:
 
 def test_arguments_by_partial() -> None:
     inner = partial(Builder.tiny, 3)
-    code = found(model=partial(models.mlp32, one=partial(models.loss, scale=2), two=[inner, 5]))
+    code = found(
+        model=partial(cast("Any", models.mlp32), one=partial(cast("Any", models.loss), scale=2), two=[inner, 5])
+    )
     assert code.overrides["model"] == {
         "call": "tests.models:mlp32",
         "args": {
@@ -86,7 +88,7 @@ def test_arguments_by_partial() -> None:
         (torch.optim.AdamW, {"name": "AdamW"}),
         ({"name": torch.optim.SGD, "lr": 1.0}, {"name": "SGD", "lr": 1.0}),
         ({"name": "SGD", "lr": 1.0}, {"name": "SGD", "lr": 1.0}),
-        (partial(Builder, lr=0.1), {"name": f"{__name__}:Builder", "lr": 0.1}),
+        (partial(cast("Any", Builder), lr=0.1), {"name": f"{__name__}:Builder", "lr": 0.1}),
     ],
 )
 def test_an_optimizer(given: object, section: dict[str, Any]) -> None:
@@ -108,7 +110,7 @@ def test_refusals_name_key_and_fix() -> None:
     def inner() -> nn.Module:
         return nn.Linear(1, 1)
 
-    @wraps(models.loss)
+    @wraps(cast("Any", models.loss))
     def wrapped() -> None: ...
 
     assert "model: is a lambda, which other processes cannot import; define it with `def`" in refusal(
