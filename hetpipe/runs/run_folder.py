@@ -147,7 +147,7 @@ class RunFolder:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise UserError(f"{self.path} is no run: it has no {_JOB}; runs are in {RUNS}/ by default") from None
+            raise UserError(f"{self.path} is not a run: it has no {_JOB}; runs are in {RUNS}/ by default") from None
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read: {error}") from error
         return Job.model_validate(values)
@@ -209,7 +209,7 @@ class RunFolder:
         try:
             record: RunRecord = from_json(RunRecord, path.read_bytes())
         except FileNotFoundError:
-            raise UserError(f"{self.path} is no run: it has no {_RECORD}; runs are in {RUNS}/ by default") from None
+            raise UserError(f"{self.path} is not a run: it has no {_RECORD}; runs are in {RUNS}/ by default") from None
         except (OSError, ProtocolViolation) as error:
             raise UserError(f"{path} cannot be read: {error}") from error
         return record
@@ -325,7 +325,7 @@ def find_run(run_dir: Path | None, *, runs_dir: Path = RUNS) -> RunFolder:
     if run_dir is not None:
         folder = RunFolder(run_dir.resolve())
         if not folder.path.is_dir():
-            raise UserError(f"{run_dir}: there is no such folder; name the folder of a run")
+            raise UserError(f"{run_dir}: no such folder; name the folder of a run")
         return folder
     newest = max(_started(runs_dir), key=lambda found: found[0], default=None)
     if newest is None:
