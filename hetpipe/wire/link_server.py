@@ -149,6 +149,8 @@ class LinkServer:
 
     def _connect(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         hello = hello_from_bytes(next(messages, b""), expected=self._neighbour)
+        if hello.memory:
+            raise ProtocolViolation(f"{self._neighbour} offers memory, which only the stage that it connects to may do")
         with self._lock:
             if self._taken:
                 raise ProtocolViolation(f"{self._neighbour} is already connected; a link cannot be resumed")
