@@ -13,7 +13,7 @@ from tests import models
 
 def samples() -> list[dict[str, Tensor]]:
     """Those of `tests.models:data32`, as mappings of the arguments of `tests.models:own_loss`."""
-    return [{"value": inputs[:4], "labels": target} for inputs, target in models.data32()]
+    return [{"value": inputs[:4], "labels": target} for inputs, target in zip(*models.data32().tensors, strict=True)]
 
 
 def rows() -> datasets.Dataset:
