@@ -39,7 +39,7 @@ from hetpipe.runs.shell import Shell
 from hetpipe.runs.supervisor import GRACE_SECONDS, ServiceRestart, Services, Supervisor
 from hetpipe.server.agent.devices import DeviceOffer, discover_devices
 from hetpipe.values.conditions import Condition, consequence
-from hetpipe.values.events import JobState, Submission, Waiting
+from hetpipe.values.events import CodeArchive, JobState, Submission, Waiting
 from hetpipe.values.ids import JobId
 from hetpipe.values.plan import ModelReport
 from hetpipe.values.plan_document import PlanDocument
@@ -69,6 +69,8 @@ class RunRequest:
     """`HOST:PORT` of a running cluster; None: on this machine, with services of its own."""
     detaches: bool = False
     """SIGTERM ends the following, not the run; only on a cluster that stays."""
+    code: CodeArchive | None = None
+    """The code, for nodes that do not have it below `import_path`."""
     remarks: tuple[str, ...] = ()
     """Remarks before the run begins."""
 
@@ -462,6 +464,7 @@ def submission_of(request: RunRequest, folder: RunFolder) -> Submission:
         run_dir=str(folder.path),
         import_path=str(request.import_path.absolute()),
         restore=request.restore,
+        code=request.code,
     )
 
 

@@ -24,6 +24,9 @@ MAX_STAGES = 200
 #: Worker processes that read data for one stage.
 MAX_DATA_WORKERS = 256
 
+#: Bytes of the code that is sent along with a job, packed: it is part of the job's submission, wherever that is stored.
+MAX_CODE_BYTES = 1 << 20
+
 #: Characters of a name, of a path, and of a sentence. Longer sentences are truncated.
 MAX_NAME_CHARACTERS = 1_024
 MAX_PATH_CHARACTERS = 4_096

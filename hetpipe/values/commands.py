@@ -71,6 +71,8 @@ class InspectCommand:
     """Report the model."""
     measure: tuple[str, ...] = ()
     """Device types of the agent on which the model is measured."""
+    code: str = ""
+    """Digest of the code that was sent along with the job; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class StartStageCommand:
 
     job_id: JobId
     config: StageConfig
+    code: str = ""
+    """Digest of the code that was sent along with the job; empty for none."""
 
     @property
     def key(self) -> StageKey:

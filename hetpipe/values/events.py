@@ -12,13 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+from pydantic import Field
+
+from hetpipe.values.bounds import MAX_CODE_BYTES, Name
 from hetpipe.values.conditions import Condition, ConditionKind
 from hetpipe.values.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, StageIndex, VirtualWorkerIndex
 from hetpipe.values.life_state import LifeState
 from hetpipe.values.plan import ModelReport, ProofReport
 from hetpipe.values.run import ClockSnapshot
+from hetpipe.values.sync import HexBytes
 
 
 class JobState(StrEnum):
@@ -56,6 +60,16 @@ class StopMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class CodeArchive:
+    """Python files as one archive."""
+
+    digest: Name
+    """SHA-256 of the archive, hexadecimal."""
+    archive: Annotated[HexBytes, Field(max_length=MAX_CODE_BYTES)]
+    """A zip file."""
+
+
+@dataclass(frozen=True, slots=True)
 class Submission:
     """A job as submitted."""
 
@@ -73,6 +87,13 @@ class Submission:
     """Training has begun: if the progress is unknown, the job continues from its newest checkpoint in `run_dir`."""
     model: ModelReport | None = None
     """Result of an inspection before the submission; None: an agent inspects the model."""
+    code: CodeArchive | None = None
+    """The code of the job, for nodes that do not have it; None: all have it below `import_path`."""
+
+    @property
+    def code_digest(self) -> str:
+        """Digest of the code that was sent along; empty for none."""
+        return "" if self.code is None else self.code.digest
 
     @property
     def first_run_dir(self) -> str:

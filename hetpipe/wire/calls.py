@@ -20,7 +20,7 @@ from hetpipe.decide.sync.records import Record
 from hetpipe.values.bounds import MAX_LISTED, Sentence
 from hetpipe.values.commands import AgentNews, NumberedCommand, StageKey
 from hetpipe.values.conditions import Condition
-from hetpipe.values.events import JobState, JobStatus, NumberedEvent, StopMode, Submission, WorkerStatus
+from hetpipe.values.events import CodeArchive, JobState, JobStatus, NumberedEvent, StopMode, Submission, WorkerStatus
 from hetpipe.values.identity import Role
 from hetpipe.values.ids import AgentId, Clock, Incarnation, JobId, ShardIndex, Term, VirtualWorkerIndex, Wave
 from hetpipe.values.link_measurement import LinksProgress
@@ -152,6 +152,18 @@ class CertifyStageRequest:
     """The stage."""
     request_pem: bytes
     """Certificate signing request made with the stage's key, PEM. Only the public key is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCodeRequest:
+    """Requests code that was sent along with a job."""
+
+    agent_id: AgentId
+    """Id of the agent that runs it."""
+    registration: Registration
+    """Token of its registration."""
+    digest: str
+    """SHA-256 of the archive, hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -743,6 +755,16 @@ CERTIFY_STAGE = Unary(
     awaited="a certificate",
     max_request_bytes=SMALL_BYTES,
 )
+FETCH_CODE = Unary(
+    service=COORDINATOR_SERVICE,
+    name="FetchCode",
+    request=FetchCodeRequest,
+    reply=CodeArchive,
+    access=_AGENT,
+    deadline_seconds=CALL_SECONDS,
+    awaited="the code of a job",
+    max_request_bytes=SMALL_BYTES,
+)
 
 CONFIGURE = Unary(
     service=SHARD_SERVICE,
@@ -985,6 +1007,7 @@ CALLS: Final[tuple[Call, ...]] = (
     WATCH_CLOCKS,
     MEASURE_LINKS,
     CERTIFY_STAGE,
+    FETCH_CODE,
     CONFIGURE,
     RELEASE,
     JOIN,

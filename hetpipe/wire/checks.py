@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
+from hetpipe.code_archive import digest_of
 from hetpipe.errors import ProtocolViolation
 from hetpipe.values.addresses import split_address
 from hetpipe.values.bounds import JOB_ID, MAX_COUNT, MAX_LISTED, MAX_PATH_CHARACTERS, MAX_SHARDS, MAX_STAGES, cut
@@ -77,12 +78,15 @@ def check_submission(submission: Submission) -> None:
     """Check a submission from a client.
 
     Raises:
-        ProtocolViolation: a part is missing or is not a folder, or it counts rewinds, which only a coordinator does.
+        ProtocolViolation: a part is missing or is not a folder, code does not have its digest, or it counts rewinds,
+            which only a coordinator does.
     """
     if not submission.request_id or not submission.run_dir:
         raise ProtocolViolation("a submission needs a request id and the folder of the run")
     if submission.rewinds:
         raise ProtocolViolation(f"a submitted job cannot have been rewound {submission.rewinds} times")
+    if submission.code is not None and digest_of(submission.code.archive) != submission.code.digest:
+        raise ProtocolViolation("the code that is sent along with the job has another digest than the one named")
     for folder in (submission.run_dir, submission.import_path):
         check_folder(folder)
     if submission.restore and is_url(submission.restore):

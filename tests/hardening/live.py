@@ -269,6 +269,7 @@ class LiveCoordinator:
                 (calls.WATCH_COMMANDS, calls.WatchCommandsRequest(agent_id, agent, 0)),
                 (calls.REPORT, calls.ReportRequest(agent_id, agent, 100, news)),
                 (calls.CERTIFY_STAGE, calls.CertifyStageRequest(agent_id, agent, key, b"none")),
+                (calls.FETCH_CODE, calls.FetchCodeRequest(agent_id, agent, "0" * 64)),
                 (calls.SUBMIT_JOB, calls.SubmitJobRequest(submission(job(), request_id="another-request"))),
                 (calls.STOP_JOB, calls.StopJobRequest(StopMode.CHECKPOINT, self.job_id)),
                 (calls.MEASURE_LINKS, calls.MeasureLinksRequest("0123456789abcdef")),

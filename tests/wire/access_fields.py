@@ -55,7 +55,8 @@ VALUES: Mapping[str, frozenset[str]] = {
         "LinkResult": "problem",
         "ChildExit": "pid exit_code last_output ordered",
         "ReportRequest": "batch",
-        "Submission": "job_json rewinds has_begun model",
+        "Submission": "job_json rewinds has_begun model code",
+        "FetchCodeRequest": "digest",
         "MeasureLinksRequest": "fresh",
         "StopJobRequest": "mode",
         "SliceHeader": "parameter start stop dtype",
@@ -136,6 +137,8 @@ _COORDINATOR: Mapping[str, Mapping[str, _Cells]] = {
         **{f"stage.{field}": _REFUSED for field in _LIFE},
         "request_pem": _NO_EFFECT,
     },
+    # A digest names content, which is that of a job led here, whoever asks.
+    "FetchCode": _AGENT,
     # Agents refuse the folder of code, as only they know it.
     "SubmitJob": {
         **_all("submission.request_id submission.import_path", _NO_EFFECT),

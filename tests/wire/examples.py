@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from hetpipe.code_archive import digest_of
 from hetpipe.decide.lifecycle.configs import Assignment, stage_commands
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.decide.sync.records import (
@@ -38,6 +39,7 @@ from hetpipe.values.commands import (
 )
 from hetpipe.values.conditions import Condition, ConditionKind
 from hetpipe.values.events import (
+    CodeArchive,
     ConditionCleared,
     ConditionRaised,
     Evaluated,
@@ -129,9 +131,11 @@ MEMBERS = (
     replace(agent_member(), links=LINKS),
 )
 
+CODE = CodeArchive(digest_of(b"PK"), b"PK")
+
 COMMANDS: tuple[Command, ...] = (
     InspectCommand(JOB_ID, "{}", "/code", "/run"),
-    InspectCommand(JOB_ID, "{}", "/code", "/run", with_model=False, measure=("cpu", "T4")),
+    InspectCommand(JOB_ID, "{}", "/code", "/run", with_model=False, measure=("cpu", "T4"), code=CODE.digest),
     START,
     StopJobCommand(JOB_ID),
     StopVirtualWorkerCommand(JOB_ID, Vw(1), Incarnation(2), Term(1)),
@@ -275,8 +279,11 @@ _EXAMPLES: Sequence[object] = (
     calls.ReportRequest(_AGENT, _TOKEN, 5, NEWS),
     calls.CertifyStageRequest(_AGENT, _TOKEN, KEY, b"-----BEGIN"),
     calls.Certificate(b"-----BEGIN"),
+    calls.FetchCodeRequest(_AGENT, _TOKEN, CODE.digest),
+    CODE,
     calls.SubmitJobRequest(submission(job())),
     calls.SubmitJobRequest(replace(submission(job()), restore="/old/checkpoint", model=model(), has_begun=True)),
+    calls.SubmitJobRequest(replace(submission(job()), code=CODE)),
     calls.SubmittedJob(_JOB),
     calls.StopJobRequest(StopMode.NOW),
     calls.StopJobRequest(StopMode.CHECKPOINT, _JOB),

@@ -38,6 +38,7 @@ from tests.server.coordinator.builders import agent_member, job, shard_member, s
 from tests.server.coordinator.fakes import Cluster
 from tests.server.shard.builders import run_document, shard_config, slices_of
 from tests.wire.access_fields import FIELDS, REQUESTS, VALUES, Outcome, leaves, unclassified
+from tests.wire.examples import CODE
 
 SECONDS = 10.0
 #: The agent without devices, and so without stages.
@@ -109,7 +110,9 @@ class World:
         self._connections: dict[tuple[str, str], Connection] = {}
 
     def _submit(self, request_id: str, *overrides: str) -> JobId:
-        handed_in = submission(job(*overrides), str(self.folder / request_id), request_id=request_id)
+        handed_in = replace(
+            submission(job(*overrides), str(self.folder / request_id), request_id=request_id), code=CODE
+        )
         job_id = self.cluster.coordinator.submit_job(handed_in)
         if request_id != "third-request":
             self.cluster.train()
@@ -223,9 +226,7 @@ def own_request(world: World, call: str, role: Role, path: str) -> Any:
         put_of_shard(request)
     elif "job_id" in fields:
         request.job_id = world.jobs[0]
-    if isinstance(request, pb.CertifyStageRequest):
-        put_stage(request.stage, world.key("n0"))
-        request.request_pem = request_for(AGENT, new_key())
+    put_wish(request, world)
     if isinstance(request, pb.ReportRequest):
         put_news(request, world, path)
     if isinstance(request, pb.MeasureLinksRequest):
@@ -235,6 +236,15 @@ def own_request(world: World, call: str, role: Role, path: str) -> Any:
         handed_in = submission(job(), run_dir, request_id="first-request")
         request.CopyFrom(cast("Any", to_message)(SubmitJobRequest(replace(handed_in, import_path="/code"))))
     return request
+
+
+def put_wish(request: Any, world: World) -> None:
+    """What an agent needs for a stage."""
+    if isinstance(request, pb.CertifyStageRequest):
+        put_stage(request.stage, world.key("n0"))
+        request.request_pem = request_for(AGENT, new_key())
+    if isinstance(request, pb.FetchCodeRequest):
+        request.digest = CODE.digest
 
 
 def member_of(call: str, role: Role) -> str:

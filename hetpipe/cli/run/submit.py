@@ -10,6 +10,7 @@ import typer
 
 from hetpipe.cli.options import Json, Resume, Settings, TlsFolder
 from hetpipe.cli.run.following import follow, hand_in
+from hetpipe.code_archive import pack
 from hetpipe.errors import UserError
 from hetpipe.job.as_json import job_from_json
 from hetpipe.runs.outcome import ExitStatus, Output
@@ -42,6 +43,14 @@ class Options:
     ] = None
     resume: Resume = None
     detach: Annotated[bool, typer.Option("--detach", help="Do not follow the job.")] = False
+    send_code: Annotated[
+        bool,
+        typer.Option(
+            "--send-code",
+            help="Send the Python files below this folder along, for agents that accept code (--accept-code) and do "
+            "not have it.",
+        ),
+    ] = False
     tls: TlsFolder = None
     as_json: Json = False
 
@@ -81,7 +90,8 @@ def _request(options: Options, shell: Shell) -> RunRequest:
     request = new_run(
         options.job, options.settings, resume=options.resume, coordinator=options.coordinator, shell=shell
     )
-    return replace(request, detaches=True)
+    code = pack(request.import_path) if options.send_code else None
+    return replace(request, detaches=True, code=code)
 
 
 def _request_of(submission: Submission, coordinator: str) -> RunRequest:
@@ -91,5 +101,6 @@ def _request_of(submission: Submission, coordinator: str) -> RunRequest:
         import_path=Path(submission.import_path),
         restore=submission.restore,
         coordinator=coordinator,
+        code=submission.code,
         detaches=True,
     )

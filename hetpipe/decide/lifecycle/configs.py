@@ -123,6 +123,7 @@ def stage_commands(assignment: Assignment) -> list[StartStageCommand]:
                 shard_ids=tuple(shard.id for shard in assignment.shards),
                 emulation=assignment.emulations[vw.index][index] if assignment.emulations else None,
             ),
+            submission.code_digest,
         )
         for vw in plan.virtual_workers
         for index, stage in enumerate(vw.stages)

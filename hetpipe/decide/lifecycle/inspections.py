@@ -50,6 +50,7 @@ def inspect_command(asked: InspectionRequest, job: Job, job_id: JobId, submissio
         run_dir=submission.first_run_dir,
         with_model=asked.with_model,
         measure=asked.measure,
+        code=submission.code_digest,
     )
 
 

@@ -128,20 +128,22 @@ class WatchCommandsRequest(_message.Message):
     def __init__(self, agent_id: _Optional[str] = ..., registration: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
 
 class InspectCommand(_message.Message):
-    __slots__ = ("job_id", "job_json", "import_path", "run_dir", "with_model", "measure")
+    __slots__ = ("job_id", "job_json", "import_path", "run_dir", "with_model", "measure", "code")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_JSON_FIELD_NUMBER: _ClassVar[int]
     IMPORT_PATH_FIELD_NUMBER: _ClassVar[int]
     RUN_DIR_FIELD_NUMBER: _ClassVar[int]
     WITH_MODEL_FIELD_NUMBER: _ClassVar[int]
     MEASURE_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     job_json: _values_pb2.Document
     import_path: str
     run_dir: str
     with_model: bool
     measure: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, job_id: _Optional[str] = ..., job_json: _Optional[_Union[_values_pb2.Document, _Mapping]] = ..., import_path: _Optional[str] = ..., run_dir: _Optional[str] = ..., with_model: bool = ..., measure: _Optional[_Iterable[str]] = ...) -> None: ...
+    code: str
+    def __init__(self, job_id: _Optional[str] = ..., job_json: _Optional[_Union[_values_pb2.Document, _Mapping]] = ..., import_path: _Optional[str] = ..., run_dir: _Optional[str] = ..., with_model: bool = ..., measure: _Optional[_Iterable[str]] = ..., code: _Optional[str] = ...) -> None: ...
 
 class StageConfig(_message.Message):
     __slots__ = ("job", "plan", "vw", "stage", "incarnation", "device", "shard_addresses", "run_dir", "import_path", "host", "restore", "shard_ids", "emulation")
@@ -174,12 +176,14 @@ class StageConfig(_message.Message):
     def __init__(self, job: _Optional[_Union[_values_pb2.Document, _Mapping]] = ..., plan: _Optional[_Union[_values_pb2.Plan, _Mapping]] = ..., vw: _Optional[int] = ..., stage: _Optional[int] = ..., incarnation: _Optional[int] = ..., device: _Optional[_Union[_values_pb2.DeviceConfig, _Mapping]] = ..., shard_addresses: _Optional[_Iterable[str]] = ..., run_dir: _Optional[str] = ..., import_path: _Optional[str] = ..., host: _Optional[str] = ..., restore: _Optional[str] = ..., shard_ids: _Optional[_Iterable[str]] = ..., emulation: _Optional[_Union[_values_pb2.StageEmulation, _Mapping]] = ...) -> None: ...
 
 class StartStageCommand(_message.Message):
-    __slots__ = ("job_id", "config")
+    __slots__ = ("job_id", "config", "code")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     config: StageConfig
-    def __init__(self, job_id: _Optional[str] = ..., config: _Optional[_Union[StageConfig, _Mapping]] = ...) -> None: ...
+    code: str
+    def __init__(self, job_id: _Optional[str] = ..., config: _Optional[_Union[StageConfig, _Mapping]] = ..., code: _Optional[str] = ...) -> None: ...
 
 class StopJobCommand(_message.Message):
     __slots__ = ("job_id",)
@@ -1080,6 +1084,16 @@ class CertifyStageRequest(_message.Message):
     stage: _values_pb2.StageKey
     request_pem: bytes
     def __init__(self, agent_id: _Optional[str] = ..., registration: _Optional[str] = ..., stage: _Optional[_Union[_values_pb2.StageKey, _Mapping]] = ..., request_pem: _Optional[bytes] = ...) -> None: ...
+
+class FetchCodeRequest(_message.Message):
+    __slots__ = ("agent_id", "registration", "digest")
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    REGISTRATION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    agent_id: str
+    registration: str
+    digest: str
+    def __init__(self, agent_id: _Optional[str] = ..., registration: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class Certificate(_message.Message):
     __slots__ = ("pem",)

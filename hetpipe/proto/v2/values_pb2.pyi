@@ -414,7 +414,7 @@ class Plan(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., virtual_workers: _Optional[_Iterable[_Union[VirtualWorkerPlan, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[SlicePlan, _Mapping]]] = ..., num_shards: _Optional[int] = ..., model_digest: _Optional[str] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("request_id", "job_json", "run_dir", "import_path", "restore", "rewinds", "has_begun", "model")
+    __slots__ = ("request_id", "job_json", "run_dir", "import_path", "restore", "rewinds", "has_begun", "model", "code")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_JSON_FIELD_NUMBER: _ClassVar[int]
     RUN_DIR_FIELD_NUMBER: _ClassVar[int]
@@ -423,6 +423,7 @@ class Submission(_message.Message):
     REWINDS_FIELD_NUMBER: _ClassVar[int]
     HAS_BEGUN_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     job_json: Document
     run_dir: str
@@ -431,7 +432,16 @@ class Submission(_message.Message):
     rewinds: int
     has_begun: bool
     model: ModelReport
-    def __init__(self, request_id: _Optional[str] = ..., job_json: _Optional[_Union[Document, _Mapping]] = ..., run_dir: _Optional[str] = ..., import_path: _Optional[str] = ..., restore: _Optional[str] = ..., rewinds: _Optional[int] = ..., has_begun: bool = ..., model: _Optional[_Union[ModelReport, _Mapping]] = ...) -> None: ...
+    code: CodeArchive
+    def __init__(self, request_id: _Optional[str] = ..., job_json: _Optional[_Union[Document, _Mapping]] = ..., run_dir: _Optional[str] = ..., import_path: _Optional[str] = ..., restore: _Optional[str] = ..., rewinds: _Optional[int] = ..., has_begun: bool = ..., model: _Optional[_Union[ModelReport, _Mapping]] = ..., code: _Optional[_Union[CodeArchive, _Mapping]] = ...) -> None: ...
+
+class CodeArchive(_message.Message):
+    __slots__ = ("digest", "archive")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ARCHIVE_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    archive: bytes
+    def __init__(self, digest: _Optional[str] = ..., archive: _Optional[bytes] = ...) -> None: ...
 
 class PlanVersion(_message.Message):
     __slots__ = ("version", "bounds", "planned")

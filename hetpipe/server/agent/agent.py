@@ -22,6 +22,7 @@ from hetpipe.roots import Roots
 from hetpipe.server.agent.children import GRACE_SECONDS, ChildCounts, Children, Programs
 from hetpipe.server.agent.departure import Departure
 from hetpipe.server.agent.outbox import Outbox, ReportBatch
+from hetpipe.server.agent.sent_code import SentCode
 from hetpipe.server.member_session import Hooks, MemberSession
 from hetpipe.values.commands import (
     AgentNews,
@@ -35,6 +36,7 @@ from hetpipe.values.commands import (
     StopJobCommand,
     StopVirtualWorkerCommand,
 )
+from hetpipe.values.events import CodeArchive
 from hetpipe.values.ids import AgentId, JobId
 from hetpipe.values.link_measurement import MeasuredLinks
 from hetpipe.values.members import Lease, MemberId, MemberInfo, MemberRole, Registration
@@ -42,10 +44,12 @@ from hetpipe.values.run import AgentDevice
 from hetpipe.wire.calls import (
     CERTIFY_STAGE,
     DEPART,
+    FETCH_CODE,
     REPORT,
     WATCH_COMMANDS,
     CertifyStageRequest,
     DepartRequest,
+    FetchCodeRequest,
     ReportRequest,
     WatchCommandsRequest,
 )
@@ -97,6 +101,8 @@ class AgentConfig:
     """Starts the children."""
     roots: Roots = field(default_factory=Roots)
     """Below which folders jobs may have their code and their runs."""
+    accepts_code: bool = False
+    """Run code that was sent along with jobs."""
     first_metrics_port: int | None = None
     """Where the stage on device 0 serves its metrics, those on the next devices on the next ports; None: nowhere."""
     first_link_port: int | None = None
@@ -137,11 +143,12 @@ class Agent:
         self._outbox = Outbox(clock)
         self._links = _links_of(config)
         self._certificates = None if config.tls is None else self._prepare_certificates(config.tls)
+        self._sent_code = SentCode(self._fetch_code) if config.accepts_code else None
         self._children = Children(
             tell=self._tell,
             environment=config.environment,
             clock=clock,
-            programs=replace(config.programs, starter=config.fork_server.start),
+            programs=replace(config.programs, starter=config.fork_server.start, sent_code=self._sent_code),
             roots=config.roots,
             first_metrics_port=config.first_metrics_port,
             first_link_port=config.first_link_port,
@@ -244,6 +251,8 @@ class Agent:
         """Release the resources acquired before any child was started."""
         if self._certificates is not None:
             self._certificates.close()
+        if self._sent_code is not None:
+            self._sent_code.close()
         self._config.fork_server.close()
         self._client.close()
 
@@ -317,6 +326,9 @@ class Agent:
         registration = self._membership.lease.registration
         request = CertifyStageRequest(self._id, registration, stage, request_pem)
         return self._client.invoke(CERTIFY_STAGE, request).pem
+
+    def _fetch_code(self, digest: str) -> CodeArchive:
+        return self._client.invoke(FETCH_CODE, FetchCodeRequest(self._id, self._membership.lease.registration, digest))
 
     def _look_after_coordinator(self) -> None:
         """Say when it is away, and when it is back. The children go on without it, unless the agent is to end, too."""

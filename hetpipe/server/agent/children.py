@@ -36,6 +36,8 @@ from hetpipe.roots import Roots
 from hetpipe.server.agent.child import Child, ChildSpec, Listener, end_children
 from hetpipe.server.agent.environment import child_environment, missing
 from hetpipe.server.agent.inspection_order import InspectionAnswer, InspectionOrder
+from hetpipe.server.agent.sent_code import OPTION as ACCEPT_CODE
+from hetpipe.server.agent.sent_code import SentCode
 from hetpipe.values.commands import (
     AgentNews,
     ChildExit,
@@ -81,6 +83,8 @@ class Programs:
     """Patterns of the environment variables that jobs may inherit and set; None: any."""
     starter: Starter = spawn
     """Starts their processes."""
+    sent_code: SentCode | None = None
+    """The code that was sent along with jobs; None: none is accepted."""
 
     def allowing(self, patterns: Sequence[str]) -> Programs:
         """The same programs, limited to importing matching modules for a job.
@@ -207,15 +211,15 @@ class Children:
         inspection = Inspection(job_id, self._tell)
         job: dict[str, Any] = from_json(dict[str, Any], command.job_json)
         try:
-            self._roots.check_code(command.import_path)
+            import_path = self._code_of(command.import_path, command.code)
             self._roots.check_run(command.run_dir)
             environment = self._environment_of(job, f"inspection-{job_id}")
-        except UserError as error:
+        except HetpipeError as error:
             inspection.refused(error)
             return
         order = InspectionOrder(
             job=job,
-            import_path=command.import_path,
+            import_path=import_path,
             with_model=command.with_model,
             measure=command.measure,
             cache_folder=str(cache_folder(self._environment)),
@@ -326,7 +330,7 @@ class Children:
                 return
         life = f"-life-{key.incarnation}" if key.incarnation else ""
         try:
-            self._roots.check_code(config.import_path)
+            config = replace(config, import_path=self._code_of(config.import_path, command.code))
             self._roots.check_run(config.run_dir, config.restore, _storage_of(config.job))
             environment = self._stage_environment(key, config)
         except HetpipeError as error:
@@ -390,6 +394,28 @@ class Children:
     def _forget_certificate(self, key: StageKey) -> None:
         if self._certificates is not None:
             self._certificates.forget(key)
+
+    def _code_of(self, import_path: str, digest: str) -> str:
+        """The folder to import a job's code from: what was sent along with it if this agent accepts that.
+
+        Args:
+            import_path: the folder that the job names.
+            digest: of the code that was sent along; empty for none.
+
+        Raises:
+            UserError: the folder is not permitted or not here, or the code is refused.
+            HetpipeError: the code cannot be fetched.
+        """
+        sent_code = self._programs.sent_code
+        if digest and sent_code is not None:
+            return str(sent_code.folder(digest))
+        self._roots.check_code(import_path)
+        if digest and not Path(import_path).is_dir():
+            raise UserError(
+                f"the folder of code {import_path} is not on this node, and the code that was sent along with the job "
+                f"is not accepted here; put it there, or start this agent with {ACCEPT_CODE}"
+            )
+        return import_path
 
     def _environment_of(self, job: Mapping[str, Any], child: str) -> Mapping[str, str]:
         """The environment of a process that runs a job's code: the agent's variables that pass, and the job's own.
@@ -541,7 +567,7 @@ class Inspection:
         self._told = True
         self._tell(result)
 
-    def refused(self, error: UserError) -> None:
+    def refused(self, error: HetpipeError) -> None:
         """It is not started."""
         self._told = True
         self._tell(InspectionResult(self._job_id, None, type(error).__name__, (str(error),)))

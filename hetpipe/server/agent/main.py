@@ -21,6 +21,7 @@ from hetpipe.server.agent.devices import discover_devices
 from hetpipe.server.agent.environment import OPTION as ENVIRONMENT_OPTION
 from hetpipe.server.agent.environment import checked_allowed
 from hetpipe.server.agent.readings import readings
+from hetpipe.server.agent.sent_code import OPTION as ACCEPT_CODE
 from hetpipe.server.runtime import (
     Shutdown,
     alive,
@@ -88,6 +89,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add_root_options(parser, with_code=True)
     parser.add_argument(
+        ACCEPT_CODE,
+        action="store_true",
+        help="run code that was sent along with a job (submit --send-code), from a private folder, instead of the "
+        "job's folder of code: whoever may submit jobs may then run code of their own here",
+    )
+    parser.add_argument(
         "--exit-with-coordinator", action="store_true", help="end with an error when the coordinator is lost"
     )
     parser.add_argument(
@@ -141,6 +148,7 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
                 allowed_environment=_allowed_environment(options.host, options.allow_environment),
             ),
             fork_server=fork_server,
+            accepts_code=options.accept_code,
             roots=roots_of(options, is_reached=not is_loopback(options.host)),
         )
     )

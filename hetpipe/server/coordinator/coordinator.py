@@ -57,7 +57,7 @@ from hetpipe.server.coordinator.tasks import Tools
 from hetpipe.storage.store import JobRecord, MemberRecord, Store
 from hetpipe.values.commands import AgentNews, ChildExit, LinkAwaited, LinkResult, NumberedCommand, StageKey, StageNews
 from hetpipe.values.conditions import Condition, ConditionKind
-from hetpipe.values.events import JobEnded, JobState, NumberedEvent, StopMode, Submission
+from hetpipe.values.events import CodeArchive, JobEnded, JobState, NumberedEvent, StopMode, Submission
 from hetpipe.values.ids import AgentId, JobId
 from hetpipe.values.leases import LEASE_SECONDS
 from hetpipe.values.link_measurement import LinksProgress
@@ -370,6 +370,21 @@ class Coordinator:
             if not is_end and not any(life.key == stage and life.agent == agent and not life.exited for life in lives):
                 raise PermissionDenied(f"no {stage} is to run on agent {agent}")
         return self._tools.certify(request_pem, stage.peer)
+
+    def code(self, agent: AgentId, registration: Registration, digest: str) -> CodeArchive:
+        """The code that was sent along with a job led here.
+
+        Raises:
+            UnknownMember: register again.
+            PermissionDenied: no job here was sent with it.
+        """
+        with self.condition:
+            self._registry.check(MemberId(agent), registration)
+            sent = (host.machine.submission.code for host in self._jobs)
+            found = next((code for code in sent if code is not None and code.digest == digest), None)
+        if found is None:
+            raise PermissionDenied(f"no job that is led here was sent with code of the digest {digest:.64}")
+        return found
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from hetpipe.server.coordinator.job_hosts import JobHost
 from hetpipe.server.coordinator.worker_wishes import WorkerWishes
 from hetpipe.values.commands import NumberedCommand
 from hetpipe.values.events import (
+    CodeArchive,
     JobEnded,
     JobStatus,
     NumberedEvent,
@@ -31,6 +32,7 @@ from hetpipe.wire.calls import (
     COORDINATOR_SERVICE,
     Certificate,
     CertifyStageRequest,
+    FetchCodeRequest,
     GetClocksRequest,
     HeartbeatRequest,
     KnownClocks,
@@ -94,6 +96,7 @@ class CoordinatorServicer:
         handlers.on_stream(calls.WATCH_COMMANDS, self._watch_commands)
         handlers.on(calls.REPORT, self._report)
         handlers.on(calls.CERTIFY_STAGE, self._certify_stage)
+        handlers.on(calls.FETCH_CODE, self._fetch_code)
         handlers.on(calls.SUBMIT_JOB, self._submit_job)
         handlers.on(calls.STOP_JOB, self._stop_job)
         handlers.on(calls.DRAIN_WORKER, lambda request, _: self._wishes.drain(request.job_id, request.vw))
@@ -147,6 +150,9 @@ class CoordinatorServicer:
     def _certify_stage(self, request: CertifyStageRequest, _: Context) -> Certificate:
         agent, registration = request.agent_id, request.registration
         return Certificate(self._coordinator.certify_stage(agent, registration, request.stage, request.request_pem))
+
+    def _fetch_code(self, request: FetchCodeRequest, _: Context) -> CodeArchive:
+        return self._coordinator.code(request.agent_id, request.registration, request.digest)
 
     def _submit_job(self, request: SubmitJobRequest, context: Context) -> SubmittedJob:
         check_submission(request.submission)
