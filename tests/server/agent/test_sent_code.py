@@ -14,7 +14,8 @@ from hetpipe.errors import PermissionDenied, UserError
 from hetpipe.server.agent.sent_code import SentCode
 from hetpipe.values.commands import InspectCommand, InspectionResult
 from hetpipe.values.events import CodeArchive
-from tests.server.agent.test_children import Bench, fake_programs
+from tests.server.agent.programs import fake_programs
+from tests.server.agent.test_children import Bench
 from tests.server.coordinator.builders import JOB_ID
 
 
