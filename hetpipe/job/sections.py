@@ -25,7 +25,7 @@ from pydantic import (
     model_validator,
 )
 
-from hetpipe.values.bounds import MAX_COUNT, MAX_DATA_WORKERS, MAX_SHARDS, MAX_STAGES
+from hetpipe.values.bounds import MAX_COUNT, MAX_DATA_WORKERS, MAX_LISTED, MAX_SHARDS, MAX_STAGES
 from hetpipe.values.catalogue import CATALOGUE, catalogue_hint
 from hetpipe.values.cluster import Cluster
 from hetpipe.values.policies import PlacementName, PullTiming
@@ -181,6 +181,31 @@ def _checked_mean_over(text: str) -> str:
 
 
 MeanOver = Annotated[str, AfterValidator(_checked_mean_over)]
+
+
+def _memory_branch(value: object) -> str:
+    return "<patterns>" if isinstance(value, Mapping) else "<word>"
+
+
+#: Policies that a run can execute.
+RunPolicy = Literal["keep", "recompute", "recompute-new-run"]
+
+
+def _checked_patterns(patterns: dict[str, RunPolicy]) -> dict[str, RunPolicy]:
+    if not patterns:
+        raise ValueError("is an empty mapping; give a pattern of layers, for example `{'h.*': recompute}`, or a word")
+    return patterns
+
+
+Memory = Annotated[
+    Annotated[Literal["keep", "recompute"], Tag("<word>")]
+    | Annotated[
+        Annotated[dict[str, RunPolicy], Field(max_length=MAX_LISTED), AfterValidator(_checked_patterns)],
+        Tag("<patterns>"),
+    ],
+    Discriminator(_memory_branch),
+]
+"""One memory policy, or one by pattern of layers' names."""
 
 
 class DataSection(Section):

@@ -31,15 +31,16 @@ from hetpipe.pipeline.chain import (
     hooked,
     run_layers,
     ties_in_place,
-    ties_of,
     weights_in_place,
 )
+from hetpipe.pipeline.layer_memory import LayerMemory
 from hetpipe.pipeline.modes import enter_evaluation, enter_training
 from hetpipe.pipeline.precision import autocast
 from hetpipe.pipeline.remapping import Remapping
 from hetpipe.pipeline.saved_tensors import keep
 from hetpipe.pipeline.seeds import evaluation_layer_seed, layer_seed, seed_generators
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
+from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.run import DeviceConfig, RatioSums, StageEmulation
 
 #: Start of a backward: an edge of the graph and its gradient, None for a scalar loss.
@@ -180,6 +181,7 @@ class StageCompute:
         device: torch.device,
         loss: LossFunction | None,
         watches_activations: bool = True,
+        policies: Sequence[LayerPolicy] | None = None,
     ) -> None:
         """Take ownership of `layers`.
 
@@ -190,8 +192,10 @@ class StageCompute:
             device: device of the stage.
             loss: the loss; last stage only.
             watches_activations: False if the caller sets hooks on saved tensors around `forward`; hooks do not nest.
+            policies: memory policy of each layer; None: all are kept.
         """
         self._layers = layers
+        self._memory = LayerMemory(layers, policies)
         self._vw = vw
         self._seed = seed
         self._device = device
@@ -220,10 +224,10 @@ class StageCompute:
         flags = gradient_flags(self._layers, values)
         inputs = tuple(self._leaf(value, flag) for value, flag in zip(values, flags, strict=True))
         with saving or nullcontext():
-            outputs = self._activations.watch(
+            outputs, ties = self._activations.watch(
                 p,
                 inputs,
-                lambda: run_layers(self._layers, weights, inputs, lambda key: self._seed_for(p, key)),
+                lambda: self._memory.run(weights, inputs, lambda key: self._seed_for(p, key)),
                 keep if saving is None else saving.pack,
             )
             if saving is not None:
@@ -233,7 +237,7 @@ class StageCompute:
             tuple(_edge(output) for output in outputs),
             weights,
             saving,
-            ties_of(self._layers),
+            ties,
         )
         self._most_pending = max(self._most_pending, len(self._pending))
         return outputs

@@ -7,9 +7,10 @@ functions compose and the graph refers to nothing but the kept data.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ class Packed(Protocol):
 
 
 Pack = Callable[[Tensor], Packed]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -69,7 +72,35 @@ def storage_address(tensor: Tensor) -> int | None:
 
 def saving_with(pack: Pack) -> saved_tensors_hooks:
     """Pack the tensors saved by operations of this thread with `pack` in this block; inner blocks take precedence."""
-    return saved_tensors_hooks(pack, _unpack)
+    return saved_tensors_hooks(_unwatched(pack), _unpack)
+
+
+@contextmanager
+def hooks_unwatched() -> Iterator[None]:
+    """Run the current hooks of this thread without torch-function modes in this block.
+
+    The hooks of `torch.utils.checkpoint` call functions, which the forward of a cut model would take for its own.
+    """
+    found = torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: SLF001, FBT003 - its only name
+    if found is None:
+        yield
+        return
+    pack, unpack = found
+    with saved_tensors_hooks(_unwatched(pack), unpack):
+        yield
+
+
+def _unwatched(pack: Callable[[Tensor], T]) -> Callable[[Tensor], T]:
+    """`pack` without torch-function modes.
+
+    A user's `torch.utils.checkpoint` saves its inputs in the middle of the user's code, whose calls a cut model counts.
+    """
+
+    def unwatched(tensor: Tensor) -> T:
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 - its only name
+            return pack(tensor)
+
+    return unwatched
 
 
 def refuses_hooks(error: BaseException) -> bool:

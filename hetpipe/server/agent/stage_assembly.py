@@ -63,6 +63,7 @@ from hetpipe.pipeline.setup import Clipping, Replicas, StageData, StageIdentity,
 from hetpipe.server.agent.private_folder import PrivateFolder
 from hetpipe.server.parent_death import die_with_parent
 from hetpipe.server.shard.client import ShardClient
+from hetpipe.values.memory import policies_of
 from hetpipe.values.policies import POLICIES
 from hetpipe.values.requests import Requester
 from hetpipe.values.rewinds import MODEL_FILE, first_folder
@@ -323,7 +324,8 @@ def restore_targets(
 def _built(job: Job, config: StageConfig, code: UserCode | _StageCode, versions: VersionTable) -> BuiltStage:
     """The stage with its layers; their weights are not loaded."""
     device = torch.device(config.device.torch_device)
-    compute = StageCompute(code.layers, vw=config.vw, seed=job.seed, device=device, loss=code.loss)
+    policies = policies_of(job.memory, [layer.name for layer in code.layers])
+    compute = StageCompute(code.layers, vw=config.vw, seed=job.seed, device=device, loss=code.loss, policies=policies)
     pool = BufferPool(layout_of(code.layers, device), device)
     target = pool.take().zero_()
     optimizer = _optimizer(job, config, target, versions)
