@@ -136,10 +136,11 @@ class Job(Section):
     to bfloat16 with fp32 weights and updates; `fp16`, the same to float16, with a dynamic scale of the loss.
     """
     memory: Memory = "keep"
-    """What becomes of the tensors that a layer's backward needs, from its forward on: `keep`, or `recompute` them in a
-    second forward before the backward, all layers of a stage in one run. Or by pattern (`*`, `?`) of the layers' names,
-    of which the first that matches decides, else `keep`: `{h.0: keep, 'h.*': recompute}`; there `recompute-new-run`
-    also begins a run. `recompute` changes no result, except under `weights: predict` and `spectrain`.
+    """What becomes of the tensors that a layer's backward needs, from its forward on: `keep`, `recompute` them in a
+    second forward before the backward, all layers of a stage in one run, or `swap` them to host memory. Or by pattern
+    (`*`, `?`) of the layers' names, of which the first that matches decides, else `keep`: `{h.0: keep, 'h.*':
+    recompute}`; there `recompute-new-run` also begins a run. No result changes, except by `recompute` under `weights:
+    predict` and `spectrain`.
     """
     schedule: Literal["auto", Schedule] = "auto"
     """The order in which a stage computes; `auto` is the default of the weight policy."""

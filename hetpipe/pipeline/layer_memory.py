@@ -1,13 +1,15 @@
 """Runs the layers of one stage under their memory policies (`memory-policy.md` §1 and §4).
 
-Held layers compute as without policies. A recomputed run is a region of `torch.utils.checkpoint` (non-reentrant), which
-saves the run's inputs alone and computes the rest a second time when the backward first needs something of it. The
-second time equals the first: the weights are those that the backward uses, every layer draws under the same seed, and
-buffers have the values that the first forward found. What the second time writes to buffers is discarded.
+Held layers compute as without policies; what swapped ones save is in host memory until the backward (`swapping`). A
+recomputed run is a region of `torch.utils.checkpoint` (non-reentrant), which saves the run's inputs alone and computes
+the rest a second time when the backward first needs something of it. The second time equals the first: the weights are
+those that the backward uses, every layer draws under the same seed, and buffers have the values that the first forward
+found. What the second time writes to buffers is discarded.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,26 +22,53 @@ from torch.utils.checkpoint import checkpoint
 from hetpipe.errors import CallableError
 from hetpipe.model.absent import AbsentTensor
 from hetpipe.pipeline.chain import Layer, SeedKey, Values, run_layers, ties_of
-from hetpipe.pipeline.saved_tensors import hooks_unwatched, refuses_hooks, version_of
-from hetpipe.values.memory import LayerPolicy, runs_of
+from hetpipe.pipeline.host_link import HostLink, Transfer
+from hetpipe.pipeline.saved_tensors import current_pack, hooks_unwatched, refuses_hooks, saving_with, version_of
+from hetpipe.pipeline.swapping import SwappedTensors
+from hetpipe.values.memory import RESIDENT, LayerPolicy, runs_of
 
 Seed = Callable[[SeedKey], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LayersRun:
+    """Result of a forward."""
+
+    values: Values
+    """Of the last layer."""
+    ties: Mapping[str, Tensor]
+    """Weights of other stages that the layers used (`ties_of`)."""
+    swapped: SwappedTensors | None
+    """What is in host memory until the backward; None if nothing is swapped."""
 
 
 class LayerMemory:
     """The layers of one stage, in the order of computation."""
 
-    def __init__(self, layers: Sequence[Layer], policies: Sequence[LayerPolicy] | None = None) -> None:
-        """Group `layers` by policy, one each; None: all are kept."""
+    def __init__(
+        self, layers: Sequence[Layer], policies: Sequence[LayerPolicy] | None = None, link: HostLink | None = None
+    ) -> None:
+        """Group `layers` by policy.
+
+        Args:
+            layers: of the stage.
+            policies: one each; None: all are kept.
+            link: to host memory; None if no layer is swapped.
+        """
         self._layers = layers
         policies = policies or ["keep"] * len(layers)
-        run_at = {index: run for run in runs_of(policies) for index in range(*run)}
+        runs = {index: run for run in runs_of(policies) for index in range(*run)}
+        groups = groupby(range(len(layers)), key=lambda index: (runs.get(index), policies[index] == "swap"))
         self._parts = [
-            _RecomputedRun([layers[index] for index in indices]) if run is not None else [layers[i] for i in indices]
-            for run, indices in ((run, list(each)) for run, each in groupby(range(len(layers)), key=run_at.get))
+            _RecomputedRun(group) if run is not None else _Held(group, swaps=swaps)
+            for (run, swaps), group in ((key, [layers[index] for index in each]) for key, each in groups)
         ]
+        self._link = link if "swap" in policies else None
+        assert (self._link is not None) == ("swap" in policies), "nothing is swapped without a link"
+        #: The last transfer of each minibatch that may still be leaving the device.
+        self._leaving: deque[Transfer] = deque()
 
-    def run(self, weights: Mapping[str, Tensor], values: Values, seed: Seed) -> tuple[Values, Mapping[str, Tensor]]:
+    def run(self, weights: Mapping[str, Tensor], values: Values, seed: Seed) -> LayersRun:
         """Run the forward of a minibatch.
 
         Args:
@@ -47,21 +76,48 @@ class LayerMemory:
             values: the input of the first layer.
             seed: as in `run_layers`; recomputation calls it again.
 
-        Returns:
-            The output of the last layer, and the weights of other stages that the layers used (`ties_of`).
-
         Raises:
             CallableError: a layer cannot be recomputed.
         """
+        swapped = self._begun(weights, values)
         ties: Mapping[str, Tensor] | None = None
         for part in self._parts:
-            if isinstance(part, _RecomputedRun):
-                values = part.run(weights, values, seed)
-            else:
-                values = run_layers(part, weights, values, seed)
+            values = part.run(weights, values, seed, swapped)
             # Those that a later part uses are of this stage, or among these.
             ties = ties_of(self._layers) if ties is None else ties
-        return values, ties or {}
+        if swapped is not None:
+            left = swapped.leave()
+            if left is not None:
+                self._leaving.append(left)
+        return LayersRun(values, ties or {}, swapped)
+
+    def _begun(self, weights: Mapping[str, Tensor], values: Values) -> SwappedTensors | None:
+        """For the swapped tensors of a minibatch, once at most one other minibatch is leaving the device."""
+        if self._link is None:
+            return None
+        while len(self._leaving) >= RESIDENT:
+            self._leaving.popleft().wait()
+        modules = [layer.module for layer in self._layers]
+        lasting = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+        places = [owner[key] for layer in self._layers for owner, key in layer.buffer_places]
+        present = [tensor for tensor in places if not isinstance(tensor, AbsentTensor)]
+        return SwappedTensors(self._link, [*weights.values(), *values, *lasting, *present])
+
+
+class _Held:
+    """Consecutive layers whose saved tensors are kept, or swapped."""
+
+    def __init__(self, layers: Sequence[Layer], *, swaps: bool) -> None:
+        self._layers = layers
+        self._swaps = swaps
+
+    def run(self, weights: Mapping[str, Tensor], values: Values, seed: Seed, swapped: SwappedTensors | None) -> Values:
+        """Run the forward of a minibatch."""
+        if swapped is None:
+            return run_layers(self._layers, weights, values, seed)
+        outer = current_pack()
+        with saving_with(swapped.swap(outer) if self._swaps else swapped.keep(outer)):
+            return run_layers(self._layers, weights, values, seed)
 
 
 @dataclass(slots=True)
@@ -100,8 +156,9 @@ class _RecomputedRun:
         self._written: frozenset[tuple[int, str]] | None = None
         self._modifies_inputs = True
 
-    def run(self, weights: Mapping[str, Tensor], values: Values, seed: Seed) -> Values:
-        """Run the forward of a minibatch; its backward will recompute it."""
+    def run(self, weights: Mapping[str, Tensor], values: Values, seed: Seed, swapped: SwappedTensors | None) -> Values:
+        """Run the forward of a minibatch; its backward will recompute it. The run's inputs are not swapped."""
+        del swapped
         found: list[_Buffer] | None = None
 
         def compute(*given: Tensor) -> Values:

@@ -1,6 +1,7 @@
-"""Recomputed layers train to the bits of the reference: that of kept ones, but under policies that predict weights.
+"""Recomputed and swapped layers train to the bits of kept ones.
 
-There the weights of a recomputation are those of the backward (`memory-policy.md` §4); the reference recomputes, too.
+Under policies that predict weights, those of a recomputation are the backward's (`memory-policy.md` §4); there the
+reference recomputes, too.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ MIXES: dict[str, Any] = {
     "all": "recompute",
     "first": {"0": "recompute"},
     "last two": {"0": "keep", "1": "keep", "2": "keep", "*": "recompute"},
+    "swapped": "swap",
+    "mixed": {"0": "swap", "1": "keep", "2": "recompute", "*": "swap"},
     "two runs": {"1": "recompute-new-run", "3": "recompute-new-run", "*": "recompute"},
 }
 

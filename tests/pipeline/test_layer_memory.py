@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import CallableError
 from hetpipe.pipeline.chain import chain_of
 from hetpipe.pipeline.compute import StageCompute
+from hetpipe.pipeline.host_link import EmulatedHostLink
+from hetpipe.pipeline.layer_memory import LayerMemory
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 from hetpipe.values.memory import LayerPolicy
 
@@ -53,7 +56,9 @@ def stage(modules: Sequence[nn.Module], policies: Sequence[LayerPolicy]) -> Stag
     """All layers but the first, so that the stage's input has a gradient."""
     layers = chain_of(nn.Sequential(nn.Identity(), *modules))[1:]
     device = torch.device("cpu")
-    return StageCompute(layers, vw=VirtualWorkerIndex(0), seed=0, device=device, loss=None, policies=policies)
+    link = EmulatedHostLink(SYSTEM_CLOCK) if "swap" in policies else None
+    memory = LayerMemory(layers, policies, link)
+    return StageCompute(layers, vw=VirtualWorkerIndex(0), seed=0, device=device, loss=None, memory=memory)
 
 
 def minibatch() -> tuple[Tensor]:
