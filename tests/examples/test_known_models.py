@@ -75,6 +75,9 @@ def test_every_example_has_its_pages(name: str) -> None:
     assert f"hetpipe train examples/{name}/job.yaml\n" in readme
     assert f"hetpipe plan examples/{name}/job.yaml --why --html plan.html" in readme
     assert ET.parse(folder / "loss.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    assert "[plan.html](plan.html)" in readme
+    page = (folder / "plan.html").read_text()
+    assert f"<title>{load_job(folder / 'job.yaml').model}: " in page
     index = (ROOT / "examples" / "README.md").read_text()
     assert re.search(rf"^\| \[{name}\]\({name}/README\.md\) \|", index, re.MULTILINE)
 
