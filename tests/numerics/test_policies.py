@@ -186,12 +186,21 @@ def test_learning_rates_and_groups_are_exact(weights: str, schedule: dict[str, A
     same(case, tmp_path)
 
 
+def _kinds(*policies: str) -> list[Any]:
+    """Each policy with shards or without, in turn, and the other way in `make exhaustive`; and replicas."""
+    return [
+        *((weights, ("wsp", "none")[number % 2]) for number, weights in enumerate(policies)),
+        *(
+            pytest.param(weights, ("none", "wsp")[number % 2], marks=pytest.mark.exhaustive)
+            for number, weights in enumerate(policies)
+        ),
+        *((weights, "allreduce") for weights in policies if weights in ("flush", "double_buffer")),
+    ]
+
+
 @pytest.mark.matrix
-@pytest.mark.parametrize("kind", ["none", "wsp", "allreduce"])
-@pytest.mark.parametrize("weights", WEIGHT_POLICIES)
+@pytest.mark.parametrize(("weights", "kind"), _kinds(*WEIGHT_POLICIES))
 def test_a_resumed_run_equals_an_uninterrupted_one(weights: str, kind: str, tmp_path: Path) -> None:
-    if kind == "allreduce" and weights not in ("flush", "double_buffer"):
-        pytest.skip("replicas average whole waves")
     optimizer = "nesterov" if weights in ("predict", "spectrain") else "adamw"
     case = case_of(
         weights,
@@ -211,11 +220,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(weights: str, kind: str, tmp_
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("kind", ["none", "wsp", "allreduce"])
-@pytest.mark.parametrize("weights", ["wave", "double_buffer", "flush", "predict"])
+@pytest.mark.parametrize(("weights", "kind"), _kinds("wave", "double_buffer", "flush", "predict"))
 def test_a_stopped_and_resumed_run_equals_one_with_that_barrier(weights: str, kind: str, tmp_path: Path) -> None:
-    if kind == "allreduce" and weights not in ("flush", "double_buffer"):
-        pytest.skip("replicas average whole waves")
     case = replace(
         case_of(weights, 2, "momentum", kind=kind, workers=1 if kind == "none" else 2), minibatches=31, wave=3
     )
