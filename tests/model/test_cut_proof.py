@@ -17,6 +17,7 @@ from hetpipe.model.forward import StageForward
 from hetpipe.pipeline.compute import StageCompute
 from hetpipe.pipeline.cut_proof import prove_cut_model
 from hetpipe.pipeline.data import Batch
+from hetpipe.pipeline.layer_memory import _Held
 from hetpipe.pipeline.layering import layers_of, on_output
 
 WIDTH = 5
@@ -148,10 +149,11 @@ MUTATIONS: dict[str, tuple[type, str, str, str]] = {
     "a write in place is lost at the cut": (StageForward, "_keep", "] = tensor", "] = tensor.clone()"),
     "the seed is that of another call": (StageCompute, "_seed_for", "p, key)", "p, self._layers[0].name)"),
     "a stage does not update its buffers": (
-        StageCompute,
-        "forward",
-        "lambda: run_layers(",
-        "lambda: copied_buffers(self._layers)(run_layers)(",
+        _Held,
+        "run",
+        "swapped is None:\n        return run_layers(",
+        "swapped is None:\n        from hetpipe.pipeline.chain import copied_buffers\n"
+        "        return copied_buffers(self._layers)(run_layers)(",
     ),
     "values cross in another order than they are unpacked": (
         CutModel,
