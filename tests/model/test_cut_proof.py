@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hetpipe.errors import CallableError
 from hetpipe.model.cut_model import CutModel
 from hetpipe.model.forward import StageForward
+from hetpipe.pipeline import chain
 from hetpipe.pipeline.compute import StageCompute
 from hetpipe.pipeline.cut_proof import prove_cut_model
 from hetpipe.pipeline.data import Batch
@@ -137,7 +138,7 @@ def mutate(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, old: str, ne
     method = inspect.unwrap(getattr(owner, name))
     source = textwrap.dedent(inspect.getsource(method))
     assert source.count(old) == 1, f"{owner.__name__}.{name} is another one today; mutate what it has become"
-    namespace: dict[str, Any] = dict(vars(inspect.getmodule(method)))
+    namespace: dict[str, Any] = {**vars(inspect.getmodule(method)), "chain": chain}
     exec(compile(source.replace(old, new), f"<mutated {name}>", "exec"), namespace)
     monkeypatch.setattr(owner, name, namespace[name])
 
@@ -152,8 +153,7 @@ MUTATIONS: dict[str, tuple[type, str, str, str]] = {
         _Held,
         "run",
         "swapped is None:\n        return run_layers(",
-        "swapped is None:\n        from hetpipe.pipeline.chain import copied_buffers\n"
-        "        return copied_buffers(self._layers)(run_layers)(",
+        "swapped is None:\n        return chain.copied_buffers(self._layers)(run_layers)(",
     ),
     "values cross in another order than they are unpacked": (
         CutModel,
