@@ -165,7 +165,7 @@ class _RecomputedRun:
             nonlocal found
             if found is not None:
                 inputs = tuple(value.detach().requires_grad_(value.requires_grad) for value in given)
-                with _in_place(found), hooks_unwatched():
+                with self._in_place(found), hooks_unwatched():
                     return run_layers(self._layers, weights, self._own(inputs), seed)
             before, own = self._buffers(), self._own(given)
             versions = [version_of(value) for value in own]
@@ -226,17 +226,19 @@ class _RecomputedRun:
                 f"`memory: {{{self._layers[0].name}: keep}}`"
             )
 
-
-@contextmanager
-def _in_place(buffers: Sequence[_Buffer]) -> Iterator[None]:
-    """Put copies of the values of `buffers` in their places in this block, so that what it writes is discarded."""
-    kept = [(buffer.owner, buffer.key, buffer.owner[buffer.key]) for buffer in buffers]
-    copies: dict[int, Tensor] = {}
-    try:
-        for buffer in buffers:
-            assert buffer.copy is not None, "what is written is copied"
-            buffer.owner[buffer.key] = copies.setdefault(id(buffer.copy), buffer.copy.clone())
-        yield
-    finally:
-        for owner, key, tensor in kept:
-            owner[key] = tensor
+    @contextmanager
+    def _in_place(self, buffers: Sequence[_Buffer]) -> Iterator[None]:
+        """Put copies of the values of `buffers` in their places in this block, so that what it writes is discarded."""
+        cut = self._layers[0].cut
+        further = [] if cut is None else [place for places in cut.registered.values() for place in places]
+        places = [*((buffer.owner, buffer.key) for buffer in buffers), *further]
+        kept = [(owner, key, owner[key]) for owner, key in places]
+        copies: dict[int, Tensor] = {}
+        try:
+            for buffer in buffers:
+                assert buffer.copy is not None, "what is written is copied"
+                buffer.owner[buffer.key] = copies.setdefault(id(buffer.copy), buffer.copy.clone())
+            yield
+        finally:
+            for owner, key, tensor in kept:
+                owner[key] = tensor

@@ -17,8 +17,8 @@ from hetpipe.values.suggest import join_names
 
 LayerPolicy = Literal["keep", "recompute", "recompute-new-run", "swap"]
 
-#: `memory` of a job: one policy for all layers, or patterns of their names in order.
-MemoryChoice = LayerPolicy | Mapping[str, LayerPolicy]
+#: `memory` of a job: one policy for all layers, patterns of their names in order, or `auto`: chosen with the plan.
+MemoryChoice = LayerPolicy | Literal["auto"] | Mapping[str, LayerPolicy]
 
 #: Minibatches whose swapped tensors are on the device at once: the one at hand, and the one that is being moved.
 RESIDENT = 2
@@ -55,7 +55,7 @@ class StageFigures:
     receive_ticks: int = 0
     """Transfers from neighbouring stages that count towards this one."""
     host_bytes_per_second: int | None = None
-    """P: speed of the link to host memory; None: there is none, and nothing can be swapped."""
+    """P: speed of the link to host memory; None: unknown, its time does not count and no choice swaps."""
 
     @property
     def resident(self) -> int:
@@ -69,9 +69,8 @@ class StageFigures:
 
     def swap_ticks(self, swapped_bytes: int) -> int:
         """Time to move `swapped_bytes` to host memory and back, rounded up."""
-        if not swapped_bytes:
+        if self.host_bytes_per_second is None:
             return 0
-        assert self.host_bytes_per_second is not None, "nothing is swapped without a link to host memory"
         return -(-2 * swapped_bytes * _TICKS_PER_SECOND // self.host_bytes_per_second)
 
     def ticks(self, recomputed_ticks: int, swapped_bytes: int) -> int:
@@ -156,9 +155,13 @@ def canonical(policies: Sequence[LayerPolicy]) -> tuple[LayerPolicy, ...]:
 def policies_of(memory: MemoryChoice, names: Sequence[str]) -> tuple[LayerPolicy, ...]:
     """The policy of each layer of a model by its name: that of the first pattern that matches, else `keep`.
 
+    Under `auto` this is `keep`, where no plan has chosen others.
+
     >>> policies_of({"h.1": "keep", "h.*": "recompute"}, ["wte", "h.0", "h.1"])
     ('keep', 'recompute', 'keep')
     """
+    if memory == "auto":
+        return tuple("keep" for _ in names)
     if isinstance(memory, str):
         return tuple(memory for _ in names)
     patterns = memory.items()

@@ -328,7 +328,8 @@ def _built(
 ) -> BuiltStage:
     """The stage with its layers; their weights are not loaded."""
     device = torch.device(config.device.torch_device)
-    policies = policies_of(job.memory, [layer.name for layer in code.layers])
+    stage = config.plan.stage(config.vw, config.stage)
+    policies = stage.memory or policies_of(job.memory, [layer.name for layer in code.layers])
     link = host_link(device, clock, job.cluster.host_bytes_per_second) if "swap" in policies else None
     memory = LayerMemory(code.layers, policies, link)
     compute = StageCompute(code.layers, vw=config.vw, seed=job.seed, device=device, loss=code.loss, memory=memory)
@@ -343,7 +344,7 @@ def _built(
         pool=pool,
         target=target,
         weights=kind(pool, optimizer, target, versions),
-        slices=config.plan.slices_of_stage(config.plan.stage(config.vw, config.stage)),
+        slices=config.plan.slices_of_stage(stage),
         metrics=data.metrics,
         losses=data.losses,
     )
