@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import groupby
+from operator import itemgetter
 from typing import Literal
 
 from hetpipe.errors import PlanError
@@ -166,6 +168,23 @@ def policies_of(memory: MemoryChoice, names: Sequence[str]) -> tuple[LayerPolicy
         return tuple(memory for _ in names)
     patterns = memory.items()
     return tuple(next((policy for each, policy in patterns if fnmatchcase(name, each)), "keep") for name in names)
+
+
+def policies_text(policies: Sequence[LayerPolicy], first: int = 0) -> str:
+    """The policies of layers `first`, `first` + 1, … for people; empty if all are kept.
+
+    >>> policies_text(["swap", "swap", "keep", "recompute", "recompute-new-run"], 3)
+    'layers 3–4 swap, 5 keep, 6 recompute, 7 recompute-new-run'
+    >>> policies_text(["keep", "keep"])
+    ''
+    """
+    if set(policies) <= {"keep"}:
+        return ""
+    groups = [
+        (policy, [index for index, _ in each]) for policy, each in groupby(enumerate(policies, first), itemgetter(1))
+    ]
+    spans = (f"{each[0]}–{each[-1]}" if len(each) > 1 else f"{each[0]}" for _, each in groups)
+    return "layers " + ", ".join(f"{span} {policy}" for span, (policy, _) in zip(spans, groups, strict=True))
 
 
 def check_patterns(memory: MemoryChoice, names: Sequence[str]) -> None:
