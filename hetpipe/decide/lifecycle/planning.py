@@ -147,10 +147,7 @@ def plan_run(
     document = planner(described.profile, described.cluster, options_of(job, reserve_bytes=described.reserve_bytes))
     document = described.known.noted_in(document, described.cluster)
     counts = [[last - first for first, last in (s.layers for s in vw.stages)] for vw in document.virtual_workers]
-    planned = job.with_plan(counts, document.minibatches_per_wave, document.staleness)
     plan = assign(document, model, _offered(job, described.cluster, agents), term=term, job_id=job_id)
-    kinds = [[described.cluster.devices[s.device] for s in vw.stages] for vw in document.virtual_workers]
-    plan = _with_policies(planned, described, plan, kinds)
     played: tuple[tuple[StageEmulation, ...], ...] = ()
     if job.cluster.emulate:
         stages = [
@@ -161,6 +158,7 @@ def plan_run(
             for vw, worker in zip(document.virtual_workers, plan.virtual_workers, strict=True)
         ]
         played = _emulations(job, Costs(described.profile, described.cluster), stages, document.shards)
+    planned = job.with_plan(counts, document.minibatches_per_wave, document.staleness)
     return PlannedRun(planned, plan, described, document, played, model)
 
 
@@ -237,6 +235,8 @@ def options_of(job: Job, *, slots: int | None = None, reserve_bytes: int = 0) ->
         with_shards=job.has_shards,
         optimizer_slots=slots,
         recompute=_RECOMPUTE.get(job.memory, "off") if isinstance(job.memory, str) else "off",
+        chooses_policies=job.memory == "auto",
+        host_bytes_per_second=job.cluster.host_bytes_per_second,
         reserve_bytes=reserve_bytes,
         num_shards=job.parameter_servers.count if job.has_shards else None,
     )
@@ -329,7 +329,7 @@ def _with_policies(job: Job, described: PlanningInputs, plan: Plan, kinds: Seque
     for worker, types in zip(plan.virtual_workers, kinds, strict=True):
         chosen = []
         for index, (stage, kind) in enumerate(zip(worker.stages, types, strict=False)):
-            figures = _figures(job, described, costs, kind, _layers(stage), (index, len(worker.stages)), worker.index)
+            figures = _figures(job, costs, kind, _layers(stage), (index, len(worker.stages)), worker.index)
             found = choose_policies(figures, costs.memory_bytes[kind])
             if found is None:
                 raise _too_little(
@@ -342,7 +342,6 @@ def _with_policies(job: Job, described: PlanningInputs, plan: Plan, kinds: Seque
 
 def _figures(
     job: Job,
-    described: PlanningInputs | None,
     costs: Costs,
     kind: str,
     layers: tuple[int, int],
@@ -350,8 +349,7 @@ def _figures(
     vw: VirtualWorkerIndex,
 ) -> StageFigures:
     """A stage of a job, for its memory policies."""
-    reserve = 0 if described is None or job.cluster.emulate else described.reserve_bytes
-    options = options_of(job, slots=slots_of(job.optimizer, job.weights) or 0, reserve_bytes=reserve)
+    options = options_of(job, slots=slots_of(job.optimizer, job.weights) or 0)
     memory, speed = options.memory(job.minibatches_of(vw)), job.cluster.host_bytes_per_second
     return costs.figures(kind, layers, place=place, memory=memory, host_bytes_per_second=speed)
 
@@ -361,7 +359,7 @@ def _check_memory(job: Job, costs: Costs, vw: int, stages: Sequence[EmulatedStag
     for index, stage in enumerate(stages):
         kind, layers = costs.cluster.devices[stage.device], (stage.first, stage.last)
         place = (index, len(stages))
-        figures = _figures(job, None, costs, kind, layers, place, VirtualWorkerIndex(vw))
+        figures = _figures(job, costs, kind, layers, place, VirtualWorkerIndex(vw))
         needed = stage_memory(figures, stage.policies).num_bytes
         if needed > costs.memory_bytes[kind]:
             there = costs.memory_bytes[kind]

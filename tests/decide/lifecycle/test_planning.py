@@ -277,4 +277,20 @@ def test_auto_requires_costs() -> None:
 
 def test_a_planned_run_has_policies_for_each_layer_under_auto() -> None:
     run = planned(job(cluster=PLAYED, memory="auto"), agent_info(devices=3))
-    assert all(set(stage.memory) == {"keep"} for worker in run.plan.virtual_workers for stage in worker.stages)
+    assert run.document is not None
+    printed = [stage.memory for worker in run.document.virtual_workers for stage in worker.stages]
+    assert policies_in(run) == printed == [("keep",) * (last - first) for first, last in spans(run)]
+
+
+def spans(run: PlannedRun) -> list[tuple[int, int]]:
+    return [(int(s.first_layer), int(s.last_layer)) for worker in run.plan.virtual_workers for s in worker.stages]
+
+
+def test_a_planned_stage_that_does_not_fit_recomputes_the_layers_that_the_plan_prints() -> None:
+    file = {**CLUSTER, "device_types": {kind: {"memory_bytes": 9 << 20} for kind in ("fast", "slow")}}
+    layers = [{**layer, "activation_bytes": 6 << 20, "output_bytes": 1024} for layer in LAYERS]
+    cluster = {**PLAYED, "file": file, "profile": {**PROFILE, "layers": layers}}
+    run = planned(job(cluster=cluster, memory="auto"), agent_info(devices=3))
+    assert run.document is not None
+    assert policies_in(run) == [stage.memory for worker in run.document.virtual_workers for stage in worker.stages]
+    assert "recompute" in {policy for policies in policies_in(run) for policy in policies}
