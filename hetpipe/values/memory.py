@@ -175,6 +175,8 @@ def policies_text(policies: Sequence[LayerPolicy], first: int = 0) -> str:
 
     >>> policies_text(["swap", "swap", "keep", "recompute", "recompute-new-run"], 3)
     'layers 3–4 swap, 5 keep, 6 recompute, 7 recompute-new-run'
+    >>> policies_text(["recompute"])
+    'layer 0 recompute'
     >>> policies_text(["keep", "keep"])
     ''
     """
@@ -184,7 +186,9 @@ def policies_text(policies: Sequence[LayerPolicy], first: int = 0) -> str:
         (policy, [index for index, _ in each]) for policy, each in groupby(enumerate(policies, first), itemgetter(1))
     ]
     spans = (f"{each[0]}–{each[-1]}" if len(each) > 1 else f"{each[0]}" for _, each in groups)
-    return "layers " + ", ".join(f"{span} {policy}" for span, (policy, _) in zip(spans, groups, strict=True))
+    return ("layers " if len(policies) > 1 else "layer ") + ", ".join(
+        f"{span} {policy}" for span, (policy, _) in zip(spans, groups, strict=True)
+    )
 
 
 def check_patterns(memory: MemoryChoice, names: Sequence[str]) -> None:
