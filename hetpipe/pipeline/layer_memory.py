@@ -116,8 +116,22 @@ class _Held:
         if swapped is None:
             return run_layers(self._layers, weights, values, seed)
         outer = current_pack()
-        with saving_with(swapped.swap(outer) if self._swaps else swapped.keep(outer)):
-            return run_layers(self._layers, weights, values, seed)
+        try:
+            with saving_with(swapped.swap(outer) if self._swaps else swapped.keep(outer)):
+                return run_layers(self._layers, weights, values, seed)
+        except RuntimeError as error:
+            if not refuses_hooks(error):
+                raise
+            raise _refusal(self._layers) from error
+
+
+def _refusal(layers: Sequence[Layer]) -> CallableError:
+    """The error of layers that do not run under hooks on saved tensors."""
+    names = ", ".join(layer.name for layer in layers)
+    return CallableError(
+        f"model: layers {names} cannot be recomputed, nor be on a stage with swapped ones: one uses torch.func.grad or "
+        f"a similar function; keep what it needs with `memory: {{{layers[0].name}: keep}}`, and swap nothing there"
+    )
 
 
 @dataclass(slots=True)
@@ -180,10 +194,7 @@ class _RecomputedRun:
         except RuntimeError as error:
             if not refuses_hooks(error):
                 raise
-            raise CallableError(
-                f"model: layers {self._names} cannot be recomputed: one uses torch.func.grad or a similar function; "
-                f"keep what it needs with `memory: {{{self._layers[0].name}: keep}}`"
-            ) from error
+            raise _refusal(self._layers) from error
         return outputs
 
     def _own(self, values: Values) -> Values:
