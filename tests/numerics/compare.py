@@ -24,7 +24,7 @@ from hetpipe.values.run import AgentDevice, AgentInfo
 from tests import models
 from tests.reference.executor import ReferenceResult, ReferenceRun
 from tests.support.in_process import InProcessResult, InProcessRun, run_in_process
-from tests.support.inspection import inspect_job
+from tests.support.inspection import inspect_once
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,6 +72,7 @@ class Case:
     """(clock, worker, layers of each of its stages from there on)."""
     reads: dict[str, Any] = field(default_factory=dict)
     """Further keys of `data`."""
+    memory: Any = "keep"
 
     @property
     def has_shards(self) -> bool:
@@ -112,6 +113,7 @@ class Case:
             weights=self.weights,
             gradients=gradients,
             precision=self.precision,
+            memory=self.memory,
             lr_schedule=self.lr_schedule,
             workers={"count": self.workers, "stages": self.stages},
             sync=sync,
@@ -168,7 +170,9 @@ def run(case: Case, folder: Path, **options: Any) -> InProcessResult:
     """Run the case; the history checker finds nothing, and no stage had more weight buffers than the planner counts."""
     values: dict[str, Any] = {"delay_seconds": 0.0005, "delay_seed": 1, "stall_seconds": 60.0}
     values.update(options)
-    result = run_in_process(InProcessRun(job=case.job(), run_dir=folder, import_path=ROOT, **values))
+    result = run_in_process(
+        InProcessRun(job=case.job(), run_dir=folder, import_path=ROOT, shares_inspection=True, **values)
+    )
     report = check_run(folder, require_complete=True)
     assert report.ok, "\n".join(report.lines())
     for (vw, stage), peak in result.peak_buffers_at_rest.items():
@@ -196,7 +200,7 @@ def plan_of(job: Job) -> Plan:
     """The plan of a job on local devices."""
     devices = tuple(AgentDevice(f"n0/{i}", "cpu", 0, "cpu") for i in range(job.num_devices))
     agent = AgentInfo(AgentId("n0"), "127.0.0.1", 0, devices)
-    return plan_job(job, inspect_job(job, ROOT), [agent], Term(1), JobId("case"))
+    return plan_job(job, inspect_once(job, ROOT), [agent], Term(1), JobId("case"))
 
 
 def trained(folder: Path) -> dict[str, Tensor]:
