@@ -380,7 +380,7 @@ class Variational(nn.Module):
         self.mean, self.scale, self.decoder = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
 
     def forward(self, value: Tensor) -> Tensor:
-        drawn = torch.distributions.Normal(self.mean(value), self.scale(value).exp()).rsample()
+        drawn = torch.distributions.Normal(self.mean(value), self.scale(value).exp(), validate_args=True).rsample()
         result: Tensor = self.decoder(drawn)
         return result
 
