@@ -372,6 +372,40 @@ def test_layers_that_are_skipped_at_random_are_cut_only_if_none_can_be(share: fl
             assert_cut_anywhere(subject, made, at_most=4)
 
 
+class Collecting(nn.Module):
+    """LayerDrop that returns what every layer that ran has made, and reads Python's generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(4)])
+
+    def forward(self, value: Tensor) -> dict[str, Any]:
+        made: tuple[Tensor, ...] = ()
+        for layer in self.layers:
+            if random.random() < 0.5:
+                value = layer(value).tanh()
+                made = (*made, value)
+        return {"last": value * 1.0, "all": made}
+
+
+class Collected(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(WIDTH, WIDTH), Collecting(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        result: Tensor = self.last(self.inner(self.first(value))["last"])
+        return result
+
+
+def test_a_structure_that_was_not_recorded_crosses_cuts() -> None:
+    made = (torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0)),)
+    subject = Subject(Collected, made, loss=lambda output: output.square().mean())
+    for seed in range(6):
+        with patch("tests.model.harness.SEED", seed):
+            assert assert_cut_anywhere(subject, made) >= 2
+
+
 class Variational(nn.Module):
     """Draws from a distribution, which validates its arguments."""
 
