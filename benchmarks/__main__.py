@@ -20,6 +20,7 @@ from benchmarks import (
     gpu,
     host_memory,
     link,
+    memory_policies,
     models,
     pipeline,
     planner,
@@ -127,9 +128,13 @@ def _link() -> Mapping[str, Any]:
     _say("(j) frames between two stages, GB/s", link.table(rates))
     ratios = link.ratios(rates)
     _say("    relative to one raw socket", ratios)
+    to_gloo = link.to_gloo(rates)
+    _say("    shared memory relative to gloo", to_gloo)
+    _say("    microseconds from sending to receiving 64 KiB", link.measure_one_way(ROUNDS))
     demo = link.demo(ROUNDS)
     _say("    the demo, samples per second", demo)
-    return {**ratios, "the demo": {"grpc / gloo": demo["grpc / gloo"]}}
+    between = {name: demo[name] for name in ("grpc / gloo", "shared memory / gloo")}
+    return {**ratios, "shared memory / gloo": to_gloo, "the demo": between}
 
 
 def _recovery_shard() -> Mapping[str, Any]:
@@ -179,6 +184,17 @@ def _host_memory() -> Mapping[str, Any]:
     return ratios
 
 
+def _memory_policies() -> Mapping[str, Any]:
+    found = memory_policies.measure()
+    _say(
+        "(r) memory policies, processor seconds per round",
+        {n: round(statistics.median(s), 4) for n, s in found.items()},
+    )
+    ratios = memory_policies.ratios(found)
+    _say("    ratios (of each round, then the median)", {name: round(ratio, 3) for name, ratio in ratios.items()})
+    return ratios
+
+
 #: Each measures, prints, and returns its ratios, nested by name; none where its figures are seconds alone.
 PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "pipeline": _pipeline,
@@ -195,6 +211,7 @@ PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "models": _models,
     "data": _data,
     "host-memory": _host_memory,
+    "memory-policies": _memory_policies,
     "gpu": _gpu,
 }
 
