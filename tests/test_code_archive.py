@@ -115,7 +115,7 @@ def lies_about_its_size() -> bytes:
         (damaged, "it is no archive"),
         (hidden_name, "is no path below the folder"),
     ],
-    ids=str,
+    ids=range(17),
 )
 def test_a_hostile_archive_is_refused_and_nothing_is_written(
     make: Callable[[], bytes], message: str, tmp_path: Path
