@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hetpipe.decide.planner.costs import Costs, milliseconds
 from hetpipe.values.cluster import node_of
 from hetpipe.values.ids import DeviceId
+from hetpipe.values.memory import LayerPolicy, runs_of
 from hetpipe.values.run import LinkTime, StageEmulation
 
 
@@ -18,7 +19,8 @@ class EmulatedStage:
     device: DeviceId
     first: int
     last: int
-    recompute: bool = False
+    policies: tuple[LayerPolicy, ...] = ()
+    """Memory policy of each layer; empty: all are kept."""
 
 
 def emulations(
@@ -58,7 +60,11 @@ def _ticks(costs: Costs, stage: EmulatedStage) -> tuple[int, int]:
     """Ticks of the forward, and of forward and backward."""
     kind = costs.cluster.devices[stage.device]
     forward = costs.forward[kind][stage.last] - costs.forward[kind][stage.first]
-    return forward, costs.compute_ticks(kind, stage.first, stage.last, recompute=stage.recompute)
+    again = sum(
+        costs.forward[kind][stage.first + last] - costs.forward[kind][stage.first + first]
+        for first, last in runs_of(stage.policies)
+    )
+    return forward, costs.compute_ticks(kind, stage.first, stage.last) + again
 
 
 def _seconds(ticks: int) -> float:
