@@ -97,7 +97,9 @@ class TestIssue:
     def test_what_is_not_there_is_named(self, folder: Path) -> None:
         with pytest.raises(UserError, match=r"cannot read .*cert\.pem: No such file"):
             read_facts(folder)
-        with pytest.raises(UserError, match=r"does not contain signer-cert\.pem .*`hetpipe certs issue DIR coordinator`"):
+        with pytest.raises(
+            UserError, match=r"does not contain signer-cert\.pem .*`hetpipe certs issue DIR coordinator`"
+        ):
             read_signer(folder)
 
     def test_a_stage_is_nobody_whom_a_service_could_be(self) -> None:
