@@ -72,9 +72,9 @@ demo: $(STAMP)
 	@$(BIN)/hetpipe demo
 	@$(SAY_ACTIVATE)
 
-# The type checker has one core for half a minute; the tests fill the other one meanwhile.
-test: setup lint imports protos
-	@$(MAKE) --no-print-directory --jobs 2 types cases
+# Two at once, in this order: the type checker has one core for half a minute, and the tests fill the other one meanwhile.
+test: setup
+	@$(MAKE) --no-print-directory --jobs 2 lint imports protos types cases
 
 cases: $(STAMP)
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not exhaustive and not sweep"

@@ -17,6 +17,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -255,6 +256,7 @@ def run_to_end(program: Callable[[], None]) -> NoReturn:
     if status is not None and not isinstance(status, int):
         sys.stderr.write(f"{status}\n")
         status = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - the interpreter's own: threads that are no daemons end
     atexit._run_exitfuncs()  # noqa: SLF001 - the only way to them
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # the reader is gone

@@ -18,6 +18,8 @@ import torch
 import typer.testing
 from hypothesis import settings
 
+from tests import pairwise
+
 #: Property tests draw the same cases each time, so that a change fails by its own fault alone. `make fresh-cases` draws
 #: others; what these find becomes an `@example`.
 settings.register_profile("repeatable", derandomize=True)
@@ -39,8 +41,10 @@ def _commands_made_once() -> Iterator[None]:
         yield
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Processes that tests start hear Ctrl-C also where a shell runs the tests in the background, which ignores it."""
+    pairwise.gives_all = "not exhaustive" not in config.option.markexpr
+    gc.disable()  # until all tests are collected: nearly all that is made by then stays, and is looked through in vain
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -78,6 +82,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Modules and collected tests stay to the end; no garbage collection need look at them."""
     gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

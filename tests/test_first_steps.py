@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,14 @@ import hetpipe
 from hetpipe import __version__
 from tests.docs.pages import ROOT
 from tests.processes.harness import HETPIPE
+
+
+def test_the_job_of_the_readme_is_no_part_of_the_source() -> None:
+    """Who follows it in a clone finds `make test` and `git status` as they were."""
+    (name,) = set(re.findall(r"hetpipe init (\S+)", (ROOT / "README.md").read_text(encoding="utf-8")))
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert name in settings["tool"]["ruff"]["extend-exclude"]
+    assert f"/{name}/" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
 
 
 def test_the_names_are_there_to_be_found() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import pairwise
 from tests.pairwise import all_pairs, covering
 
 SIX_AXES = list(product("ab", "abc", "abc", "abc", "abc", "abc"))
@@ -32,13 +33,16 @@ def test_every_value_of_a_single_axis_is_left() -> None:
     assert covering([("a",), ("b",), ("a",)]) == {0, 1}
 
 
-def test_what_is_left_out_is_marked_and_nothing_is_lost() -> None:
+def test_what_is_left_out_is_marked_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairwise, "gives_all", True)
     found = all_pairs(SIX_AXES, name=lambda *values: "".join(values))
     assert [one.values for one in found] == SIX_AXES
     left = [number for number, one in enumerate(found) if not one.marks]
     assert left == sorted(covering(SIX_AXES))
     assert {mark.name for one in found for mark in one.marks} == {"exhaustive"}
     assert found[0].id == "aaaaaa"
+    monkeypatch.setattr(pairwise, "gives_all", False)
+    assert [one.values for one in all_pairs(SIX_AXES)] == [SIX_AXES[number] for number in left]
 
 
 @pytest.mark.parametrize(("point", "values"), all_pairs([(1, {"n": 1}), (2, {"n": 1})], by=lambda _, values: (values,)))

@@ -143,7 +143,8 @@ def _import(name: str, folder: Path, key: str) -> Any:
     if str(folder) in sys.path:
         sys.path.remove(str(folder))
     sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()
+    if name not in sys.modules:  # else nothing is looked for, and it takes a millisecond or two
+        importlib.invalidate_caches()
     _refuse_namesake(name.partition(".")[0], folder, key)
     prepare_import()
     token = _importing.set(name)
@@ -272,7 +273,10 @@ def build_model(job: Job, import_path: Path) -> nn.Module:
     Raises:
         CallableError: building fails, the result is not an `nn.Module`, or it is in evaluation mode as a whole.
     """
-    torch.manual_seed(job.seed)
+    if (
+        torch.accelerator.current_accelerator() is not None
+    ):  # else torch keeps a stack trace of each call, for no device
+        torch.manual_seed(job.seed)
     seed_generators(job.seed)
     model = _call(job.model, import_path, "model")
     if not isinstance(model, nn.Module):

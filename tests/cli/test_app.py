@@ -31,6 +31,7 @@ from tests.check.scenario import Scenario, write_run
 from tests.check.simulator import as_lines, simulate
 from tests.checkpoints import write_checkpoint
 from tests.cli.fakes import RESULT, FakeCoordinator, running_status, shell_with, small_job, snapshot
+from tests.support.forked import run_forked
 
 ROOT = Path(bundled.__file__).parents[1]
 
@@ -435,15 +436,21 @@ def test_what_shows_no_command_imports_none(arguments: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "[] 1", "of a run only how commands end"
 
 
-@pytest.mark.parametrize(
-    ("typed", "completed"),
-    [("hetpipe cl", ["clocks", "cluster"]), ("hetpipe cluster f", ["from-k8s"]), ("hetpipe train --res", ["--resume"])],
-)
-def test_the_shell_completes_commands_and_options(typed: str, completed: list[str]) -> None:
-    asked = {"_HETPIPE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
-    command = [sys.executable, "-c", "from hetpipe.cli.main import main; main()"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **asked})
-    assert done.stdout.split() == completed, done.stderr
+def test_the_shell_completes_commands_and_options() -> None:
+    completions = {
+        "hetpipe cl": ["clocks", "cluster"],
+        "hetpipe cluster f": ["from-k8s"],
+        "hetpipe train --res": ["--resume"],
+    }
+    codes = [
+        "import os\n"
+        f"os.environ |= {{'COMP_WORDS': {typed!r}, 'COMP_CWORD': '{typed.count(' ')}'}}\n"
+        "from hetpipe.cli.main import main; main()"
+        for typed in completions
+    ]
+    asked = {**os.environ, "_HETPIPE_COMPLETE": "complete_bash"}
+    done = run_forked(codes, imports=["hetpipe.cli.app"], environment=asked)
+    assert [each.stdout.split() for each in done] == [*completions.values()], done
 
 
 def test_no_command_needs_torch_or_cryptography_to_say_what_it_does() -> None:

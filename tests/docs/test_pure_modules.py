@@ -12,6 +12,8 @@ _PURE = re.compile(r"\bPure\b|: pure\b")
 
 
 def _says_pure(source: str) -> bool:
+    if _PURE.search(source) is None:
+        return False
     return _PURE.search(ast.get_docstring(ast.parse(source)) or "") is not None
 
 

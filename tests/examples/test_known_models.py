@@ -48,9 +48,8 @@ def few(data: Any) -> Any:
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "t5" else pytest.mark.exhaustive) for name in NAMES]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", NAMES)
 def test_it_learns(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (bert, gpt2, resnet, t5):
         all_of_it = module.eval_data

@@ -100,8 +100,15 @@ def show() -> None:
                 os.write(report, json.dumps({"pid": os.getpid()}).encode() + b"\n")
                 signal.pause()
             signal.pause()
+        case "thread":
+            threading.Thread(target=_outlive, args=(threading.main_thread(),)).start()
         case "return":
             atexit.register(sys.stdout.write, "flushed, and what was registered is run\n")
+
+
+def _outlive(other: threading.Thread) -> None:
+    other.join(60.0)
+    sys.stdout.write("a thread has gone on to its end\n")
 
 
 def parent() -> None:

@@ -86,10 +86,11 @@ class Bench:
         self._servers.append(server)
         self.server = server
 
-    def close(self) -> None:
+    def close(self, *, but: ForkServer | None = None) -> None:
         self._stack.close()
         for server in self._servers:
-            server.close()
+            if server is not but:
+                server.close()
 
 
 def next_object(lines: IO[str]) -> dict[str, Any]:
@@ -105,8 +106,24 @@ def next_object(lines: IO[str]) -> dict[str, Any]:
             return found
 
 
+@pytest.fixture(scope="module")
+def fork_server() -> Iterator[ForkServer]:
+    """For all tests that leave it as it is."""
+    found = ForkServer(environment(), programs=PROGRAMS)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def shared(fork_server: ForkServer) -> Iterator[Bench]:
+    found = Bench(fork_server)
+    yield found
+    found.close(but=fork_server)
+
+
 @pytest.fixture
 def bench() -> Iterator[Bench]:
+    """With a fork server of its own."""
     found = Bench(ForkServer(environment(), programs=PROGRAMS))
     yield found
     found.close()
@@ -127,12 +144,12 @@ def spawned(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
     return found
 
 
-def test_a_forked_process_is_what_it_would_be_as_a_program(bench: Bench, spawned: list[Launch]) -> None:
+def test_a_forked_process_is_what_it_would_be_as_a_program(shared: Bench, spawned: list[Launch]) -> None:
     """All that a process can see of itself is the same, but for its number and what only chance decides."""
-    process, forked = bench.facts("show", "wait")
+    process, forked = shared.facts("show", "wait")
     assert spawned == []
-    bench.use(ForkServer({**environment(), VARIABLE: "0"}, programs=PROGRAMS))
-    program, as_program = bench.facts("show", "wait")
+    shared.use(ForkServer({**environment(), VARIABLE: "0"}, programs=PROGRAMS))
+    program, as_program = shared.facts("show", "wait")
     assert len(spawned) == 1
 
     for facts, pid in ((as_program, program.pid), (forked, process.pid)):
@@ -173,8 +190,8 @@ def test_the_real_one_starts_nothing_and_grpc_begins_in_what_it_forks() -> None:
         bench.close()
 
 
-def test_two_of_them_draw_different_random_numbers(bench: Bench) -> None:
-    assert bench.facts("show", "wait")[1]["random"] != bench.facts("show", "wait")[1]["random"]
+def test_two_of_them_draw_different_random_numbers(shared: Bench) -> None:
+    assert shared.facts("show", "wait")[1]["random"] != shared.facts("show", "wait")[1]["random"]
 
 
 @pytest.mark.parametrize(
@@ -185,17 +202,18 @@ def test_two_of_them_draw_different_random_numbers(bench: Bench) -> None:
         ("error", 1, "ValueError: of the program"),
         ("kill", -signal.SIGKILL, ""),
         ("return", 0, "flushed, and what was registered is run"),
+        ("thread", 0, "a thread has gone on to its end"),
     ],
 )
-def test_how_it_ended_is_known(bench: Bench, argument: str, exit_code: int, words: str) -> None:
-    process, lines = bench.start("show", argument)
+def test_how_it_ended_is_known(shared: Bench, argument: str, exit_code: int, words: str) -> None:
+    process, lines = shared.start("show", argument)
     assert process.wait() == exit_code
     assert lines.read().strip().split("\n")[-1].endswith(words)
     assert process.signal_group(signal.SIGTERM) is False, "whoever has its number now is somebody else"
 
 
-def test_its_group_ends_with_it(bench: Bench) -> None:
-    process, lines = bench.start("show", "group")
+def test_its_group_ends_with_it(shared: Bench) -> None:
+    process, lines = shared.start("show", "group")
     next_object(lines)
     grandchild = next_object(lines)["pid"]
     process.send_signal(signal.SIGKILL)
@@ -237,18 +255,18 @@ def test_one_that_does_not_answer_is_replaced(bench: Bench, monkeypatch: pytest.
     assert ends(before)
 
 
-def test_nobody_is_adopted_but_what_is_forked(bench: Bench) -> None:
-    bench.facts("show", "wait")
+def test_nobody_is_adopted_but_what_is_forked(shared: Bench) -> None:
+    shared.facts("show", "wait")
     is_subreaper = ctypes.c_int(-1)
     ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(is_subreaper), 0, 0, 0)
     assert is_subreaper.value == 0
 
 
-def test_who_adopts_orphans_anyway_goes_on(bench: Bench) -> None:
+def test_who_adopts_orphans_anyway_goes_on(shared: Bench) -> None:
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
-        bench.facts("show", "wait")
+        shared.facts("show", "wait")
         is_subreaper = ctypes.c_int(-1)
         libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(is_subreaper), 0, 0, 0)
     finally:
@@ -263,13 +281,13 @@ def test_it_is_not_begun_for_what_it_cannot_fork(bench: Bench) -> None:
     assert bench.server.pid is not None
 
 
-def test_a_process_that_starts_others_has_a_fork_server_of_its_own(bench: Bench) -> None:
-    process, lines = bench.start("parent", starts_processes=True)
+def test_a_process_that_starts_others_has_a_fork_server_of_its_own(shared: Bench) -> None:
+    process, lines = shared.start("parent", starts_processes=True)
     said = [next_object(lines), next_object(lines)]
     (child,) = (each for each in said if "parent" in each)
     (of,) = (each for each in said if "fork server" in each)
     assert (child["parent"], child["is forked"], of["pid"]) == (process.pid, True, process.pid)
-    assert of["fork server"] not in {None, bench.server.pid}
+    assert of["fork server"] not in {None, shared.server.pid}
     descriptors = {str(path.readlink()) for path in Path(f"/proc/{of['fork server']}/fd").iterdir()}
     assert len([name for name in descriptors if not name.startswith("socket:")]) == 1, "it holds no pipe of others open"
 
@@ -342,16 +360,16 @@ class TestRefusals:
         assert "ModuleNotFoundError: No module named 'tests.forking.nothing'" in lines[-1]["reason"]
 
     def test_another_value_of_what_is_read_while_libraries_are_loaded(
-        self, bench: Bench, spawned: list[Launch]
+        self, shared: Bench, spawned: list[Launch]
     ) -> None:
-        bench.environment["OMP_NUM_THREADS"] = "7"
+        shared.environment["OMP_NUM_THREADS"] = "7"
         with capture_logs() as lines:
-            _, facts = bench.facts("show", "wait")
+            _, facts = shared.facts("show", "wait")
         assert (facts["is forked"], facts["environment"]["OMP_NUM_THREADS"]) == (False, "7")
         assert len(spawned) == 1
         assert lines[-1]["reason"].endswith("variables that are read at load time: OMP_NUM_THREADS")
-        bench.environment = {**environment(), "MINE": "1"}
-        _, facts = bench.facts("show", "wait")
+        shared.environment = {**environment(), "MINE": "1"}
+        _, facts = shared.facts("show", "wait")
         assert (facts["is forked"], facts["environment"]["MINE"]) == (True, "1")
 
     def test_a_kernel_that_gives_forked_processes_to_somebody_else(

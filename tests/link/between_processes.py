@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
@@ -17,6 +15,7 @@ from hetpipe.errors import LinkClosed
 from hetpipe.link.policy import FrameKind, Link, LinkLimits
 from hetpipe.values.run import LinkTime
 from tests.link.cuts import SECONDS
+from tests.support.forked import ForkedChild
 from tests.support.link_contract import Connect, frame, in_thread
 
 Pace = LinkTime | None
@@ -61,7 +60,7 @@ class BetweenProcesses:
         """Both ends of a new link, of the earlier and of the later stage, with the times of what they send."""
         raise NotImplementedError
 
-    def with_child(self, then: str) -> tuple[Link, subprocess.Popen[Any]]:
+    def with_child(self, then: str) -> tuple[Link, ForkedChild]:
         """A link to a process that echoes one frame, then does `then`."""
         raise NotImplementedError
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -21,6 +18,7 @@ from hetpipe.link.policy import Frame, FrameKind, Link, LinkLimits
 from hetpipe.values.run import LinkTime
 from tests.link.between_processes import BetweenProcesses, Pace, close_together, closing_all, echoed_once
 from tests.link.cuts import HOST, SECONDS, earlier, later
+from tests.support.forked import ForkedChild, start_forked
 from tests.support.link_contract import Connect, LinkContract, frame, in_thread
 
 
@@ -54,7 +52,7 @@ class TestGlooBetweenProcesses(BetweenProcesses):
     def connect_paced(self, limits: LinkLimits, *, up: Pace = None, down: Pace = None) -> tuple[Link, Link]:
         return connect(limits, up=up, down=down)
 
-    def with_child(self, then: str) -> tuple[Link, subprocess.Popen[Any]]:
+    def with_child(self, then: str) -> tuple[Link, ForkedChild]:
         return with_child(then)
 
 
@@ -74,10 +72,10 @@ link.send(link.receive(timeout_seconds=20), deadline_seconds=20)
 """
 
 
-def with_child(then: str) -> tuple[Link, subprocess.Popen[bytes]]:
+def with_child(then: str) -> tuple[Link, ForkedChild]:
     """A link to a process that echoes one frame, then does `then`."""
     door = GlooDoor(earlier(vw=0), host=HOST)
-    child = subprocess.Popen([sys.executable, "-c", _CHILD.format(then=then), door.address])
+    child = start_forked(_CHILD.format(then=then), door.address)
     return echoed_once(door.accept(deadline_seconds=SECONDS)), child
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from hetpipe.wire.segment_client import fetch_segment
 from tests.link.between_processes import close_together, echoed_once
 from tests.link.cuts import HOST, SECONDS, earlier, later, stage
 from tests.polling import wait_until
+from tests.support.forked import start_forked
 from tests.support.link_contract import frame, in_thread
 from tests.support.segments import segments_of
 
@@ -241,14 +241,12 @@ signal.pause()
 def test_a_neighbour_that_is_killed_leaves_nothing(victim: str) -> None:
     before = segments_of()
     if victim == "who serves":
-        child = subprocess.Popen([sys.executable, "-c", _SERVES + _THEN], stdout=subprocess.PIPE, text=True)
-        assert child.stdout is not None
-        with child.stdout as told:
-            address = told.readline().strip()
+        child = start_forked(_SERVES + _THEN)
+        address = child.line(timeout_seconds=SECONDS)
         link = call_stream(later(vw=0), address, tls=None, deadline_seconds=SECONDS, needs_memory=True)
     else:
         door = StreamDoor(earlier(vw=0), host=HOST, offers_memory=True)
-        child = subprocess.Popen([sys.executable, "-c", _CALLS + _THEN, door.address], text=True)
+        child = start_forked(_CALLS + _THEN, door.address)
         link = door.accept(deadline_seconds=SECONDS)
     echoed_once(link)
     stream = stream_of(link)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import signal
@@ -22,6 +21,7 @@ from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import DeadlineExceeded, PeerUnreachable, UserError
 from hetpipe.link.gloo import connect_rendezvous, serve_rendezvous
 from hetpipe.link.replicas import DistributedReplicas, connect_replicas, have_own_gpus
+from tests.support.forked import fork_server_context
 from tests.support.link_contract import in_thread
 
 _HOST = "127.0.0.1"
@@ -199,8 +199,7 @@ def _other_process(address: str, vw: int, num_workers: int, stall_seconds: float
 
 
 def _spawned(address: str, num_workers: int, stall_seconds: float) -> tuple[list[BaseProcess], list[Connection]]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])  # torch is imported once, by whom they are forked from
+    context = fork_server_context()  # torch is imported once, by whom they are forked from
     processes: list[BaseProcess] = []
     pipes: list[Connection] = []
     for vw in range(1, num_workers):

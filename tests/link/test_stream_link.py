@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import socket
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import grpc
 import pytest
@@ -43,6 +40,7 @@ from hetpipe.wire.tls import Tls
 from tests.certs.cluster import AGENT, NoCertificate, cluster, stage_peer
 from tests.link.between_processes import BetweenProcesses, Pace, close_together, closing_all, echoed_once
 from tests.link.cuts import HOST, SECONDS, earlier, later, stage
+from tests.support.forked import ForkedChild, start_forked
 from tests.support.link_contract import Connect, LinkContract, frame, in_thread
 
 _CHILD = """
@@ -116,12 +114,9 @@ class TestGrpcBetweenProcesses(BetweenProcesses):
     def connect_paced(self, limits: LinkLimits, *, up: Pace = None, down: Pace = None) -> tuple[Link, Link]:
         return connect(limits, up=up, down=down, memory=self.memory)
 
-    def with_child(self, then: str) -> tuple[Link, subprocess.Popen[Any]]:
-        code = _CHILD.format(then=then, memory=self.memory)
-        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        assert child.stdout is not None
-        with child.stdout as told:
-            address = told.readline().strip()
+    def with_child(self, then: str) -> tuple[Link, ForkedChild]:
+        child = start_forked(_CHILD.format(then=then, memory=self.memory))
+        address = child.line(timeout_seconds=SECONDS)
         return echoed_once(call_stream(later(vw=0), address, tls=None, deadline_seconds=SECONDS)), child
 
 

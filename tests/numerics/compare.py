@@ -24,7 +24,7 @@ from hetpipe.values.run import AgentDevice, AgentInfo
 from tests import models
 from tests.reference.executor import ReferenceResult, ReferenceRun
 from tests.support.in_process import InProcessResult, InProcessRun, run_in_process
-from tests.support.inspection import inspect_job
+from tests.support.inspection import inspect_once
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -170,7 +170,9 @@ def run(case: Case, folder: Path, **options: Any) -> InProcessResult:
     """Run the case; the history checker finds nothing, and no stage had more weight buffers than the planner counts."""
     values: dict[str, Any] = {"delay_seconds": 0.0005, "delay_seed": 1, "stall_seconds": 60.0}
     values.update(options)
-    result = run_in_process(InProcessRun(job=case.job(), run_dir=folder, import_path=ROOT, **values))
+    result = run_in_process(
+        InProcessRun(job=case.job(), run_dir=folder, import_path=ROOT, shares_inspection=True, **values)
+    )
     report = check_run(folder, require_complete=True)
     assert report.ok, "\n".join(report.lines())
     for (vw, stage), peak in result.peak_buffers_at_rest.items():
@@ -198,7 +200,7 @@ def plan_of(job: Job) -> Plan:
     """The plan of a job on local devices."""
     devices = tuple(AgentDevice(f"n0/{i}", "cpu", 0, "cpu") for i in range(job.num_devices))
     agent = AgentInfo(AgentId("n0"), "127.0.0.1", 0, devices)
-    return plan_job(job, inspect_job(job, ROOT), [agent], Term(1), JobId("case"))
+    return plan_job(job, inspect_once(job, ROOT), [agent], Term(1), JobId("case"))
 
 
 def trained(folder: Path) -> dict[str, Tensor]:

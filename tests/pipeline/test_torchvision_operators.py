@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from hetpipe.pipeline.torchvision_operators import mismatch
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.forked import ROOT, run_forked
 
 #: As `import torchvision` does: a fake of an operator that its library has, whether or not that is loaded.
 _PACKAGE = """
@@ -34,29 +31,24 @@ except NotImplementedError as error:
 """
 
 
-def _run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": f"{folder}:{ROOT}", "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 def test_a_torchvision_whose_operators_do_not_load_is_imported_and_its_operators_raise(tmp_path: Path) -> None:
     package = tmp_path / "torchvision"
     package.mkdir()
     (package / "__init__.py").write_text(_PACKAGE)
     (package / "_C.so").write_bytes(b"of another build")
     (tmp_path / "mine.py").write_text("def build():\n    import torchvision\n    return torchvision\n")
-    alone = _run("import torchvision", tmp_path)
+    alone, prepared, reason = run_forked(
+        [
+            "import torchvision",
+            _JOB_CODE.replace("FOLDER", str(tmp_path)),
+            "from hetpipe.pipeline.torchvision_operators import mismatch; print(mismatch())",
+        ],
+        imports=["torch"],
+        environment={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin"},
+    )
     assert "operator torchvision::nms does not exist" in alone.stderr
-    prepared = _run(_JOB_CODE.replace("FOLDER", str(tmp_path)), tmp_path)
     assert prepared.returncode == 0, prepared.stderr
     assert prepared.stdout.strip() == "not implemented"
-    reason = _run("from hetpipe.pipeline.torchvision_operators import mismatch; print(mismatch())", tmp_path)
     assert "_C.so" in reason.stdout
 
 

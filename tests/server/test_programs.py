@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from hetpipe.client import Client
+from hetpipe.server import SERVICES
 from hetpipe.values.addresses import split_address
 from hetpipe.values.members import Member
+from tests.support.forked import run_forked
 
 pytestmark = pytest.mark.processes
 
@@ -142,33 +144,40 @@ def test_a_taken_port_is_one_sentence(start: Start) -> None:
     assert errors == f"address 127.0.0.1:{port} is in use; choose another with --port\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "sentence"),
-    [
-        ("coordinator", ("--store", "mysql://x"), "--store mysql://x is not a store"),
-        ("coordinator", ("--store", "redis://127.0.0.1:1/0"), "Redis at 127.0.0.1:1/0 rejected a command"),
-        ("coordinator", ("--log", "/dev/null/x"), "cannot write the log /dev/null/x"),
-        ("agent", ("--coordinator", "nowhere"), "'nowhere' is not an address; write HOST:PORT"),
-        ("agent", ("--coordinator", "h:1", "--cpu-devices", "0"), "--cpu-devices must be at least 1, not 0"),
-        ("agent", ("--coordinator", "h:1", "--node", "a/b"), "--node 'a/b' must not contain a slash"),
-    ],
-)
-def test_bad_options_are_one_sentence(start: Start, name: str, options: tuple[str, ...], sentence: str) -> None:
-    log = () if "--log" in options else ("--log", "/dev/null")
-
-    status, output, errors = start(name, *options, *log).end()
-
-    assert (status, output) == (1, "")
-    assert errors.startswith(sentence)
-    assert errors.count("\n") == 1
+#: Name of the service, options, and the beginning of what it says.
+BAD_OPTIONS = [
+    ("coordinator", ("--store", "mysql://x"), "--store mysql://x is not a store"),
+    ("coordinator", ("--store", "redis://127.0.0.1:1/0"), "Redis at 127.0.0.1:1/0 rejected a command"),
+    ("coordinator", ("--log", "/dev/null/x"), "cannot write the log /dev/null/x"),
+    ("agent", ("--coordinator", "nowhere"), "'nowhere' is not an address; write HOST:PORT"),
+    ("agent", ("--coordinator", "h:1", "--cpu-devices", "0"), "--cpu-devices must be at least 1, not 0"),
+    ("agent", ("--coordinator", "h:1", "--node", "a/b"), "--node 'a/b' must not contain a slash"),
+]
 
 
-@pytest.mark.parametrize("name", ["coordinator", "agent"])
-def test_help_is_there(start: Start, name: str) -> None:
-    status, output, _ = start(name, "--help").end()
+def programs(*commands: tuple[str, ...]) -> list[subprocess.CompletedProcess[str]]:
+    """Services that end by themselves, with these names and options."""
+    codes = [f"import sys; sys.argv[1:] = {['serve', *command]}; main.main()" for command in commands]
+    return run_forked(
+        [f"from hetpipe.cli import main; {code}" for code in codes],
+        imports=["hetpipe.cli.main", SERVICES["coordinator"], SERVICES["agent"]],
+    )
 
-    assert status == 0
-    assert "--exit-with-parent" in output
+
+def test_bad_options_are_one_sentence() -> None:
+    quiet = [
+        (name, *options, *(() if "--log" in options else ("--log", "/dev/null"))) for name, options, _ in BAD_OPTIONS
+    ]
+    for done, (_, _, sentence) in zip(programs(*quiet), BAD_OPTIONS, strict=True):
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith(sentence)
+        assert done.stderr.count("\n") == 1
+
+
+def test_help_is_there() -> None:
+    for done in programs(("coordinator", "--help"), ("agent", "--help")):
+        assert done.returncode == 0
+        assert "--exit-with-parent" in done.stdout
 
 
 def test_metrics_are_served_until_the_end(start: Start, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ from hetpipe.values.shard_config import ShardConfig
 from hetpipe.values.sync import DataSpec, Membership, PlanVersion
 from hetpipe.wire.call import Calls
 from hetpipe.wire.calls import PULL, PUSH
-from tests.support.inspection import inspect_job
+from tests.support.inspection import inspect_job, inspect_once
 from tests.support.link_in_process import in_process_pair
 from tests.support.lives import Death, Life, MortalCalls, MortalHistory
 from tests.support.method_calls import MethodCalls
@@ -120,6 +120,8 @@ class InProcessRun:
     """Of all stages."""
     replans: Mapping[int, VirtualWorkerPlan] = field(default_factory=dict)
     """Virtual worker → the plan of its later lives, where that is not the one of its first."""
+    shares_inspection: bool = False
+    """Whether the model is inspected once for all runs of it (`inspect_once`)."""
 
 
 @dataclass(slots=True)
@@ -167,7 +169,8 @@ class _Cluster:
     def __init__(self, run: InProcessRun) -> None:
         self._run = run
         run.run_dir.mkdir(parents=True, exist_ok=True)
-        report = inspect_job(run.job, run.import_path, run_folder=run.run_dir)
+        inspect = inspect_once if run.shares_inspection else inspect_job
+        report = inspect(run.job, run.import_path, run_folder=run.run_dir)
         count = sum(run.job.num_stages(VirtualWorkerIndex(vw)) for vw in range(run.job.num_workers))
         devices = tuple(AgentDevice(f"n0/{i}", "cpu", 0, run.device) for i in range(count))
         agent = AgentInfo(AgentId("n0"), "127.0.0.1", 0, devices)

@@ -13,7 +13,10 @@ NAMES = {"LEASE_SECONDS", "LEADER_LEASE_SECONDS", "AFTER_LEASE_SECONDS", "HEARTB
 
 def assigned(path: Path) -> set[str]:
     """Names at the top of a module, without the underscore of private ones."""
-    nodes = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.Assign)]
+    source = path.read_text(encoding="utf-8")
+    if not any(name in source for name in NAMES):
+        return set()
+    nodes = [node for node in ast.parse(source).body if isinstance(node, ast.Assign)]
     targets = (target for node in nodes for target in node.targets)
     return {target.id.lstrip("_") for target in targets if isinstance(target, ast.Name)}
 

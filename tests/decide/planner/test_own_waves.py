@@ -20,10 +20,11 @@ from hetpipe.report.plan_reasons import reasons_of
 from hetpipe.report.plan_view import PlanFacts, view_of
 from hetpipe.values.document import document_of, to_plain
 from hetpipe.values.plan_document import PlanDocument
-from tests.decide.planner.job_cases import PAPER_CLUSTER, chain
+from tests.decide.planner.job_cases import chain, cluster_of
 
-PROFILE = chain([3.0, 5.0, 2.0, 4.0] * 4)
-COSTS = Costs(PROFILE, PAPER_CLUSTER)
+PROFILE = chain([3.0, 5.0, 2.0, 4.0] * 2)
+CLUSTER = cluster_of(["VV", "RR", "GG", "QQ"])
+COSTS = Costs(PROFILE, CLUSTER)
 
 
 def options(*, proportional: bool) -> PlanOptions:
@@ -33,9 +34,7 @@ def options(*, proportional: bool) -> PlanOptions:
 @pytest.fixture(scope="module")
 def plans() -> tuple[PlanDocument, PlanDocument]:
     """With one N, and in proportion."""
-    one, own = (
-        choose_plan(PROFILE, PAPER_CLUSTER, options(proportional=each), predict=predicted) for each in (False, True)
-    )
+    one, own = (choose_plan(PROFILE, CLUSTER, options(proportional=each), predict=predicted) for each in (False, True))
     return one, own
 
 
@@ -74,8 +73,8 @@ def test_a_plan_file_with_a_list(plans: tuple[PlanDocument, PlanDocument]) -> No
 
 def test_equal_workers_have_equal_waves() -> None:
     equal = options(proportional=True)
-    same = choose_plan(PROFILE, PAPER_CLUSTER, replace(equal, allocation="ED"), predict=predicted)
-    one = choose_plan(PROFILE, PAPER_CLUSTER, replace(equal, allocation="ED", proportional=False), predict=predicted)
+    same = choose_plan(PROFILE, CLUSTER, replace(equal, allocation="ED"), predict=predicted)
+    one = choose_plan(PROFILE, CLUSTER, replace(equal, allocation="ED", proportional=False), predict=predicted)
     assert set(same.waves) == {4}
     assert same.predicted.samples_per_second == one.predicted.samples_per_second
 
