@@ -137,7 +137,8 @@ class Job(Section):
     """
     memory: Memory = "keep"
     """What becomes of the tensors that a layer's backward needs, from its forward on: `keep`, `recompute` them in a
-    second forward before the backward, all layers of a stage in one run, or `swap` them to host memory. Or by pattern
+    second forward before the backward, all layers of a stage in one run, or `swap` them to host memory; `auto`, which
+    requires a plan or emulated devices: for each stage the fastest that fits in its device's memory. Or by pattern
     (`*`, `?`) of the layers' names, of which the first that matches decides, else `keep`: `{h.0: keep, 'h.*':
     recompute}`; there `recompute-new-run` also begins a run. No result changes, except by `recompute` under `weights:
     predict` and `spectrain`.
