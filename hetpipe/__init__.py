@@ -14,15 +14,17 @@ if TYPE_CHECKING:
     from hetpipe.client import Client as Client
     from hetpipe.errors import HetpipeError as HetpipeError
     from hetpipe.job.file import Job as Job
+    from hetpipe.runs.run import Run as Run
 
 __version__ = "0.1.0"
 
-__all__ = ["Client", "HetpipeError", "Job", "minibatch", "train"]
+__all__ = ["Client", "HetpipeError", "Job", "Run", "minibatch", "train"]
 
 _HOMES = {
     "Client": "hetpipe.client",
     "HetpipeError": "hetpipe.errors",
     "Job": "hetpipe.job.file",
+    "Run": "hetpipe.runs.run",
     "minibatch": "hetpipe.api",
     "train": "hetpipe.api",
 }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,16 +14,17 @@ from torch import Tensor
 from hetpipe.decide.sync.division import Block
 from hetpipe.decide.sync.segment import first_progress, planned_segments
 from hetpipe.job.file import Job, load_job
-from hetpipe.pipeline.callables import MapDataset, build_train_data, epoch_order
+from hetpipe.pipeline.callables import MapDataset, build_train_data, check_not_importing, epoch_order
 from hetpipe.pipeline.data import read_minibatch
 from hetpipe.pipeline.seeds import preserved_generators
 from hetpipe.report.view import CallbackView, LineView, SilentView, View
 from hetpipe.runs.interrupts import Interrupts
+from hetpipe.runs.own_code import Program, own_code, write_cells
 from hetpipe.runs.requests import JobSource, new_run
 from hetpipe.runs.result import LossRange, Staleness, Traffic, TrainResult
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.shell import Shell
-from hetpipe.runs.training import Training
+from hetpipe.runs.training import RunRequest, Training
 from hetpipe.values.events import JobEvent, JobState
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 
@@ -44,8 +46,12 @@ def train(
 ) -> TrainResult:
     """Train a job to its end, like the command `hetpipe train`.
 
-    User code is imported from the current folder first, in separate processes: names in the job must be importable, not
-    only defined in the running program. Ctrl-C in the main thread stops the run at a barrier with a checkpoint and
+    The job may be given by keys alone, and functions and classes by themselves, with arguments by `functools.partial`:
+    `train(model=build, data=samples, loss=loss, optimizer=partial(torch.optim.SGD, lr=0.1), epochs=3)`. The processes
+    of the run import them again: from their modules; from the file of the running script, which must then call `train`
+    under `if __name__ == "__main__":`; or, of a notebook, from the definitions in its cells that they need. Modules
+    named by texts are imported from the folder of these functions first, or else
+    from the current one. Ctrl-C in the main thread stops the run at a barrier with a checkpoint and
     then raises `KeyboardInterrupt`; a second Ctrl-C stops it immediately.
 
     Args:
@@ -55,7 +61,7 @@ def train(
         coordinator: `HOST:PORT` of a running cluster; by default one is started on this machine for this run. If the
             cluster has TLS, the environment variable `HETPIPE_TLS` names the folder of an operator's certificates.
         progress: the display of events.
-        overrides: keys of the job to change: `epochs=2, sync={"D": 4}`.
+        overrides: keys of the job, or those of `job` to change: `epochs=2, sync={"D": 4}`.
 
     Returns:
         The result; `result.run_dir` is the folder of the run.
@@ -67,9 +73,12 @@ def train(
             and `NobodyLeads` if the run had no leader on its cluster for minutes; the run may continue.
         KeyboardInterrupt: the run was stopped by Ctrl-C.
     """
+    check_not_importing()
     shell = Shell()
-    request = new_run(job, overrides, resume=resume, coordinator=coordinator, shell=shell)
+    request, cells = _request(job, overrides, resume=resume, coordinator=coordinator, shell=shell)
     folder = RunFolder.create(_path(run_dir), name=request.job.name, clock=shell.clock)
+    if cells is not None:
+        request = replace(request, import_path=write_cells(cells, folder.path / "code", beside=shell.current))
     view = _view(progress, request.job.name, shell)
     # Ctrl-C only: SIGTERM is left to the program.
     with Interrupts([signal.SIGINT]) as interrupts:
@@ -83,6 +92,24 @@ def train(
     if end.interrupted:
         raise KeyboardInterrupt("; ".join(end.sentences))
     raise end.exception()
+
+
+def _request(
+    job: JobSource | None,
+    overrides: Mapping[str, object],
+    *,
+    resume: str | Path | None,
+    coordinator: str | None,
+    shell: Shell,
+) -> tuple[RunRequest, str | None]:
+    """The request, and the source of the definitions in a notebook's cells that it needs."""
+    if job is None and resume is None and overrides:
+        job = {}
+    program = Program.current()
+    given = own_code(job if isinstance(job, Mapping) else {}, overrides, program)
+    source = given.job if isinstance(job, Mapping) else job
+    request = new_run(source, given.overrides, resume=resume, coordinator=coordinator, shell=shell)
+    return replace(request, import_path=given.import_path or request.import_path), given.cells
 
 
 def minibatch(

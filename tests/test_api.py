@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import hetpipe
 from hetpipe.errors import CallableError, JobError, UserError
 from hetpipe.values.events import Evaluated, JobEvent, StateChanged
 from tests.cli.fakes import small_job
-from tests.models import data32
+from tests.models import data32, mlp32
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -174,6 +176,46 @@ def test_what_cannot_be_used_is_told() -> None:
         hetpipe.train(small_job(), sync={"Q": 1})
     with pytest.raises(UserError, match="there is no job to train"):
         hetpipe.train()
+    with pytest.raises(JobError, match="model: is a lambda"):
+        hetpipe.train(small_job(), model=lambda: None)
+    with pytest.raises(JobError, match="optimizer"):
+        hetpipe.train(model=mlp32)
+
+
+SCRIPT = """
+from functools import partial
+import hetpipe, neighbour, torch
+
+def samples():
+    inputs = torch.randn(16, 5, generator=torch.Generator().manual_seed(0))
+    return torch.utils.data.TensorDataset(inputs, inputs[:, :3].argmax(1))
+
+if __name__ == "__main__":
+    result = hetpipe.train(
+        model=partial(neighbour.build, hidden=4), data=samples, loss=torch.nn.functional.cross_entropy,
+        optimizer=partial(torch.optim.SGD, lr=0.1), epochs=1, batch_size=4, workers={"stages": 2}, progress="none",
+    )
+    print(result.samples)
+"""
+
+NEIGHBOUR = """
+from torch import nn
+
+def build(hidden):
+    return nn.Sequential(nn.Linear(5, hidden), nn.ReLU(), nn.Linear(hidden, 3))
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.exhaustive
+def test_a_script_trains_its_own_functions(tmp_path: Path) -> None:
+    """From another folder than its own."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "script.py").write_text(SCRIPT)
+    (tmp_path / "code" / "neighbour.py").write_text(NEIGHBOUR)
+    command = [sys.executable, "code/script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
+    assert (done.returncode, done.stdout) == (0, "16\n"), done.stderr
 
 
 @pytest.mark.processes
@@ -195,6 +237,7 @@ def test_train_and_resume_from_python(tmp_path: Path) -> None:
     assert result.eval["loss"] == evaluation.values["loss"]
     assert json.loads((tmp_path / "first" / "result.json").read_text()) == {"state": "finished", **result.to_json()}
     _assert_minibatch_is_what_the_run_used(tmp_path / "first")
+    _assert_opened(hetpipe.Run(tmp_path / "first"), result)
 
     longer = hetpipe.train(resume=tmp_path / "first", run_dir=tmp_path / "second", progress="none", epochs=2)
     assert (longer.samples, longer.global_clock) == (46, 6)
@@ -211,3 +254,13 @@ def _assert_minibatch_is_what_the_run_used(run_dir: Path) -> None:
         vw, wave = line["vw"], line["wave"]
         rows = [rows_of(*hetpipe.minibatch(job, vw, p)) for p in range(wave * n + 1, (wave + 1) * n + 1)]
         assert [row for block in rows for row in block] == line["indices"]
+
+
+def _assert_opened(run: hetpipe.Run, result: hetpipe.api.TrainResult) -> None:
+    assert run.result == result
+    assert run.status().state == "finished"
+    assert all(report.ok for report in run.check().values())
+    model = mlp32()
+    loaded = run.load_into(model)
+    assert loaded.clock == 3
+    assert torch.equal(model.state_dict()["0.weight"], loaded.tensors["0.weight"])

@@ -209,7 +209,7 @@ class TestStorage:
                 roots.check_run("/runs/a", storage=url)
         with pytest.raises(UserError, match="the checkpoint s3://other/x is not below"):
             roots.check_run("/runs/a", restore="s3://other/x")
-        with pytest.raises(UserError, match=r"storage: .* is no URL of an object store"):
+        with pytest.raises(UserError, match=r"storage: .* is not the URL of an object store"):
             roots.check_run("/runs/a", storage="http://bucket/runs")
 
     def test_a_file_url_is_a_folder_like_any_other(self, root: Root, tmp_path: Path) -> None:
@@ -226,5 +226,5 @@ class TestStorage:
         assert roots_of(options(given), is_reached=True).storage == ("s3://bucket/a",)
         assert roots_of(options(given[2:]), is_reached=True).storage == ()
         assert roots_of(options([]), is_reached=False).storage is None
-        with pytest.raises(UserError, match=r"--storage-root: .*is no URL of an object store"):
+        with pytest.raises(UserError, match=r"--storage-root: .*is not the URL of an object store"):
             roots_of(options(["--storage-root", "bucket"]), is_reached=False)

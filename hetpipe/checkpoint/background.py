@@ -1,4 +1,4 @@
-"""One thread for work on an object store, which a process that ends does not wait for."""
+"""A background thread for work on an object store; the end of the process does not wait for it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from queue import SimpleQueue
 
 
 class Background:
-    """Does one piece of work after the other, in a daemon thread that starts with the first."""
+    """Executes tasks in order on a daemon thread, which starts with the first task."""
 
     def __init__(self, name: str) -> None:
-        """`name`: of the thread."""
+        """Create the executor; `name` is that of the thread."""
         self._name = name
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -20,7 +20,7 @@ class Background:
         self._is_closed = False
 
     def submit(self, work: Callable[[], None]) -> Future[None]:
-        """Do `work` after what was submitted before; its future is cancelled if this is closed first."""
+        """Queue `work`; its future is cancelled by `close` if it has not begun."""
         future: Future[None] = Future()
         with self._lock:
             if self._is_closed:
@@ -33,7 +33,7 @@ class Background:
         return future
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Cancel all queued work."""
         with self._lock:
             self._is_closed = True
             self._queue.put(None)
@@ -46,7 +46,7 @@ class Background:
             elif future.set_running_or_notify_cancel():
                 try:
                     work()
-                except BaseException as error:  # noqa: BLE001 - raised by whoever asks for the result
+                except BaseException as error:  # noqa: BLE001 - raised to the reader of the result
                     future.set_exception(error)
                 else:
                     future.set_result(None)

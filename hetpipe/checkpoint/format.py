@@ -83,7 +83,7 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same values on the CPU, contiguous, each in a storage of its own, as safetensors requires.
 
     Views of a flat buffer get a storage over the part of its memory that they view: a copy would be as large as the
-    model. So the result is valid only as long as `tensors` are, and is not to be written. Aliases are copied.
+    model. The result is therefore valid only as long as `tensors` are, and must not be modified. Aliases are copied.
     """
     found: dict[str, Tensor] = {}
     seen: set[int] = set()
@@ -117,7 +117,7 @@ class CheckpointReader:
         self._where: dict[str, Path] = {}
         self._pieces: dict[str, list[tuple[StoredSlice, Path]]] = {}
         self._scalars: dict[str, tuple[dict[str, float | int], Path]] = {}
-        #: What the model's `state_dict` calls a tensor, where that is not its one name.
+        #: Names in the model's `state_dict` of tensors that have several, or another one.
         self.state_names: dict[str, tuple[str, ...]] = {}
         for path in paths:
             try:
@@ -152,7 +152,7 @@ class CheckpointReader:
             return self._put_together(key, sorted(self._pieces[key], key=lambda entry: entry[0].start))
         path = self._where.get(key)
         if path is None:
-            raise CheckpointError(f"the checkpoint has no {key}; it may be of another model")
+            raise CheckpointError(f"the checkpoint has no {key}; it may belong to another model")
         return self._read(path, key)
 
     def keys(self, prefix: str) -> list[str]:

@@ -1,13 +1,13 @@
 """Completion of checkpoints at the clock shard: collects the reports of shards and stages, and decides.
 
 The decision-log record of a barrier that requires a checkpoint starts a set of parts. It is complete when all shards
-have reported and all virtual workers that share the next segment, or leave there. A virtual worker evicted meanwhile is
-no longer waited for: the checkpoint then lacks its optimizer state. Shards write the weights, and two virtual workers
+and all virtual workers that pass the barrier have reported. A virtual worker evicted in the meantime is no longer
+waited for: the checkpoint then lacks its optimizer state. Shards write the weights, and two virtual workers
 the buffers, so a set is abandoned only if both of these are gone, if a part could not be written, or if two newer sets
 were started. This is reported and costs only that checkpoint: training continues, and the previous checkpoint stays.
 
-An object store may be slow: what the keeper does there happens in a thread of its own, without the lock, so that
-neither a report nor an eviction waits for it.
+An object store may be slow: the keeper accesses it on a thread of its own, without holding the lock, so that no report
+and no eviction blocks on it.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class PartSet:
     progress: Progress
     num_shards: int
     num_stages: dict[VirtualWorkerIndex, int]
-    """Of the virtual workers that are waited for, or whose parts have all been reported."""
+    """Files of the virtual workers still waited for, or with complete parts."""
     keepers: tuple[VirtualWorkerIndex, ...]
     retries_until: float
     """Time until which a failed write of the manifest is retried."""
     parts: dict[str, CheckpointFile] = field(default_factory=dict)
-    """By file name."""
+    """Reported files by name."""
     is_closing: bool = False
     """Its manifest is being written."""
 
@@ -80,16 +80,16 @@ class PartSet:
 
     @property
     def is_lost(self) -> bool:
-        """Whether no writer of the shared content is left."""
+        """Whether all writers of the shared content are gone."""
         return not any(vw in self.num_stages for vw in self.keepers)
 
 
 def worth_keeping(
     complete: Sequence[Clock], keep: int, members: Callable[[Clock], frozenset[VirtualWorkerIndex]]
 ) -> list[Clock]:
-    """The newest `keep` checkpoints, and for every virtual worker without state in those the newest one with its state.
+    """The newest `keep` checkpoints, and for every virtual worker without state in those the newest with its state.
 
-    Such a virtual worker is absent and restarts from there. Pure but for `members`.
+    Such a virtual worker is absent and restarts from there. Pure except for `members`.
 
     Args:
         complete: oldest first.
@@ -138,7 +138,7 @@ class CheckpointKeeper:
         self._num_shards = num_shards
         self._keep = keep
         self._lock = threading.RLock()
-        #: Does what a remote store needs; None: it is done at once.
+        #: Executes operations on a remote store; None: the caller's thread does.
         self._worker = Background("checkpoint-keeper") if store.is_remote else None
         #: Clocks of the newest checkpoints completed by this process.
         self._completed: deque[Clock] = deque(maxlen=8)
@@ -150,7 +150,7 @@ class CheckpointKeeper:
         self.newest_bytes = 0
         #: The newest clock at which a set was started.
         self._newest = Clock(-1)
-        #: Why sets were abandoned; at most `MAX_SETS`, the newest ones.
+        #: Reasons of abandoned sets by clock; the newest `MAX_SETS`.
         self._given_up: dict[Clock, str] = {}
 
     def follow(self, record: Record | None, progress: Progress) -> None:
@@ -241,7 +241,7 @@ class CheckpointKeeper:
                 self._settle(clock)
 
     def close(self) -> None:
-        """Begin nothing more in a remote store."""
+        """Cancel queued operations on a remote store."""
         if self._worker is not None:
             self._worker.close()
 
@@ -258,7 +258,7 @@ class CheckpointKeeper:
         return found
 
     def _work(self, work: Callable[[], None]) -> None:
-        """Do what needs the store: at once in a folder, else in the background and without the lock."""
+        """Run an operation on the store: at once for a folder, else in the background without the lock."""
         if self._worker is None:
             work()
             return
@@ -268,7 +268,7 @@ class CheckpointKeeper:
     def _logged(work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception:  # noqa: BLE001 - nobody waits for it
+        except Exception:  # noqa: BLE001 - no caller gets its result
             _log.exception("checkpoint_keeper_failed")
 
     # -- internals; the lock is held ----------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ class CheckpointKeeper:
     def _take(self, who: str, name: str, clock: Clock, files: Sequence[CheckpointFile], failure: str) -> bool:
         check_files(files, f"{who} reports")
         if not failure and [file.name for file in files] != [name]:
-            raise ProtocolViolation(f"{who} reports {len(files)} checkpoint files, which are not those it has to write")
+            raise ProtocolViolation(f"{who} reports {len(files)} checkpoint files that are not the ones it must write")
         with self._lock:
             parts = self._sets.get(clock)
             if parts is not None and failure:
@@ -328,7 +328,7 @@ class CheckpointKeeper:
             self._not_completed(clock, f"its manifest could not be written: {error}")
             return
         _log.info("checkpoint_complete", clock=clock, files=len(manifest.files))
-        # Before anyone learns that it is complete: the run may end then.
+        # Before its completion is visible: the run may end then.
         self._conditions.clear(
             ConditionKind.CHECKPOINT_GIVEN_UP, _WHO, f"checkpoints are written again at clock {clock}"
         )
@@ -364,7 +364,7 @@ class CheckpointKeeper:
             del self._given_up[min(self._given_up)]
 
     def _newest_clock(self) -> Clock | None:
-        """The clock of the newest complete checkpoint of the run, as far as it can be told at once."""
+        """The clock of the newest complete checkpoint, from memory or the folder; a remote store is not read."""
         if self.newest_complete is None and not self._store.is_remote:
             with suppress(OSError):
                 for clock in sorted((c for c, done in self._store.clocks().items() if done), reverse=True):

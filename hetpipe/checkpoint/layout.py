@@ -22,8 +22,8 @@ FACTS = "hetpipe"
 LABEL = "label"
 SLICES = "slices"
 
-#: And of a stage's file: what the model's `state_dict` calls a tensor, where that is not its one name. A weight that is
-#: tied has several names, a buffer that is not persistent has none.
+#: Key in that JSON of a stage's file: names in the model's `state_dict` of tensors that have several, as a tied weight,
+#:#: or none, as a buffer that is not persistent.
 STATE_NAMES = "state_names"
 
 #: The entry of the loss scale among the optimizer's scalars; no parameter can have this name.

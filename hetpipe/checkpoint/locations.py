@@ -1,7 +1,6 @@
-"""Reading checkpoints wherever they are: by the path of a folder, or by a URL in an object store.
+"""Access to checkpoints for readers, by the path of a folder or by a URL in an object store.
 
-What is in an object store is fetched into a folder with the layout of a checkpoint, so that all checks and readers of
-folders apply.
+Objects are fetched into a folder with the layout of a checkpoint, so that all checks and readers of folders apply.
 """
 
 from __future__ import annotations
@@ -46,15 +45,15 @@ class Checkpoint(Protocol):
         ...
 
     def paths(self, files: Sequence[CheckpointFile]) -> dict[Path, CheckpointFile]:
-        """These files of it on this machine; their content is not verified. Raises `CheckpointError`."""
+        """Paths of these files on this machine; their content is not verified. Raises `CheckpointError`."""
         ...
 
     def older(self) -> list[Checkpoint]:
-        """The complete ones before it in the same folder, newest first; all of them if it was replaced meanwhile."""
+        """The complete ones before it in the same folder, newest first; all of them if it has been replaced since."""
         ...
 
     def folder(self, files: Sequence[CheckpointFile]) -> Path:
-        """The folder on this machine that has these files of it. Raises `CheckpointError`."""
+        """The folder on this machine that contains these files. Raises `CheckpointError`."""
         ...
 
 
@@ -85,12 +84,12 @@ class FolderCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A checkpoint in an object store; what is read of it is fetched."""
+    """A checkpoint in an object store; files are fetched when they are read."""
 
     store: StoredCheckpoints
     clock: Clock
     cache: Path
-    """Folder for what is fetched."""
+    """Folder for fetched files."""
 
     def manifest(self) -> Manifest:
         """Implement `Checkpoint.manifest`."""
@@ -118,22 +117,22 @@ class StoredCheckpoint:
 
 @contextmanager
 def opened(where: str, *, cache: Path | None = None, objects: OpenObjects = ObjectStore) -> Iterator[Checkpoint]:
-    """A checkpoint to read from; what is fetched of it is deleted at the end of the `with` block.
+    """Open a checkpoint for reading; fetched files are deleted at the end of the `with` block.
 
     Args:
         where: the path of its folder, or its URL.
-        cache: folder on a disk with room for what is fetched; None: the system's for temporary files.
+        cache: folder on a disk with room for the fetched files; None: the system's folder for temporary files.
         objects: opens an object store.
 
     Raises:
-        CheckpointError: it is no checkpoint's URL.
+        CheckpointError: it is not the URL of a checkpoint.
     """
     if not is_url(where):
         yield FolderCheckpoint(Path(where))
         return
     found = split_checkpoint(_checked(where))
     if found is None:
-        raise CheckpointError(f"{where} is no URL of a checkpoint; it ends with /checkpoints/clock-CLOCK")
+        raise CheckpointError(f"{where} is not the URL of a checkpoint; it must end with /checkpoints/clock-CLOCK")
     run, clock = found
     if cache is not None:
         cache.mkdir(parents=True, exist_ok=True)
@@ -180,7 +179,7 @@ def search_at(
         objects: opens an object store.
 
     Raises:
-        CheckpointError: the store cannot be asked, or it is no URL of a store.
+        CheckpointError: the store cannot be read, or `run` is not the URL of a store.
     """
     if not is_url(run):
         found = search(Path(run), lambda folder: check(str(folder)))
@@ -202,10 +201,10 @@ def search_at(
 
 
 def newest_complete_at(run: str) -> str | None:
-    """The newest complete checkpoint of a run, all of it read, or None; corrupted ones are skipped with a warning.
+    """The newest complete checkpoint of a run, fully verified, or None; corrupted ones are skipped with a warning.
 
     Raises:
-        CheckpointError: an object store cannot be asked.
+        CheckpointError: the object store cannot be read.
     """
     if not is_url(run):
         folder = newest_complete(Path(run))
@@ -229,7 +228,7 @@ def _newest(run: str, check: Callable[[str], Manifest]) -> str | None:
 
 
 def has_checkpoint_at(run: str) -> bool:
-    """Whether a run has a checkpoint with all its files; False also where an object store cannot be asked from here."""
+    """Whether a run has a checkpoint with all its files; also False if its object store cannot be read from here."""
     try:
         return search_at(run, manifest_at).folder is not None
     except CheckpointError as error:

@@ -45,7 +45,7 @@ from hetpipe.values.sync import Progress
 
 _log = get_logger(__name__)
 
-#: Where a checkpoint is: a folder, or a URL.
+#: Location of a checkpoint: a folder, or a URL.
 W = TypeVar("W", Path, str)
 
 MANIFEST = "manifest.json"
@@ -102,7 +102,7 @@ class Search(Generic[W]):
     folder: W | None
     """The newest complete checkpoint; None if there is none."""
     damaged: tuple[str, ...] = ()
-    """Problems of newer ones that were complete once, newest first."""
+    """Problems of newer checkpoints that were complete once, newest first."""
     unfinished: tuple[W, ...] = ()
     """Newer ones without a manifest: abandoned, or still being written."""
 
@@ -145,7 +145,7 @@ def _own_sha256(manifest: Manifest) -> str:
 
 
 def _text(manifest: Manifest) -> bytes:
-    """As it is written. Earlier versions have no plan versions, and the checksum is that of their text."""
+    """The text as written. Earlier versions have no plan versions, and the checksum is that of their text."""
     return wire.to_json(Manifest, manifest).replace(', "plans": {}', "").encode()
 
 
@@ -321,13 +321,13 @@ def search(run_dir: Path, check: Callable[[Path], Manifest] = read_complete) -> 
 def newest_complete(run_dir: Path) -> Path | None:
     """The newest complete checkpoint of a run, or None. Corrupted ones are skipped with a warning.
 
-    The run may be active: checkpoints that it deletes meanwhile have been replaced by newer ones.
+    The run may be active: checkpoints that it deletes during the search have been replaced by newer ones.
     """
     return _newest(run_dir, read_complete)
 
 
 def newest_listed(run_dir: Path) -> Path | None:
-    """The newest checkpoint whose files exist as its manifest lists them, or None; otherwise like `newest_complete`.
+    """The newest checkpoint whose files exist with the sizes in its manifest, or None; else like `newest_complete`.
 
     File contents are not read, whatever their size: for callers that verify each file they use and have a fallback.
     """

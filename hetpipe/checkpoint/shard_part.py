@@ -117,7 +117,7 @@ class ShardCheckpoints(Generic[W]):
 
         Args:
             records: of the log, from that barrier's record on, which an earlier process may have followed already.
-            adopt: on the clock shard, then counts the parts written by others meanwhile.
+            adopt: on the clock shard, counts the parts that others have written in the meantime.
         """
         for record in records[:1]:
             if not isinstance(record, SegmentRecord) or not self._store.is_complete(record.start):

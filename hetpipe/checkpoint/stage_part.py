@@ -44,8 +44,8 @@ _PAUSE_SECONDS = 0.05
 #: Pause before retrying to write the run's last checkpoint.
 _RETRY_SECONDS = 1.0
 
-#: How long a leaving virtual worker waits for the others' parts: its next incarnation starts from the newest complete
-#: checkpoint, but an agent that is shutting down cannot wait for long.
+#: Timeout of a leaving virtual worker for the others' parts: its next incarnation starts from the newest complete
+#:#: checkpoint, but an agent that is shutting down cannot wait for long.
 LEAVER_SECONDS = 3.0
 
 
@@ -70,7 +70,7 @@ class PartWriter:
     name: str
     """Label of the stage's file."""
     state_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """What the model's `state_dict` calls a tensor, where that is not its one name."""
+    """Names in the model's `state_dict` of tensors that have several, or another one."""
     remote: CheckpointStore | None = None
     """The object store of the run's checkpoints; None: the folders are shared."""
 
@@ -165,14 +165,14 @@ class StageCheckpoints:
 
         Raises:
             CheckpointNotWritten: the run's last checkpoint could not be written for `patience.last_checkpoint`.
-            DeadlineExceeded: the others did not write their parts of it in time.
+            DeadlineExceeded: other stages did not write their parts in time.
         """
         extra_seconds = self._last_checkpoint_seconds if is_last else 0.0
         try:
             path = self._written(clock, is_keeper=is_keeper, extra_seconds=extra_seconds)
             stays_until = inf if is_last else self._now + (LEAVER_SECONDS if leaves else 0.0)
             if self._uploads is not None and not self._is_uploaded(clock, path, stays_until, extra_seconds):
-                return  # it goes on in the background, and is reported from there
+                return  # the upload continues in the background, and is reported from there
             while not self._report(clock, path) and self._now < stays_until:
                 reason = f"the other parts of the checkpoint at clock {clock}"
                 self._rest(reason, seconds=_PAUSE_SECONDS, extra_seconds=extra_seconds)
@@ -182,7 +182,7 @@ class StageCheckpoints:
                 raise
 
     def _is_uploaded(self, clock: Clock, path: Path, stays_until: float, extra_seconds: float) -> bool:
-        """Upload the part in the background; returns whether it is done, which is awaited until `stays_until`.
+        """Upload the part in the background; wait for it until `stays_until`, and return whether it is done.
 
         Raises:
             CheckpointNotWritten: it failed, and was reported.
@@ -266,7 +266,7 @@ def restore(config: StageConfig, targets: RestoreTargets, sync: SyncTraits, *, s
 
 
 def _is_own(config: StageConfig, restore: str, storage: str | None) -> bool:
-    """Whether the checkpoint is of this run, rather than of the one that it resumes."""
+    """Whether the checkpoint belongs to this run, and not to the one that it resumes."""
     if is_url(restore):
         return storage is not None and is_below(restore, run_url(storage, config.run_dir))
     return Path(restore).is_relative_to(config.run_dir)

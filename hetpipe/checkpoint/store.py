@@ -1,10 +1,10 @@
-"""Where the checkpoints of one run are kept: in its folder, or below a URL in an object store.
+"""Storage of the checkpoints of one run: its folder, or a URL in an object store.
 
-Every writer writes its part into the folder of the run on its own machine first, and hands it over by `deliver`; in a
-shared folder that is nothing. The clock shard completes a checkpoint by its manifest, which is written last.
+Every writer writes its part into the folder of the run on its own machine first, and makes it available by `deliver`,
+a no-op in a shared folder. The clock shard completes a checkpoint by its manifest, which is written last.
 
-In an object store a part's object has its digest in its name, so no attempt replaces another one's, and a torn upload
-is under a name that no manifest lists (`docs/semantics/object-storage.md`).
+In an object store the name of a part's object contains its digest, so no attempt replaces the object of another one,
+and no manifest lists a torn upload (`docs/semantics/object-storage.md`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CheckpointStore(Protocol):
 
     @property
     def is_remote(self) -> bool:
-        """Whether it may be slow: then no one who trains waits for it."""
+        """Whether it is an object store, which may be slow: training must not wait for it."""
         ...
 
     def folder(self, clock: Clock) -> Path:
@@ -57,32 +57,32 @@ class CheckpointStore(Protocol):
         """Make a written part available to others. Idempotent.
 
         Raises:
-            CheckpointNotWritten: the store does not take it, and has not for `retry_seconds` after its first failure.
+            CheckpointNotWritten: uploads have failed for `retry_seconds` since the first failure.
         """
         ...
 
     def delivered(self, label: PartLabel) -> CheckpointFile | None:
-        """A part that was delivered, possibly by an earlier process; reads it. None: there is none.
+        """Read a part that was delivered, possibly by an earlier process; None if there is none.
 
         Raises:
-            CheckpointError, OSError: it cannot be read.
+            CheckpointError, OSError: the part cannot be read.
         """
         ...
 
     def complete(self, manifest: Manifest) -> None:
-        """Write the manifest, durably and visible at once.
+        """Write the manifest, durably and atomically.
 
         Raises:
-            OSError, HetpipeError: it could not be written; it is not there.
+            OSError, HetpipeError: the manifest could not be written, and does not exist.
         """
         ...
 
     def is_complete(self, clock: Clock) -> bool:
-        """Whether the manifest of a checkpoint is there; False if that cannot be told."""
+        """Whether the manifest of a checkpoint exists; False if the store cannot be read."""
         ...
 
     def manifest(self, clock: Clock) -> Manifest:
-        """The manifest, after a check that all files are there with the right size.
+        """The manifest, after a check that all files exist with the right size.
 
         Raises:
             CheckpointError: as of `read_manifest`.
@@ -90,25 +90,25 @@ class CheckpointStore(Protocol):
         ...
 
     def clocks(self) -> dict[Clock, bool]:
-        """The checkpoints that have begun, and whether their manifest is there.
+        """The checkpoints that have begun, and whether their manifest exists.
 
         Raises:
-            OSError: it cannot be told.
+            OSError: the store cannot be read.
         """
         ...
 
     def remove(self, clock: Clock) -> None:
-        """Delete a checkpoint, its manifest first; what cannot be deleted stays, as no checkpoint."""
+        """Delete a checkpoint, its manifest first, so that a partial deletion leaves no checkpoint."""
         ...
 
 
 class FolderStore:
-    """Checkpoints in the folder of the run, which all its processes share."""
+    """Checkpoints in the folder of the run, shared by all its processes."""
 
     is_remote = False
 
     def __init__(self, run_dir: Path) -> None:
-        """Nothing is touched yet."""
+        """Create the store, without access to the disk."""
         self._run_dir = run_dir
 
     def folder(self, clock: Clock) -> Path:
@@ -116,7 +116,7 @@ class FolderStore:
         return checkpoint_dir(self._run_dir, clock)
 
     def deliver(self, clock: Clock, file: CheckpointFile, *, retry_seconds: float = RETRY_SECONDS) -> None:
-        """Everybody sees the folder."""
+        """No-op: the folder is shared."""
 
     def delivered(self, label: PartLabel) -> CheckpointFile | None:
         """Implement `CheckpointStore.delivered`."""
@@ -159,16 +159,16 @@ class FolderStore:
 class StoredCheckpoints:
     """Checkpoints of one run, or of one of its rewinds, in an object store.
 
-    On this machine only the newest part of each writer stays, so that a restarted one need not write it again.
+    On this machine only the newest part of each writer is kept, so that a restarted one need not write it again.
     """
 
     is_remote = True
 
     def __init__(self, objects: ObjectStore, run_dir: Path | None = None) -> None:
-        """Nothing is contacted yet.
+        """Create the store, without access to the network.
 
         Args:
-            objects: those below the run's URL.
+            objects: object store below the run's URL.
             run_dir: the run's folder on this machine; None for readers.
         """
         self._objects = objects
@@ -265,7 +265,7 @@ class StoredCheckpoints:
                 if not path.exists():
                     self._objects.get_file(f"{checkpoint_key(clock)}/{part_key(file.name, file.sha256)}", path)
         except OSError as error:
-            what = f"{error} is not there" if isinstance(error, FileNotFoundError) else str(error)
+            what = f"{error} does not exist" if isinstance(error, FileNotFoundError) else str(error)
             raise CheckpointError(f"{self.url(clock)} cannot be fetched: {what}; {FIX}") from error
         return folder
 

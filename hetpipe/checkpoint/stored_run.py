@@ -1,4 +1,4 @@
-"""The documents of a run in an object store: whose it is, and what a resumed run must know of it.
+"""The documents of a run in an object store: its owner, and the input of a resumed run.
 
 `run.json`, `job.json` and `facts.json` are below the run's URL beside its checkpoints, written once before it trains.
 """
@@ -20,15 +20,15 @@ _DOCUMENTS = ("job.json", "facts.json")
 #: Largest document that is read; `facts.json` lists samples.
 _MAX_DOCUMENT_BYTES = 1 << 30
 
-#: How long a document may take.
+#: Timeout for a document.
 _SECONDS = 60.0
 
 
 def claim_run(url: str, job_id: JobId, documents: Mapping[str, str], *, store: ObjectStore | None = None) -> None:
-    """Write the documents of a job's run at `url`, which thereby is shown to be writable. Idempotent.
+    """Write the documents of a job's run at `url`, which also verifies that it is writable. Idempotent.
 
     Raises:
-        UserError: the store cannot be used, or another job has a run there.
+        UserError: the store cannot be used, or `url` has the run of another job.
     """
     objects = store or ObjectStore(url)
     try:
@@ -52,15 +52,17 @@ def _owner(objects: ObjectStore) -> str | None:
     except FileNotFoundError:
         return None
     except (ValueError, LookupError, TypeError) as error:
-        raise UserError(f"storage: {objects.url}/{_OWNER} is no run's: {error}; name another storage") from error
+        raise UserError(
+            f"storage: {objects.url}/{_OWNER} is not the document of a run: {error}; name another storage"
+        ) from error
 
 
 def fetch_documents(url: str, into: Path, *, store: ObjectStore | None = None) -> None:
     """Write the documents of the run at `url` into a folder.
 
     Raises:
-        UserError: there is no run, or the store cannot be used.
-        CheckpointError: it is no URL of a store.
+        UserError: the URL has no run, or the store cannot be used.
+        CheckpointError: it is not the URL of a store.
     """
     try:
         objects = store or ObjectStore(checked_url(url))
@@ -71,7 +73,7 @@ def fetch_documents(url: str, into: Path, *, store: ObjectStore | None = None) -
             (into / name).write_bytes(objects.get(name, max_bytes=_MAX_DOCUMENT_BYTES, seconds=_SECONDS))
         except FileNotFoundError:
             raise UserError(
-                f"{url} is no run: it has no {name}; name the URL of a run, which is below its job's storage"
+                f"{url} is not a run: it has no {name}; name the URL of a run, which is below its job's storage"
             ) from None
         except OSError as error:
             raise UserError(f"{url} cannot be read: {error}") from error

@@ -17,7 +17,7 @@ from hetpipe.values.ids import Clock
 
 _log = get_logger(__name__)
 
-#: Uploads that may wait: if another checkpoint falls due meanwhile, the stage skips it, and the run loses it.
+#: Maximum number of queued uploads: if another checkpoint falls due, the stage skips it, and the run loses it.
 MAX_WAITING = 2
 
 _TOO_SLOW = "older parts have not been uploaded yet: the object store is too slow; increase checkpoint.every_waves"
@@ -32,7 +32,7 @@ class ReportStagePart(Protocol):
 
 
 class PartUploads:
-    """The uploads of one stage, one after the other. Each is reported: as a part, or as a failure."""
+    """The uploads of one stage, in order. Each is reported, as a part or as a failure."""
 
     def __init__(self, store: CheckpointStore, report: ReportStagePart) -> None:
         """Upload to `store`, and `report` from the uploading thread."""
@@ -49,10 +49,10 @@ class PartUploads:
             clock: of the checkpoint.
             path: of the part.
             retry_seconds: how long it is retried after a failure.
-            is_last: the run ends with it, so it is uploaded however late the ones before it are.
+            is_last: the run ends with it, so it is uploaded even if the limit on queued uploads is reached.
 
-        Its result raises `CheckpointNotWritten` if the part could not be uploaded, which is reported by then; or if the
-        checkpoint was abandoned.
+        The result raises `CheckpointNotWritten` if the part could not be uploaded, which has then been reported, or if
+        the checkpoint was abandoned.
         """
         with self._lock:
             is_late = self._num_waiting >= MAX_WAITING and not is_last

@@ -11,7 +11,7 @@ from hetpipe.values.bounds import MAX_LISTED
 
 
 class ScriptMoment(Section):
-    """When a line of a script takes effect."""
+    """The time at which a line of a script takes effect."""
 
     clock: PositiveInt = Field(examples=[4])
     """At the barrier at this clock, which is set if none is planned there."""
@@ -21,7 +21,7 @@ class ScriptLine(Section):
     """One change of a run's plan, decided beforehand."""
 
     at: ScriptMoment = Field(examples=["{clock: 4}"])
-    """When it takes effect."""
+    """The time at which it takes effect."""
     do: Literal["move"] = Field(examples=["move"])
     """`move`: layers move between the stages of a virtual worker, whose number and devices stay."""
     vw: int = Field(ge=0, examples=[0])
@@ -51,6 +51,6 @@ class ElasticSection(Section):
     script: Annotated[tuple[ScriptLine, ...], Field(max_length=MAX_LISTED), AfterValidator(_in_order)] = Field(
         default=(), examples=["[{at: {clock: 4}, do: move, vw: 0, stages: [3, 1]}]"]
     )
-    """What changes when, in order. A job with a script decides no changes by itself: no straggler's layers are moved,
+    """The changes, in order of time. A job with a script makes no automatic changes: no straggler's layers are moved,
     no virtual worker continues without its missing agents, and none is added.
     """

@@ -108,7 +108,7 @@ class Job(Section):
     Evaluated together with the loss.
     """
     mean_over: MeanOver = "samples"
-    """What weights a minibatch in a mean over several: its `samples`, its `tokens` (targets that are not −100), its
+    """Weight of a minibatch in a mean over several: its `samples`, its `tokens` (targets that are not −100), its
     `next_tokens` (those without the first of each sequence), or the number that a `module:callable` returns for the
     target or batch.
     """
@@ -131,7 +131,7 @@ class Job(Section):
     weights: WeightPolicy = "wave"
     """The weight policy: the weights a minibatch uses, and the number of minibatches per update."""
     precision: Precision = "fp32"
-    """What forward and backward passes compute in: `fp32`, that of the model's own tensors; `bf16`, torch's autocast
+    """Number format of forward and backward passes: `fp32`, that of the model's own tensors; `bf16`, torch's autocast
     to bfloat16 with fp32 weights and updates; `fp16`, the same to float16, with a dynamic scale of the loss.
     """
     schedule: Literal["auto", Schedule] = "auto"
@@ -207,8 +207,8 @@ class Job(Section):
             unknown = [name for name in metrics if name not in SHIPPED_METRICS]
             if unknown:
                 raise ValueError(
-                    f"a list names shipped metrics, and {shown(unknown[0])} is none; {_among_shipped(unknown[0])}, or "
-                    "name your own: `metrics: {mine: model:mine}`"
+                    f"a list names shipped metrics, and {shown(unknown[0])} is not one; {_among_shipped(unknown[0])}, "
+                    "or name your own: `metrics: {mine: model:mine}`"
                 )
             return {name: shipped_metric(name) for name in metrics}
         if isinstance(metrics, Mapping):

@@ -68,7 +68,7 @@ def _waves(sync: SyncSection) -> tuple[int, ...]:
 
 
 def _a_wave_for_each(workers: WorkersSection, sync: SyncSection) -> Iterator[Problem]:
-    """A list of N has one for each virtual worker that the job states; `proportional` lets the planner make it."""
+    """A list of N has one entry per virtual worker of the job; with `proportional` the planner computes the list."""
     given = sync.minibatches_per_wave
     if given == "proportional":
         yield from _proportional(workers, sync)
@@ -100,8 +100,8 @@ def _proportional(workers: WorkersSection, sync: SyncSection) -> Iterator[Proble
     elif workers.stages != "auto":
         yield Problem(
             path,
-            "is proportional, which requires `workers.stages: auto`, as the planner knows how fast stages are; give a "
-            "list with one number for each virtual worker, or one number",
+            "is proportional, which requires `workers.stages: auto`, as the planner predicts the speed of stages; give "
+            "a list with one number for each virtual worker, or one number",
         )
 
 
@@ -220,7 +220,7 @@ def _norm_in_time(weights: WeightPolicy, gradients: GradientsSection) -> Iterato
 
 
 def _weights_of_the_cast(weights: WeightPolicy, precision: Precision) -> Iterator[Problem]:
-    """An operation's backward reads the cast of its weight that the forward saved, an activation like any other."""
+    """Under autocast, an operation's backward reads the cast of its weight that the forward saved as an activation."""
     if precision in AUTOCAST_DTYPES and POLICIES[weights].predicts is not None:
         others = join_names(policies_where(lambda policy: policy.predicts is None))
         yield Problem(
@@ -231,7 +231,7 @@ def _weights_of_the_cast(weights: WeightPolicy, precision: Precision) -> Iterato
 
 
 def _verdict_in_time(weights: WeightPolicy, precision: Precision) -> Iterator[Problem]:
-    """Whether a gradient of any stage overflowed travels as the norm over all stages does."""
+    """The verdict on an overflow combines all stages, like the norm over all stages."""
     policy = POLICIES[weights]
     if precision == "fp16" and policy.predicts is None and not policy.clips_globally:
         others = join_names(policies_where(lambda policy: policy.clips_globally))
@@ -328,8 +328,8 @@ def _script_on_real_times(cluster: ClusterSection, elastic: ElasticSection) -> I
     if cluster.emulate and elastic.script:
         yield Problem(
             ("elastic", "script"),
-            "cannot be followed with `cluster.emulate`, whose times are those of stages that do not change; remove one "
-            "of them, or emulate slower devices with `cluster.devices`",
+            "cannot be combined with `cluster.emulate`, whose stage times are fixed for the run; remove one of them, "
+            "or emulate slower devices with `cluster.devices`",
         )
 
 

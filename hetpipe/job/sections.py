@@ -199,7 +199,7 @@ class DataSection(Section):
     eval_length: PositiveInt | None = Field(default=None, examples=[1000])
     """The same of `eval`."""
     shuffle: bool = True
-    """Whether the samples of an epoch are dealt in a random order; false: in the order of their indices."""
+    """Deal the samples of an epoch in a random order; false: in the order of their indices."""
     sampler: Call | None = Field(default=None, examples=["model:by_length"])
     """Instead of `shuffle`, the order of the samples: called with the data set (and the number of the `epoch`, from 0,
     if it has a parameter of that name) once per epoch, under a seed of (seed, epoch); returns or yields the index of
@@ -217,8 +217,8 @@ class DataSection(Section):
     prefetch_factor: PositiveInt | None = Field(default=None, validate_default=True, examples=[2])
     """Minibatches that each worker reads ahead; None: 2, if there are workers."""
     pin_memory: bool = False
-    """Whether minibatches are put into page-locked memory, from which copies to a CUDA device are faster; without such
-    a device it has no effect.
+    """Copy minibatches into page-locked memory, from which copies to a CUDA device are faster; no effect without such
+    a device.
     """
 
     @property
@@ -386,14 +386,14 @@ class SyncSection(Section):
     """
     combine: Combine | None = Field(default=None, validate_default=True)
     """`sum`, the default, adds the updates of all virtual workers unscaled, `mean` divides them by V first. None under
-    `none` and `allreduce`. Where N differs, `mean` lets every sample count alike.
+    `none` and `allreduce`. Where N differs, `mean` weights every sample equally.
     """
     deterministic: bool = Field(default=False, validate_default=True)
     """Always use the required clock, never a newer one, so that the same seed gives the same bits. With `pull:
     required` always use the newest permitted clock, once every D + 1 waves.
     """
     pull: PullTiming = Field(default="every_wave", validate_default=True)
-    """When weights are pulled: `every_wave`, or only when `required`, where D forbids the current ones. Between two
+    """Rule for pulling weights: `every_wave`, or only when `required`, where D forbids the current ones. Between two
     pulls a virtual worker applies only its own updates, so a larger D saves traffic, but updates of the others arrive
     later.
     """
@@ -473,8 +473,8 @@ class ParameterServersSection(Section):
     agree on that node.
     """
     transport: Literal["auto", "grpc"] = "auto"
-    """How pushes and pulls move: `auto` through shared memory between processes of one host and user, else gRPC; `grpc`
-    always.
+    """Transport of pushes and pulls: `auto` is shared memory between processes of one host and user, else gRPC; `grpc`
+    is always gRPC.
     """
 
 

@@ -102,9 +102,9 @@ class SurviveSection(Section):
     absence: Annotated[Duration, AfterValidator(partial(checked_bounds, least="0s", most="24h"))] = Field(
         default=timedelta(seconds=120), examples=["2min"]
     )
-    """How long (0s to 24h) processes without which no one can train may be missing before the run fails: a parameter
-    server, or the agents of all virtual workers. After half of it a virtual worker continues without its missing
-    agents, if the devices of the others have enough memory.
+    """Time (0s to 24h) for which processes that every virtual worker needs may be missing before the run fails: a
+    parameter server, or the agents of all virtual workers. After half of it a virtual worker continues without its
+    missing agents, if the devices of the others have enough memory.
     """
     straggler: Annotated[float, AfterValidator(_checked_factor)] = Field(default=2.0, examples=[2.0])
     """Slowdown factor (from 1.1 to 1000) relative to the plan, compared with the other stages, above which a stage is a

@@ -121,6 +121,6 @@ class PredictionSection(Section):
     """Details of `weights: predict`."""
 
     include_decay: bool = True
-    """Whether a decoupled weight decay (AdamW) is part of the predicted update, as it is of the actual one. The paper's
+    """Include a decoupled weight decay (AdamW) in the predicted update, as in the actual one. The paper's
     Table I omits it.
     """

@@ -12,6 +12,7 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import islice
@@ -23,7 +24,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from hetpipe.errors import CallableError
+from hetpipe.errors import CallableError, UserError
 from hetpipe.job.file import Job
 from hetpipe.job.sections import CallSpec
 from hetpipe.model.user_errors import place_of, raised_text
@@ -47,6 +48,14 @@ _OWN_PACKAGE = __name__.partition(".")[0]
 #: Packages that models and data often need and hetpipe does not depend on; the first ones are in its extra.
 _OF_MODELS = frozenset({"peft", "timm", "torchvision", "transformers"})
 _KNOWN_PACKAGES = _OF_MODELS | {"datasets", "torchaudio"}
+
+
+#: The user's module that is being imported.
+_importing: ContextVar[str | None] = ContextVar("importing", default=None)
+
+
+class _RunWhileImporting(UserError):
+    """A module that is imported begins a run."""
 
 
 class MapDataset(Protocol):
@@ -137,6 +146,7 @@ def _import(name: str, folder: Path, key: str) -> Any:
     importlib.invalidate_caches()
     _refuse_namesake(name.partition(".")[0], folder, key)
     prepare_import()
+    token = _importing.set(name)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -159,8 +169,25 @@ def _import(name: str, folder: Path, key: str) -> Any:
             f"{key}: importing `{name}` needs the module `{missing}`, which is not installed{place_of(error)}; "
             f"{_how_to_install(missing)}"
         ) from error
+    except _RunWhileImporting as error:
+        raise CallableError(f"{key}: {error}") from None
     except (Exception, SystemExit) as error:
         raise CallableError(f"{key}: importing `{name}` raised {raised_text(error)}; fix the module") from error
+    finally:
+        _importing.reset(token)
+
+
+def check_not_importing() -> None:
+    """Refuse to begin a run while a process of another one imports the user's module.
+
+    Raises:
+        UserError: the module calls it at its top level.
+    """
+    if (name := _importing.get()) is not None:
+        raise _RunWhileImporting(
+            f"`{name}` starts a run while it is imported by a process of the run; put the call under "
+            '`if __name__ == "__main__":`'
+        )
 
 
 def _how_to_install(package: str) -> str:

@@ -147,7 +147,7 @@ class RunFolder:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise UserError(f"{self.path} is no run: it has no {_JOB}; runs are in {RUNS}/ by default") from None
+            raise UserError(f"{self.path} is not a run: it has no {_JOB}; runs are in {RUNS}/ by default") from None
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read: {error}") from error
         return Job.model_validate(values)
@@ -209,7 +209,7 @@ class RunFolder:
         try:
             record: RunRecord = from_json(RunRecord, path.read_bytes())
         except FileNotFoundError:
-            raise UserError(f"{self.path} is no run: it has no {_RECORD}; runs are in {RUNS}/ by default") from None
+            raise UserError(f"{self.path} is not a run: it has no {_RECORD}; runs are in {RUNS}/ by default") from None
         except (OSError, ProtocolViolation) as error:
             raise UserError(f"{path} cannot be read: {error}") from error
         return record

@@ -11,7 +11,7 @@ from hetpipe.durable import make_dir, replacing, sync_dir, write_durably
 
 
 class DurableFiles(LocalFileSystem):  # type: ignore[misc] # fsspec has no types
-    """Local files with the promise of an object store: a `put` is durable, and visible only when it is whole."""
+    """Local files with the guarantee of an object store: a `put` is durable and becomes visible atomically."""
 
     cachable = False
 

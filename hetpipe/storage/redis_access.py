@@ -20,12 +20,12 @@ from hetpipe.observe.log import get_logger
 
 _log = get_logger(__name__)
 
-#: How the coordinator's users name the password file.
+#: The option that names the password file.
 _FILE_OPTION = "--store-password-file"
 
 _TLS_SCHEME = "rediss"
 
-#: Allowed options behind a `?`. Others could disable the verification of certificates.
+#: Allowed query options of the URL. Others could disable the verification of certificates.
 _QUERY_KEYS = frozenset({"db"})
 
 
@@ -120,9 +120,7 @@ def read_url(url: str) -> RedisTarget:
             "that with --store-password-file, and remove it from the URL"
         )
     if refused := sorted(query - _QUERY_KEYS):
-        raise UserError(
-            f"--store has the option {refused[0]!r} behind its `?`, which hetpipe does not support; remove it"
-        )
+        raise UserError(f"--store has the query option {refused[0]!r}, which hetpipe does not support; remove it")
     place = parts.netloc.rpartition("@")[2] + parts.path + (f"?{parts.query}" if parts.query else "")
     return RedisTarget(
         url=f"{parts.scheme}://{place}",

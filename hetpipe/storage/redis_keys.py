@@ -1,17 +1,17 @@
 """All of hetpipe's keys in Redis. The braces put them into one slot of a Redis Cluster, as multi-key scripts require.
 
-| key | type | holds | lives |
+| key | type | content | lifetime |
 |---|---|---|---|
-| `{hetpipe}:members` | sorted set | member id → order of registration | for ever; stale entries go when listed |
+| `{hetpipe}:members` | sorted set | member id → order of registration | forever; stale entries are removed by listing |
 | `{hetpipe}:member:ID` | hash | `registration`, `order`, `info` (JSON) | for the lease, in milliseconds |
-| `{hetpipe}:orders` | counter | highest order given out | for ever |
-| `{hetpipe}:term` | counter | highest term given out | for ever |
-| `{hetpipe}:jobs` | sorted set | job id → order of creation | for ever; stale entries go when listed |
-| `{hetpipe}:job:ID` | hash | `version`, `record` (JSON) | for ever; once ended, for `ENDED_JOB_SECONDS` |
-| `{hetpipe}:job_orders` | counter | highest order of creation given out | for ever |
+| `{hetpipe}:orders` | counter | highest order assigned | forever |
+| `{hetpipe}:term` | counter | highest term assigned | forever |
+| `{hetpipe}:jobs` | sorted set | job id → order of creation | forever; stale entries are removed by listing |
+| `{hetpipe}:job:ID` | hash | `version`, `record` (JSON) | forever; `ENDED_JOB_SECONDS` after its end |
+| `{hetpipe}:job_orders` | counter | highest order of creation assigned | forever |
 | `{hetpipe}:events:ID` | stream | `SEQUENCE-0` → `event` (JSON), the newest `MAX_EVENTS` | as its job |
 | `{hetpipe}:leader` | hash | `candidate`, `name`, `fence` | for the lease, in milliseconds |
-| `{hetpipe}:fence` | counter | fencing number of the newest leader | for ever |
+| `{hetpipe}:fence` | counter | fencing token of the newest lead | forever |
 """
 
 from __future__ import annotations

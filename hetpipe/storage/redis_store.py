@@ -400,7 +400,7 @@ class RedisStore:
             yield
         except redis.RedisError as error:
             if str(error).startswith(_NOT_LEADER):
-                raise NotLeader("another coordinator leads now; what this one wrote was refused") from error
+                raise NotLeader("another coordinator leads now; the write of this one was rejected") from error
             if str(error).startswith(_EXHAUSTED):
                 raise StoreDamaged(_exhausted(self._target, str(error).removeprefix(_EXHAUSTED).strip())) from error
             raise StoreUnavailable(_sentence(self._target, error)) from error

@@ -44,7 +44,7 @@ def cut(sentence: str) -> str:
     return sentence if len(sentence) <= MAX_SENTENCE_CHARACTERS else f"{sentence[: MAX_SENTENCE_CHARACTERS - 1]}…"
 
 
-#: For an `Annotated` count, and for a clock, where the one before the first is -1.
+#: Constraints of an `Annotated` count, and of a clock, where the clock before the first is -1.
 COUNT = Field(ge=0, lt=MAX_COUNT)
 CLOCK = Field(ge=-1, lt=MAX_COUNT)
 

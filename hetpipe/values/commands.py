@@ -88,7 +88,7 @@ class StartStageCommand:
 
 @dataclass(frozen=True, slots=True)
 class StopJobCommand:
-    """End all processes of a job: SIGTERM, and SIGKILL for those that stay."""
+    """End all processes of a job: SIGTERM, then SIGKILL for those still running."""
 
     job_id: JobId
 

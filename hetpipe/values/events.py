@@ -240,7 +240,8 @@ class WorkerLeft(Notice):
     @property
     def text(self) -> str:
         """Implement `Notice.text`."""
-        rest = "it comes back as soon as it can" if self.returns else f"`hetpipe workers add {self.vw}` brings it back"
+        restart = f"`hetpipe workers add {self.vw}` restarts it"
+        rest = "it rejoins once its agents are available" if self.returns else restart
         return f"virtual worker {self.vw} has left ({_life(self.incarnation)}); {rest}"
 
     @property
@@ -272,7 +273,7 @@ class WorkerQuarantined(Notice):
 
 @dataclass(frozen=True, slots=True)
 class WorkerReplanned(Notice):
-    """A virtual worker uses a new plan: some of its stages deviated from the old one, or agents of it are gone."""
+    """A virtual worker uses a new plan: its stages deviated from the old one, or some of its agents are gone."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -292,7 +293,7 @@ class WorkerReplanned(Notice):
     @property
     def text(self) -> str:
         """Implement `Notice.text`."""
-        gain = "" if self.foreseen is None else f"; the job is to be {100 * self.foreseen:.1f} % faster"
+        gain = "" if self.foreseen is None else f"; expected speed-up of the job: {100 * self.foreseen:.1f} %"
         moved = f"layers {_counts(self.before)} become {_counts(self.after)}"
         return f"virtual worker {self.vw} has a new plan: {moved}{gain}"
 
@@ -348,8 +349,8 @@ class Rewound(Notice):
     @property
     def text(self) -> str:
         """Implement `Notice.text`."""
-        lost = f"what was committed from clock {self.to_clock} to {self.from_clock} is lost and is trained again"
-        return f"THE JOB WENT BACK TO CLOCK {self.to_clock}: {lost}, in {self.folder}; {self.sentence}"
+        lost = f"waves committed from clock {self.to_clock} to {self.from_clock} are lost and are trained again"
+        return f"THE JOB WAS REWOUND TO CLOCK {self.to_clock}: {lost}, in {self.folder}; {self.sentence}"
 
     @property
     def pairs(self) -> dict[str, object]:
@@ -501,7 +502,7 @@ JobEvent = (
 
 
 def _life(incarnation: Incarnation) -> str:
-    """As people count."""
+    """The incarnation as users see it: lives, counted from 1."""
     return f"life {incarnation + 1}"
 
 

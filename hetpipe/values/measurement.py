@@ -43,7 +43,7 @@ class AliveTensor:
     name: Name
     num_bytes: Count
     has_gradient: bool
-    """Whether its gradient comes back."""
+    """Whether its gradient is sent back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class LayerMeasurement:
     forward: Work
     backward: Work
     alive: tuple[AliveTensor, ...] = ()
-    """What crosses a cut after it; nothing after the last one."""
+    """Tensors that cross a cut after this layer; empty for the last one."""
     forbidden: tuple[ForbiddenPlaces, ...] = ()
-    """Where it cannot be cut itself."""
+    """Places within the layer where it cannot be cut."""
 
     @property
     def parameter_bytes(self) -> int:
@@ -88,7 +88,7 @@ class Measurement:
     tokens_per_sample: Annotated[int, Field(ge=1)] | None = None
     """None where the minibatch is not a sequence of ids."""
     precision: Precision = "fp32"
-    """What it was measured in: times and bytes."""
+    """Precision in which times and bytes were measured."""
 
     @property
     def compute_dtype(self) -> str:

@@ -106,7 +106,7 @@ class ForbiddenPlaces:
     upto: Name
     """The call behind the last of them."""
     places: Count
-    """How many they are."""
+    """Number of these places."""
     reason: Name
     """The end of the sentence "no cut before …: "."""
 
@@ -122,7 +122,7 @@ class LayerReport:
     activation_elements: Count
     """Elements of the layer's output for one minibatch."""
     forbidden: tuple[ForbiddenPlaces, ...] = ()
-    """Where it cannot be cut itself."""
+    """Places within the layer where it cannot be cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class ProofReport:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """What the planner needs about the user's code; made by the inspection process."""
+    """The planner's input from the user's code; made by the inspection process."""
 
     layers: tuple[LayerReport, ...]
     train_samples: Annotated[int, Field(ge=0, le=MAX_SAMPLES)]
@@ -210,7 +210,7 @@ class VirtualWorkerPlan:
     index: VirtualWorkerIndex
     stages: tuple[StagePlan, ...]
     minibatches_per_wave: Annotated[int, Field(ge=1, lt=MAX_COUNT)] | None = None
-    """N_v of one that is added to a run; None: as the job says."""
+    """N_v of a virtual worker added to the run; None: the job's N."""
 
     @property
     def bounds(self) -> tuple[int, ...]:
@@ -228,7 +228,7 @@ class Plan:
     slices: tuple[SlicePlan, ...]
     num_shards: int
     model_digest: str = ""
-    """Of the file in the run's folder from which stages build the model; empty: each finds its layers for itself."""
+    """Of the file in the run's folder from which stages build the model; empty: each stage derives its layers."""
 
     def stage(self, vw: VirtualWorkerIndex, stage: StageIndex) -> StagePlan:
         """The plan of one stage."""

@@ -81,13 +81,13 @@ class BorderAlternative(Section):
     cut: Positive
     """Layers before it."""
     before: str
-    """The layer behind it."""
+    """The first layer after it."""
     forward_bytes: Bytes
-    """What would move on, per minibatch."""
+    """Bytes sent forward over it, per minibatch."""
     backward_bytes: Bytes
-    """What would come back."""
+    """Bytes sent backward over it, per minibatch."""
     bottleneck_ms: NotNegative | None = None
-    """The largest stage time of the virtual worker then; null where it cannot be."""
+    """The largest stage time of the virtual worker with it; null where the model cannot be cut."""
     reason: str
     """Why it was not chosen."""
 
@@ -96,17 +96,17 @@ class PlannedBorder(Section):
     """Where one stage ends and the next one begins."""
 
     virtual_worker: Index
-    """The first of those that are alike."""
+    """The first of the virtual workers with equal pipelines."""
     stage: Index
     """The stage that ends."""
     cut: Positive
     """Layers before it."""
     before: str
-    """The layer behind it."""
+    """The first layer after it."""
     forward_bytes: Bytes
-    """What moves on, per minibatch."""
+    """Bytes sent forward over it, per minibatch."""
     backward_bytes: Bytes
-    """What comes back: gradients of what needs one."""
+    """Bytes sent backward over it, per minibatch: gradients of the tensors that require one."""
     tie_bytes: Bytes = 0
     """The part of both that is tied weights and their gradients."""
     forward_ms: NotNegative
@@ -114,9 +114,9 @@ class PlannedBorder(Section):
     backward_ms: NotNegative
     """The transfer back."""
     alive: tuple[AliveValue, ...] = ()
-    """What crosses, tensor by tensor; empty where the profile does not say it."""
+    """The tensors that cross it; empty where the profile does not list them."""
     alternatives: tuple[BorderAlternative, ...] = ()
-    """The neighbouring cuts, and the one that moves least within both stages."""
+    """The neighbouring cuts, and the one with the least traffic within both stages."""
 
 
 class Predicted(Section):
@@ -146,25 +146,25 @@ class RunForecast(Section):
 
 
 class PlannedProcess(Section):
-    """A process, or two that belong together."""
+    """A process, or two that are counted together."""
 
     name: str
-    """What it is, for people: `stage 0 of virtual worker 1`, `parameter server 0`, `coordinator`, …"""
+    """Its name for people: `stage 0 of virtual worker 1`, `parameter server 0`, `coordinator`, …"""
     bytes: Bytes
     """Peak of its host memory while the model is trained, with memory that it shares counted in parts (PSS)."""
 
 
 class PlannedNode(Section):
-    """Host memory of a node. That of CPU devices is part of it, that of others is not."""
+    """Host memory of a node, including the memory of CPU devices, excluding that of GPUs."""
 
     node: str
     """Its name."""
     peak_bytes: Bytes
-    """The larger of the next two."""
+    """The larger of `training_bytes` and `inspection_bytes`."""
     training_bytes: Bytes
     """The sum over the processes of the run."""
     inspection_bytes: Bytes
-    """While the model is inspected there, before the stages are started; on one node of the cluster."""
+    """During the model's inspection, before the stages are started; 0 on all nodes but one."""
     processes: tuple[PlannedProcess, ...]
     """The parts of `training_bytes`."""
 

@@ -23,7 +23,7 @@ _TIMES = ("forward_ms", "backward_ms")
 #: Keys of layers that version 1 lacks.
 _SINCE_2 = ("gradient_bytes", "alive", "no_cut", "forbidden")
 
-#: What the names of tied weights begin with among the values of a cut.
+#: Prefix of the names of tied weights among the values of a cut.
 TIE = "parameter:"
 
 
@@ -56,11 +56,11 @@ class AliveValue(Section):
     """A tensor that crosses a cut, for one minibatch."""
 
     name: str
-    """`MODULE:OUTPUT`, `input:NAME`, `parameter:NAME` of a tied weight, or `log`: what earlier stages have called."""
+    """`MODULE:OUTPUT`, `input:NAME`, `parameter:NAME` of a tied weight, or `log`: the calls made by earlier stages."""
     num_bytes: Bytes
     """Of the tensor; its gradient has the same size."""
     has_gradient: bool = False
-    """Whether its gradient comes back."""
+    """Whether its gradient is sent back."""
 
     @property
     def is_tie(self) -> bool:
@@ -72,13 +72,13 @@ class ForbiddenCut(Section):
     """Neighbouring places within a layer where the model cannot be cut, all for one reason."""
 
     before: str
-    """The call behind the first of them."""
+    """The call after the first of them."""
     upto: str
-    """The call behind the last of them."""
+    """The call after the last of them."""
     places: Annotated[int, Field(ge=1)] = 1
-    """How many they are."""
+    """Number of these places."""
     reason: str
-    """Why."""
+    """The reason."""
 
 
 class LayerProfile(Section):
@@ -91,13 +91,13 @@ class LayerProfile(Section):
     activation_bytes: Bytes
     """Bytes saved on the device from forward to backward, for one minibatch."""
     output_bytes: Bytes
-    """What goes forward over a cut after this layer: values that are alive there, and tied weights."""
+    """Bytes sent forward over a cut after this layer: values that are alive there, and tied weights."""
     gradient_bytes: Bytes | None = None
-    """What comes back: gradients of values and of tied weights. Null: as much as goes forward."""
+    """Bytes sent backward: gradients of values and of tied weights. Null: as many as forward."""
     alive: tuple[AliveValue, ...] = ()
-    """What crosses, tensor by tensor, where the profile was measured; the sums are the two figures before."""
+    """The tensors that cross the cut, in a measured profile; their sums are the two figures above."""
     no_cut: str = ""
-    """Why no stage may end after this layer; empty: one may."""
+    """The reason why no stage may end after this layer; empty: a stage may end here."""
     forbidden: tuple[ForbiddenCut, ...] = ()
     """Places within this layer where the model cannot be cut; for people, as no stage ends within a layer."""
     forward_ms: dict[str, Milliseconds]
@@ -115,7 +115,7 @@ class LayerProfile(Section):
 
     @property
     def backward_bytes(self) -> int:
-        """What comes back over a cut after this layer."""
+        """Bytes sent backward over a cut after this layer."""
         return self.output_bytes if self.gradient_bytes is None else self.gradient_bytes
 
     @property
@@ -141,7 +141,7 @@ class Profile(Document):
     tokens_per_sample: Annotated[int, Field(ge=1)] | None = None
     """Tokens of one sample, for tokens/s beside samples/s; null: samples are not token sequences."""
     precision: Precision = "fp32"
-    """What it was measured in: the job's `precision`."""
+    """Precision of the measurement: the job's `precision`."""
     estimated: tuple[str, ...] = ()
     """Device types whose times were estimated from the catalogue instead of measured."""
 

@@ -1,4 +1,4 @@
-"""URLs of object stores: which ones a job may name, and where a run's objects are below one. Pure.
+"""URLs of object stores: validation, and the layout of a run's objects below one. Pure.
 
 `docs/semantics/object-storage.md` has the layout.
 """
@@ -25,7 +25,7 @@ _CLOCK = re.compile(r"clock-(\d{8,18})", re.ASCII)
 
 
 def is_url(where: str) -> bool:
-    """Whether it is a URL rather than a path.
+    """Whether a text is a URL rather than a path.
 
     >>> is_url("s3://bucket/runs"), is_url("runs/digits")
     (True, False)
@@ -37,7 +37,7 @@ def checked_url(url: str) -> str:
     """The URL without trailing slashes.
 
     Raises:
-        ValueError: it is none of an object store that hetpipe uses, or holds more than a place.
+        ValueError: it is not the URL of a supported object store, or it contains credentials or options.
 
     >>> checked_url("s3://bucket/runs/")
     's3://bucket/runs'
@@ -45,9 +45,9 @@ def checked_url(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
-        raise ValueError(f"{_shown(url)} is no URL of an object store; it begins with one of {known}")
+        raise ValueError(f"{_shown(url)} is not the URL of an object store; it must begin with one of {known}")
     if len(url) > MAX_URL_CHARACTERS:
-        raise ValueError(f"is a URL of {len(url)} characters; it may have {MAX_URL_CHARACTERS}")
+        raise ValueError(f"is a URL of {len(url)} characters; the limit is {MAX_URL_CHARACTERS}")
     bucket, _, path = rest.partition("/")
     if "@" in bucket or "?" in rest or "#" in rest:
         raise ValueError(
@@ -70,7 +70,7 @@ def checked_url(url: str) -> str:
 
 
 def _shown(url: str) -> str:
-    """The URL for a message, without what may be a password."""
+    """The URL for a message, with a possible password removed."""
     parts = urlsplit(url) if url.isprintable() else None
     if parts is None or not parts.scheme:
         return f"{url!r:.100}"
@@ -99,7 +99,7 @@ def file_path(url: str) -> str | None:
 
 
 def run_url(storage: str, run_dir: str) -> str:
-    """Where the objects of the run in `run_dir` are; those of a rewind are below those of its run.
+    """The URL of the objects of the run in `run_dir`; those of a rewind are below those of its run.
 
     >>> run_url("s3://b/p", "/runs/digits-1"), run_url("s3://b/p", "/runs/digits-1/rewind-2")
     ('s3://b/p/digits-1', 's3://b/p/digits-1/rewind-2')
@@ -110,12 +110,12 @@ def run_url(storage: str, run_dir: str) -> str:
 
 
 def place_of_run(run_dir: str, storage: str | None) -> str:
-    """Where the checkpoints of a run are looked for: its URL, or without a storage its folder."""
+    """The location of a run's checkpoints: its URL, or without a storage its folder."""
     return run_dir if storage is None else run_url(storage, run_dir)
 
 
 def checkpoint_key(clock: Clock) -> str:
-    """Where a checkpoint's objects are, below the run's.
+    """The key prefix of a checkpoint's objects, relative to the run's URL.
 
     >>> checkpoint_key(Clock(12))
     'checkpoints/clock-00000012'
@@ -124,7 +124,7 @@ def checkpoint_key(clock: Clock) -> str:
 
 
 def split_checkpoint(url: str) -> tuple[str, Clock] | None:
-    """The run's URL and the clock, of a checkpoint's URL; None if it is of no checkpoint.
+    """Split a checkpoint's URL into the run's URL and the clock; None if it is not one of a checkpoint.
 
     >>> split_checkpoint("s3://b/digits/rewind-1/checkpoints/clock-00000012")
     ('s3://b/digits/rewind-1', 12)
@@ -135,7 +135,7 @@ def split_checkpoint(url: str) -> tuple[str, Clock] | None:
 
 
 def part_key(name: str, sha256: str) -> str:
-    """The object of a checkpoint's part, below the checkpoint's: its content is in its name, so none replaces another.
+    """The key of a checkpoint's part, relative to the checkpoint; contains the digest, so no part replaces another.
 
     >>> part_key("shard-0.safetensors", "ab" * 32)[:12]
     'shard-0.abab'

@@ -104,7 +104,7 @@ class DataSpec:
 
 @dataclass(frozen=True, slots=True)
 class PlanVersion:
-    """How a virtual worker's layers are cut into stages, and how often that has changed (plan-versions.md)."""
+    """The cut of a virtual worker's layers into stages, and the number of its changes (plan-versions.md)."""
 
     version: int
     """0 for the plan of the run; it only grows, also over incarnations."""
@@ -115,9 +115,9 @@ class PlanVersion:
 
     @staticmethod
     def following(known: PlanVersion | None, planned: tuple[int, ...]) -> PlanVersion:
-        """The version with which processes begin that the coordinator starts with the cut `planned`.
+        """The first version of processes that the coordinator starts with the cut `planned`.
 
-        It is the known one, if that descends from the same plan: then the layers that moved since are where they were.
+        It is the known version if that descends from the same plan, so that layers moved since then stay in place.
         """
         if known is not None and known.planned == planned:
             return known

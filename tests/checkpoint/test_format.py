@@ -50,7 +50,7 @@ def test_a_stage_part_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert reader.keys("buffers/") == ["buffers/count", "buffers/mean"]
     state = reader.optimizer_state(["a", "b", "c"])
     assert state == {"a": {"step": torch.tensor(3.0), "num_updates": 3, "beta": 0.1}, "b": {}, "c": {}}
-    with pytest.raises(CheckpointError, match="has no weights/c; it may be of another model"):
+    with pytest.raises(CheckpointError, match="has no weights/c; it may belong to another model"):
         reader.tensor("weights/c")
 
 

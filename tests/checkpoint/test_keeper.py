@@ -141,9 +141,9 @@ def test_an_older_barrier_that_is_read_again_begins_none(parts: Parts) -> None:
 )
 def test_a_file_that_is_not_the_reporters(parts: Parts, name: str) -> None:
     parts.begin(4)
-    with pytest.raises(ProtocolViolation, match=r"not those it has to write|checkpoint file named"):
+    with pytest.raises(ProtocolViolation, match=r"not the ones it must write|checkpoint file named"):
         parts.keeper.report(requester(0, 0), Clock(4), [CheckpointFile(name, "0" * 64, 1)])
-    with pytest.raises(ProtocolViolation, match="not those it has to write"):
+    with pytest.raises(ProtocolViolation, match="not the ones it must write"):
         parts.keeper.report(requester(0, 0), Clock(4), [])
     with pytest.raises(ProtocolViolation, match="there is no shard 2; the job has 2"):
         parts.keeper.report_shard(ShardIndex(2), Clock(4), [])

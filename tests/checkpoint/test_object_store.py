@@ -431,11 +431,11 @@ def test_older_ones_are_there_for_who_was_absent(stored: tuple[str, Path], tmp_p
 
 
 def test_what_is_no_checkpoints_url_is_refused() -> None:
-    cases = {"s3://bucket/run": "is no URL of a checkpoint", "ftp://x/y": "is no URL of an object store"}
+    cases = {"s3://bucket/run": "is not the URL of a checkpoint", "ftp://x/y": "is not the URL of an object store"}
     for where, words in cases.items():
         with pytest.raises(CheckpointError, match=words), opened(where):
             pass
-    with pytest.raises(CheckpointError, match="is no URL of an object store"):
+    with pytest.raises(CheckpointError, match="is not the URL of an object store"):
         search_at("ftp://x/y")
 
 
@@ -451,12 +451,12 @@ def test_a_run_belongs_to_one_job_and_tells_what_a_resume_needs(tmp_path: Path, 
         claim_run(URL, JobId("second"), documents, store=store)
     fetch_documents(URL, tmp_path, store=store)
     assert (tmp_path / "facts.json").read_text() == documents["facts.json"]
-    with pytest.raises(UserError, match=r"s3://bucket/none is no run: it has no job.json"):
+    with pytest.raises(UserError, match=r"s3://bucket/none is not a run: it has no job.json"):
         fetch_documents("s3://bucket/none", tmp_path, store=world.objects("s3://bucket/none"))
-    with pytest.raises(CheckpointError, match="is no URL of an object store"):
+    with pytest.raises(CheckpointError, match="is not the URL of an object store"):
         fetch_documents("http://bucket/none", tmp_path)
     store.put("run.json", b"[]")
-    with pytest.raises(UserError, match=r"run.json is no run's"):
+    with pytest.raises(UserError, match=r"run.json is not the document of a run"):
         claim_run(URL, JOB, documents, store=store)
 
 

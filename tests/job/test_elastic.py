@@ -80,5 +80,7 @@ def test_emulated_times_are_those_of_stages_that_stay(tmp_path: Path) -> None:
     emulated = {**NAMED, "emulate": True}
     lines = [{**line(), "stages": [1, 1]}]
     path = write(tmp_path, workers={"stages": "auto"}, cluster=emulated, elastic={"script": lines})
-    with pytest.raises(JobError, match=r"elastic\.script: cannot be followed with `cluster\.emulate`, whose times are"):
+    with pytest.raises(
+        JobError, match=r"elastic\.script: cannot be combined with `cluster\.emulate`, whose stage times"
+    ):
         load_job(path)

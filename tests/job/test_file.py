@@ -240,7 +240,7 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
     ({"metrics": {"loss": "a:b"}}, "metrics.loss: the name of a metric"),
     (
         {"metrics": ["acuracy"]},
-        "metrics: a list names shipped metrics, and the text 'acuracy' is none; did you mean `accuracy`?",
+        "metrics: a list names shipped metrics, and the text 'acuracy' is not one; did you mean `accuracy`?",
     ),
     ({"loss": {"loss": "a:b"}}, "loss.loss: the name of a metric or of a loss consists of letters"),
     ({"loss": {"call": "a:b", "weight": 2.0}}, "loss: a mapping of losses has a name for each"),

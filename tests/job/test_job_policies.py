@@ -287,8 +287,8 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
     (
         {"workers": {"count": 2, "stages": 2}, "sync": {"minibatches_per_wave": "proportional"}},
         (
-            "sync.minibatches_per_wave: is proportional, which requires `workers.stages: auto`, as the planner knows "
-            "how fast stages are; give a list with one number for each virtual worker, or one number"
+            "sync.minibatches_per_wave: is proportional, which requires `workers.stages: auto`, as the planner "
+            "predicts the speed of stages; give a list with one number for each virtual worker, or one number"
         ),
     ),
     (

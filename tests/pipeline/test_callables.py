@@ -267,6 +267,13 @@ class TestLoadCallable:
         assert message.startswith(f"loss: importing `broken` raised {told.format(file=folder / 'broken.py')}"), message
         assert message.endswith("; fix the module")
 
+    def test_a_script_that_starts_a_run_when_it_is_imported(self, folder: Path) -> None:
+        (folder / "script.py").write_text("import hetpipe\nhetpipe.train('job.yaml')\n", encoding="utf-8")
+        assert refused("script:build", folder) == (
+            "loss: `script` starts a run while it is imported by a process of the run; put the call under "
+            '`if __name__ == "__main__":`'
+        )
+
     def test_no_such_attribute(self, folder: Path) -> None:
         assert refused("user_code:biuld", folder) == "loss: `user_code` has no `biuld`; did you mean `build`?"
         assert refused("user_code:zebra", folder) == "loss: `user_code` has no `zebra`; define it there"

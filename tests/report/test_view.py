@@ -213,6 +213,6 @@ def test_the_live_table() -> None:
     assert "virtual worker 1 is lost (life 1): its agent is gone" in terminal.getvalue()
     assert "virtual worker 1 is ready (life 2); it joins at the next barrier" in terminal.getvalue()
     assert "it died too often" in terminal.getvalue()
-    assert "THE JOB WENT BACK TO CLOCK 4: what was committed from clock 4 to 9 is lost" in terminal.getvalue()
+    assert "THE JOB WAS REWOUND TO CLOCK 4: waves committed from clock 4 to 9 are lost" in terminal.getvalue()
     view.say("afterwards")
     assert terminal.getvalue().endswith("afterwards\n")

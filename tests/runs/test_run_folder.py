@@ -118,9 +118,9 @@ def test_results() -> None:
 def test_what_is_no_run_is_said_so() -> None:
     folder = RunFolder(Path("empty"))
     folder.path.mkdir()
-    with pytest.raises(UserError, match=r"is no run: it has no job.json"):
+    with pytest.raises(UserError, match=r"is not a run: it has no job.json"):
         folder.read_job()
-    with pytest.raises(UserError, match=r"is no run: it has no run.json"):
+    with pytest.raises(UserError, match=r"is not a run: it has no run.json"):
         folder.read_record()
     for name in ("job.json", "run.json", "result.json"):
         (folder.path / name).write_text("[")

@@ -388,7 +388,7 @@ class _Cluster:
             vw=life.vw,
             stage=stage,
             incarnation=life.incarnation,
-            device=DeviceConfig("cpu"),
+            device=DeviceConfig(self._run.device),
             shard_addresses=(),
             run_dir=str(self._run.run_dir),
             import_path=str(self._run.import_path),

@@ -23,10 +23,10 @@ def test_places_in_stores(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("/data/store", "is no URL of an object store; it begins with one of s3://, gs://, abfs://, file://"),
-        ("http://host/x", "is no URL of an object store"),
-        ("memory://x", "is no URL of an object store"),
-        ("simplecache::s3://b/x", "is no URL of an object store"),
+        ("/data/store", "is not the URL of an object store; it must begin with one of s3://, gs://, abfs://, file://"),
+        ("http://host/x", "is not the URL of an object store"),
+        ("memory://x", "is not the URL of an object store"),
+        ("simplecache::s3://b/x", "is not the URL of an object store"),
         ("s3://key:secret@bucket/x", "credentials and options belong to the environment of each node's processes"),
         ("s3://bucket/x?token=secret", "has more than a place in it"),
         ("s3:///x", "names no bucket; write s3://BUCKET/PREFIX"),
@@ -35,7 +35,7 @@ def test_places_in_stores(url: str) -> None:
         ("s3://bucket/a/../b", "has a path that stores read differently"),
         ("s3://bucket/a//b", "has a path that stores read differently"),
         ("s3://bucket/a\x00", "has a path that stores read differently"),
-        ("s3://bucket/" + "x" * 2_000, "is a URL of 2012 characters; it may have 1024"),
+        ("s3://bucket/" + "x" * 2_000, "is a URL of 2012 characters; the limit is 1024"),
     ],
 )
 def test_others_are_refused_and_no_secret_is_told(url: str, words: str) -> None:
@@ -47,7 +47,7 @@ def test_others_are_refused_and_no_secret_is_told(url: str, words: str) -> None:
 
 def test_the_job_says_which_key_is_wrong() -> None:
     assert Job(**MINIMAL, storage="s3://bucket/runs/").storage == "s3://bucket/runs"
-    with pytest.raises(JobError, match=r"storage: .*`?/data`? is no URL|storage: .*is no URL of an object store"):
+    with pytest.raises(JobError, match=r"storage: .*`?/data`? is no URL|storage: .*is not the URL of an object store"):
         Job(**MINIMAL, storage="/data")
 
 

@@ -493,7 +493,7 @@ def _storage_of(job: Mapping[str, Any]) -> str | None:
     """
     storage = job.get("storage")
     if storage is not None and not isinstance(storage, str):
-        raise UserError(f"storage: {storage!r:.100} is no URL of an object store; write it as text")
+        raise UserError(f"storage: {storage!r:.100} is not the URL of an object store; write it as text")
     return storage
 
 

@@ -32,7 +32,7 @@ _HEAD = struct.Struct(f"<4sIQ{SUM_BYTES}s")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ByteRun:
     """`num_bytes` that are contiguous in both the stream and the buffer."""
 
     stream: int
@@ -59,24 +59,24 @@ class RunMap:
             ends_slot: whether only padding follows each slice up to the next multiple of 64 bytes; adjacent slices are
                 merged into one run across padding only. None: true for all.
         """
-        runs: list[Run] = []
+        runs: list[ByteRun] = []
         position = 0
         joins = False
         for index, (header, offset) in enumerate(zip(slices, buffer_offsets, strict=True)):
             length = slice_bytes(header)
             last = runs[-1] if joins else None
             if last is not None and last.buffer + aligned(last.num_bytes) == offset:
-                runs[-1] = Run(last.stream, last.buffer, position + length - last.stream)
+                runs[-1] = ByteRun(last.stream, last.buffer, position + length - last.stream)
             else:
-                runs.append(Run(position, offset, length))
+                runs.append(ByteRun(position, offset, length))
             joins = length % ALIGNMENT_BYTES == 0 or ends_slot is None or ends_slot[index]
             position = aligned(position + length)
-        self.runs: tuple[Run, ...] = tuple(runs)
+        self.runs: tuple[ByteRun, ...] = tuple(runs)
         self._starts = [run.stream for run in runs]
         #: Length of the stream, gaps included.
         self.num_bytes = position
 
-    def pieces(self, offset: int, num_bytes: int) -> Iterator[Run]:
+    def pieces(self, offset: int, num_bytes: int) -> Iterator[ByteRun]:
         """Parts of the runs within [offset, offset + num_bytes) of the stream."""
         end = offset + num_bytes
         index = max(0, bisect_right(self._starts, offset) - 1)
@@ -85,7 +85,7 @@ class RunMap:
                 return
             first, last = max(run.stream, offset), min(run.stream + run.num_bytes, end)
             if first < last:
-                yield Run(first, run.buffer + first - run.stream, last - first)
+                yield ByteRun(first, run.buffer + first - run.stream, last - first)
 
 
 def stream_parts(memory: memoryview, runs: RunMap, offset: int, num_bytes: int) -> Iterator[bytes | memoryview]:
@@ -151,7 +151,7 @@ class ChunkReceiver:
         self._received = 0
         self._sums: list[bytes] = []
 
-    def write(self, chunk: bytes) -> tuple[Run, ...]:
+    def write(self, chunk: bytes) -> tuple[ByteRun, ...]:
         """Process the next chunk; return the ranges of the buffer it filled.
 
         Raises:
@@ -214,7 +214,7 @@ def _checked(chunk: bytes) -> tuple[int, int, bytes]:
     return offset, len(chunk) - _HEAD.size, total
 
 
-def _is_zero_between(chunk: bytes, offset: int, pieces: Sequence[Run]) -> bool:
+def _is_zero_between(chunk: bytes, offset: int, pieces: Sequence[ByteRun]) -> bool:
     """Whether all bytes outside the pieces, which are not stored, are zero."""
     position = _HEAD.size
     for piece in pieces:

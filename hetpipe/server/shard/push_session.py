@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from hetpipe.errors import MalformedChunk, NonFiniteUpdate, ProtocolViolation
-from hetpipe.server.shard.chunks import ChunkReceiver, Run, RunMap, stream_parts
+from hetpipe.server.shard.chunks import ByteRun, ChunkReceiver, RunMap, stream_parts
 from hetpipe.values.requests import PushHeader, Watermarks
 from hetpipe.weights.flat import FlatBuffer, finite
 
@@ -93,7 +93,7 @@ class PushSession:
         """Reason for rejecting further bytes."""
         return MalformedChunk(f"this push of {self.header.requester} was given up for a later one")
 
-    def _check_finite(self, piece: Run) -> None:
+    def _check_finite(self, piece: ByteRun) -> None:
         start, end = piece.buffer, piece.buffer + piece.num_bytes
         for (dtype, first, last), region in zip(self._buffer.layout.regions, self._buffer.regions, strict=True):
             low, high = max(start, first), min(end, last)

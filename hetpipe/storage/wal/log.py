@@ -36,11 +36,11 @@ class WalOptions:
     """Size and fsync policy of a log."""
 
     max_bytes: int = 1 << 62
-    """Of all segments; above it `is_full` is true, but records are still appended."""
+    """Limit for all segments together; above it `is_full` is true, but records are still appended."""
     segment_bytes: int = _SEGMENT_BYTES
-    """A larger segment is succeeded by another one."""
+    """A segment above this size is closed, and another one is started."""
     fsync: bool = False
-    """Whether `sync` waits for the disk."""
+    """`sync` waits for the disk."""
 
 
 def _ignore_alarm(_: DurabilityLost | None) -> None:
@@ -194,7 +194,7 @@ class WriteAheadLog:
 
     @property
     def alarm(self) -> DurabilityLost | None:
-        """Why records are missing; None while the log is complete."""
+        """The reason why records are missing; None while the log is complete."""
         return self._alarm
 
     def reopen(self) -> bool:
@@ -223,12 +223,12 @@ class WriteAheadLog:
 
     @property
     def num_bytes(self) -> int:
-        """Of all segments."""
+        """Size of all segments."""
         return self._num_bytes
 
     @property
     def is_full(self) -> bool:
-        """Whether it has `max_bytes` or more. A log with a disk error does not grow, and is never full."""
+        """Whether the log has `max_bytes` or more. A log with a disk error does not grow, and is never full."""
         return self._num_bytes >= self.max_bytes and self._alarm is None
 
     def close(self) -> None:
@@ -247,7 +247,7 @@ class WriteAheadLog:
         return self._synced if self._options.fsync else self._next
 
     def _rotate_after(self, long: _Segment) -> None:
-        """Succeed an oversized segment by another one, unless another thread has."""
+        """Replace an oversized segment, unless another thread has done so."""
         with self._sync_lock, self._lock:
             if self._segment is long:
                 self._try(self._open)
@@ -306,7 +306,7 @@ class WriteAheadLog:
         first = self._alarm is None
         self._alarm = DurabilityLost(
             f"the write-ahead log in {self._folder} cannot be written ({error.strerror or error}); updates from "
-            "now on would be lost with this process: free disk space, or replace the disk"
+            "now on are lost if this process dies: free disk space, or replace the disk"
         )
         if self._segment is not None:
             self._segment.close()

@@ -141,7 +141,7 @@ def write_record(descriptor: int, record: NewLogRecord, *, disk: DiskIO = SYSTEM
         disk: performs the writes.
 
     Raises:
-        OSError: it could not be written completely; part of it may have been.
+        OSError: the record may have been written partially.
     """
     pieces = [memoryview(piece).cast("B") for piece in record.payload if memoryview(piece).nbytes]
     num_bytes = sum(piece.nbytes for piece in pieces)

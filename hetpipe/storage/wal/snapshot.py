@@ -67,7 +67,7 @@ def read_snapshot(path: Path) -> LogRecord:
     """Read the snapshot in `path` and verify its payload.
 
     Raises:
-        StateLost: there is none, or it is unreadable or corrupted.
+        StateLost: the snapshot is missing, unreadable or corrupted.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)

@@ -76,7 +76,7 @@ class StorageOptions:
     identity: str
     """Owner of the state; state of another owner is rejected."""
     fsync: bool = False
-    """Whether acknowledged records survive a power failure, too."""
+    """Acknowledged records also survive a power failure."""
     disk: DiskIO = SYSTEM_DISK
     on_alarm: Callable[[Path, DurabilityLost | None], None] = lambda _folder, _alarm: None
     """Called with a folder whose log lacks records, and the reason; with None when the log is complete again."""

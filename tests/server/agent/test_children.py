@@ -217,7 +217,7 @@ class TestStages:
         ("storage", "told"),
         [
             ("s3://other/x", "storage s3://other/x is not below s3://ours/runs, as required here"),
-            (7, "storage: 7 is no URL of an object store; write it as text"),
+            (7, "storage: 7 is not the URL of an object store; write it as text"),
         ],
     )
     def test_one_with_an_object_store_that_is_not_permitted_here_has_failed(

@@ -1,0 +1,147 @@
+"""Memory policies of layers, and what a stage costs under them; `memory-policy.md` §1 and §2. Pure.
+
+Between the forward and the backward of a minibatch a layer keeps the tensors that its backward needs, moves them to
+host memory (`swap`), or drops and recomputes them. Consecutive recomputed layers form a *run*: only the run's input is
+kept. Times are whole ticks and bytes integers, so that sums are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+LayerPolicy = Literal["keep", "recompute", "recompute-new-run", "swap"]
+
+#: Minibatches whose swapped tensors are on the device at once: the one at hand, and the one that is being moved.
+RESIDENT = 2
+
+_TICKS_PER_SECOND = 10**12
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFigures:
+    """One layer of a stage, for one minibatch."""
+
+    forward_ticks: int
+    backward_ticks: int
+    activation_bytes: int
+    """a: kept from forward to backward under `keep`; a tensor that two layers save counts at the first of them."""
+    input_bytes: int
+    """in: what enters the layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageFigures:
+    """A stage, without the policies of its layers."""
+
+    layers: tuple[LayerFigures, ...]
+    in_flight: int
+    """S: minibatches between forward and backward, at most."""
+    receives: bool
+    """Whether a stage precedes it, whose output it keeps as its own input."""
+    fixed_bytes: int = 0
+    """Parameters times their copies, and the reserve."""
+    receive_ticks: int = 0
+    """Transfers from neighbouring stages that count towards this one."""
+    host_bytes_per_second: int | None = None
+    """P: speed of the link to host memory; None: there is none, and nothing can be swapped."""
+
+    @property
+    def resident(self) -> int:
+        """Minibatches whose swapped tensors are on the device at once, at most."""
+        return min(self.in_flight, RESIDENT)
+
+    @property
+    def compute_ticks(self) -> int:
+        """Forward and backward, without recomputation."""
+        return sum(layer.forward_ticks + layer.backward_ticks for layer in self.layers)
+
+    def swap_ticks(self, swapped_bytes: int) -> int:
+        """Time to move `swapped_bytes` to host memory and back, rounded up."""
+        if not swapped_bytes:
+            return 0
+        assert self.host_bytes_per_second is not None, "nothing is swapped without a link to host memory"
+        return -(-2 * swapped_bytes * _TICKS_PER_SECOND // self.host_bytes_per_second)
+
+    def ticks(self, recomputed_ticks: int, swapped_bytes: int) -> int:
+        """Time per minibatch: swaps overlap with computation, and only what exceeds it counts."""
+        computed = self.compute_ticks + recomputed_ticks
+        return max(computed, self.swap_ticks(swapped_bytes)) + self.receive_ticks
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Cost of a stage under the policies of its layers."""
+
+    num_bytes: int
+    """Peak memory of the device."""
+    ticks: int
+    """Time per minibatch."""
+    swapped_bytes: int
+    """Moved to host memory, and back, per minibatch."""
+    recomputed_ticks: int
+    """Second forwards, per minibatch."""
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Order of preference among policies that fit: time, then swapped bytes, then recomputed time."""
+        return self.ticks, self.swapped_bytes, self.recomputed_ticks
+
+
+def runs_of(policies: Sequence[LayerPolicy]) -> Iterator[tuple[int, int]]:
+    """Recomputed runs [first, last) in order.
+
+    >>> list(runs_of(["recompute", "recompute", "keep", "recompute", "recompute-new-run"]))
+    [(0, 2), (3, 4), (4, 5)]
+    """
+    first: int | None = None
+    for index, policy in enumerate((*policies, None)):
+        if first is not None and policy != "recompute":
+            yield first, index
+            first = None
+        if first is None and policy in ("recompute", "recompute-new-run"):
+            first = index
+
+
+def stage_memory(stage: StageFigures, policies: Sequence[LayerPolicy]) -> StageMemory:
+    """Cost of `stage` under one policy per layer.
+
+    A tensor that crosses a layer boundary counts at the layer before it. If that layer is recomputed, it counts at the
+    layer behind it: as the input of a run, or of a layer that keeps or swaps it.
+    """
+    layers, in_flight, resident = stage.layers, stage.in_flight, stage.resident
+    runs = list(runs_of(policies))
+    swapped = 0
+    kept = sum(in_flight * layers[first].input_bytes for first, _ in runs)
+    if stage.receives and _is_held(policies[0]):
+        kept += in_flight * layers[0].input_bytes
+    for index, (layer, policy) in enumerate(zip(layers, policies, strict=True)):
+        if not _is_held(policy):
+            continue
+        held = layer.activation_bytes
+        if index and not _is_held(policies[index - 1]):
+            held += layer.input_bytes
+        kept += held * (resident if policy == "swap" else in_flight)
+        swapped += held if policy == "swap" else 0
+    peak = max((sum(layer.activation_bytes for layer in layers[first:last]) for first, last in runs), default=0)
+    recomputed = sum(layer.forward_ticks for first, last in runs for layer in layers[first:last])
+    ticks = stage.ticks(recomputed, swapped)
+    return StageMemory(stage.fixed_bytes + kept + peak, ticks, swapped, recomputed)
+
+
+def canonical(policies: Sequence[LayerPolicy]) -> tuple[LayerPolicy, ...]:
+    """The same policies with `recompute-new-run` only where it follows a recomputed layer.
+
+    >>> canonical(["recompute-new-run", "recompute-new-run", "swap"])
+    ('recompute', 'recompute-new-run', 'swap')
+    """
+    befores: Sequence[LayerPolicy] = ("keep", *policies)
+    return tuple(
+        "recompute" if policy == "recompute-new-run" and _is_held(before) else policy
+        for before, policy in zip(befores, policies, strict=False)
+    )
+
+
+def _is_held(policy: str) -> bool:
+    return policy in ("keep", "swap")

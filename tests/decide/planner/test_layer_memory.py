@@ -1,0 +1,128 @@
+"""Memory policies of layers: the formulas on a stage that can be added up by hand, the choice against all others."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from hetpipe.decide.planner import layer_memory
+from hetpipe.decide.planner.layer_memory import choose_policies
+from hetpipe.values.memory import LayerFigures, LayerPolicy, StageFigures, stage_memory
+
+MIB = 1 << 20
+NUM_INSTANCES = 400
+
+#: Three layers of distinct figures, in bytes and ticks.
+SMALL = StageFigures(
+    (LayerFigures(10, 20, 1000, 7), LayerFigures(30, 40, 2000, 11), LayerFigures(50, 60, 4000, 13)),
+    in_flight=3,
+    receives=True,
+    fixed_bytes=100_000,
+    receive_ticks=5,
+    host_bytes_per_second=2 * 10**12,
+)
+
+
+@pytest.mark.parametrize(
+    ("policies", "num_bytes", "ticks", "swapped", "recomputed"),
+    [
+        ("k k k", 3 * (7 + 1000 + 2000 + 4000), 210, 0, 0),
+        # One run: its input, and everything in it once.
+        ("r r r", 3 * 7 + 7000, 300, 0, 90),
+        # Two runs: two inputs, and the larger of them.
+        ("r r n", 3 * (7 + 13) + 4000, 300, 0, 90),
+        # What enters a kept layer counts there if the layer before it is recomputed.
+        ("r k k", 3 * (7 + 2000 + 11 + 4000) + 1000, 220, 0, 10),
+        ("k r k", 3 * (7 + 1000 + 11 + 4000 + 13) + 2000, 240, 0, 30),
+        # A swapped layer is there twice, and moves what enters it if nobody else keeps that.
+        ("s k k", 3 * (7 + 2000 + 4000) + 2 * 1000, 1000, 1000, 0),
+        ("r s k", 3 * (7 + 4000) + 2 * 2011 + 1000, 2011, 2011, 10),
+        ("k k s", 3 * (7 + 1000 + 2000) + 2 * 4000, 4000, 4000, 0),
+    ],
+)
+def test_a_stage_added_up_by_hand(policies: str, num_bytes: int, ticks: int, swapped: int, recomputed: int) -> None:
+    words: dict[str, LayerPolicy] = {"k": "keep", "r": "recompute", "n": "recompute-new-run", "s": "swap"}
+    found = stage_memory(SMALL, [words[letter] for letter in policies.split()])
+    assert found.num_bytes == 100_000 + num_bytes
+    assert (found.ticks, found.swapped_bytes, found.recomputed_ticks) == (ticks + 5, swapped, recomputed)
+
+
+def instance(rng: random.Random, num_layers: int) -> StageFigures:
+    """Whole MiB, small numbers, so that ties are frequent."""
+    layers = tuple(
+        LayerFigures(rng.randint(0, 20) * 10**9, rng.randint(0, 30) * 10**9, *(rng.randint(0, 12) * MIB for _ in "ai"))
+        for _ in range(num_layers)
+    )
+    return StageFigures(
+        layers,
+        in_flight=rng.randint(1, 5),
+        receives=rng.random() < 0.7,
+        fixed_bytes=rng.randint(0, 10) * MIB,
+        receive_ticks=rng.randint(0, 5) * 10**9,
+        host_bytes_per_second=rng.choice([None, 10**8, 10**9, 2 * 10**9, 16 * 10**9]),
+    )
+
+
+def instances(seed: int, count: int) -> Iterator[tuple[StageFigures, int, tuple[bool, ...]]]:
+    rng = random.Random(seed)
+    for _ in range(count):
+        stage = instance(rng, rng.randint(1, 6))
+        recomputable = tuple(rng.random() < 0.8 for _ in stage.layers)
+        policies = list(every_policies(stage, recomputable))
+        needs = sorted({stage_memory(stage, policies[0]).num_bytes, *(need(stage, each) for each in policies)})
+        # From a MiB too little for everything to just too little for keeping all.
+        yield stage, rng.randint(needs[0] // MIB - 1, needs[-1] // MIB) * MIB, recomputable
+
+
+def every_policies(stage: StageFigures, recomputable: tuple[bool, ...]) -> Iterator[tuple[LayerPolicy, ...]]:
+    held: list[LayerPolicy] = ["keep", "swap"] if stage.host_bytes_per_second else ["keep"]
+    every: list[LayerPolicy] = [*held, "recompute", "recompute-new-run"]
+    yield from itertools.product(*(every if can else held for can in recomputable))
+
+
+def need(stage: StageFigures, policies: tuple[LayerPolicy, ...]) -> int:
+    return stage_memory(stage, policies).num_bytes
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_policies_are_better(seed: int) -> None:
+    unfit = 0
+    for stage, memory, recomputable in instances(seed, NUM_INSTANCES // 4):
+        costs = [stage_memory(stage, each) for each in every_policies(stage, recomputable)]
+        best = min((cost.rank for cost in costs if cost.num_bytes <= memory), default=None)
+        found = choose_policies(stage, memory, recomputable=recomputable)
+        unfit += best is None
+        assert (None if found is None else found.cost.rank) == best
+        if found is not None:
+            assert found.cost == stage_memory(stage, found.policies)
+            assert found.cost.num_bytes <= memory
+            assert found.gap_ticks == 0
+            assert all(
+                can or "recompute" not in policy for can, policy in zip(recomputable, found.policies, strict=True)
+            )
+    assert 0 < unfit < NUM_INSTANCES // 8, "some fit by no policies, and most by some"
+
+
+def test_where_everything_fits_nothing_is_swapped_or_recomputed() -> None:
+    found = choose_policies(SMALL, need(SMALL, ("keep",) * 3))
+    assert found is not None
+    assert found.policies == ("keep",) * 3
+
+
+def test_a_search_that_is_cut_off_states_its_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gap covers the best choice, and the one that is returned fits."""
+    gaps = 0
+    for stage, memory, recomputable in instances(9, 60):
+        best = choose_policies(stage, memory, recomputable=recomputable)
+        with monkeypatch.context() as patched:
+            patched.setattr(layer_memory, "MAX_EXAMINED", 3)
+            found = choose_policies(stage, memory, recomputable=recomputable)
+        if best is None or found is None:
+            continue
+        assert found.cost.num_bytes <= memory
+        assert found.cost.ticks - found.gap_ticks <= best.cost.ticks
+        gaps += found.gap_ticks > 0
+    assert gaps > 0, "some are cut off"
