@@ -13,7 +13,7 @@ import pytest
 
 from hetpipe.checkpoint.manifest import checkpoint_dir, read_manifest
 from hetpipe.decide.elastic.script import script_of
-from hetpipe.observe.decisions import read_decisions
+from hetpipe.server.decisions_file import read_decisions
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.sync import PlanVersion
 from tests.models import NUM_WITNESSES

@@ -16,8 +16,8 @@ from hetpipe.decide.elastic.repartitions import replanned
 from hetpipe.decide.lifecycle.configs import with_agents
 from hetpipe.decide.lifecycle.exchange import Admit, FileJudgement, NewPlan, Replan, Replanned, SettleReplan
 from hetpipe.errors import CheckpointError
-from hetpipe.observe.decisions import append_decision
 from hetpipe.observe.log import get_logger
+from hetpipe.server.decisions_file import append_decision
 from hetpipe.values.decisions import MoveJudgement
 from hetpipe.values.ids import Clock, JobId
 from hetpipe.values.plan import Plan

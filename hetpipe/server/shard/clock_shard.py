@@ -17,8 +17,8 @@ from hetpipe.clock import Clock as TimeSource
 from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT, DecisionLog, LogConfig
 from hetpipe.decide.sync.records import BarrierRecord, CommitRecord, EvictRecord, PublishRecord, Record, SegmentRecord
 from hetpipe.errors import HetpipeError, ProtocolViolation, StaleTerm, StateLost
-from hetpipe.observe.decisions import append_decision
 from hetpipe.observe.history import HistoryWriter
+from hetpipe.server.decisions_file import append_decision
 from hetpipe.server.shard.buffer_exchange import Attendance
 from hetpipe.server.shard.decision_events import (
     Acknowledged,

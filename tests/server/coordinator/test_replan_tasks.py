@@ -17,8 +17,8 @@ from hetpipe.decide.lifecycle.exchange import (
 )
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.errors import PeerUnreachable, StaleIncarnation
-from hetpipe.observe.decisions import read_decisions
 from hetpipe.server.coordinator.tasks import JobTasks
+from hetpipe.server.decisions_file import read_decisions
 from hetpipe.storage.memory_store import MemoryStore
 from hetpipe.values.decisions import MoveJudgement
 from hetpipe.values.ids import Clock, Incarnation, Term
