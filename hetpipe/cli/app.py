@@ -1,8 +1,8 @@
-"""The program as a user finds it: which commands there are, in which families, and where each one is.
+"""The table of all commands, by families, and the lazy loading of their modules.
 
-The name of a command leads to its file: `hetpipe cluster show`, of the family `plan`, is `cli/plan/cluster/show.py`.
-Commands are listed by this table alone, and imported when they are called: `--help`, `--version` and the completion of
-their names import nothing of what they need.
+The file of a command follows from its name: `hetpipe cluster show`, of the family `plan`, is
+`cli/plan/cluster/show.py`. Help and completion use only this table; a command's module is imported when the command is
+called.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ class Command:
 
     name: str
     summary: str
-    """The first sentence of its help; of a group, all of it."""
+    """The first sentence of its help; for a group, the whole help."""
     members: tuple[Command, ...] = ()
-    """Of a group."""
+    """The commands of a group."""
     program: str = ""
-    """Of a command with a parser of its own: the module whose `main` takes the remaining arguments."""
+    """For a command with its own parser: the module whose `main` takes the remaining arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Commands that the help shows together."""
+    """Commands under one heading of the help."""
 
     folder: str
-    """In `hetpipe/cli`."""
+    """Folder in `hetpipe/cli`."""
     title: str
     commands: tuple[Command, ...]
 
@@ -62,7 +62,7 @@ FAMILIES = (
         "Plan before training",
         (
             Command("profile", "Measure the cost of every layer of a job's model."),
-            Command("plan", "Plan before training."),
+            Command("plan", "Compute the fastest plan that fits, and predict its speed."),
             Command("simulate", "Run a plan in simulated time."),
             Command(
                 "cluster",
@@ -70,7 +70,7 @@ FAMILIES = (
                 (
                     Command("show", "Show the nodes, devices and links of a cluster file."),
                     Command("catalogue", "Show the catalogue of device types."),
-                    Command("from-k8s", "Make a cluster file of the GPU nodes of a Kubernetes cluster."),
+                    Command("from-k8s", "Generate a cluster file from a Kubernetes cluster's GPU nodes."),
                 ),
             ),
         ),
@@ -84,24 +84,24 @@ FAMILIES = (
             Command("stop", "Stop a run, attached or detached."),
             Command(
                 "workers",
-                "Virtual workers of a run. Show them, have one leave, have one join.",
+                "Show, drain and add the virtual workers of a run.",
                 (
                     Command("list", "Show the virtual workers of a run."),
                     Command("drain", "Drain virtual workers."),
-                    Command("add", "Have virtual workers join a run."),
+                    Command("add", "Add virtual workers to a run."),
                 ),
             ),
-            Command("export", "Write the weights of a run into one file."),
+            Command("export", "Export the weights of a run to one file."),
         ),
     ),
     Family(
         "look",
         "Look at a run",
         (
-            Command("status", "Show how a run is doing."),
+            Command("status", "Show the status of a run."),
             Command("clocks", "Show the clocks of a run."),
             Command("top", "Watch a run and its cluster, every second."),
-            Command("check", "Judge a run by its history."),
+            Command("check", "Verify a run's history."),
         ),
     ),
     Family(
@@ -119,10 +119,10 @@ FAMILIES = (
                     Command("schedule", "Draw the timeline of a weight policy."),
                     Command(
                         "redis-acl",
-                        "Write an ACL file for Redis: only the coordinator's user, with the least privileges.",
+                        "Write an ACL file for Redis with the coordinator's user only, with the least privileges.",
                     ),
                     Command("compose", "Write the cluster of `hetpipe up` as a Compose file."),
-                    Command("manifests", "Write the Compose file and the Kubernetes manifests that come with hetpipe."),
+                    Command("manifests", "Write the Compose file and the Kubernetes manifests that ship with hetpipe."),
                     Command("k8s", "Write a job as a Kustomize overlay."),
                 ),
             ),
@@ -143,13 +143,13 @@ FAMILIES = (
                     Command("agent", "Run the agent of a node.", program=SERVICES["agent"]),
                 ),
             ),
-            Command("health", "Ask a service whether it serves.", program="hetpipe.cli.operate.health"),
+            Command("health", "Check the health of a service.", program="hetpipe.cli.operate.health"),
             Command(
                 "certs",
-                "Certificates for a cluster that others can reach: a private authority, one certificate per process.",
+                "Manage certificates: a private authority, one certificate per process.",
                 (
-                    Command("init", "Make a private authority."),
-                    Command("issue", "Make keys and certificates."),
+                    Command("init", "Create a private certificate authority."),
+                    Command("issue", "Issue keys and certificates."),
                 ),
             ),
             Command(
@@ -167,20 +167,20 @@ FAMILIES = (
 
 
 class _Listing(TyperGroup):
-    """Lists commands by their rows, and imports the one that is called.
+    """A group that lists commands by their rows, and imports only the one that is called.
 
-    The callback of a listed command makes the command itself, which takes its place where a command line is read.
+    The callback of a listed command creates the actual command, which replaces it when a command line is parsed.
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that `args` name, its name, and the remaining arguments."""
+        """Resolve `args` to a command, its name, and the remaining arguments."""
         name, listed, rest = super().resolve_command(ctx, args)
         if listed is None or listed.callback is None or isinstance(listed, TyperGroup):
             return name, listed, rest
         return name, listed.callback(), rest
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write a section for each family; typer itself has sections only where it draws boxes around them."""
+        """Write a section for each family; typer itself has sections only together with boxes."""
         shown = {name: command for name in self.list_commands(ctx) if (command := self.get_command(ctx, name))}
         width = max(map(len, shown))
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -195,7 +195,7 @@ class _Listing(TyperGroup):
 
 
 def _loaded(row: Command, module: str) -> Any:
-    """The command itself, as click has it."""
+    """The command as a click object."""
     single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     if row.program:
         _add_program(single, row)
@@ -206,7 +206,7 @@ def _loaded(row: Command, module: str) -> Any:
 
 
 def _add_program(single: typer.Typer, row: Command) -> None:
-    """Everything behind the name is left to the parser of the program, `--help` too."""
+    """Add a command that passes all arguments, including `--help`, to the program's own parser."""
     unparsed = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
     @single.command(row.name, help=row.summary, context_settings=unparsed, add_help_option=False)
@@ -215,7 +215,7 @@ def _add_program(single: typer.Typer, row: Command) -> None:
 
 
 def _list(row: Command, parent: typer.Typer, package: str, panel: str | None = None) -> None:
-    """List `row` in `parent`; its file is in `package`."""
+    """Add `row` to `parent`; its file is in `package`."""
     module = f"{package}.{row.name.replace('-', '_')}"
     if row.members:
         group = typer.Typer(cls=_Listing, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -251,7 +251,7 @@ def program(
     *,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Show the version of hetpipe, and end."),
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version of hetpipe, and exit."),
     ] = False,
 ) -> None:
     """Train one PyTorch model on the unequal devices you already have."""
@@ -261,12 +261,12 @@ for _family in FAMILIES:
     for _row in _family.commands:
         _list(_row, app, f"hetpipe.cli.{_family.folder}", _family.title)
 
-#: typer's root of wrong options and arguments, which it does not export.
+#: typer's base class of errors in options and arguments, which it does not export.
 _UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command that `arguments` name; its exit status."""
+    """Run the command given by `arguments`; returns its exit status."""
     try:
         status = app(args=list(arguments), prog_name="hetpipe", standalone_mode=False)
     except _UsageError as error:

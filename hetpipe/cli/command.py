@@ -1,13 +1,12 @@
-"""A command: a dataclass of its options, and a function that is handed an instance of it.
+"""A command: a frozen dataclass of its options, and a function of an instance of it.
 
-How to think about it: the module of a command has `Options`, a frozen dataclass, and `run`. `Options` is all that a
-user is asked: its docstring is the help, each field an option or an argument, annotated with `typer.Option` or
-`typer.Argument`, its default that of the option; a `tuple[X, ...]` may be given again and again. Typer reads what a
-command takes from the signature of a function, so `callback_of` makes one with the fields as its parameters, which
-hands on an instance.
+The module of a command has the dataclass `Options` and the function `run`. The docstring of `Options` is the help text;
+each field is an option or an argument, annotated with `typer.Option` or `typer.Argument`, with its default. A field of
+type `tuple[X, ...]` is a repeatable option. Typer derives the command line from the signature of a function, so
+`callback_of` creates one with the fields as its parameters, which constructs the instance.
 
-Two fields mean something to every command that has them: with `as_json` the answer is one line of JSON, and `tls` is
-the folder of certificates that the command shows.
+Two fields have the same meaning in every command: `as_json` prints the result as one line of JSON, and `tls` is the
+folder of the command's certificates.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from hetpipe.runs.outcome import ExitStatus, Output, sentences_of, status_of
 
 
 def callback_of(command: ModuleType) -> Callable[..., None]:
-    """What typer calls for the command of a module: one parameter for each field of its `Options`."""
+    """The typer callback of a command's module, with one parameter per field of its `Options`."""
     options: type[Any] = command.Options
     hints = get_type_hints(options, include_extras=True)
     parameters = {field.name: _parameter(field, hints[field.name]) for field in fields(options)}
@@ -43,7 +42,7 @@ def callback_of(command: ModuleType) -> Callable[..., None]:
 
 
 def _parameter(field: Field[Any], hint: Any) -> Parameter:
-    """A field as typer would have it: lists for tuples, None for an empty one."""
+    """Convert a field to typer's form: lists for tuples, None for an empty one."""
     default = Parameter.empty if field.default is MISSING else field.default
     item = _repeated(hint)
     if item is not None:
@@ -54,7 +53,7 @@ def _parameter(field: Field[Any], hint: Any) -> Parameter:
 
 
 def _repeated(hint: Any) -> Any:
-    """Of `Annotated[tuple[X, ...], …]` X, else None."""
+    """X for `Annotated[tuple[X, ...], …]`, else None."""
     inner = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     match get_args(inner):
         case (item, last) if get_origin(inner) is tuple and last is Ellipsis:
@@ -63,8 +62,8 @@ def _repeated(hint: Any) -> Any:
 
 
 def execute(ctx: typer.Context, run: Callable[..., ExitStatus], options: Any) -> None:
-    """Run a command; whatever goes wrong becomes sentences, the JSON line and an exit status."""
-    # Here, as the list of commands does without.
+    """Run a command; convert any error to sentences, the JSON line and an exit status."""
+    # Imported here: listing commands does not need it.
     from hetpipe.observe.log import configure_logging, get_logger
     from hetpipe.runs.shell import Shell
 
@@ -85,9 +84,9 @@ def execute(ctx: typer.Context, run: Callable[..., ExitStatus], options: Any) ->
         output.complain(["interrupted"])
         status = ExitStatus.INTERRUPTED
     except BrokenPipeError:
-        # Nobody reads on, as in `hetpipe clocks --watch | head -1`.
+        # The reader has closed the pipe, as in `hetpipe clocks --watch | head -1`.
         status = ExitStatus.FAILED
-    except Exception as error:  # noqa: BLE001 - the outermost frame: whatever it is, one sentence and a status
+    except Exception as error:  # noqa: BLE001 - the outermost frame: any error becomes one sentence and a status
         get_logger(__name__).exception("command_failed")
         output.complain([f"internal error ({type(error).__name__}: {error}); please report it with the log"])
         status = ExitStatus.FAILED

@@ -13,20 +13,20 @@ from hetpipe.server import SERVICES, serve
 def main() -> None:
     """Run the command line; never returns."""
     with fork_server_for(sys.argv[1:]):
-        import hetpipe.wire  # noqa: F401 - first, for what it says to gRPC's own library
+        import hetpipe.wire  # noqa: F401 - first, as it configures gRPC
 
         status = _run(sys.argv[1:])
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        # The interpreter would try to flush again at its end, and complain.
+        # The interpreter would flush again at its exit, and print an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)
 
 
 @contextmanager
 def fork_server_for(arguments: Sequence[str]) -> Iterator[None]:
-    """Start the fork server of a command that needs one, first of all: it imports torch concurrently."""
+    """Start the fork server of a command that needs one, before anything else: it imports torch concurrently."""
     if not starts_services(arguments):
         yield
         return
@@ -42,7 +42,7 @@ def fork_server_for(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def starts_services(arguments: Sequence[str]) -> bool:
-    """Whether a command runs a job on this machine alone, as far as a glance at its arguments tells.
+    """Whether a command probably starts the services of a job on this machine, judging by its arguments.
 
     >>> starts_services(["train", "job.yaml"]), starts_services(["train", "job.yaml", "--coordinator", "node-1:7000"])
     (True, False)
@@ -54,10 +54,10 @@ def starts_services(arguments: Sequence[str]) -> bool:
 def _run(arguments: Sequence[str]) -> int:
     match arguments:
         case ["serve", service, *options] if service in SERVICES:
-            # Services live long, and import nothing of the command line.
+            # Services run for long, and do not import the command line.
             return serve(service, options)
         case ["health", *options]:
-            # Probes run every few seconds: half a second of CPU time each is too much.
+            # Probes run every few seconds, and importing the command line would cost half a second of CPU time each.
             from hetpipe.cli.operate.health import main as health
 
             return health(options)

@@ -1,4 +1,4 @@
-"""Options of several commands, as types of fields: names and help texts."""
+"""Options shared by several commands, as field types with names and help texts."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ NewRunDir = Annotated[
 Resume = Annotated[
     str | None,
     typer.Option(
-        metavar="RUN", help="Go on, in a new folder, from the newest checkpoint of that run: its folder or URL."
+        metavar="RUN", help="Resume, in a new folder, from the newest checkpoint of that run: its folder or URL."
     ),
 ]
 
-# -- a run to look at or to change -------------------------------------------------------------------------------------
+# -- an existing run ---------------------------------------------------------------------------------------------------
 
 RunDir = Annotated[Path | None, typer.Argument(metavar="RUN_DIR", help="Folder of the run.  [default: the newest run]")]
 RunDirOption = Annotated[
     Path | None, typer.Option("--run-dir", metavar="DIR", help="Folder of the run.  [default: the newest run]")
 ]
-RunsDir = Annotated[Path, typer.Option(metavar="DIR", help="Where to look for the newest run.")]
+RunsDir = Annotated[Path, typer.Option(metavar="DIR", help="Folder to search for the newest run.")]
 NewestJobOf = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="Ask this coordinator for its newest job instead.")
+    str | None, typer.Option(metavar="HOST:PORT", help="Query this coordinator for its newest job instead.")
 ]
-Coordinator = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Ask this coordinator instead.")]
+Coordinator = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Query this coordinator instead.")]
 JobOfCoordinator = Annotated[
-    str | None, typer.Option("--job", metavar="ID", help="With --coordinator: which job.  [default: its newest]")
+    str | None, typer.Option("--job", metavar="ID", help="With --coordinator: job id.  [default: its newest]")
 ]

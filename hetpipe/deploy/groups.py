@@ -78,7 +78,7 @@ def job_of_plan(job: Job, plan: PlanDocument) -> Job:
         raise UserError("the job states a plan in workers.stages, and --plan gives another one; leave one out")
     if plan.batch_size is not None and plan.batch_size != job.batch_size:
         raise UserError(
-            f"the plan is for minibatches of {plan.batch_size} samples, the job's have {job.batch_size}; plan again"
+            f"the plan is for minibatches of {plan.batch_size} samples, the job has {job.batch_size}; plan again"
         )
     if plan.weights != job.weights:
         raise UserError(f"the plan is for the weight policy {plan.weights}, the job's is {job.weights}; plan again")

@@ -2,8 +2,9 @@
 
 A module is intercepted at the attribute through which its `forward` is looked up (set on the instance for the duration
 of a forward), or, where its class overrides `__call__` (Hugging Face's layers, which start gradient checkpointing
-there), at `__call__`. Functions are intercepted by a `TorchFunctionMode`. Modules
-that run whole are not intercepted inside.
+there), at `__call__`. Functions are intercepted by a `TorchFunctionMode`, and calls of a user's own
+`torch.autograd.Function`, which torch shows to no mode, at its `apply`: each is one call, as it has one backward.
+Modules that run whole are not intercepted inside.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from types import FrameType
 from typing import Any
 
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.autograd.function import Function, _SingleLevelFunction
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils import checkpoint
 
 from hetpipe.model.absent import AbsentParameter
@@ -71,6 +73,9 @@ _METADATA = frozenset(
 #: Properties whose value is a tensor.
 _TENSOR_PROPERTIES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
 
+#: Name of `tensor.data = value`, which replaces the elements of a tensor.
+SET_DATA = "set data"
+
 #: Types of a parameter in a module: a real one, or the placeholder for one of another stage.
 PARAMETERS = frozenset({nn.Parameter, AbsentParameter})
 
@@ -92,7 +97,7 @@ def looks_into(name: str, args: Sequence[Any]) -> bool:
     """Whether the function of that name reads the elements of its arguments, not only their metadata."""
     kind, space, owner = name.partition(" ")
     if space:
-        return kind == "get" and owner in _TENSOR_PROPERTIES
+        return (kind == "get" and owner in _TENSOR_PROPERTIES) or name == SET_DATA
     return name not in _METADATA and not (name == "type" and len(args) == 1)
 
 
@@ -171,6 +176,14 @@ class Interception(TorchFunctionMode):
         above = self._leave()
         try:
             return self.on_module(module, path, run, args, kwargs)
+        finally:
+            self._come_back(above)
+
+    def custom_called(self, function: CustomFunction, args: Any, kwargs: Any) -> Any:
+        """Handle the call of a custom `torch.autograd.Function` with interception suspended."""
+        above = self._leave()
+        try:
+            return self.__torch_function__(function, (), args, kwargs)
         finally:
             self._come_back(above)
 
@@ -284,6 +297,40 @@ def _iterate(tensor: Tensor) -> Iterator[Tensor]:
 
 
 _ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class CustomFunction:
+    """The `apply` of a user's own `torch.autograd.Function`."""
+
+    kind: type[Function]
+
+    @property
+    def __name__(self) -> str:
+        """The class's name, which stands for the call."""
+        return self.kind.__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Apply it, without interception."""
+        above: Any = super(_SingleLevelFunction, self.kind)
+        return above.apply(*args, **kwargs)
+
+
+def _watched_apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+    """Apply a custom function, intercepted in a forward that is watched.
+
+    Regions of `torch.utils.checkpoint` are such functions too; what they call is intercepted instead.
+    """
+    function = CustomFunction(cls)
+    if cls.__module__ != checkpoint.__name__:
+        for mode in reversed(_get_current_function_mode_stack()):  # type: ignore[no-untyped-call]  # as above
+            if isinstance(mode, Interception):
+                return mode.custom_called(function, args, kwargs)
+    return function(*args, **kwargs)
+
+
+# `Function.apply` looks it up here, and so do the bound methods that user code keeps: `square = Square.apply`.
+_SingleLevelFunction.apply = classmethod(_watched_apply)  # type: ignore[attr-defined]  # there is only that above it
 
 
 def has_own_call(kind: type[nn.Module]) -> bool:

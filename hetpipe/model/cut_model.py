@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -21,9 +23,11 @@ from hetpipe.model.graph import (
     CutPoint,
     ForbiddenPlaces,
     agreeing,
+    buffers_kept_together,
     cuts_of,
-    first_uses,
+    first_layers,
     forbidden_places,
+    last_layers,
     layers_from,
     reads_of,
     work_until,
@@ -107,6 +111,10 @@ class CutDescription:
     evaluation: ModeDescription
     decisions: tuple[str, ...] = ()
     """Lines of user code that branch on integer inputs, as ` (FILE line N)`."""
+    rewritten: tuple[str, ...] = ()
+    """Buffers and frozen parameters that the forward writes. They depend on weights, and one layer uses each."""
+    assigned: tuple[str, ...] = ()
+    """Those of them in whose place it puts another tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,24 +160,46 @@ def describe(
     specs = _specs(model)
     records: dict[bool, Recorded] = {}
     variants: dict[bool, list[Recorded]] = {}
-    with _kept_buffers(model):
+    needed = {True: results_of, False: whole_output}
+
+    def recorded(denied: int | None = None, *, training: bool) -> Recorded:
+        set_training(training)
+        with torch.set_grad_enabled(training), kept_buffers(model):
+            return _recorded(model, signature, example, floating, needed[training], denied, rewritten, assigned)
+
+    rewritten, assigned = frozenset[str](), frozenset[str]()
+    while True:
         for training in (False, True):
-            set_training(training)
-            needed = results_of if training else whole_output
-            with torch.set_grad_enabled(training):
-                records[training] = _recorded(model, signature, example, floating, needed)
-                variants[training] = _variants(model, signature, example, floating, needed, records[training])
+            records[training] = recorded(training=training)
+            variants[training] = _variants(partial(recorded, training=training), records[training])
+        of_each = [*records.values(), *variants[True], *variants[False]]
+        written = rewritten.union(*(each.rewritten for each in of_each))
+        assigned = assigned.union(*(each.assigned for each in of_each))
+        if written == rewritten:
+            break
+        rewritten = written
     set_training(True)
     every = {
         training: [cuts_of(each.recording, specs, splits_ties=splits_ties) for each in (records[training], *others)]
         for training, others in variants.items()
     }
+    recordings = [
+        (each.recording, cuts)
+        for training, others in variants.items()
+        for each, cuts in zip((records[training], *others), every[training], strict=True)
+    ]
+    together = iter(buffers_kept_together(recordings, rewritten))
+    every = {training: [next(together) for _ in cuts] for training, cuts in every.items()}
     found = {training: agreeing(own, others) for training, (own, *others) in every.items()}
     allowed = {cut.key: cut for cut in found[False] if not cut.reason}
     common = [cut for cut in found[True] if not cut.reason and cut.key in allowed]
     chosen = tuple(common) if keep_all else layers_from(common, work_until(records[True].recording, specs))
     cuts = {True: chosen, False: tuple(allowed[cut.key] for cut in chosen)}
     borders = {cut.key for cut in chosen}
+    uses = [
+        first_layers(recording, [cut for cut in cuts if cut.key in borders])
+        for recording, cuts in (recordings[len(every[False]) :] + recordings[: len(every[False])])
+    ]
     reads = [
         frozenset[str]().union(*of_each)
         for of_each in zip(
@@ -184,10 +214,12 @@ def describe(
     description = CutDescription(
         signature,
         floating,
-        _layers(model, records[True], chosen, reads),
+        _layers(model, uses, reads, chosen, records[True], rewritten),
         _mode(records[True], variants[True], chosen, len(floating)),
         _mode(records[False], variants[False], cuts[False], len(floating)),
         records[True].decisions,
+        tuple(sorted(rewritten)),
+        tuple(sorted(assigned)),
     )
     frames = records[True].recording.frames
     whole = dict.fromkeys(frame.why_closed for frame in frames if frame.closed and frame.closed != CHECKPOINTED)
@@ -207,7 +239,9 @@ def _recorded(
     example: Values,
     floating: Sequence[str],
     results_of: Callable[[Any], Any],
-    denied: int | None = None,
+    denied: int | None,
+    rewritten: frozenset[str],
+    assigned: frozenset[str],
 ) -> Recorded:
     tensors = {key: value.detach().clone() for key, value in zip(signature.keys, example, strict=True)}
     try:
@@ -217,6 +251,8 @@ def _recorded(
             {key: tensors[key] for key in floating},
             results_of,
             denied=denied,
+            rewritten=rewritten,
+            assigned=assigned,
         )
     except CallableError:
         raise
@@ -231,14 +267,7 @@ def whole_output(output: Any) -> Any:
     return output
 
 
-def _variants(
-    model: nn.Module,
-    signature: Signature,
-    example: Values,
-    floating: Sequence[str],
-    results_of: Callable[[Any], Any],
-    recorded: Recorded,
-) -> list[Recorded]:
+def _variants(again: Callable[[int], Recorded], recorded: Recorded) -> list[Recorded]:
     """Record the forward again with the answer to each boolean query of shared values inverted, one query at a time.
 
     Other minibatches may give these answers. Answers with which the model fails are skipped: no data gives them.
@@ -246,19 +275,27 @@ def _variants(
     found = []
     for question in range(min(recorded.num_questions, _MOST_QUESTIONS)):
         with suppress(CallableError):
-            found.append(_recorded(model, signature, example, floating, results_of, question))
+            found.append(again(question))
     return found
 
 
 @contextmanager
-def _kept_buffers(model: nn.Module) -> Iterator[None]:
-    kept = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+def kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Restore the buffers and frozen parameters of `model` after this block: the tensors, and what is in them."""
+    tensors = [
+        (cast("dict[str, Tensor]", table), key, tensor, tensor.detach().clone())
+        for module in model.modules()
+        for table in (module._buffers, module._parameters)  # noqa: SLF001 - where assignments go
+        for key, tensor in table.items()
+        if tensor is not None and not tensor.requires_grad
+    ]
     try:
         yield
     finally:
         with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(kept[name])
+            for table, key, tensor, content in tensors:
+                table[key] = tensor
+                tensor.copy_(content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,10 +328,17 @@ class CutModel:
         self._integers = tuple(key for key in self.signature.keys if key not in self._floating)
         self.parameter_places = _places(model, "_parameters")
         self.buffer_places = _places(model, "_buffers")
+        places = {**self.parameter_places, **self.buffer_places}
+        self.rewritten_places = tuple(place for name in description.rewritten for place in places[name])
+        self.rewritten_parameters = tuple(
+            place for name in description.rewritten for place in self.parameter_places.get(name, ())
+        )
         self._modes = {
             True: _Mode(_ways(model, description.training), description.training.cuts),
             False: _Mode(_ways(model, description.evaluation), description.evaluation.cuts),
         }
+        #: Further entries with assigned buffers, which are to have the same tensors.
+        self.registered: dict[str, Places] = {}
         self.output: Any = None
         self.ties: Mapping[str, Tensor] = {}
 
@@ -355,7 +399,7 @@ class CutModel:
             stages have and the loss does not need.
             earlier stages have and the loss does not need.
         """
-        with self._decisions_named():
+        with self._decisions_named(), self._assignments_kept(first, last):
             training = torch.is_grad_enabled()
             mode = self._modes[training]
             start, end = self.border(first, training=training), self.border(last, training=training)
@@ -383,7 +427,9 @@ class CutModel:
             self.ties = ties
             with self.ties_in_place(ties):
                 forward.run(
-                    lambda: self.signature.call(self.model, tensors), floating, [*weights.values(), *ties.values()]
+                    lambda: self.signature.call(self.model, tensors),
+                    floating,
+                    [*weights.values(), *ties.values(), *(owner[key] for owner, key in self.rewritten_places)],
                 )
             if end is None:
                 self.output = forward.output
@@ -415,6 +461,21 @@ class CutModel:
                 raise
             places = ",".join(self.description.decisions[:_MOST_NAMED])
             raise CallableError(f"{error}; the model's integer inputs decide that{places}") from error
+
+    @contextmanager
+    def _assignments_kept(self, first: int, last: int) -> Iterator[None]:
+        """Let the buffers in whose place the forward puts other tensors change in training, where their layer runs."""
+        before = {name: self.buffer_places[name][0] for name in self.description.assigned}
+        kept = {name: owner[key] for name, (owner, key) in before.items()}
+        try:
+            yield
+        finally:
+            own = {name for layer in self.layers[first:last] for name in layer.buffers}
+            for name, (owner, key) in before.items():
+                is_new = name in own and torch.is_grad_enabled()
+                tensor = owner[key].detach() if is_new else kept[name]
+                for table, place in (*self.buffer_places[name], *self.registered.get(name, ())):
+                    table[place] = tensor
 
     def _given(self, start: CutPoint | None, values: Values, normalise: Normalise) -> dict[str, Tensor]:
         names = self._names(start)
@@ -536,16 +597,33 @@ def _ways(model: nn.Module, mode: ModeDescription) -> Ways:
 
 
 def _layers(
-    model: nn.Module, recorded: Recorded, cuts: tuple[CutPoint, ...], reads: Sequence[frozenset[str]]
+    model: nn.Module,
+    uses: Sequence[Mapping[str, int]],
+    reads: Sequence[frozenset[str]],
+    cuts: tuple[CutPoint, ...],
+    recorded: Recorded,
+    rewritten: AbstractSet[str],
 ) -> tuple[ModelLayer, ...]:
-    uses = first_uses(recorded.recording)
-    orders = [cut.order for cut in cuts]
+    """The layers between `cuts`, with what each of them owns and reads.
+
+    Args:
+        model: the model.
+        uses: per recording, the one of `recorded` first: parameter or buffer → the first layer that uses it.
+        reads: per layer, the buffers and frozen parameters that it reads.
+        cuts: borders of layers, of `recorded`.
+        recorded: the training forward.
+        rewritten: buffers and frozen parameters that the forward writes.
+    """
     last = len(cuts)
+    calls = last_layers(recorded.recording, cuts)
 
     def owner(name: str) -> int:
-        if name not in uses:
-            return last
-        return sum(order <= uses[name] for order in orders)
+        # Where no recording uses it, as of an expert without tokens, the innermost call around it may in another one.
+        known = next((each[name] for each in uses if name in each), None)
+        while known is None:
+            name = name.rpartition(".")[0]
+            known = calls.get(name)
+        return known
 
     parameters: list[list[str]] = [[] for _ in range(last + 1)]
     frozen: list[list[str]] = [[] for _ in range(last + 1)]
@@ -561,6 +639,6 @@ def _layers(
         name = label or "model"
         names.append(name if name not in names or cut is None else cut.key.lstrip("/"))
     return tuple(
-        ModelLayer(name, tuple(p), tuple(f), tuple(b), tuple(sorted(r - set(f) - set(b))))
+        ModelLayer(name, tuple(p), tuple(f), tuple(b), tuple(sorted(r - set(f) - set(b) - rewritten)))
         for name, p, f, b, r in zip(names, parameters, frozen, buffers, reads, strict=True)
     )

@@ -17,11 +17,15 @@ import torch
 from torch import Tensor
 
 from hetpipe.errors import UserError
+from hetpipe.model.calls import CustomFunction
 from hetpipe.model.cut_model import CutDescription, ModeDescription, ModelLayer, Signature
 from hetpipe.model.graph import Crossing, CutPoint
 from hetpipe.model.structure import Alias, Constant, Leaf, Named, NumberLeaf, Opaque, Several, Skeleton
 
 _LEAF = "tensor"
+
+#: Start of the name of a custom `torch.autograd.Function`.
+_APPLY = "apply "
 
 #: Modules that define torch's functions: a function mode receives functions of these.
 _TORCHS = {
@@ -52,6 +56,8 @@ def to_plain(description: CutDescription) -> dict[str, Any]:
         "training": _plain_mode(description.training),
         "evaluation": _plain_mode(description.evaluation),
         "decisions": description.decisions,
+        "rewritten": description.rewritten,
+        "assigned": description.assigned,
     }
 
 
@@ -72,6 +78,8 @@ def from_plain(plain: Mapping[str, Any]) -> CutDescription:
         _mode(plain["training"]),
         _mode(plain["evaluation"]),
         tuple(plain["decisions"]),
+        tuple(plain["rewritten"]),
+        tuple(plain["assigned"]),
     )
 
 
@@ -240,6 +248,8 @@ def _function_names(function: Any) -> Iterator[str]:
 
 
 def _function_name(function: Any) -> str:
+    if isinstance(function, CustomFunction):
+        return f"{_APPLY}{_type_name(function.kind)}"
     found = next(_function_names(function), None)
     if found is None:
         raise NotDescribable(f"the function {function!r:.80}, which draws random numbers")
@@ -247,6 +257,8 @@ def _function_name(function: Any) -> str:
 
 
 def _function(name: str) -> Any:
+    if name.startswith(_APPLY):
+        return CustomFunction(_type(name.removeprefix(_APPLY)))
     place, _, attribute = name.partition(".")
     found = _found(name) if ":" in name else getattr(_TORCHS[place], attribute, None)
     if not callable(found):

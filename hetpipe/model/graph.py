@@ -28,7 +28,7 @@ SIDE_CHANNEL = "a value made in {} is used after it without being returned by it
 OPAQUE = "{} returns an object ({}) that cannot be rebuilt on another stage"
 ALIASED = "{} and {} share memory that is modified in place after it"
 CHANGED_SHARED = "{} is modified in place by values that depend on weights"
-BUFFER = "buffer {} is written before it and used after it"
+BUFFER = "{} is used before and after it, and the forward writes it"
 UNSEEN = "the forward of {} computes with a value that was not made by any module or torch function"
 DECIDES = "the forward of {} reads a number that depends on weights, so it may take another path each time"
 TIED = "{} is used before and after it, and weights that are predicted for one minibatch are not sent"
@@ -98,8 +98,9 @@ class Step:
     parameters: frozenset[str] = frozenset()
     """Trainable parameters it reads."""
     buffers: frozenset[str] = frozenset()
-    """Buffers it reads or writes."""
+    """Buffers, and frozen parameters that the forward writes, that it reads or writes."""
     written_buffers: frozenset[str] = frozenset()
+    """Those of them that it writes."""
     frozen: frozenset[str] = frozenset()
     """Frozen parameters (`requires_grad=False`) it reads."""
     changed: frozenset[int] = frozenset()
@@ -112,6 +113,11 @@ class Step:
     """Both it and an earlier entry are inside `torch.utils.checkpoint`."""
     is_reentrant: bool = False
     """A function call inside `torch.utils.checkpoint` with `use_reentrant=True`."""
+
+    @property
+    def only_writes(self) -> bool:
+        """Whether it only writes a buffer, like the count of minibatches in a BatchNorm."""
+        return bool(self.written_buffers) and self.opens is None and not self.outputs and not self.parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,17 +195,27 @@ class _Analysis:
     used: list[int] = field(default_factory=list)
     names: list[list[Step]] = field(default_factory=list)
     parameters: dict[str, _Use] = field(default_factory=dict)
-    buffers: dict[str, _Use] = field(default_factory=dict)
-    written: dict[str, _Use] = field(default_factory=dict)
     storage_used: dict[int, int] = field(default_factory=dict)
 
 
-def first_uses(recording: Recording) -> dict[str, int]:
-    """Parameter (trainable or frozen) or buffer → start of the first step that uses it."""
+def first_layers(recording: Recording, cuts: Sequence[CutPoint]) -> dict[str, int]:
+    """Parameter (trainable or frozen) or buffer → the first layer between `cuts` of this recording that uses it."""
+    orders = [cut.order for cut in cuts]
     found: dict[str, int] = {}
     for step in recording.steps:
+        layer = bisect_right(orders, step.started)
         for name in (*step.parameters, *step.frozen, *step.buffers):
-            found[name] = min(found.get(name, step.started), step.started)
+            found[name] = min(found.get(name, layer), layer)
+    return found
+
+
+def last_layers(recording: Recording, cuts: Sequence[CutPoint]) -> dict[str, int]:
+    """Module that is called → the layer between `cuts` in which its last call ends; the model itself is ``."""
+    orders = [cut.order for cut in cuts]
+    found = {"": len(cuts)}
+    for step in recording.steps:
+        if step.opens is not None:
+            found[step.label] = bisect_right(orders, step.ended)
     return found
 
 
@@ -241,13 +257,13 @@ def cuts_of(
         splits_ties: whether a weight may be used on both sides of a cut.
     """
     analysis = _analysed(recording, parameter_specs)
-    first_entries: dict[int, Step] = {}
+    first_entries: dict[int, int] = {}
     for step in recording.steps:
-        if step.key and (step.frame not in first_entries or step.started < first_entries[step.frame].started):
-            first_entries[step.frame] = step
-    # A cut before the first entry of a frame is the cut before the frame itself.
+        if step.key and not step.only_writes:
+            first_entries[step.frame] = min(first_entries.get(step.frame, step.started), step.started)
+    # A cut before the first entry of a frame that computes something is the cut before the frame itself.
     entries = sorted(
-        (step for step in recording.steps if step.key and first_entries[step.frame] is not step),
+        (step for step in recording.steps if step.key and step.started > first_entries.get(step.frame, step.started)),
         key=lambda step: step.started,
     )
     reentrant = {f"parameter:{name}" for step in recording.steps if step.is_reentrant for name in step.parameters}
@@ -284,14 +300,9 @@ def _analysed(recording: Recording, parameter_specs: Mapping[str, tuple[str, int
                 found.made[index] = step.ended
             if step.key:
                 found.names[index].append(step)
-        for table, names in (
-            (found.parameters, step.parameters),
-            (found.buffers, step.buffers),
-            (found.written, step.written_buffers),
-        ):
-            for name in names:
-                use = table.setdefault(name, _Use(step.started, step.started))
-                use.first, use.last = min(use.first, step.started), max(use.last, step.started)
+        for name in step.parameters:
+            use = found.parameters.setdefault(name, _Use(step.started, step.started))
+            use.first, use.last = min(use.first, step.started), max(use.last, step.started)
     for value, used in zip(recording.values, found.used, strict=True):
         found.storage_used[value.storage] = max(found.storage_used.get(value.storage, never), used)
     return found
@@ -395,10 +406,37 @@ def _forbidden_changes(analysis: _Analysis, inside: frozenset[int], at: int, ali
                 and (step.key or step.frame not in inside)
             ):
                 return CHANGED_SHARED.format(_maker(recording, changed))
-    for name, written in analysis.written.items():
-        if written.first < at <= analysis.buffers[name].last:
-            return BUFFER.format(name)
     return ""
+
+
+def buffers_kept_together(
+    recordings: Sequence[tuple[Recording, Sequence[CutPoint]]], rewritten: Iterable[str]
+) -> list[tuple[CutPoint, ...]]:
+    """The cuts of each recording, with those forbidden that have uses of one rewritten buffer on both sides.
+
+    One stage owns such a buffer. A use counts in whichever recording it is: training writes what evaluation reads.
+
+    Args:
+        recordings: every recording of a model, with its cuts.
+        rewritten: buffers and frozen parameters that any of them writes.
+    """
+    found = [list(cuts) for _, cuts in recordings]
+    for name in sorted(rewritten):
+        spans = []
+        for recording, _ in recordings:
+            uses = [step.started for step in recording.steps if name in step.buffers]
+            spans.append((min(uses), max(uses)) if uses else None)
+        before: set[str] = set()
+        after: set[str] = set()
+        for (_, cuts), span in zip(recordings, spans, strict=True):
+            if span is not None:
+                before |= {cut.key for cut in cuts if span[0] < cut.order}
+                after |= {cut.key for cut in cuts if cut.order <= span[1]}
+        for cuts in found:
+            for index, cut in enumerate(cuts):
+                if cut.key in before and cut.key in after and not cut.reason:
+                    cuts[index] = replace(cut, reason=BUFFER.format(name))
+    return [tuple(cuts) for cuts in found]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hetpipe.errors import CallableError
 from hetpipe.model.calls import (
+    SET_DATA,
     Interception,
     OpenCall,
     Region,
@@ -48,6 +51,10 @@ class Recorded:
     """Lines of user code that branch on shared values, as ` (FILE line N)`."""
     num_questions: int
     """Number of boolean queries of shared values."""
+    rewritten: frozenset[str]
+    """Buffers and frozen parameters that the forward writes, by names in the model."""
+    assigned: frozenset[str]
+    """Those of them in whose place it puts another tensor."""
 
 
 @dataclass(slots=True)
@@ -76,8 +83,13 @@ def record(
     results_of: Callable[[Any], Any],
     *,
     denied: int | None = None,
+    rewritten: AbstractSet[str] = frozenset(),
+    assigned: AbstractSet[str] = frozenset(),
 ) -> Recorded:
     """Record `call`, which calls `model` with `inputs` and possibly more.
+
+    Buffers and frozen parameters that a forward writes depend on weights, like what reads them. Which ones these are is
+    a result of a first recording, and an argument of the second.
 
     Args:
         model: the model, in the mode to record; its buffers change.
@@ -85,8 +97,13 @@ def record(
         inputs: its floating inputs, by name.
         results_of: selects what the loss needs of the result of `call`, as nested containers of tensors.
         denied: index (from 0) of the boolean query whose answer is inverted.
+        rewritten: `Recorded.rewritten` of every mode.
+        assigned: `Recorded.assigned` of every mode.
+
+    Raises:
+        CallableError: the forward changes a trainable parameter.
     """
-    return _Recorder(model, inputs, denied).run(call, results_of)
+    return _Recorder(model, inputs, denied, rewritten, assigned).run(call, results_of)
 
 
 def _states() -> tuple[bytes | Tensor, Any, Any]:
@@ -106,7 +123,14 @@ def _same_python(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
 class _Recorder(Interception):
     """Records one forward. Keeps every tensor alive, so that tensors can be identified by their `id`."""
 
-    def __init__(self, model: nn.Module, inputs: Mapping[str, Tensor], denied: int | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Tensor],
+        denied: int | None,
+        rewritten: AbstractSet[str],
+        assigned: AbstractSet[str],
+    ) -> None:
         self._decisions: dict[str, None] = {}
         names: dict[int, str] = {}
         for name, module in model.named_modules():
@@ -117,6 +141,24 @@ class _Recorder(Interception):
         self._parameters = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
         self._frozen = {id(p): name for name, p in model.named_parameters() if not p.requires_grad}
         self._buffers = {id(buffer): name for name, buffer in model.named_buffers()}
+        self._rewritten = rewritten
+        #: Names of what this forward has written.
+        self._written: set[str] = set()
+        #: Memory → the parameter or buffer in it: `parameter.data` is another tensor in the same memory.
+        self._owners = {
+            _storage(tensor): (name, tensor) for name, tensor in (*model.named_buffers(), *model.named_parameters())
+        }
+        #: Buffer → where modules look it up, and the tensor found there last.
+        self._places = {
+            self._buffers[id(tensor)]: (module._buffers, key, tensor)  # noqa: SLF001 - where assignments go
+            for module in model.modules()
+            for key, tensor in module._buffers.items()  # noqa: SLF001
+            if tensor is not None
+        }
+        self._assigned = assigned
+        for tensor in (*model.buffers(), *model.parameters()):
+            if self._name_of(tensor) in rewritten:
+                self.marked(tensor)
         self._denied = denied
         self._num_questions = 0
         self._count = 0
@@ -141,6 +183,10 @@ class _Recorder(Interception):
         }
         with self.watching(Watchers(modules.values(), self._names)):
             output = call()
+            self._note_assignments()
+        assigned = self._assigned | {
+            name for name, (table, key, tensor) in self._places.items() if table.get(key) is not tensor
+        }
         recording = Recording(
             tuple(
                 replace(
@@ -167,6 +213,8 @@ class _Recorder(Interception):
             output,
             tuple(self._decisions),
             self._num_questions,
+            frozenset(self._written | assigned),
+            frozenset(assigned),
         )
 
     # -- modules -----------------------------------------------------------------------------------------------------
@@ -175,6 +223,7 @@ class _Recorder(Interception):
         region = checkpointing_above(calling_frame(), until="on_module")
         parent = self.stack[-1] if self.stack else None
         self._look_for_draws()
+        self._note_assignments()
         key = "" if parent is None else parent.key(path)
         frame = OpenCall(key, len(self._frames))
         self._frames.append(
@@ -240,6 +289,7 @@ class _Recorder(Interception):
     def _call(self, function: Any, name: str, args: Any, kwargs: Any, tensors: list[Tensor], *, is_shared: bool) -> Any:
         frame = self.stack[-1]
         self._look_for_draws()
+        self._note_assignments()
         note = _StepNote(self._now(), frame.index, "" if is_shared else frame.key(name), name)
         for tensor in tensors:
             self._note_use(note, tensor)
@@ -254,11 +304,12 @@ class _Recorder(Interception):
                 self._close(frame.index, CHECKPOINTED)
         for tensor, version in zip(tensors, versions, strict=True):
             if tensor._version != version:  # noqa: SLF001
-                if id(tensor) in self._buffers:
-                    note.written.add(self._buffers[id(tensor)])
+                self._note_write(note, tensor)
                 note.changed.add(self._noted(tensor, shared_in=None))
                 if not is_shared:
                     self.marked(tensor)
+        if name == SET_DATA:
+            self._note_write(note, tensors[0])
         note.is_amid_region = self._continues(frame.index, region)
         note.is_reentrant = region.is_reentrant or any(self._frames[each.index].is_reentrant for each in self.stack)
         self._note_outputs(note, result, args, kwargs, shared_in=frame.index if is_shared else None)
@@ -279,6 +330,8 @@ class _Recorder(Interception):
             return
         if identity in self._frozen:
             note.frozen.add(self._frozen[identity])
+            if self._frozen[identity] in self._rewritten:
+                note.buffers.add(self._frozen[identity])
             return
         if identity in self._buffers:
             note.buffers.add(self._buffers[identity])
@@ -286,6 +339,49 @@ class _Recorder(Interception):
             note.inputs.add(self._indices[identity])
         elif tensor.requires_grad:
             self._close(note.frame, UNSEEN)
+
+    def _note_write(self, note: _StepNote, tensor: Tensor) -> None:
+        """Note that a call has written `tensor`, and the parameter or buffer in the same memory.
+
+        Raises:
+            CallableError: it is a trainable parameter.
+        """
+        name = self._name_of(tensor)
+        if not name:
+            name, owner = self._owners.get(_storage(tensor), ("", tensor))
+            if not name or _storage(owner) != _storage(tensor):
+                return
+        self._owners[_storage(tensor)] = (name, tensor)
+        if name in self._parameters.values():
+            mode = "training" if self._model.training else "evaluation"
+            raise CallableError(
+                f"model: its forward changes the trainable parameter {name} in {mode} ({note.label}"
+                f"{place_of_call(calling_frame())}); only the job's optimizer changes weights, for stages and shards "
+                "keep them: switch that off where the model is built, or compute the changed value from the parameter "
+                "in each forward (torch.nn.utils.parametrize); if only the first forward does it, run the model once "
+                "on a sample before you return it"
+            )
+        note.written.add(name)
+        note.buffers.add(name)
+        self._written.add(name)
+
+    def _name_of(self, tensor: Tensor) -> str:
+        """Name in the model of a parameter or buffer; empty for any other tensor."""
+        identity = id(tensor)
+        return self._buffers.get(identity) or self._frozen.get(identity) or self._parameters.get(identity, "")
+
+    def _note_assignments(self) -> None:
+        """Note, as a step of its own, buffers in whose places the forward has put another tensor since the last one."""
+        for name in self._assigned:
+            table, key, before = self._places[name]
+            tensor = table.get(key)
+            if tensor is not None and tensor is not before:
+                self._places[name] = (table, key, tensor)  # keeps it alive, for its id
+                self._buffers[id(tensor)] = name
+                self.marked(tensor)
+                frame = self.stack[-1].index if self.stack else 0
+                note = _StepNote(self._now(), frame, "", name, buffers={name}, written={name})
+                self._steps.append((self._now(), note))
 
     def _note_outputs(
         self, note: _StepNote, result: Any, args: Any, kwargs: Any, *, shared_in: int | None = None

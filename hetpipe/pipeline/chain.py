@@ -67,7 +67,8 @@ class Layer:
     """Name of a parameter in the model → the hooks registered on it by the user, in order. The mapping is torch's own,
     so removing a hook takes effect here."""
     buffer_places: tuple[tuple[dict[str, Tensor], str], ...] = ()
-    """Entries through which modules look up buffers: a module's own dictionary, and the key in it."""
+    """Entries through which modules look up buffers, and frozen parameters that the forward writes: a module's own
+    dictionary, and the key in it."""
     cut: CutModel | None = None
     """The model whose forward runs this layer; None if `module` is called."""
     precision: Precision = "fp32"
@@ -318,6 +319,8 @@ def _described(cut: CutModel, modes: tuple[ModuleMode, ...], precision: Precisio
                 **{name: cut.buffer_places[name] for name in layer.buffers},
             },
         )
+        for name in set(layer.buffers) & set(cut.description.assigned):
+            cut.registered[name] = ((cast("dict[str, Tensor]", module._buffers), local_name(name)),)  # noqa: SLF001
         parameters = {local_name(name): name for name in layer.parameters}
         layers.append(
             Layer(
@@ -330,7 +333,7 @@ def _described(cut: CutModel, modes: tuple[ModuleMode, ...], precision: Precisio
                 tuple((owner, key, name) for name in layer.parameters for owner, key in cut.parameter_places[name]),
                 modes,
                 _gradient_hooks(module, parameters),
-                tuple(place for places in cut.buffer_places.values() for place in places),
+                (*(place for places in cut.buffer_places.values() for place in places), *cut.rewritten_parameters),
                 cut,
                 precision,
             )

@@ -9,7 +9,7 @@ second instance of the model really has, and with two minibatches in flight.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -113,12 +113,15 @@ class _Proof:
         self._seed = seed
         for layer in chain:
             layer.module.to(_CPU)
-        self._start = {name: b.detach().clone() for name, b in cut.model.named_buffers()}
+        self._start = self._buffers(cut.model)
 
     def restore(self) -> None:
         """Restore the buffers."""
+        self._restore(self._cut.model)
+
+    def _restore(self, model: nn.Module) -> None:
         with torch.no_grad():
-            for name, buffer in self._cut.model.named_buffers():
+            for name, buffer in self._state(model):
                 buffer.copy_(self._start[name])
 
     def run(self, build: Callable[[], nn.Module], first: Batch, second: Batch) -> None:
@@ -139,8 +142,7 @@ class _Proof:
             for name, parameter in bare.named_parameters():
                 if name in others:
                     parameter.copy_(others[name])
-            for name, buffer in bare.named_buffers():
-                buffer.copy_(self._start[name])
+        self._restore(bare)
         self._compare(self._bare(bare, first), self._watched(others, first), "the model on other weights")
         # After the first minibatch, like the next one of a training loop.
         second_found = self._watched(others, second, starts_anew=False)
@@ -157,6 +159,15 @@ class _Proof:
         del whole, in_first
         (_, both_second) = self._stages(others, [first, second], alone=False)
         self._compare(both_second, in_second, "the second minibatch of the model as one stage")
+
+    def _buffers(self, model: nn.Module) -> dict[str, Tensor]:
+        """Copies of the buffers of `model`, and of frozen parameters that the forward writes."""
+        return {name: tensor.detach().clone() for name, tensor in self._state(model)}
+
+    def _state(self, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+        yield from model.named_buffers()
+        rewritten = self._cut.description.rewritten
+        yield from ((name, parameter) for name, parameter in model.named_parameters() if name in rewritten)
 
     def _autocast(self) -> AbstractContextManager[object]:
         return autocast(self._chain[0].precision, _CPU)
@@ -179,7 +190,7 @@ class _Proof:
             loss = own_loss(output) if self._given_loss is None else call_loss(self._given_loss, output, batch.target)
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-        return _Result(float(loss.detach()), dict(zip(named, found, strict=True)), _buffers(model))
+        return _Result(float(loss.detach()), dict(zip(named, found, strict=True)), self._buffers(model))
 
     def _watched(self, weights: Weights, batch: Batch, *, is_seeded: bool = False, starts_anew: bool = True) -> _Result:
         """The watched forward, under one seed, or seeded and normalised as on stages."""
@@ -203,7 +214,7 @@ class _Proof:
                 loss = call_loss(self._loss, tuple(tensors_in(self._cut.output)), batch.target)
             found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
             gradients = hooked(self._chain, dict(zip(weights, found, strict=True)))
-        return _Result(float(loss.detach()), gradients, _buffers(self._cut.model))
+        return _Result(float(loss.detach()), gradients, self._buffers(self._cut.model))
 
     def _stages(self, weights: Weights, batches: Sequence[Batch], *, alone: bool) -> list[_Result]:
         """Run `batches`, with all forwards before all backwards; the buffers are those after the forwards."""
@@ -230,7 +241,7 @@ class _Proof:
                     received = values if stage is stages[0] else tuple(map(_received, named, values))
                     values = stage.forward(p, part, received)
             losses.append(float(stages[-1].loss(p, values, batch.target)))
-        buffers = _buffers(self._cut.model)
+        buffers = self._buffers(self._cut.model)
         results: list[_Result] = []
         for p, value in zip((_FIRST, _SECOND), losses, strict=False):
             gradients: dict[str, Tensor | None] = {}
@@ -259,7 +270,7 @@ class _Proof:
         self._compare_gradients(expected.gradients, found.gradients, who, (expected.loss, found.loss))
         for name, buffer in expected.buffers.items():
             if not same(buffer, found.buffers[name]):
-                raise CallableError(f"{_HEAD}: first difference at buffer {name}, compared with {who}")
+                raise CallableError(f"{_HEAD}: first difference at {name}, compared with {who}")
 
     def _compare_gradients(
         self, expected: Gradients, found: Gradients, who: str, losses: tuple[float, float] = (0.0, 0.0)
@@ -308,10 +319,6 @@ def _leave(_: Any) -> None:
 
 def _copies(values: Values) -> Values:
     return tuple(value.clone() for value in values)
-
-
-def _buffers(model: nn.Module) -> dict[str, Tensor]:
-    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
 
 
 def _by(expected: Tensor | None, found: Tensor | None) -> str:

@@ -325,7 +325,7 @@ def find_run(run_dir: Path | None, *, runs_dir: Path = RUNS) -> RunFolder:
     if run_dir is not None:
         folder = RunFolder(run_dir.resolve())
         if not folder.path.is_dir():
-            raise UserError(f"{run_dir}: there is no such folder; name the folder of a run")
+            raise UserError(f"{run_dir}: no such folder; name the folder of a run")
         return folder
     newest = max(_started(runs_dir), key=lambda found: found[0], default=None)
     if newest is None:

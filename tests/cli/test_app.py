@@ -233,7 +233,7 @@ def test_a_disk_that_fails_is_told() -> None:
     shown = invoke("clocks", *CLUSTER, coordinator=failing).stdout.splitlines()
     assert shown[1:3] == ["     0            4      1       5        2", "     1            3      0       4        -"]
     assert shown[-1] == (
-        "parameter server 1 cannot keep what is staged (level applied): lost, the run would go back to a checkpoint"
+        "parameter server 1 cannot persist staged waves (level applied): a restart would rewind the run to a checkpoint"
     )
     assert last_line(invoke("clocks", *CLUSTER, "--json", coordinator=failing))["applied"] == [1]
 
@@ -404,7 +404,7 @@ def test_wrong_options_are_told_as_json_too(arguments: list[str], capsys: pytest
 def test_the_status_of_a_command_is_the_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["version"]) == 0
     assert run(["status", "nowhere"]) == 2
-    assert "nowhere: there is no such folder" in capsys.readouterr().err
+    assert "nowhere: no such folder" in capsys.readouterr().err
     assert run([]) in {0, 2}, "it depends on the version of typer"
     captured = capsys.readouterr()
     assert "Usage: hetpipe" in captured.out + captured.err

@@ -99,7 +99,7 @@ def test_a_job_takes_the_cut_of_its_plan() -> None:
     ("changes", "of_plan", "sentence"),
     [
         ({"workers": {"stages": 2}}, {}, "leave one out"),
-        ({}, {"batch_size": 8}, "minibatches of 8 samples, the job's have 4"),
+        ({}, {"batch_size": 8}, "minibatches of 8 samples, the job has 4"),
         ({}, {"weights": "flush"}, "weight policy flush, the job's is wave"),
         ({"parameter_servers": {"placement": "ed_local"}}, {}, "say balanced or round_robin"),
     ],

@@ -93,7 +93,7 @@ class Subject:
         self.weights = {
             name: p.detach().clone().requires_grad_() for name, p in model.named_parameters() if p.requires_grad
         }
-        self._buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
+        self._buffers = self._found_buffers()
 
     def uncut(self, made: Made) -> Outcome:
         """The model that nothing watches, from one seed."""
@@ -128,7 +128,7 @@ class Subject:
         loss = self._loss(output)
         named = {name: p for name, p in self.bare.named_parameters() if p.requires_grad}
         found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-        buffers = {name: b.detach().clone() for name, b in self.bare.named_buffers()}
+        buffers = self._buffers_of(self.bare)
         gradients: dict[str, Tensor | None] = dict(zip(named, found, strict=True))
         return Outcome(float(loss.detach()), gradients, buffers, outputs_of(output))
 
@@ -181,11 +181,20 @@ class Subject:
         """The buffers as they were made."""
         with torch.no_grad():
             for model in (self.cut.model, self.bare):
-                for name, buffer in model.named_buffers():
+                for name, buffer in self._state_of(model):
                     buffer.copy_(self._buffers[name])
 
     def _found_buffers(self) -> dict[str, Tensor]:
-        return {name: b.detach().clone() for name, b in self.cut.model.named_buffers()}
+        return self._buffers_of(self.cut.model)
+
+    def _buffers_of(self, model: nn.Module) -> dict[str, Tensor]:
+        """Buffers, and frozen parameters that the forward writes."""
+        return {name: tensor.detach().clone() for name, tensor in self._state_of(model)}
+
+    def _state_of(self, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+        yield from model.named_buffers()
+        rewritten = self.cut.description.rewritten
+        yield from ((name, parameter) for name, parameter in model.named_parameters() if name in rewritten)
 
 
 class _SeededDraws(TorchFunctionMode):

@@ -139,7 +139,7 @@ def test_forbidden_places_have_their_reasons() -> None:
     found: list[Any] = [each for layer in subject.layers for each in forbidden_in(layer)]
 
     assert [(each.before, each.upto, each.reason) for each in found] == [
-        ("second", found[0].upto, "a value made in add_ is used after it without being returned by it")
+        ("second", found[0].upto, "counted is used before and after it, and the forward writes it")
     ]
     assert found[0].places >= 2
     assert len(subject.layers) == 1 + sum(not cut.reason for cut in subject.cut.survey.cuts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hetpipe.errors import CallableError
+from hetpipe.model.calls import CustomFunction
+from hetpipe.model.description import from_plain, to_plain
 from hetpipe.model.graph import ALIASED, CHECKPOINTED, DECIDES, VARIES
 from tests.model import zoo
 from tests.model.harness import Subject, assert_cut_anywhere, differences
@@ -230,6 +233,95 @@ def test_a_module_that_decides_by_what_depends_on_weights_runs_whole() -> None:
     assert [layer.name for layer in subject.layers][-2:] == ["deciding", "last"]
     for sign in (1.0, -1.0, 3.0, -3.0):
         assert_cut_anywhere(subject, (sign * value,))
+
+
+class Choosing(nn.Module):
+    """Uses one of two weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plus, self.minus = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        result: Tensor = self.plus(value) if float(value.detach().mean()) > 0 else self.minus(value)
+        return result
+
+
+def test_a_parameter_that_the_example_does_not_use_is_in_the_layer_that_calls_its_module() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.choosing, self.last = nn.Linear(WIDTH, WIDTH), Choosing(), nn.Linear(WIDTH, WIDTH)
+            self.unused = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, value: Tensor) -> Tensor:
+            result: Tensor = self.last(self.choosing(self.first(value).tanh() + value.sign()))
+            return result
+
+    value = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0)).abs()
+    subject = Subject(Outer, (value,), loss=lambda output: output.square().mean())
+    owners = {name: layer.name for layer in subject.layers for name in layer.parameters.values()}
+    assert owners["choosing.minus.weight"] == owners["choosing.plus.weight"] == "choosing"
+    assert owners["unused.weight"] == "last"
+    for made in (value, -value):
+        assert not differences(subject.uncut((made,)), subject.watched((made,)))
+        assert assert_cut_anywhere(subject, (made,)) >= 4
+    unused = subject.stages((), (value,)).gradients["choosing.minus.weight"]
+    assert unused is None
+    assert subject.stages((), (-value,)).gradients["choosing.minus.weight"] is not None
+
+
+class Scaled(torch.autograd.Function):
+    """A gradient of its own, and several functions inside."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(value, scale)
+        return (value * scale).sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        value, scale = ctx.saved_tensors
+        changed = gradient * (value * scale).cos()
+        return changed * scale, (changed * value).sum(0)
+
+
+class Noisy(Scaled):
+    """Draws as well."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, scale: Tensor) -> Tensor:
+        return Scaled.forward(ctx, value, scale) + torch.rand_like(value)
+
+
+#: As users keep it.
+scaled: Any = Scaled.apply
+noisy: Any = Noisy.apply
+
+
+class Customised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+
+    def forward(self, value: Tensor) -> Tensor:
+        value = scaled(self.first(value), self.scale).tanh()
+        value = value + checkpoint(scaled, value, self.scale, use_reentrant=False)
+        result: Tensor = self.last(noisy(value, self.scale))
+        return result
+
+
+def test_a_function_with_a_backward_of_its_own_is_one_call() -> None:
+    value = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0))
+    subject = Subject(Customised, (value,), loss=lambda output: output.square().mean())
+    labels = [cut.label for cut in subject.cut.survey.cuts]
+    assert labels == ["Scaled", "tanh", "Scaled", "add", "Noisy", "last"]
+    assert subject.cut.description.training.drawing_functions == {CustomFunction(Noisy)}
+    assert not differences(subject.uncut((value,)), subject.watched((value,)))
+    assert assert_cut_anywhere(subject, (value,)) >= 4
+    description = from_plain(json.loads(json.dumps(to_plain(subject.cut.description))))
+    assert description == subject.cut.description
 
 
 class TiedRegions(nn.Module):

@@ -86,7 +86,7 @@ def test_a_run_elsewhere_is_found_through_latest(tmp_path: Path) -> None:
 def test_no_run_to_be_found() -> None:
     with pytest.raises(UserError, match=r"there is no run in runs/; start one with `hetpipe train job.yaml`"):
         find_run(None)
-    with pytest.raises(UserError, match="nowhere: there is no such folder"):
+    with pytest.raises(UserError, match="nowhere: no such folder"):
         find_run(Path("nowhere"))
 
 

@@ -255,7 +255,7 @@ def test_the_summary_says_what_came_of_it_and_what_to_do_next(folder: RunFolder,
         "loss: 1.2000 in the first wave, 1.1000 in the last",
         "evaluation: accuracy 0.9000, loss 1.0600 (46 samples)",
         "memory: at most 8 KiB of weight copies and 1.5 KiB of activations, on stage 0 of worker 0",
-        "clock distance: 1 at most seen, at most 2 allowed; the history was not checked",
+        "clock distance: largest seen 1, allowed at most 2; the history was not checked",
         f"results: {where} (result.json; trace.json opens in Perfetto; logs, history, checkpoints)",
         f"export:  hetpipe export {where} model.safetensors",
     ]
@@ -265,7 +265,7 @@ def test_the_summary_tells_what_was_survived(tmp_path: Path) -> None:
     end = RunEnd(run_dir=tmp_path / "runs" / "a", state=JobState.FINISHED)
     result = replace(small_result(0), deaths={0: 1, 1: 0, 2: 3})
     told = summary_lines(replace(end, result=result), current=tmp_path)
-    assert "survived: virtual worker 0 died 1 time, virtual worker 2 died 3 times, and the run went on" in told
+    assert "survived: virtual worker 0 died 1 time, virtual worker 2 died 3 times, and the run continued" in told
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""A cluster of containers: on this machine, or as files that others carry out."""
+"""A cluster of containers: on this machine, or as files for other tools."""

@@ -1,4 +1,4 @@
-"""The Docker engine that holds the containers of a project, for the commands about them."""
+"""Access to the Docker engine with the containers of a project."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hetpipe.runs.shell import Shell
 
 @contextmanager
 def engine_of(project: str, output: Output, shell: Shell) -> Iterator[Engine]:
-    """The engine.
+    """Connect to the Docker engine for a project.
 
     Raises:
-        UserError: the name is no project's, or there is no Docker engine.
+        UserError: the name is not valid for a project, or there is no Docker engine.
     """
     check_project(project)
     client = shell.open_docker(shell.environment)

@@ -38,18 +38,20 @@ from hetpipe.values.plan_document import PlanDocument
 from hetpipe.values.run import AgentDevice, AgentInfo
 from hetpipe.values.storage_url import is_url
 
-#: Who containers run as where root starts them: the image's own user.
+#: The user of the containers if root starts them: the image's own user.
 IMAGE_USER = "10001:10001"
 
 _REFERENCE = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*", re.ASCII)
 
 
-JobOrNothing = Annotated[Path | None, typer.Argument(metavar="JOB", help="Job file; without one only services start.")]
-Project = Annotated[str, typer.Option(metavar="NAME", help="Name of the whole; begins container names.")]
+JobOrNothing = Annotated[
+    Path | None, typer.Argument(metavar="JOB", help="Job file; without one, only services are started.")
+]
+Project = Annotated[str, typer.Option(metavar="NAME", help="Project name, the prefix of container names.")]
 Image = Annotated[
     str | None, typer.Option(metavar="IMAGE", help="Image of hetpipe.  [default: hetpipe:VERSION-cpu, or -cuda]")
 ]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS between the containers.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Disable TLS between the containers.")]
 AllowedEnvironment = Annotated[
     tuple[str, ...],
     typer.Option(
@@ -77,21 +79,21 @@ class DeploymentOptions:
     ] = None
     plan: Annotated[
         Path | None,
-        typer.Option(metavar="P.json", help="Follow this plan of `hetpipe plan`, for a job that leaves its cut open."),
+        typer.Option(metavar="P.json", help="Plan of `hetpipe plan`, for a job with `stages: auto`."),
     ] = None
-    store: Annotated[StoreKind, typer.Option(help="Where the coordinator keeps jobs.")] = StoreKind.MEMORY
+    store: Annotated[StoreKind, typer.Option(help="Store of the coordinator's state.")] = StoreKind.MEMORY
     store_image: Annotated[
         str,
         typer.Option(
             metavar="IMAGE", help="Image of Redis, for --store redis.", show_default=REDIS_IMAGE.partition("@")[0]
         ),
     ] = REDIS_IMAGE
-    port: Annotated[
-        int, typer.Option(min=1, max=65_535, metavar="N", help="Port of 127.0.0.1 for the coordinator.")
-    ] = GRPC_PORT
+    port: Annotated[int, typer.Option(min=1, max=65_535, metavar="N", help="Port of the coordinator on 127.0.0.1.")] = (
+        GRPC_PORT
+    )
     insecure: Insecure = False
     data: Annotated[
-        tuple[Path, ...], typer.Option(metavar="DIR", help="Let user code read this folder, too. Repeatable.")
+        tuple[Path, ...], typer.Option(metavar="DIR", help="Folder mounted read-only for user code. Repeatable.")
     ] = ()
     modules: Annotated[
         tuple[str, ...],
@@ -129,9 +131,9 @@ def describe(
     Args:
         options: as parsed.
         output: shows the progress of planning.
-        shell: the world around.
-        run_dir: folder for the run; None: one of `runs`.
-        resume: the run to go on from, if any.
+        shell: the command's environment.
+        run_dir: folder for the run; None: a new one in `runs`.
+        resume: the run to resume, if any.
 
     Raises:
         UserError: options, the job or the plan cannot be used, or devices are missing.
@@ -145,7 +147,7 @@ def describe(
     num_cpu_devices = options.cpu_devices
     if num_cpu_devices is None and job is not None:
         offer, _ = choose_devices(job)
-        # A container owns its GPUs: they are not shared between stages here.
+        # A container owns its GPUs: stages do not share them here.
         num_cpu_devices = num_devices_wanted(job) if offer.devices_per_gpu > 1 else offer.num_cpu_devices
     found = discover_devices(socket.gethostname(), num_cpu_devices=num_cpu_devices)
     plan = None if job is None else _plan(options, job, found, output, shell)
@@ -170,18 +172,18 @@ def describe(
 
 
 def default_image(devices: Sequence[AgentDevice]) -> str:
-    """The image for these devices, by the name that the documentation gives it."""
+    """The documented name of the image for these devices."""
     on_gpus = any(device.torch_device.startswith("cuda") for device in devices)
     return f"hetpipe:{__version__}-{'cuda' if on_gpus else 'cpu'}"
 
 
 def container_user() -> str:
-    """The user of the containers: the calling user, so that runs belong to them, but never root."""
+    """The user of the containers: the calling user, so that they own their runs, but never root."""
     return f"{os.getuid()}:{os.getgid()}" if os.getuid() else IMAGE_USER
 
 
 def modules_of(job: Job) -> Iterator[str]:
-    """The modules that the job names callables of."""
+    """The modules of the callables that the job names."""
 
     def references(value: object) -> Iterator[str]:
         if isinstance(value, Mapping):
@@ -206,7 +208,7 @@ def _request(options: DeploymentOptions, shell: Shell, run_dir: Path | None, res
     if options.job is None and resume is None:
         for option, value in (("--plan", options.plan), ("--set", options.settings), ("--run-dir", run_dir)):
             if value:
-                raise UserError(f"{option} is about a job, and none is named; name its file, or leave {option} out")
+                raise UserError(f"{option} requires a job; name its file, or leave {option} out")
         return None
     coordinator = f"127.0.0.1:{options.port}"
     return new_run(options.job, options.settings, resume=resume, coordinator=coordinator, shell=shell)
@@ -219,8 +221,8 @@ def _plan(
         return read_document(PlanDocument, options.plan)
     if not needs_a_plan(job):
         return None
-    output.say("the job states no plan: planning it for this machine first, as `hetpipe plan` does")
-    # the searches take a while to import
+    output.say("the job has no plan: planning it for this machine first, as `hetpipe plan` does")
+    # slow to import
     from hetpipe.decide.planner.choose import choose_plan
     from hetpipe.decide.simulator.prediction import predicted
 
@@ -240,18 +242,18 @@ def _num_shards(options: DeploymentOptions, job: Job | None) -> int:
         return options.shards or 1
     if options.shards is not None:
         raise UserError(
-            "the job says in parameter_servers.count how many shards there are; leave --shards out, or say "
+            "the job sets the number of shards by parameter_servers.count; leave --shards out, or give "
             f"--set parameter_servers.count={options.shards}"
         )
     return job.parameter_servers.count
 
 
 def _folders(options: DeploymentOptions, request: RunRequest | None, run_dir: Path | None, shell: Shell) -> Folders:
-    """A run's folder of its own is shown alone; else all runs are, so that more jobs can be handed in later."""
+    """Mount only the run's own folder, if given; else that of all runs, so that other jobs can be submitted later."""
     runs = shell.current / RUNS if run_dir is None else run_dir.absolute()
     for path in options.data:
         if not path.is_dir():
-            raise UserError(f"--data {path}: there is no such folder")
+            raise UserError(f"--data {path}: no such folder")
     more = [path.resolve() for path in options.data]
     restore = None if request is None else request.restore
     if restore is not None and not is_url(restore):

@@ -15,23 +15,23 @@ from hetpipe.runs.shell import Shell
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Remove the cluster that `hetpipe up` started. Removes containers, network and certificates; runs stay."""
+    """Remove the cluster that `hetpipe up` started. Removes containers, network and certificates; runs are kept."""
 
     project: Project = DEFAULT_PROJECT
     as_json: Json = False
 
 
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
-    """Remove all of a project. Runs stay.
+    """Remove the containers, network and certificates of a project. Runs are kept.
 
     Raises:
         UserError: there is no Docker engine.
-        JobFailed: something is left.
+        JobFailed: not everything could be removed.
     """
     project = options.project
     with engine_of(project, output, shell) as engine:
         removed = engine.remove(project)
     remove_secrets(state_folder(shell.environment, project))
-    what = f"removed {', '.join(removed)}" if removed else f"there was nothing of project {project}"
+    what = f"removed {', '.join(removed)}" if removed else f"project {project} has no containers"
     output.answer({"project": project, "removed": list(removed)}, what)
     return ExitStatus.OK

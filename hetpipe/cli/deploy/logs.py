@@ -27,8 +27,10 @@ class Options:
         typer.Argument(metavar="[NAME]...", help="Containers or roles, for example agent.  [default: all]"),
     ] = ()
     project: Project = DEFAULT_PROJECT
-    follow: Annotated[bool, typer.Option("--follow", help="Go on as more is written.")] = False
-    tail: Annotated[int | None, typer.Option("--tail", min=0, metavar="N", help="The last N lines of each.")] = None
+    follow: Annotated[bool, typer.Option("--follow", help="Follow the logs.")] = False
+    tail: Annotated[
+        int | None, typer.Option("--tail", min=0, metavar="N", help="Show only the last N lines of each.")
+    ] = None
     as_json: Json = False
 
 
@@ -39,7 +41,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
         UserError: there is no Docker engine, or no such container.
     """
     if options.follow and output.machine is not None:
-        raise UserError("--json is one object at the end, and --follow has no end; leave one of them out")
+        raise UserError("--json prints one object at the end, and --follow never ends; leave one of them out")
     with engine_of(options.project, output, shell) as engine:
         containers = engine.find(options.project, options.wanted)
         read = follow_lines if options.follow else read_lines

@@ -15,7 +15,7 @@ from hetpipe.runs.shell import Shell
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Show the containers of `hetpipe up`. Their state, their health, their GPUs."""
+    """Show the containers of `hetpipe up`. With their state, health and GPUs."""
 
     project: Project = DEFAULT_PROJECT
     as_json: Json = False

@@ -1,7 +1,7 @@
-"""`hetpipe up`: a cluster of containers on this machine, and on it a job from its start to its end.
+"""`hetpipe up`: run a job in a cluster of containers on this machine.
 
-Without a job, or with `--detach`, the containers stay until `hetpipe down`. Otherwise they are gone when the command
-ends, however it ends; what is left is the run's folder, with the containers' logs.
+Without a job, or with `--detach`, the containers run until `hetpipe down`. Otherwise they are removed when the command
+ends, also on an error; the run's folder is kept, with the containers' logs.
 """
 
 from __future__ import annotations
@@ -30,24 +30,27 @@ from hetpipe.runs.shell import Shell
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(DeploymentOptions):
-    """Train a job in containers on this machine. Each virtual worker gets one that sees its own GPUs and no others."""
+    """Train a job in containers on this machine. One container per virtual worker, with access to its GPUs only."""
 
     run_dir: NewRunDir = None
     resume: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Go on from the newest checkpoint of that run: its folder or URL.")
+        str | None,
+        typer.Option(metavar="RUN", help="Resume from the newest checkpoint of that run: its folder or URL."),
     ] = None
-    detach: Annotated[bool, typer.Option("--detach", help="Leave the containers; do not follow the job.")] = False
+    detach: Annotated[bool, typer.Option("--detach", help="Leave the containers running; do not follow the job.")] = (
+        False
+    )
     as_json: Json = False
 
 
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
-    """Start the containers and, unless they are to stay, train the job and remove them.
+    """Start the containers and, unless detached, train the job and remove them.
 
     Raises:
         UserError: there is no Docker engine, an image is missing, or options or the job cannot be used.
-        JobFailed, DeadlineExceeded: a container does not come up, or does not go away.
+        JobFailed, DeadlineExceeded: a container does not start, or cannot be removed.
     """
-    # First, because all that follows may take minutes.
+    # First, because everything else may take minutes.
     client = shell.open_docker(shell.environment)
     try:
         engine = Engine(client, clock=shell.clock, say=output.say, environment=shell.environment)
@@ -60,7 +63,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
 
 
 class _Up:
-    """One call of the command, from here on with containers."""
+    """One call of the command, with the containers' description."""
 
     def __init__(self, options: Options, described: Described, engine: Engine, interrupts: Interrupts) -> None:
         self._options = options
@@ -87,7 +90,7 @@ class _Up:
 
     @contextmanager
     def _containers(self, output: Output, *, logs: Path | None, stay: bool) -> Iterator[None]:
-        """Have the containers; they are removed at the end of the block, or only if it fails where they are to stay."""
+        """Start the containers; remove them at the end of the block, or if detached only after an error."""
         deployment = self._described.deployment
         write_secrets(self._wishes, [c.peer for c in deployment.containers if c.peer is not None])
         output.say(f"starting {self._described.summary}")
@@ -98,7 +101,7 @@ class _Up:
             done = True
         finally:
             if not (done and stay):
-                # No process is left to signal, and a partial removal is useless.
+                # No process remains to be signalled, and a partial removal is useless.
                 self._interrupts.listen(lambda _: None)
                 self._remove(output, logs)
                 if logs is not None and not done:
@@ -115,7 +118,7 @@ class _Up:
             remove_secrets(Path(self._wishes.folders.state))
 
     def _leave(self, output: Output, shell: Shell) -> ExitStatus:
-        """Say how to go on."""
+        """Print the next commands."""
         address = f"127.0.0.1:{self._wishes.port}"
         tls = "" if shell.tls is None else f" --tls {shown_path(shell.tls, shell.current)}"
         project = "" if self._wishes.project == DEFAULT_PROJECT else f" --project {self._wishes.project}"
@@ -127,8 +130,8 @@ class _Up:
                 "tls": None if shell.tls is None else str(shell.tls),
                 "containers": [asdict(state) for state in states],
             },
-            f"hand a job in with: hetpipe submit JOB --coordinator {address}{tls}",
-            f"see how it goes with: hetpipe status --coordinator {address}{tls}",
-            f"end it all with: hetpipe down{project}",
+            f"submit a job with: hetpipe submit JOB --coordinator {address}{tls}",
+            f"show its status with: hetpipe status --coordinator {address}{tls}",
+            f"remove the cluster with: hetpipe down{project}",
         )
         return ExitStatus.OK

@@ -1,1 +1,1 @@
-"""Commands that read a run and change nothing."""
+"""Read-only commands about a run."""

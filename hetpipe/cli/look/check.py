@@ -1,4 +1,4 @@
-"""`hetpipe check`: the verdict of the history checker, which is a package of its own."""
+"""`hetpipe check`: the verdict of the history checker, the package `hetpipe.check`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hetpipe.runs.shell import Shell
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Judge a run by its history. Staleness in bounds, waves applied once and whole, samples counted once?"""
+    """Verify a run's history. Staleness bound, exactly-once application of waves, sample accounting."""
 
     run_dir: RunDir = None
     runs_dir: RunsDir = RUNS
@@ -22,7 +22,7 @@ class Options:
 
 
 def run(options: Options, output: Output, _shell: Shell) -> ExitStatus:
-    """Judge a run by its histories: its own, and after a rewind that of each folder in which it went on."""
+    """Verify a run's histories: its own, and those of the folders of its rewinds."""
     run_dir = find_run(options.run_dir, runs_dir=options.runs_dir).path
     reports = {where.name: check_run(where) for where in histories_of(run_dir)}
     if len(reports) == 1:

@@ -1,4 +1,4 @@
-"""`hetpipe clocks`: the clocks of a run, now, or every time one of them moves."""
+"""`hetpipe clocks`: the clocks of a run, once or at every change."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ from hetpipe.wire.calls import GET_CLOCKS, GetClocksRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Show the clocks of a run. They count the waves that each virtual worker, and that all of them have committed."""
+    """Show the clocks of a run. Local clocks count the waves that each virtual worker has committed."""
 
     run_dir: RunDir = None
-    watch: Annotated[bool, typer.Option("--watch", help="Show every change, one line each, to the end.")] = False
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show every change, one line each, until the end of the run.")
+    ] = False
     coordinator: NewestJobOf = None
     runs_dir: RunsDir = RUNS
     tls: TlsFolder = None
@@ -35,7 +37,7 @@ class Options:
 
 
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
-    """Tell the clocks of a run; with --watch after every change, to its end."""
+    """Print the clocks of a run; with --watch after every change, until its end."""
     if options.watch:
         for found in _watched(options, output, shell):
             output.answer(found.to_json(), found.line())
@@ -56,7 +58,7 @@ def _watched(options: Options, output: Output, shell: Shell) -> Iterator[Clocks]
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Local clocks and the global one; of an ended run nothing else is known."""
+    """Local clocks and the global clock; after the end of a run, only these are known."""
 
     local: dict[int, int]
     global_clock: int | None
@@ -85,7 +87,7 @@ class Clocks:
         return values
 
     def lines(self) -> list[str]:
-        """The clocks for people."""
+        """The clocks as text for people."""
         marks = self._marks()
         rows = [
             [str(vw), str(clock), self._ahead(clock), *(str(told.get(vw, "-")) for told in marks.values())]
@@ -125,7 +127,9 @@ def applied_text(told: ClockSnapshot) -> str:
     """Shards with a failing disk, and the consequence."""
     shards = ", ".join(str(shard) for shard in told.applied)
     some = "parameter server" if len(told.applied) == 1 else "parameter servers"
-    return f"{some} {shards} cannot keep what is staged (level applied): lost, the run would go back to a checkpoint"
+    return (
+        f"{some} {shards} cannot persist staged waves (level applied): a restart would rewind the run to a checkpoint"
+    )
 
 
 def snapshot_text(told: ClockSnapshot) -> str:
@@ -138,10 +142,10 @@ def snapshot_text(told: ClockSnapshot) -> str:
 
 
 def clocks_of_run(folder: RunFolder, shell: Shell) -> Clocks:
-    """The clocks of the run in `folder`, its last ones if it has ended.
+    """The clocks of the run in `folder`; after its end, the final ones.
 
     Raises:
-        UserError: it is no run, or has no clocks.
+        UserError: it is not a run, or has no clocks.
     """
     record, result = folder.read_record(), folder.read_result()
     if result is not None:
@@ -152,17 +156,17 @@ def clocks_of_run(folder: RunFolder, shell: Shell) -> Clocks:
             )
         return Clocks(local, global_clock)
     if not record.job_id:
-        raise UserError(f"the run in {folder.path} has no clocks yet; its services are coming up")
+        raise UserError(f"the run in {folder.path} has no clocks yet; its services are starting")
     there = shell.alone() if record.local else shell
     with pointing_at_status(folder, shell):
         return clocks_of_coordinator(record.coordinator, there, JobId(record.job_id))
 
 
 def clocks_of_coordinator(address: str, shell: Shell, job_id: JobId | None = None) -> Clocks:
-    """The clocks of a job, or of the newest one.
+    """The clocks of a job, by default the newest one.
 
     Raises:
-        UserError: it has reported none yet.
+        UserError: the job has reported no clocks yet.
         Unavailable: the coordinator does not answer.
         UnknownJob: there is no such job.
     """
@@ -177,15 +181,15 @@ def clocks_of_coordinator(address: str, shell: Shell, job_id: JobId | None = Non
 
 
 def watch_run(folder: RunFolder, shell: Shell, say: Callable[[str], None]) -> Iterator[Clocks]:
-    """The clocks of the run in `folder` now and after every change, to its end.
+    """Yield the clocks of the run in `folder` now and after every change, until its end.
 
     Args:
         folder: of the run.
-        shell: the world around.
+        shell: the command's environment.
         say: called when the coordinator is unreachable for a while.
 
     Raises:
-        UserError: it is no run.
+        UserError: it is not a run.
     """
     record = folder.read_record()
     if folder.read_result() is not None:
@@ -203,7 +207,7 @@ def watch_run(folder: RunFolder, shell: Shell, say: Callable[[str], None]) -> It
 
 
 def watch_coordinator(address: str, shell: Shell, mending: Mending, job_id: JobId | None = None) -> Iterator[Clocks]:
-    """The clocks of a job, or of the newest one, now and after every change, to its end.
+    """Yield the clocks of a job, by default the newest one, now and after every change, until its end.
 
     Raises:
         Unavailable: the coordinator does not answer.

@@ -13,7 +13,7 @@ from hetpipe.runs.status import status_of_coordinator, status_of_run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Show how a run is doing. Its state, its processes, its clocks."""
+    """Show the status of a run. State, processes, clocks."""
 
     run_dir: RunDir = None
     coordinator: NewestJobOf = None
@@ -23,7 +23,7 @@ class Options:
 
 
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
-    """Tell how a run is doing."""
+    """Print the status of a run."""
     if options.coordinator is not None and options.run_dir is None:
         found = status_of_coordinator(options.coordinator, shell)
     else:

@@ -28,20 +28,20 @@ from hetpipe.values.members import ROLE_NAMES, Member
 from hetpipe.values.wire import plain
 from hetpipe.wire.calls import GET_STATUS, LIST_MEMBERS, GetStatusRequest, ListMembersRequest
 
-#: Between two looks.
+#: Polling interval.
 REFRESH_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A job and its cluster at one moment."""
+    """A snapshot of a job and its cluster."""
 
     status: JobStatus
     members: tuple[Member, ...]
 
     @property
     def has_ended(self) -> bool:
-        """Nothing of the job will change any more."""
+        """Whether the job has ended, so that nothing changes any more."""
         return self.status.state is not None and self.status.state.is_terminal
 
     def to_json(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Picture:
         return {**plain(JobStatus, self.status), "workers": workers, "evaluations": evaluations, "members": members}
 
     def lines(self, current: Path) -> list[str]:
-        """The picture for people; paths as seen from the folder `current`."""
+        """The snapshot as text for people; paths are relative to the folder `current`."""
         status = self.status
         state = NO_JOB if status.state is None else STATE_TEXTS[status.state]
         where = f" ({shown_path(Path(status.run_dir), current)})" if status.run_dir else ""
@@ -84,7 +84,7 @@ class Picture:
 
 
 def _rows(progress: ProgressTable) -> list[list[str]]:
-    """The table of `train`, with memory in place of the remaining time, which is above it."""
+    """The table of `train`, with memory instead of the remaining time, which is shown above it."""
     memory = [bytes_text(row.memory_bytes) for row in progress.rows]
     rows = [[*row[:-1], size] for row, size in zip(cells(progress), memory, strict=True)]
     return [[*headings(progress)[:-1], "memory"], *rows]
@@ -99,23 +99,23 @@ def _row(member: Member) -> list[str]:
 
 
 class Screen(Protocol):
-    """Shows one picture after the other."""
+    """A display of successive snapshots."""
 
     def show(self, picture: Picture) -> None:
-        """Show a picture in place of the one before, or after it."""
+        """Show a snapshot in place of the previous one, or after it."""
         ...
 
     def say(self, sentence: str) -> None:
-        """Show a remark beside the pictures."""
+        """Show a remark beside the snapshots."""
         ...
 
     def close(self) -> None:
-        """Leave the terminal as it was, the last picture on it."""
+        """Restore the terminal; the last snapshot stays on it."""
         ...
 
 
 class _Pages(Screen):
-    """One picture after the other, for pipes and `--json`."""
+    """Prints the snapshots in sequence, for pipes and `--json`."""
 
     def __init__(self, output: Output, current: Path) -> None:
         self._output = output
@@ -130,7 +130,7 @@ class _Pages(Screen):
         self._output.note(sentence)
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """No-op: nothing is buffered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,14 +139,14 @@ class Options:
 
     run_dir: RunDir = None
     coordinator: NewestJobOf = None
-    once: Annotated[bool, typer.Option("--once", help="Show it once, and end.")] = False
+    once: Annotated[bool, typer.Option("--once", help="Show it once, and exit.")] = False
     runs_dir: RunsDir = RUNS
     tls: TlsFolder = None
     as_json: Json = False
 
 
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
-    """Show a job and its cluster until the job has ended, or Ctrl-C; the newest job of a coordinator goes on."""
+    """Show a job and its cluster until the end of the job or Ctrl-C."""
     if options.coordinator is not None and options.run_dir is None:
         shown = _screen(output, shell, once=options.once)
         mending = Mending(shell.clock, say=shown.say)
@@ -195,7 +195,7 @@ def _watch(
                 contact.saw(picture.status)
                 shell.clock.sleep(REFRESH_SECONDS)
         except KeyboardInterrupt:
-            return  # the usual way to leave it
+            return  # the usual way to quit
 
 
 def _look(client: CoordinatorPort, job_id: JobId | None) -> Picture:
@@ -204,23 +204,23 @@ def _look(client: CoordinatorPort, job_id: JobId | None) -> Picture:
 
 
 def _running(folder: RunFolder, shell: Shell) -> RunRecord:
-    """The coordinator of the run.
+    """Connect to the coordinator of the run.
 
     Raises:
-        UserError: it has ended, or not begun.
+        UserError: the run has ended, or has no job yet.
     """
     record, result = folder.read_record(), folder.read_result()
     where = shown_path(folder.path, shell.current)
     if result is not None:
         raise UserError(f"the run in {where} has ended ({result.state}); look at it with: hetpipe status {where}")
     if not record.job_id:
-        raise UserError(f"the run in {where} has no job yet; its services are coming up")
+        raise UserError(f"the run in {where} has no job yet; its services are starting")
     return record
 
 
 def _screen(output: Output, shell: Shell, *, once: bool) -> Screen:
     if once or output.machine is not None or not shell.is_screen(output.people):
         return _Pages(output, shell.current)
-    from hetpipe.cli.look.top_screen import LiveScreen  # only here rich is needed
+    from hetpipe.cli.look.top_screen import LiveScreen  # rich is needed here only
 
     return LiveScreen(output.people, shell.current)

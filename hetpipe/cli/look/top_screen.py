@@ -13,10 +13,10 @@ from hetpipe.cli.look.top import Picture, Screen
 
 
 class LiveScreen(Screen):
-    """Each picture in place of the one before. What does not fit into the width is cut."""
+    """Shows each snapshot in place of the previous one, truncated to the terminal's width."""
 
     def __init__(self, stream: TextIO, current: Path) -> None:
-        """Begin to draw on `stream`; paths are shown as seen from the folder `current`."""
+        """Start drawing on `stream`; paths are relative to the folder `current`."""
         self._current = current
         console = Console(file=stream, highlight=False)
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
@@ -28,7 +28,7 @@ class LiveScreen(Screen):
         self._live.update(Text(lines, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def say(self, sentence: str) -> None:
-        """Print a sentence above the picture, where it stays."""
+        """Print a sentence above the snapshot, permanently."""
         self._live.console.print(Text(sentence))
 
     def close(self) -> None:

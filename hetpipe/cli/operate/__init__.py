@@ -1,1 +1,1 @@
-"""A cluster that runs for long: its services, their health, certificates and repairs."""
+"""Operation of a cluster: services, health, certificates and repairs."""

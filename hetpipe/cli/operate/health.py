@@ -1,8 +1,8 @@
-"""`hetpipe health`: does a service answer, and say that it serves? For people, and for probes of containers.
+"""`hetpipe health`: the health check of a service, for people and for probes of containers.
 
-Containers run it every few seconds, so this imports gRPC and next to nothing else: no typer, no torch, no
-protobuf. It has a parser of its own, which `hetpipe.cli.main` calls without the rest of the command line. Only an
-error, which a person is going to read, may take time to explain.
+Containers run it every few seconds, so it imports little more than gRPC: no typer, no torch, no protobuf. It has a
+parser of its own, which `hetpipe.cli.main` calls without the rest of the command line. Slow imports are limited to the
+explanation of errors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hetpipe.runs.outcome import ExitStatus, Output, sentences_of, status_of
 from hetpipe.values.identity import Role, server_name
 from hetpipe.wire.channel import open_channel
 
-#: As `hetpipe.wire.tls` names it, which imports far more.
+#: Copied from `hetpipe.wire.tls`, which imports far more.
 _TLS_VARIABLE = "HETPIPE_TLS"
 
 _METHOD = "/grpc.health.v1.Health/Check"
@@ -41,9 +41,9 @@ class Question:
     address: str
     """`HOST:PORT`."""
     service: str = ""
-    """One service of it; empty: all of it."""
+    """The service within the process; empty: all."""
     role: Role = Role.COORDINATOR
-    """Who must answer, under TLS."""
+    """The expected identity of the server, under TLS."""
     tls: Path | None = None
     """Folder of certificates; None: plaintext."""
     timeout_seconds: float = 3.0
@@ -53,7 +53,7 @@ def ask(question: Question) -> str:
     """The health status of a server, or of one of its services: `SERVING`, `NOT_SERVING`, ….
 
     Raises:
-        HetpipeError: it does not answer, or refuses to; the certificates or the address cannot be used.
+        HetpipeError: no answer, or a refusal; or the certificates or the address cannot be used.
     """
     started = SYSTEM_CLOCK.monotonic()
     channel = open_channel(
@@ -84,7 +84,7 @@ def _request(service: str) -> bytes:
     """A `HealthCheckRequest`: its field 1 is the name, with its length before it."""
     name = service.encode()
     if len(name) > 127:  # noqa: PLR2004 - lengths of one byte
-        raise UserError(f"--service {service[:20]}… is no name of a service; write at most 127 bytes")
+        raise UserError(f"--service {service[:20]}… is too long for the name of a service; write at most 127 bytes")
     return b"\x0a" + bytes([len(name)]) + name if name else b""
 
 
@@ -116,7 +116,7 @@ def _explained(question: Question, error: grpc.RpcError, started: float) -> Hetp
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Ask once, say the answer; the exit status is 0 only for SERVING."""
+    """Run one check and print its result; the exit status is 0 only for SERVING."""
     options = _parser().parse_args(arguments)
     output = Output(
         people=sys.stderr if options.json else sys.stdout,
@@ -147,11 +147,11 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hetpipe health",
-        description="Ask a service whether it serves. Exits with 0 only if it does; for probes and scripts.",
+        description="Check the health of a service. Exits with 0 only if it is serving; for probes and scripts.",
     )
-    parser.add_argument("address", metavar="HOST:PORT", help="where the service listens")
+    parser.add_argument("address", metavar="HOST:PORT", help="address of the service")
     parser.add_argument(
-        "--service", default="", metavar="NAME", help="one service of it (default: all); `live`: is it up, busy or not?"
+        "--service", default="", metavar="NAME", help="service within the process (default: all); `live`: liveness only"
     )
     parser.add_argument(
         "--role",
@@ -159,15 +159,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="ROLE",
         help="with --tls: the expected role of the server, coordinator (default) or parameter-server",
     )
-    parser.add_argument(
-        "--timeout", type=float, default=3.0, metavar="S", help="longest wait, in seconds (%(default)s)"
-    )
+    parser.add_argument("--timeout", type=float, default=3.0, metavar="S", help="timeout in seconds (%(default)s)")
     parser.add_argument(
         "--tls",
         type=Path,
         default=os.environ.get(_TLS_VARIABLE) or None,
         metavar="DIR",
-        help=f"certificates for a service with TLS, as `hetpipe certs issue` makes them (default: ${_TLS_VARIABLE})",
+        help=f"certificates for a service with TLS, made by `hetpipe certs issue` (default: ${_TLS_VARIABLE})",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line of standard output")
     return parser

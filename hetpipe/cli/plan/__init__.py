@@ -1,1 +1,1 @@
-"""Commands before training: profiles of layers and links, plans, predictions of speed."""
+"""Planning commands: profiles of layers and links, plans, predictions of speed."""

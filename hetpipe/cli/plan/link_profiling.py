@@ -1,4 +1,4 @@
-"""Has the links of this machine measured: between two processes of it, and between its memory and its devices."""
+"""Measurement of this machine's links, between two processes and between memory and devices, in child processes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from hetpipe.values.link_measurement import LinkMeasurement, MeasuredLinks
 from hetpipe.values.measurement import ProfileStep
 from hetpipe.values.run import AgentDevice
 
-#: What measures; `--report-fd N` is added.
+#: Program of the measuring process; `--report-fd N` is added.
 PROGRAM: tuple[str, ...] = (sys.executable, "-m", "hetpipe.server.agent.link_process")
 
 _TITLE = "the process that measures links"
 
-#: Longest wait for a word of a process that measures: importing torch, waiting for the other end, measuring.
+#: Timeout for a report of the measuring process: importing torch, waiting for the other end, measuring.
 _PATIENCE_SECONDS = 180.0
 
 
@@ -38,11 +38,11 @@ class LinkWish:
     """The parameters of a link measurement."""
 
     node: str
-    """What this machine is called."""
+    """Name of this machine's node."""
     devices: Sequence[AgentDevice]
-    """Those of this machine."""
+    """Devices of this machine."""
     fresh: bool = False
-    """Measure again, whatever the cache has."""
+    """Ignore the cache."""
     program: Sequence[str] = field(default=PROGRAM)
 
 
@@ -52,7 +52,7 @@ class ProfiledLinks:
 
     measured: MeasuredLinks
     cached: bool
-    """It was measured earlier."""
+    """The measurements are from the cache."""
 
 
 def cached_links(wish: LinkWish, shell: Shell) -> MeasuredLinks:
@@ -64,13 +64,13 @@ def profile_links(wish: LinkWish, shell: Shell, on_step: Callable[[ProfileStep],
     """Measure the links of this machine, or load cached measurements.
 
     Args:
-        wish: how.
-        shell: the world around.
+        wish: parameters of the measurement.
+        shell: the command's environment.
         on_step: called before each part is measured, in this thread.
 
     Raises:
-        DeadlineExceeded: a process that measures is silent.
-        JobFailed: it died.
+        DeadlineExceeded: the measuring process is silent.
+        JobFailed: the measuring process died.
     """
     known = MeasuredLinks() if wish.fresh else cached_links(wish, shell)
     if known.links and known.copies:
@@ -98,7 +98,7 @@ def _link(wish: LinkWish, shell: Shell) -> LinkMeasurement:
 
 @contextmanager
 def _process(wish: LinkWish, shell: Shell, order: LinkOrder) -> Iterator[ReportingChild]:
-    # As stages of a job without an environment of its own.
+    # The environment of stages of a job without `environment`.
     environment = child_environment(shell.environment, EnvironmentSection(), None)
     with tempfile.TemporaryDirectory(prefix="hetpipe-links-") as folder:
         spec = ChildSpec(

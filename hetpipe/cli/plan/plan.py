@@ -50,7 +50,7 @@ RECOMPUTE: Mapping[str, Recompute] = {name: name for name in get_args(Recompute)
 AUTO = "auto"
 PROPORTIONAL = "proportional"
 
-#: What most optimizers keep at most; assumed of one that is not known.
+#: Optimizer state per parameter that is assumed for an unknown optimizer, the maximum of most.
 _MOST_SLOTS = 2
 
 _WORKERS_EXAMPLE = """--workers '[["n0/0", "n1/0"], ["n0/1", "n1/1"]]'"""
@@ -60,7 +60,7 @@ ChoiceT = TypeVar("ChoiceT", bound=str)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Plan before training. Which device computes which layers, how fast that will be, and why."""
+    """Compute the fastest plan that fits, and predict its speed. Assigns layers to devices, with the reasons."""
 
     job: Annotated[Path | None, typer.Argument(metavar="JOB", help="Job file; not needed with two files.")] = None
     profile: Annotated[Path | None, typer.Option(metavar="P.json", help="Profile.  [default: measure the job]")] = None
@@ -93,7 +93,7 @@ class Options:
         str | None, typer.Option(metavar="NAME", help="1f1b, fifo or gpipe.  [default: the weight policy's own]")
     ] = None
     optimizer_slots: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Tensors that the optimizer keeps per parameter.")
+        int | None, typer.Option(min=0, metavar="N", help="Tensors of optimizer state per parameter.")
     ] = None
     recompute: Annotated[
         str | None, typer.Option(metavar="auto|on|off", help="Recompute activations.  [default: auto; off for a job]")
@@ -107,20 +107,22 @@ class Options:
     reserve_bytes: Annotated[
         int | None,
         typer.Option(
-            min=0, metavar="N", help="What the framework takes on every device.  [default: measured; 0 for files]"
+            min=0, metavar="N", help="Memory of the framework on every device.  [default: measured; 0 for files]"
         ),
     ] = None
-    why: Annotated[bool, typer.Option("--why", help="Say why: the alternatives, N, the cuts.")] = False
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it all as a page, with a picture.")] = None
+    why: Annotated[bool, typer.Option("--why", help="Explain the plan: the alternatives, N, the cuts.")] = False
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the plan as an HTML page with a picture.")
+    ] = None
     out: Annotated[Path | None, typer.Option(metavar="PLAN.json", help="Write the plan.")] = None
     as_json: Json = False
 
 
 def run(request: Options, output: Output, shell: Shell) -> ExitStatus:
-    """Plan, and tell.
+    """Plan, and print the result.
 
     Raises:
-        UserError: options, files or the job cannot be used, or nothing fits.
+        UserError: options, files or the job cannot be used, or no plan fits.
     """
     check_request(request, as_json=output.machine is not None)
     job = None if request.job is None else load_job(request.job)
@@ -130,7 +132,7 @@ def run(request: Options, output: Output, shell: Shell) -> ExitStatus:
     options = wishes.options
     if request.reserve_bytes is None:
         options = replace(options, reserve_bytes=known.reserve_bytes)
-    # the searches take a while to import
+    # slow to import
     from hetpipe.decide.planner.choose import choose_plan
     from hetpipe.decide.simulator.prediction import predicted
 
@@ -165,9 +167,9 @@ class _Known:
     profile: Profile
     cluster: Cluster
     links: KnownLinks
-    """Where the links of the cluster are from."""
+    """Source of the cluster's links."""
     reserve_bytes: int = 0
-    """What the framework takes of every device; 0 if nothing was measured."""
+    """Memory of the framework on every device; 0 if nothing was measured."""
 
 
 def _given(request: Options) -> _Known:
@@ -182,7 +184,7 @@ def _stated(cluster: Cluster) -> KnownLinks:
 
 
 def _for_job(request: Options, job: Job, output: Output, shell: Shell) -> _Known:
-    """Files that were named go before those of the job, and these before this machine and a measurement."""
+    """Files given as options take precedence over those of the job, and these over this machine and a measurement."""
     if request.profile is not None and request.cluster is not None:
         known = _given(request)
     else:
@@ -191,7 +193,7 @@ def _for_job(request: Options, job: Job, output: Output, shell: Shell) -> _Known
         check_fits(known.profile, cluster, cluster_name="cluster" if request.cluster is None else str(request.cluster))
     if known.profile.batch_size != job.batch_size:
         raise UserError(
-            f"the profile is of minibatches of {known.profile.batch_size} samples, the job's have {job.batch_size}; "
+            f"the profile has minibatches of {known.profile.batch_size} samples, the job has {job.batch_size}; "
             f"profile again, or set batch_size: {known.profile.batch_size}"
         )
     if known.profile.precision != job.precision:
@@ -203,11 +205,11 @@ def _for_job(request: Options, job: Job, output: Output, shell: Shell) -> _Known
 
 
 def _cluster(request: Options, job: Job, shell: Shell) -> tuple[Cluster, KnownLinks]:
-    """The cluster, and where its links are from."""
+    """The cluster, and the source of its links."""
     named = job.cluster.file if request.cluster is None else read_document(Cluster, request.cluster)
     if named is not None:
         return named, _stated(named)
-    # As a run would do it.
+    # Like a run.
     node = socket.gethostname()
     devices = discover_devices(node)
     measured = cached_links(LinkWish(node=node, devices=devices), shell)
@@ -246,7 +248,7 @@ def _page(facts: PlanFacts) -> str:
 
 
 def _show(facts: PlanFacts, request: Options, output: Output) -> None:
-    # rich takes a while to import, and --json does without
+    # rich is slow to import, and --json does not need it
     from rich.console import Console
 
     from hetpipe.report.plan_reasons import reasons_of
@@ -268,7 +270,7 @@ class Wishes:
 
 
 def check_request(request: Options, *, as_json: bool) -> None:
-    """Refuse options that contradict each other.
+    """Reject options that contradict each other.
 
     Raises:
         UserError: naming the fix.
@@ -281,17 +283,17 @@ def check_request(request: Options, *, as_json: bool) -> None:
             given = "cluster" if absent == ["profile"] else "profile"
             raise UserError(f"--{given} is given without --{absent[0]}; give both, or name a job file")
     if request.why and as_json:
-        raise UserError("--json has every alternative with its reason already; leave out --why")
+        raise UserError("--json already includes every alternative with its reason; leave out --why")
     if (request.staleness == AUTO) != (request.max_staleness is not None):
         raise UserError(
-            "--D auto and --max-D belong together; give for example --D auto --max-D 8, or one number with --D"
+            "--D auto and --max-D must be used together; give for example --D auto --max-D 8, or one number with --D"
         )
     _check_belongs("--workers", request.workers, "explicit", request.allocation)
     _check_belongs("--max-batch", request.max_batch, "parallel", request.allocation)
     if request.allocation == "explicit" and request.workers is None:
         raise UserError(f"--allocation explicit needs the devices of each virtual worker: {_WORKERS_EXAMPLE}")
     if request.allocation == "parallel" and request.max_batch is None:
-        raise UserError("--allocation parallel needs --max-batch: the largest global batch that still trains well")
+        raise UserError("--allocation parallel needs --max-batch: the largest global batch with acceptable convergence")
 
 
 def _check_belongs(option: str, value: object, allocation: str, asked: str | None) -> None:
@@ -308,8 +310,8 @@ def wishes_of(request: Options, job: Job | None) -> Wishes:
     """
     if job is not None and job.sync.traits.averages_gradients:
         raise UserError(
-            f"how fast stages average gradients among themselves is not foreseen, and `sync: {job.sync.kind}` is cut "
-            "alike everywhere, not planned; plan it with `sync: bsp`, which brings weights together as often"
+            f"the planner does not predict the time of averaging gradients, and `sync: {job.sync.kind}` requires equal "
+            "cuts, which are not planned; plan it with `sync: bsp`, which synchronizes weights as often"
         )
     given = request.minibatches_per_wave
     _check_waves(request, job)
@@ -317,13 +319,13 @@ def wishes_of(request: Options, job: Job | None) -> Wishes:
     slots = request.optimizer_slots
     if job is not None and slots is None and slots_of(job.optimizer, job.weights) is None:
         slots = _MOST_SLOTS
-        assumed = f"planned for {slots} tensors of the parameters' size, say --optimizer-slots if it is another number"
+        assumed = f"planned for {slots} tensors of the parameters' size; give --optimizer-slots for another number"
         remarks = (f"the state of {job.optimizer.name} is unknown; {assumed}",)
     base = PlanOptions(optimizer_slots=slots or 0) if job is None else options_of(job, slots=slots)
     if request.shards is not None and not base.with_shards:
-        raise UserError("--shards is for parameter servers, which the job goes without; leave it out")
+        raise UserError("--shards is for parameter servers, which the job does not use; leave it out")
     if request.allocation == "parallel":
-        # PipeDream-2BW's planner, which chooses N by itself
+        # PipeDream-2BW's planner, which chooses N itself
         base = replace(_with_weights(PLANNED_POLICY, base), minibatches_per_wave=None, proportional=False)
     base = _with_weights(_choice("--weights", request.weights, WEIGHTS, base.weights), base)
     workers = base.workers if request.allocation is None else None
@@ -346,12 +348,12 @@ def wishes_of(request: Options, job: Job | None) -> Wishes:
 
 
 def _check_waves(request: Options, job: Job | None) -> None:
-    """Refuse waves that no plan can have."""
+    """Reject waves that are not possible in any plan."""
     given = request.minibatches_per_wave
     if given is None and job is not None and isinstance(job.sync.minibatches_per_wave, tuple):
         raise UserError(
-            "sync.minibatches_per_wave has one number for each virtual worker of the job, but a plan forms virtual "
-            "workers anew; give --minibatches-per-wave proportional, auto, or one number"
+            "sync.minibatches_per_wave has one number for each virtual worker of the job, but a plan defines new ones; "
+            "give --minibatches-per-wave proportional, auto, or one number"
         )
     if given != PROPORTIONAL:
         return
@@ -363,12 +365,12 @@ def _check_waves(request: Options, job: Job | None) -> None:
     if job is not None and not job.has_shards:
         raise UserError(
             "--minibatches-per-wave proportional is for several virtual workers with parameter servers, which the job "
-            "goes without; leave it out"
+            "does not use; leave it out"
         )
 
 
 def _with_weights(weights: WeightPolicy, base: PlanOptions) -> PlanOptions:
-    """The same under a policy, which has a schedule of its own and may accumulate by itself."""
+    """The options under a weight policy, which determines the schedule and possibly the accumulation."""
     if weights == base.weights:
         return base
     accumulate = 1 if POLICIES[weights].one_update_per_wave else base.accumulate
@@ -376,10 +378,10 @@ def _with_weights(weights: WeightPolicy, base: PlanOptions) -> PlanOptions:
 
 
 def workers_of(text: str) -> tuple[tuple[DeviceId, ...], ...]:
-    """The value of `--workers`.
+    """Parse the value of `--workers`.
 
     Raises:
-        UserError: it is no JSON list of lists of device names.
+        UserError: it is not a JSON list of lists of device names.
 
     >>> workers_of('[["n0/0", "n1/0"], ["n0/1"]]')
     (('n0/0', 'n1/0'), ('n0/1',))
@@ -387,7 +389,7 @@ def workers_of(text: str) -> tuple[tuple[DeviceId, ...], ...]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise UserError(f"--workers is no JSON ({error}); give for example {_WORKERS_EXAMPLE}") from None
+        raise UserError(f"--workers is not JSON ({error}); give for example {_WORKERS_EXAMPLE}") from None
     match value:
         case [[*_], *_] if all(isinstance(name, str) for names in value for name in _entries(names)):
             return tuple(tuple(map(DeviceId, names)) for names in value)

@@ -27,7 +27,7 @@ from hetpipe.values.profile import LayerProfile, Profile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Measure the cost of every layer of a job's model. Times, parameters, activations, on each type of device here."""
+    """Measure the cost of every layer of a job's model. Times, parameters, activations per device type."""
 
     job: Annotated[Path | None, typer.Argument(metavar="JOB", help="Job file; not with --links.")] = None
     settings: Settings = ()
@@ -43,20 +43,20 @@ class Options:
         str | None,
         typer.Option(
             metavar="TYPE,…",
-            help="Device types to have in the profile beside those of this machine: estimated from the catalogue if "
-            "they are not here. `cpu` measures the CPU, too.",
+            help="Additional device types, estimated from the catalogue if this machine does not have them. `cpu` also "
+            "measures the CPU.",
         ),
     ] = None
     repeats: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Measure each layer so often.  [default: until the medians are stable]"),
+        typer.Option(min=1, metavar="N", help="Measurements per layer.  [default: until the medians are stable]"),
     ] = None
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again, even if nothing has changed.")] = False
+    fresh: Annotated[bool, typer.Option("--fresh", help="Ignore cached measurements.")] = False
     coordinator: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="With --links: have the agents of this coordinator measure the links between their nodes.",
+            help="With --links: measure the links between the nodes of this coordinator's agents.",
         ),
     ] = None
     tls: TlsFolder = None
@@ -72,7 +72,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     if options.links:
         return _links(options, output, shell)
     if options.coordinator is not None:
-        raise UserError("--coordinator is for links; give --links, too, or leave it out")
+        raise UserError("--coordinator is for links; add --links, or leave it out")
     if options.job is None:
         raise UserError("there is nothing to measure; name a job file, or give --links")
     job = load_job(options.job, options.settings)
@@ -88,7 +88,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
 
 
 def _links(options: Options, output: Output, shell: Shell) -> ExitStatus:
-    """With --links; options for measuring a model are rejected."""
+    """Measure links (`--links`); options for measuring a model are rejected."""
     of_models = {
         "JOB": options.job,
         "--set": options.settings,
@@ -105,7 +105,7 @@ def _links(options: Options, output: Output, shell: Shell) -> ExitStatus:
 
 
 def types_of(text: str | None) -> tuple[str, ...]:
-    """The names in the value of `--types`.
+    """Parse the value of `--types`.
 
     >>> types_of("RTX_3090, T4,"), types_of(None)
     (('RTX_3090', 'T4'), ())
@@ -146,7 +146,7 @@ def _remarks(profiled: Profiled, options: Options, shell: Shell) -> list[str]:
     found = [f"per minibatch of {profiled.profile.batch_size} samples; the last layer's figures include the loss"]
     for kind, measured_at in profiled.cached.items():
         age = duration(shell.clock.wall() - measured_at)
-        found.append(f"{kind} was measured {age} ago and is unchanged since; measure it again with --fresh")
+        found.append(f"{kind} was measured {age} ago, and nothing has changed since; measure it again with --fresh")
     if profiled.profile.estimated:
         names = ", ".join(profiled.profile.estimated)
         found.append(f"estimated from peak figures of the catalogue, not measured: {names}")

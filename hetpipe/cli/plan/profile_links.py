@@ -1,4 +1,4 @@
-"""`hetpipe profile --links`: how fast the links of this machine are, as a cluster file for plans."""
+"""`hetpipe profile --links`: the speed of links, measured, as a cluster file for planning."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from hetpipe.values.members import MemberRole
 from hetpipe.values.run import AgentInfo
 from hetpipe.wire.calls import LIST_MEMBERS, MEASURE_LINKS, ListMembersRequest, MeasureLinksRequest
 
-#: Seconds between two looks at how far the agents are.
+#: Polling interval for the agents' progress, in seconds.
 _LOOK_SECONDS = 0.5
 
-#: Longest wait for them, from one link to the next: longer than the coordinator waits.
+#: Timeout per link, longer than the coordinator's.
 _PATIENCE_SECONDS = 120.0
 
 
@@ -37,10 +37,10 @@ def profile_links_of(wish: LinkWish, output: Output, shell: Shell, *, out: Path 
     """Measure the links of this machine, and print the result.
 
     Args:
-        wish: how.
-        output: hears what was found.
-        shell: the world around.
-        out: where to write the cluster file, if anywhere.
+        wish: parameters of the measurement.
+        output: prints the result.
+        shell: the command's environment.
+        out: path of the cluster file to write, if any.
 
     Raises:
         UserError: the file cannot be written.
@@ -62,14 +62,14 @@ def profile_links_of(wish: LinkWish, output: Output, shell: Shell, *, out: Path 
 def profile_cluster_links(
     coordinator: str, output: Output, shell: Shell, *, out: Path | None, fresh: bool
 ) -> ExitStatus:
-    """Have the agents of a coordinator measure the links between their nodes, and print all known links.
+    """Measure the links between the nodes of a coordinator's agents, and print all known links.
 
     Args:
         coordinator: `HOST:PORT`.
-        output: hears what was found.
-        shell: the world around.
-        out: where to write the cluster file, if anywhere.
-        fresh: measure known links again.
+        output: prints the result.
+        shell: the command's environment.
+        out: path of the cluster file to write, if any.
+        fresh: ignore earlier measurements.
 
     Raises:
         UserError: no agent is registered, or the file cannot be written.
@@ -107,7 +107,7 @@ def _survey(
     *,
     fresh: bool,
 ) -> str:
-    """Wait until the links are measured; which were not, and why."""
+    """Wait until the links are measured; returns the failed ones with reasons."""
     until, before = 0.0, -1
     request = MeasureLinksRequest(new_request_id(), fresh)
     while not (progress := client.invoke(MEASURE_LINKS, request)).is_over:
@@ -124,7 +124,7 @@ def _survey(
 
 
 def lines(measured: MeasuredLinks) -> list[str]:
-    """Measurements for people: a row each."""
+    """Measurements as text for people, one row each."""
     heading = ["measured", "by", "GB/s", "latency µs", "messages of", "samples"]
     links = [
         [f"link {LinkOrigin(link.between, 'measured').words}", link.transport, *_figures(link.speed)]
@@ -138,7 +138,7 @@ def lines(measured: MeasuredLinks) -> list[str]:
 
 
 def links_sentences(known: KnownLinks, now: float) -> tuple[str, ...]:
-    """The sources of a plan's links: stated, measured or assumed, a sentence each.
+    """The sources of a plan's links (stated, measured or assumed), one sentence each.
 
     >>> from hetpipe.decide.lifecycle.known_cluster import ASSUMED_LINKS
     >>> links_sentences(KnownLinks(ASSUMED_LINKS, (LinkOrigin(("a", "a"), "measured", 0.0),)), 7384.0)
@@ -170,16 +170,14 @@ def _figures(speed: TransferSpeed) -> Iterable[str]:
 
 
 def _remarks(profiled: ProfiledLinks, out: Path | None, shell: Shell) -> list[str]:
-    found = ["of both directions the slower one; latency is half a round trip of small messages"]
+    found = ["the slower of both directions; latency is half the round trip of small messages"]
     if any(copy.method == "memcpy" for copy in profiled.measured.copies):
-        found.append(
-            "memcpy: without a GPU a copy stays in memory; a stage on a CPU makes none, and plans leave it out"
-        )
+        found.append("memcpy: without a GPU a copy stays in memory; stages on CPUs make none, and plans ignore it")
     if profiled.cached:
         age = duration(shell.clock.wall() - profiled.measured.links[0].measured_at)
         found.append(f"measured {age} ago; measure again with --fresh")
     if out is None:
-        found.append("`hetpipe plan JOB` on this machine plans with it; --out cluster.yaml writes a cluster file")
+        found.append("`hetpipe plan JOB` on this machine uses it; --out cluster.yaml writes a cluster file")
     else:
         found.append(f"written to {shown_path(out.absolute(), shell.current)}")
     return found

@@ -11,12 +11,12 @@ from hetpipe.runs.outcome import Output
 from hetpipe.runs.shell import Shell
 from hetpipe.values.measurement import ProfileStep
 
-#: Seconds between two lines.
+#: Interval between lines, in seconds.
 LINE_SECONDS = 5.0
 
 
 class ProfileView(Protocol):
-    """Shows steps between `__enter__` and `__exit__`."""
+    """A display of measuring steps, as a context manager."""
 
     def __enter__(self) -> Self: ...
 
@@ -25,7 +25,7 @@ class ProfileView(Protocol):
     ) -> None: ...
 
     def show(self, step: ProfileStep) -> None:
-        """This layer is being measured now."""
+        """Show the layer that is being measured."""
         ...
 
 
@@ -33,7 +33,7 @@ class ProfileLines:
     """One `key=value` line every few seconds, the first at once."""
 
     def __init__(self, stream: TextIO, clock: Clock, unit: str = "layers") -> None:
-        """Count steps as so many of `unit`."""
+        """`unit` is the noun for the counted steps."""
         self._stream = stream
         self._unit = unit
         self._clock = clock
@@ -45,7 +45,7 @@ class ProfileLines:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Nothing is open."""
+        """No-op."""
 
     def show(self, step: ProfileStep) -> None:
         """Implement `ProfileView`."""
@@ -58,11 +58,11 @@ class ProfileLines:
 
 
 class ProfileBar:
-    """A bar that fills."""
+    """A progress bar."""
 
     def __init__(self, stream: TextIO, beginning: str = "importing the model") -> None:
         """Display the work before the first step."""
-        # rich takes a while, and pipes do without
+        # rich is slow to import, and not needed for pipes
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -94,13 +94,13 @@ class ProfileBar:
 def view_for(
     output: Output, shell: Shell, *, unit: str = "layers", beginning: str = "importing the model"
 ) -> ProfileView:
-    """Shows a measurement: a bar on a terminal, else lines.
+    """The display of a measurement: a bar on a terminal, else lines.
 
     Args:
-        output: where.
-        shell: the world around.
+        output: destination.
+        shell: the command's environment.
         unit: the unit of progress, as `layer`.
-        beginning: the work before the first of them.
+        beginning: the work before the first step.
     """
     if shell.is_screen(output.people):
         return ProfileBar(output.people, beginning)

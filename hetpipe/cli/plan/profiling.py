@@ -1,4 +1,4 @@
-"""Has the job's model measured in a process of its own, which alone imports the user's code, and makes its profile."""
+"""Profile of a job's model, measured in a child process, the only one that imports the user's code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hetpipe.values import wire
 from hetpipe.values.measurement import CPU_TYPE, ProfileStep
 from hetpipe.values.profile import Profile
 
-#: What measures; `--report-fd N` is added.
+#: Program of the measuring process; `--report-fd N` is added.
 PROGRAM: tuple[str, ...] = (sys.executable, "-m", "hetpipe.server.agent.profile_process")
 
 
@@ -31,9 +31,9 @@ class ProfileWish:
     """The parameters of profiling."""
 
     types: tuple[str, ...] = ()
-    """Device types that must be in the profile, beside those that are here: measured if here, else estimated."""
+    """Additional device types: measured if this machine has them, else estimated."""
     fresh: bool = False
-    """Measure again, whatever the cache has."""
+    """Ignore the cache."""
     repeats: int | None = None
     """Samples per layer; None: as many as a stable median needs."""
     program: Sequence[str] = field(default=PROGRAM)
@@ -41,28 +41,28 @@ class ProfileWish:
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """A profile and where it comes from."""
+    """A profile and its origin."""
 
     profile: Profile
     cached: Mapping[str, float]
-    """Device types measured earlier → when, in seconds since 1970-01-01 UTC."""
+    """Device types from the cache → time of measurement, in seconds since 1970-01-01 UTC."""
     reserve_bytes: int = 0
-    """What to leave to the framework on every device; measured on the types that were wished for and are here."""
+    """Memory of the framework per device, the maximum over the requested types of this machine."""
 
 
 def profile_job(job: Job, wish: ProfileWish, shell: Shell, on_step: Callable[[ProfileStep], None]) -> Profiled:
-    """Measure the model of `job` on this machine, and estimate it on the other types that are wished for.
+    """Measure the model of `job` on this machine, and estimate it on the other requested types.
 
     Args:
         job: the job; its user code is imported from the shell's current folder.
-        wish: how.
-        shell: the world around.
+        wish: parameters of the profile.
+        shell: the command's environment.
         on_step: called before each layer is measured, in this thread.
 
     Raises:
-        UserError: a type is neither here nor in the catalogue.
+        UserError: a type is neither on this machine nor in the catalogue.
         CallableError, JobError: the user's code cannot be used.
-        JobFailed: the process that measures died.
+        JobFailed: the measuring process died.
     """
     order = ProfileOrder(
         job=job.model_dump(mode="json"),

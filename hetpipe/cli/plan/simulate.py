@@ -1,4 +1,4 @@
-"""`hetpipe simulate`: run a plan in simulated time; its throughput, and the waits between workers."""
+"""`hetpipe simulate`: run a plan in simulated time; throughput and waiting times."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from hetpipe.values.ids import DeviceId
 from hetpipe.values.plan_document import PlanDocument
 from hetpipe.values.suggest import join_names
 
-#: Activities in a trace beyond which viewers get slow.
+#: Number of activities in a trace above which viewers are slow.
 _LARGE_TRACE = 500_000
 
-#: Virtual workers shown one by one.
+#: Maximum number of virtual workers listed individually.
 _MOST_SHOWN = 16
 
 _BAR = 20
@@ -52,18 +52,19 @@ class Options:
         int | None, typer.Option(metavar="N", help="Minibatches of each virtual worker.  [default: 64 waves or more]")
     ] = None
     jitter_cv: Annotated[
-        float, typer.Option("--jitter", metavar="CV", help="Vary computing times: standard deviation over mean.")
+        float,
+        typer.Option(
+            "--jitter", metavar="CV", help="Coefficient of variation of computing times: standard deviation over mean."
+        ),
     ] = 0.0
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the variation.")] = 0
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the variation.")] = 0
     stragglers: Annotated[
         tuple[str, ...],
-        typer.Option(
-            "--straggler", metavar="DEVICE=FACTOR", help="Let a device take so many times longer. Repeatable."
-        ),
+        typer.Option("--straggler", metavar="DEVICE=FACTOR", help="Slow a device down by a factor. Repeatable."),
     ] = ()
-    no_contention: Annotated[
-        bool, typer.Option("--no-contention", help="Let every transfer take the time it takes alone.")
-    ] = False
+    no_contention: Annotated[bool, typer.Option("--no-contention", help="Simulate transfers without contention.")] = (
+        False
+    )
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a trace for Perfetto or chrome://tracing.")
     ] = None
@@ -71,10 +72,10 @@ class Options:
 
 
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
-    """Simulate, and tell.
+    """Simulate, and print the result.
 
     Raises:
-        UserError: files or options that cannot be used.
+        UserError: a file or an option cannot be used.
     """
     document = read_document(PlanDocument, options.plan)
     profile, cluster = read_fitting(options.profile, options.cluster)
@@ -92,17 +93,17 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
         _write_trace(result, options.trace)
         remarks.append(f"trace in {shown_path(options.trace.absolute(), shell.current)}; open it at ui.perfetto.dev")
         if len(result.activities) > _LARGE_TRACE:
-            remarks.append(f"it holds {len(result.activities)} activities; for a quicker one give fewer --minibatches")
+            remarks.append(f"it has {len(result.activities)} activities; give fewer --minibatches for a smaller one")
     output.say(*remarks)
     output.answer(to_json(result), *lines(result, plan, how))
     return ExitStatus.OK
 
 
 def simulation_options(options: Options, document: PlanDocument) -> SimulationOptions:
-    """The simulator's options, from those of the command.
+    """Convert the command's options to the simulator's.
 
     Raises:
-        UserError: a text means nothing.
+        UserError: an option is malformed.
     """
     staleness = document.staleness if options.staleness is None else staleness_of(options.staleness)
     steady = mean_minibatches(steady_waves(staleness), document.waves)
@@ -121,7 +122,7 @@ def simulation_options(options: Options, document: PlanDocument) -> SimulationOp
 
 
 def staleness_of(text: str) -> int | None:
-    """The value of `--D`; None: no bound.
+    """Parse the value of `--D`; None: no bound.
 
     Raises:
         UserError: it is neither a number nor `inf`.
@@ -137,7 +138,7 @@ def staleness_of(text: str) -> int | None:
 
 
 def straggler_of(text: str) -> tuple[DeviceId, float]:
-    """The value of a `--straggler`.
+    """Parse the value of a `--straggler`.
 
     Raises:
         UserError: it is not `DEVICE=FACTOR`.
@@ -149,7 +150,7 @@ def straggler_of(text: str) -> tuple[DeviceId, float]:
     try:
         return DeviceId(device), float(factor)
     except ValueError:
-        raise UserError(f"--straggler is {text!r}; give a device and how many times longer it takes: n0/1=2") from None
+        raise UserError(f"--straggler is {text!r}; give a device and its slowdown factor, for example n0/1=2") from None
 
 
 def to_json(result: SimulationResult) -> dict[str, Any]:
@@ -165,7 +166,7 @@ def to_json(result: SimulationResult) -> dict[str, Any]:
 
 
 def lines(result: SimulationResult, plan: SimulatedPlan, how: SimulationOptions) -> list[str]:
-    """A simulation for people."""
+    """A simulation as text for people."""
     each, waves = f"{how.minibatches} minibatches of each virtual worker", plan.minibatches_per_wave
     per_wave = str(waves[0])
     if len(set(waves)) > 1:

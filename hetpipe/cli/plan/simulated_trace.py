@@ -1,4 +1,4 @@
-"""A simulated run as a picture, in the same look as a real one: the timeline that `observe` makes of both."""
+"""Trace of a simulated run, in the format of a real run's timeline (`observe`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = {
     ActivityKind.PULL: Activity.PULL,
 }
 
-#: What the number of a transfer counts.
+#: Meaning of the number of a transfer.
 _NUMBERED = {
     ActivityKind.ACTIVATIONS: "p",
     ActivityKind.GRADIENTS: "p",
@@ -35,7 +35,7 @@ def write_trace(activities: Sequence[SimulatedActivity], out: Path) -> None:
     """Write the trace of a simulation in Chrome's JSON format.
 
     Args:
-        activities: everything that went on.
+        activities: all activities of the simulation.
         out: the file; replaced when the trace is complete.
 
     Raises:

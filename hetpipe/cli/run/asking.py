@@ -22,11 +22,11 @@ _LOOK_SECONDS = 0.5
 
 
 class WhichJob(Protocol):
-    """Options that say which job is meant: that of the run in a folder, one of a coordinator, or the newest run's."""
+    """Options that select a job: that of the run in a folder, one of a coordinator, or that of the newest run."""
 
     @property
     def run_dir(self) -> Path | None:
-        """None: that of the newest run."""
+        """Folder of the run; None: the newest run."""
 
     @property
     def coordinator(self) -> str | None:
@@ -34,7 +34,7 @@ class WhichJob(Protocol):
 
     @property
     def job(self) -> str | None:
-        """Of the coordinator; None: its newest."""
+        """Job id at the coordinator; None: its newest job."""
 
     @property
     def runs_dir(self) -> Path:
@@ -49,9 +49,9 @@ class Asked:
     job_id: JobId | None
     """None: the newest job."""
     folder: RunFolder | None
-    """Of the run, where that is known."""
+    """Folder of the run, if known."""
     cluster: str | None = None
-    """`HOST:PORT` of the coordinator; None: that of a local run, which ends with it."""
+    """`HOST:PORT` of the coordinator; None: the coordinator of a local run, which ends with the run."""
 
     def wait(
         self,
@@ -64,21 +64,21 @@ class Asked:
         timeout_seconds: float,
         again: Callable[[], object] = lambda: None,
     ) -> JobStatus:
-        """Poll a job until a condition holds or the job has ended; its status then.
+        """Poll a job until a condition holds or the job has ended; returns its status.
 
         Args:
             status: the newest one.
-            is_reached: whether it is.
+            is_reached: the condition.
             late: the error message when the timeout expires.
-            say: called with the state of the connection.
-            shell: has the time.
-            timeout_seconds: how long to wait, also for a coordinator that is away.
-            again: repeats the request that is waited for, as the coordinator that accepted it may have died.
+            say: called with changes of the connection's state.
+            shell: provides the clock.
+            timeout_seconds: limit of the wait, including outages of the coordinator.
+            again: repeats the request, as the coordinator that accepted it may have died.
 
         Raises:
-            DeadlineExceeded: it was not reached in time.
-            Unavailable, UnknownJob: the coordinator has not answered for minutes, or not known the job.
-            NobodyLeads: it answers, but the job has had no leader for minutes.
+            DeadlineExceeded: the condition did not hold in time.
+            Unavailable, UnknownJob: for minutes the coordinator has not answered, or the job has been unknown to it.
+            NobodyLeads: the coordinator answers, but the job has had no leader for minutes.
         """
         mending, contact = Mending(shell.clock, say=say), Contact(shell.clock)
         mending.whole()
@@ -109,13 +109,13 @@ class Asked:
 
 
 def is_over(status: JobStatus) -> bool:
-    """Whether the job has ended, or there is none."""
+    """Whether the job has ended, or does not exist."""
     return status.state is None or status.state.is_terminal
 
 
 @contextmanager
 def asked(which: WhichJob, shell: Shell) -> Iterator[Asked]:
-    """The coordinator, and the job."""
+    """Connect to the coordinator of the selected job."""
     folder: RunFolder | None = None
     cluster = which.coordinator
     if which.coordinator is not None:
@@ -135,14 +135,14 @@ def _run_of(which: WhichJob) -> tuple[RunFolder, RunRecord]:
     """The run that the options select, and its coordinator.
 
     Raises:
-        UserError: there is none, or nothing of it runs.
+        UserError: there is no run, or it is not running.
     """
     if which.job is not None:
-        raise UserError("--job names a job of a coordinator; say which one with --coordinator HOST:PORT")
+        raise UserError("--job names a job of a coordinator; add --coordinator HOST:PORT")
     folder = find_run(which.run_dir, runs_dir=which.runs_dir)
     record, result = folder.read_record(), folder.read_result()
     if result is not None:
-        raise UserError(f"the run in {folder.path} has {result.state}: nothing of it runs any more")
+        raise UserError(f"the run in {folder.path} has {result.state} and is not running any more")
     if not record.job_id:
-        raise UserError(f"the run in {folder.path} has no job yet; its services are coming up")
+        raise UserError(f"the run in {folder.path} has no job yet; its services are starting")
     return folder, record

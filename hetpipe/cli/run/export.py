@@ -20,7 +20,7 @@ from hetpipe.values.storage_url import is_url
 
 
 class Format(StrEnum):
-    """What is written."""
+    """Format of the output."""
 
     SAFETENSORS = "safetensors"
     HUGGING_FACE = "hf"
@@ -28,14 +28,13 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Write the weights of a run into one file. From its newest checkpoint, by the model's names, as safetensors."""
+    """Export the weights of a run to one file. Newest checkpoint, the model's names, safetensors."""
 
     paths: Annotated[
         tuple[str, ...],
         typer.Argument(
             metavar="[RUN] OUT",
-            help="Folder or URL of the run (the newest, if left out), and the file or URL to write, or with --to hf "
-            "the folder.",
+            help="Folder or URL of the run (default: the newest), and the file or URL to write; a folder with --to hf.",
         ),
     ]
     to: Annotated[
@@ -50,7 +49,7 @@ class Options:
 
 
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
-    """Write the weights of a run into one file, or into a folder."""
+    """Export the weights of a run to one file, or to a folder."""
     *runs, out = options.paths
     if len(runs) > 1:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Follow a run to its end, or hand it in and leave it to itself; for train, submit, demo and up."""
+"""Follow a run to its end, or submit it without following; for train, submit, demo and up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def follow(request: RunRequest, folder: RunFolder, output: Output, shell: Shell)
 
 
 def hand_in(request: RunRequest, folder: RunFolder, output: Output, shell: Shell) -> None:
-    """Hand `request` in, with `folder` for its run, and say so."""
+    """Submit `request`, with `folder` for its run, and print the job id."""
     assert request.coordinator is not None
     submission = folder.read_submission()
     if submission is None:
@@ -48,11 +48,11 @@ def hand_in(request: RunRequest, folder: RunFolder, output: Output, shell: Shell
     finally:
         client.close()
     folder.write_record(replace(record_of(request, folder, shell), job_id=job_id, pids={}))
-    folder.point_latest()  # no follower is left to be notified that it trains
+    folder.point_latest()  # no follower does so once it trains
     where = shown_path(folder.path, shell.current)
     output.answer(
         {"run_dir": str(folder.path), "job_id": job_id},
-        f"submitted as job {job_id}; see how it goes with: hetpipe status {where}",
+        f"submitted as job {job_id}; show its status with: hetpipe status {where}",
     )
 
 
@@ -60,7 +60,7 @@ def view_for(output: Output, name: str, shell: Shell) -> View:
     """A live table on a terminal, else lines."""
     stream = output.people
     if shell.is_screen(stream):
-        from hetpipe.report.live import LiveView  # rich takes a while, and pipes do without
+        from hetpipe.report.live import LiveView  # rich is slow to import, and not needed for pipes
 
         return LiveView(stream, name=name, clock=shell.clock)
     return LineView(stream, shell.clock)

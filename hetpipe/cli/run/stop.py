@@ -32,9 +32,9 @@ class Options:
     """Stop a run, attached or detached. At the next barrier, with a checkpoint to resume from."""
 
     run_dir: RunDir = None
-    now: Annotated[bool, typer.Option("--now", help="At once, without a checkpoint.")] = False
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it has stopped.")] = True
-    timeout: Annotated[float, typer.Option(metavar="S", min=0, help="Longest wait, in seconds.")] = 600
+    now: Annotated[bool, typer.Option("--now", help="Stop immediately, without a checkpoint.")] = False
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it has stopped.")] = True
+    timeout: Annotated[float, typer.Option(metavar="S", min=0, help="Timeout in seconds.")] = 600
     coordinator: Coordinator = None
     job: JobOfCoordinator = None
     runs_dir: RunsDir = RUNS
@@ -43,7 +43,7 @@ class Options:
 
 
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
-    """Ask a job to stop, and wait until it has if that is wanted. One that has ended stays as it is."""
+    """Request a job to stop and, with `--wait`, wait until it has. No effect on a job that has ended."""
     mode = StopMode.NOW if options.now else StopMode.CHECKPOINT
     with asked(options, shell) as there:
         status = there.client.invoke(GET_STATUS, GetStatusRequest(there.job_id))

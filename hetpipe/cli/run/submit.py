@@ -1,4 +1,4 @@
-"""`hetpipe submit`: a job to a running cluster; with the same folder as before, the job is followed again."""
+"""`hetpipe submit`: submit a job to a running cluster; repeated with the same folder, follow the job again."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ class Options:
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder for the run, new or empty; or that of a job handed in before, which is followed again.  "
+            help="Folder for the run, new or empty; or that of a submitted job, to follow it again.  "
             "[default: runs/NAME-TIME]",
         ),
     ] = None
     resume: Resume = None
-    detach: Annotated[bool, typer.Option("--detach", help="Only hand the job in; do not follow it.")] = False
+    detach: Annotated[bool, typer.Option("--detach", help="Do not follow the job.")] = False
     tls: TlsFolder = None
     as_json: Json = False
 
 
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
-    """Hand a job in, and follow it to its end unless it is to be left to itself."""
+    """Submit a job and, unless detached, follow it to its end."""
     request, folder = _wanted(options, shell)
     if not options.detach:
         return follow(request, folder, output, shell)
@@ -59,7 +59,7 @@ def _wanted(options: Options, shell: Shell) -> tuple[RunRequest, RunFolder]:
     """The submission: a new job, or the one that was submitted to a cluster with the same folder.
 
     Raises:
-        UserError: there is another job in the folder, or none at all.
+        UserError: the folder has another job, or no job is given.
     """
     folder = None if options.run_dir is None else RunFolder(options.run_dir)
     submission = None if folder is None else folder.read_submission()
@@ -71,7 +71,7 @@ def _wanted(options: Options, shell: Shell) -> tuple[RunRequest, RunFolder]:
     request = _request(options, shell)
     if submission_of(request, folder).job_json != submission.job_json:
         raise UserError(
-            f"--run-dir {options.run_dir}: another job was handed in with that folder; name a new folder, or follow "
+            f"--run-dir {options.run_dir}: another job was submitted with that folder; name a new folder, or follow "
             f"that job with: hetpipe submit --run-dir {options.run_dir} --coordinator {options.coordinator}"
         )
     return request, folder

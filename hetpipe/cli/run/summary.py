@@ -1,4 +1,4 @@
-"""The last words of a run on the terminal. Pure."""
+"""The final summary of a run on the terminal. Pure."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def summary_lines(end: RunEnd, *, current: Path) -> list[str]:
 
 
 def _compared(forecast: PlanDocument, measured: float) -> str:
-    """Both figures are samples by the time from the first minibatch to the end of the last, fills and drains included.
+    """Predicted and measured samples/s, from the first minibatch to the end of the last, including fills and drains.
 
-    The plan of an earlier version predicts full pipelines only, not the run.
+    Plans of earlier versions predict the steady state only.
     """
     steady = forecast.predicted.samples_per_second
     predicted, of_what = steady, "for full pipelines"
@@ -103,12 +103,12 @@ def _skipped(skipped: Mapping[int, int]) -> list[str]:
 
 def _deaths(deaths: Mapping[int, int]) -> list[str]:
     told = [f"virtual worker {vw} died {count(number, 'time')}" for vw, number in deaths.items() if number]
-    return [f"survived: {', '.join(told)}, and the run went on"] if told else []
+    return [f"survived: {', '.join(told)}, and the run continued"] if told else []
 
 
 def _promises(staleness: Staleness, where: str) -> str:
     bound = "unbounded" if staleness.bound_clock_distance is None else f"at most {staleness.bound_clock_distance}"
-    seen = f"clock distance: {staleness.max_clock_distance} at most seen, {bound} allowed"
+    seen = f"clock distance: largest seen {staleness.max_clock_distance}, allowed {bound}"
     if staleness.violations is None:
         return f"{seen}; the history was not checked"
     if staleness.violations:

@@ -1,4 +1,4 @@
-"""`hetpipe train`: a job to its end, on this machine or on a running cluster."""
+"""`hetpipe train`: train a job, on this machine or on a running cluster."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Options:
 
 
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
-    """Run a job and follow it to its end."""
+    """Train a job and follow it to its end."""
     request = new_run(
         options.job, options.settings, resume=options.resume, coordinator=options.coordinator, shell=shell
     )

@@ -1,1 +1,1 @@
-"""Commands for a start: checks of this machine, a demo, a job template."""
+"""Commands for getting started: checks of this machine, a demo, a job template."""

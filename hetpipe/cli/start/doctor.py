@@ -23,11 +23,11 @@ from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.shell import Shell
 from hetpipe.values.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
 
-#: Oldest versions that work; the same as in the package's own requirements.
+#: Minimum versions, equal to the package's requirements.
 _NEEDED = {"torch": (2, 9), "grpcio": (1, 80), "protobuf": (6, 31)}
 _OLDEST_PYTHON = (3, 11)
 
-#: What a stage process with a small model takes, in bytes, mostly for torch itself.
+#: Memory of a stage process with a small model, in bytes, mostly for torch itself.
 _PROCESS_BYTES = 350 * 1024 * 1024
 _FEWEST_PROCESSES = 4
 
@@ -53,7 +53,7 @@ class Health(StrEnum):
 
     OK = "ok"
     WARN = "warn"
-    """Runs work, but not all of them or not well."""
+    """Some runs do not work, or not well."""
     FAIL = "fail"
     """Runs do not work."""
 
@@ -66,7 +66,7 @@ class Check:
     health: Health
     found: str
     fix: str = ""
-    """What to do; empty when all is well."""
+    """The fix; empty if there is no problem."""
 
 
 def examine(current: Path) -> list[Check]:
@@ -89,12 +89,12 @@ def examine(current: Path) -> list[Check]:
 def _examined(name: str, check: Callable[[], Check]) -> Check:
     try:
         return check()
-    except Exception as error:  # noqa: BLE001 - whatever is broken is what a doctor is for
+    except Exception as error:  # noqa: BLE001 - any failure is a finding
         return Check(name, Health.FAIL, f"{type(error).__name__}: {error}", "see the message; it is not hetpipe's own")
 
 
 def lines(checks: Sequence[Check]) -> list[str]:
-    """The checks for people, the verdict last."""
+    """The checks as text for people, the verdict last."""
     table = columns([[check.name, check.health.value, check.found] for check in checks])
     shown = []
     for line, check in zip(table, checks, strict=True):
@@ -116,7 +116,7 @@ def to_json(checks: Sequence[Check]) -> dict[str, Any]:
 
 
 def has_failed(checks: Sequence[Check]) -> bool:
-    """Whether a run cannot work here."""
+    """Whether runs are impossible on this machine."""
     return any(check.health is Health.FAIL for check in checks)
 
 
@@ -145,19 +145,19 @@ def _dotted(version: tuple[int, ...]) -> str:
 
 
 def _torchvision() -> Check:
-    """Optional. Much of transformers and timm imports it, so one that does not load matters to other models, too."""
+    """Check torchvision. It is optional, but much of transformers and timm imports it, so a broken one matters."""
     from hetpipe.pipeline.torchvision_operators import mismatch
 
     try:
         found = importlib.metadata.version("torchvision")
     except importlib.metadata.PackageNotFoundError:
-        return Check("torchvision", Health.OK, "not installed, which only some models need")
+        return Check("torchvision", Health.OK, "not installed; only some models need it")
     reason = mismatch()
     if reason is None:
         return Check("torchvision", Health.OK, found)
     torch = importlib.metadata.version("torch")
-    found = f"{found}, another build than torch {torch}: models train unless they use its operators ({reason})"
-    return Check("torchvision", Health.WARN, found, "install torchvision from the index that torch came from")
+    found = f"{found}, built for another torch than {torch}: models work unless they use its operators ({reason})"
+    return Check("torchvision", Health.WARN, found, "install torchvision from the same index as torch")
 
 
 def _devices() -> Check:
@@ -167,9 +167,9 @@ def _devices() -> Check:
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
         return Check("devices", Health.OK, f"{count(len(names), 'CUDA device')}: {', '.join(names)}")
     if shutil.which("nvidia-smi"):
-        fix = "install a build of torch with CUDA, or stay with CPU devices"
+        fix = "install a build of torch with CUDA, or use CPU devices"
         return Check("devices", Health.WARN, "an NVIDIA driver, but torch sees no CUDA device", fix)
-    return Check("devices", Health.OK, "CPU devices, as many as a run declares")
+    return Check("devices", Health.OK, "CPU devices, any number")
 
 
 def _cores() -> Check:
@@ -201,7 +201,7 @@ def _loopback() -> Check:
 
 
 def _gloo() -> Check:
-    """Two ends of the link that stages use, in two threads."""
+    """Connect two ends of a gloo link, in two threads."""
     import torch
 
     from hetpipe.link.cut import Cut
@@ -231,7 +231,7 @@ def _gloo() -> Check:
 def _redis() -> Check:
     path = shutil.which("redis-server")
     if path is None:
-        fix = "nothing, unless a coordinator is to keep its state in Redis; then install redis-server"
+        fix = "install redis-server if a coordinator is to keep its state in Redis; else nothing"
         return Check("redis-server", Health.WARN, "not found", fix)
     return Check("redis-server", Health.OK, path)
 
@@ -241,7 +241,7 @@ def _folder(current: Path) -> Check:
         with tempfile.NamedTemporaryFile(dir=current):
             pass
     except OSError as error:
-        fix = "change to a folder you may write to, or name one with --run-dir"
+        fix = "change to a writable folder, or name one with --run-dir"
         return Check("folder", Health.WARN, f"{current} cannot be written to: {error.strerror}", fix)
     free = shutil.disk_usage(current).free
     return Check("folder", Health.OK, f"{current}, {free / 2**30:.1f} GiB free for runs")

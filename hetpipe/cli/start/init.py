@@ -1,4 +1,4 @@
-"""`hetpipe init`: a job file and the model it names, to start from."""
+"""`hetpipe init`: templates of a job file and its model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hetpipe.errors import UserError
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.shell import Shell
 
-#: What is written, and from which template.
+#: File → its template.
 TEMPLATES = ("job.yaml", "model.py")
 
 
@@ -30,17 +30,17 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     written = write_templates(folder)
     go = "" if folder.resolve() == shell.current.resolve() else f"cd {folder} && "
     output.say(
-        f"wrote {' and '.join(map(str, written))}: a small model that trains as it is; put yours in its place",
+        f"wrote {' and '.join(map(str, written))}: a small model that can be trained; replace it by yours",
         f"train it with: {go}hetpipe train job.yaml",
     )
     return ExitStatus.OK
 
 
 def write_templates(folder: Path) -> list[Path]:
-    """Write the templates into `folder`, which is made if need be; the files written.
+    """Write the templates into `folder`, created if missing; returns the files written.
 
     Raises:
-        UserError: one of them is there already (then none is written), or the folder cannot be written to.
+        UserError: one of them already exists (then none is written), or the folder cannot be written to.
     """
     targets = [folder / name for name in TEMPLATES]
     taken = [str(target) for target in targets if target.exists()]

@@ -17,7 +17,7 @@ class Options:
 
 
 def run(_options: Options, output: Output, _shell: Shell) -> ExitStatus:
-    """Tell which versions there are."""
+    """Print the versions."""
     others = ", ".join(f"{name} {_version(name)}" for name in ("torch", "grpcio"))
     output.say(f"hetpipe {hetpipe.__version__} (Python {platform.python_version()}, {others})")
     return ExitStatus.OK

@@ -1,1 +1,1 @@
-"""Commands that answer a question by many runs."""
+"""Studies over many runs."""

@@ -1,7 +1,7 @@
-"""`hetpipe compare`: one job under several weight policies, trained one after the other, and the figures.
+"""`hetpipe compare`: train one job under several weight policies in sequence, and compare the results.
 
-A run that diverges or fails is a row of the comparison, not its end. Ctrl-C ends the comparison and keeps what has
-finished; the same command with `--run-dir` goes on from there.
+A run that diverges or fails is a row of the comparison, and does not end it. Ctrl-C ends the comparison and keeps the
+finished runs; the same command with `--run-dir` continues it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from hetpipe.runs.shell import Shell
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Train a job under several weight policies. Tells how well each trains, how fast, and in how much memory."""
+    """Train a job under several weight policies. Compares convergence, speed and memory."""
 
     job: JobFile
-    weights: Annotated[str, typer.Option(metavar="POLICY,…", help="Weight policies to train it under.")] = (
+    weights: Annotated[str, typer.Option(metavar="POLICY,…", help="Weight policies to compare.")] = (
         "wave,stash,double_buffer,flush,predict"
     )
-    seeds: Annotated[int, typer.Option(metavar="N", help="Seeds to train each with, from the job's own on.")] = 3
+    seeds: Annotated[int, typer.Option(metavar="N", help="Number of seeds, starting from the job's.")] = 3
     settings: Settings = ()
     own_settings: Annotated[
         tuple[str, ...],
@@ -44,9 +44,13 @@ class Options:
     ] = ()
     run_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder of the comparison; runs in it are used again.  [default: a new one]"),
+        typer.Option(
+            metavar="DIR", help="Folder of the comparison; its finished runs are reused.  [default: a new one]"
+        ),
     ] = None
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as a page, with curves.")] = None
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the comparison as an HTML page with curves.")
+    ] = None
     as_json: Json = False
 
 
@@ -62,11 +66,11 @@ def run(options: Options, output: Output, shell: Shell, train: Trainer = train_t
     """Train the missing runs, and print the comparison.
 
     Raises:
-        UserError: options or the job cannot be used, under any of the policies; or a file cannot be written.
+        UserError: the options or, under one of the policies, the job cannot be used; or a file cannot be written.
     """
     trials = trials_of(options.job, options)
     if options.html is not None and not options.html.absolute().parent.is_dir():
-        raise UserError(f"--html {options.html}: there is no such folder; make it first, or name another")
+        raise UserError(f"--html {options.html}: no such folder; create it, or name another")
     name = trials[0].job.name
     folder = ComparisonFolder.open(options.run_dir, name=name, clock=shell.clock)
     where = shown_path(folder.path, shell.current)
@@ -81,8 +85,8 @@ def run(options: Options, output: Output, shell: Shell, train: Trainer = train_t
     if records:
         _tell(trials, records, folder, options, output, shell)
     if interrupted:
-        sentence = f"interrupted after {len(records)} of {len(trials)} runs; go on with --run-dir {where}"
-        # With records the choice is made already, and there is one only.
+        sentence = f"interrupted after {len(records)} of {len(trials)} runs; continue with --run-dir {where}"
+        # Finished records determine the only choice.
         output.say(sentence) if records else output.complain([sentence])
         return ExitStatus.INTERRUPTED
     return ExitStatus.FAILED if any(one.state is TrialState.FAILED for one in records) else ExitStatus.OK
@@ -112,7 +116,7 @@ def _tell(
     policies = tuple(dict.fromkeys(trial.weights for trial in trials))
     summaries = summaries_of(policies, records)
     view = view_of(trials[0].job, len({trial.seed for trial in trials}), summaries, records)
-    # rich and the page are not needed by other commands, nor by --json
+    # rich and the page are needed neither by other commands nor by --json
     if output.machine is None:
         from rich.console import Console
 

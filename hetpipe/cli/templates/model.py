@@ -1,6 +1,6 @@
-"""What the job file names: a model, its data, and everything else that is yours. Each callable takes no arguments.
+"""The callables of the job file: the model and its data. None of them takes arguments.
 
-As an example to replace: which of two spirals does a point lie on?
+An example to replace: classify points of two spirals.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def eval_data() -> TensorDataset:
 
 
 def _spirals(num_points: int, seed: int) -> TensorDataset:
-    # An own generator: a dataset must hold the same samples in every process that makes it.
+    # A generator of its own: a dataset must have the same samples in every process that creates it.
     generator = torch.Generator().manual_seed(seed)
     spiral = torch.randint(2, (num_points,), generator=generator)
     radius = torch.rand(num_points, generator=generator) * 2 + 0.2

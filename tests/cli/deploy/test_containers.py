@@ -54,7 +54,7 @@ def test_down_removes_everything_once(docker: FakeDocker, state: Path) -> None:
     assert not state.exists()
     again = invoke(docker, "down", "--project", "mine", state=state)
     assert again.exit_code == 0
-    assert again.stdout == "there was nothing of project mine\n"
+    assert again.stdout == "project mine has no containers\n"
 
 
 def test_down_is_about_one_project(docker: FakeDocker, state: Path) -> None:

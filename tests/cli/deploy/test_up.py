@@ -157,7 +157,7 @@ def test_detached_says_how_to_go_on(world: World) -> None:
     assert "submitted as job" in result.stdout
     folder = world.state / "certs" / "operator-submit"
     assert f"hetpipe status --coordinator 127.0.0.1:7400 --tls {folder}" in result.stdout
-    assert "end it all with: hetpipe down\n" in result.stdout
+    assert "remove the cluster with: hetpipe down\n" in result.stdout
     again = world.up("job.yaml", "--cpu-devices", "2", "--detach")
     assert again.exit_code == 2
     assert "hetpipe is up already" in again.stderr
@@ -217,14 +217,14 @@ def test_data_elsewhere_is_shown_read_only(world: World, tmp_path: Path) -> None
     assert result.exit_code == 0, result.output
     mounts = world.docker.named("hetpipe-agent-0").options["mounts"]
     assert {"Source": str(tmp_path / "data"), "ReadOnly": True}.items() <= mounts[1].items()
-    assert "--data nowhere: there is no such folder" in world.up("job.yaml", "--data", "nowhere").stderr
+    assert "--data nowhere: no such folder" in world.up("job.yaml", "--data", "nowhere").stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--set", "epochs=3"), "--set is about a job"),
-        (("--plan", "p.json"), "--plan is about a job"),
+        (("--set", "epochs=3"), "--set requires a job"),
+        (("--plan", "p.json"), "--plan requires a job"),
         (("job.yaml", "--shards", "2"), "--set parameter_servers.count=2"),
         (("job.yaml", "--cpu-devices", "1"), "needs 2 devices"),
         (("job.yaml", "--project", "No/Good"), "begins the names of containers"),

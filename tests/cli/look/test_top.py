@@ -256,5 +256,5 @@ def test_a_run_whose_services_are_coming_up() -> None:
     folder.write_record(replace(folder.read_record(), job_id=""))
     result = invoke(FakeCoordinator(), str(folder.path))
     assert (result.exit_code, result.stderr) == (
-        2, "error: the run in run has no job yet; its services are coming up\n",
+        2, "error: the run in run has no job yet; its services are starting\n",
     )  # fmt: skip

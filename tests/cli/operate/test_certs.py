@@ -76,7 +76,7 @@ def test_what_cannot_be_done_is_one_sentence() -> None:
     answer("init", "ca")
     assert "holds an authority already" in errors("init", "ca")
     assert errors("issue", "ca", "janitor", "joe") == (
-        "'janitor' is no role; write one of coordinator, parameter-server, agent, operator, monitor, redis"
+        "'janitor' is not a role; use one of coordinator, parameter-server, agent, operator, monitor, redis"
     )
     assert errors("issue", "ca", "stage", "0").endswith("stages get theirs from the coordinator when they start")
     assert errors("issue", "ca", "agent").endswith("hetpipe certs issue DIR agent node-a")

@@ -175,7 +175,7 @@ def test_a_profile_of_other_minibatches_is_refused() -> None:
     write_job(batch_size=8)
     result = invoke("job.yaml", *FILES)
     assert result.exit_code == 2
-    assert "the profile is of minibatches of 32 samples, the job's have 8; profile again" in result.stderr
+    assert "the profile has minibatches of 32 samples, the job has 8; profile again" in result.stderr
 
 
 def test_a_profile_of_another_precision_is_refused() -> None:

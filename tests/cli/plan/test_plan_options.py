@@ -149,14 +149,14 @@ def test_a_job_without_parameter_servers() -> None:
     job = job_with(sync={"kind": "none"}, workers={"stages": 2, "count": 1})
     options = wishes_of(Options(job=Path("job.yaml")), job).options
     assert (options.with_shards, options.num_shards) == (False, None)
-    with pytest.raises(UserError, match="--shards is for parameter servers, which the job goes without"):
+    with pytest.raises(UserError, match="--shards is for parameter servers, which the job does not use"):
         wishes_of(Options(job=Path("job.yaml"), shards=2), job)
 
 
 def test_averaging_among_stages_is_not_foreseen() -> None:
     job = job_with(sync={"kind": "allreduce"}, weights="flush", workers={"stages": 2, "count": 2})
     with pytest.raises(
-        UserError, match=r"average gradients among themselves is not foreseen.*; plan it with `sync: bsp`"
+        UserError, match=r"does not predict the time of averaging gradients.*; plan it with `sync: bsp`"
     ):
         wishes_of(Options(job=Path("job.yaml")), job)
 
@@ -201,7 +201,7 @@ def test_waves_in_proportion() -> None:
         (
             {},
             {"workers": {"stages": [[1], [1]]}, "sync": {"minibatches_per_wave": [2, 1]}},
-            "one number for each virtual worker of the job, but a plan forms virtual workers anew; give --minib",
+            "one number for each virtual worker of the job, but a plan defines new ones; give --minib",
         ),
         (
             {"allocation": "parallel", "max_batch": 8, "minibatches_per_wave": "proportional"},
@@ -211,7 +211,7 @@ def test_waves_in_proportion() -> None:
         (
             {"minibatches_per_wave": "proportional"},
             {"sync": "none"},
-            "is for several virtual workers with parameter servers, which the job goes without; leave it out",
+            "is for several virtual workers with parameter servers, which the job does not use; leave it out",
         ),
     ],
 )

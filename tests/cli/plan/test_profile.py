@@ -118,7 +118,9 @@ def test_a_cached_type_is_told_with_its_age(orders: list[ProfileOrder], monkeypa
     old = replace(ANSWER.measurements[0], measured_at=NOW - 7384.0)
     monkeypatch.setattr(profiling, "_ask", lambda *_: ProfileAnswer((old,), ("cpu",)))
     result = invoke()
-    assert "cpu was measured 2 h 03 min ago and is unchanged since; measure it again with --fresh" in result.stdout
+    assert (
+        "cpu was measured 2 h 03 min ago, and nothing has changed since; measure it again with --fresh" in result.stdout
+    )
 
 
 def test_an_unknown_type_is_refused(orders: list[ProfileOrder]) -> None:

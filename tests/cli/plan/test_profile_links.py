@@ -74,8 +74,8 @@ def test_measured_links_are_told_written_and_valid_for_a_week() -> None:
         "link within here               gloo    0.75         100  256 bytes, 4 MiB  20 or more",
         "memory of here to T4 and back  memcpy     1          10  256 bytes, 4 MiB  20 or more",
         "",
-        "of both directions the slower one; latency is half a round trip of small messages",
-        "memcpy: without a GPU a copy stays in memory; a stage on a CPU makes none, and plans leave it out",
+        "the slower of both directions; latency is half the round trip of small messages",
+        "memcpy: without a GPU a copy stays in memory; stages on CPUs make none, and plans ignore it",
         "measured 2 h 03 min ago; measure again with --fresh",
         "written to c.yaml",
     ]
@@ -208,7 +208,7 @@ class TestCluster:
 
     def test_it_is_for_links_alone(self) -> None:
         result = invoke("job.yaml", "--coordinator", "c:7300")
-        assert (result.exit_code, "--coordinator is for links; give --links" in result.stderr) == (2, True)
+        assert (result.exit_code, "--coordinator is for links; add --links" in result.stderr) == (2, True)
 
 
 # -- with processes ----------------------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ def test_a_trace_has_one_process_per_virtual_worker() -> None:
     ("arguments", "said"),
     [
         (["--D", "many"], "give a whole number of waves, or inf"),
-        (["--straggler", "n0/2"], "give a device and how many times longer"),
+        (["--straggler", "n0/2"], "give a device and its slowdown factor"),
         (["--straggler", "n7/2=3"], "the plan uses no device 'n7/2'"),
         (["--minibatches", "0"], "minibatches must be at least 1"),
         (["--trace", "nowhere/trace.json"], "give --trace a file in a folder that exists"),

@@ -162,4 +162,4 @@ def test_the_coordinator_of_a_local_run_ends_with_it(tmp_path: Path) -> None:
     result = invoke(coordinator, "runs/a")
 
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, f"small (job {JOB_ID}) has stopped")
-    assert invoke(coordinator, "runs/a").stderr.endswith("has stopped: nothing of it runs any more\n")
+    assert invoke(coordinator, "runs/a").stderr.endswith("has stopped and is not running any more\n")

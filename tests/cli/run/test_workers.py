@@ -93,13 +93,13 @@ class TestList:
 
     def test_a_job_without_any_says_so(self) -> None:
         result = invoke(Scripted([status(progress=None)]), "list", *CLUSTER)
-        assert result.stdout.splitlines()[-1] == "it has no virtual workers yet, or any more"
+        assert result.stdout.splitlines()[-1] == "it has no virtual workers at the moment"
 
     def test_there_must_be_a_job(self) -> None:
         result = invoke(FakeCoordinator(), "list", *CLUSTER)
         assert (result.exit_code, result.stderr) == (
             2,
-            "error: the coordinator has no job yet; hand one in with `hetpipe submit`\n",
+            "error: the coordinator has no job yet; submit one with `hetpipe submit`\n",
         )
 
 
@@ -169,7 +169,10 @@ class TestAdd:
         result = invoke(coordinator, "add", *CLUSTER)
 
         assert coordinator.wishes == [("add", None, None)]
-        assert result.stdout.splitlines() == ["virtual worker 1 is coming back", "virtual worker 2 is coming back"]
+        assert result.stdout.splitlines() == [
+            "virtual worker 1 is being restarted",
+            "virtual worker 2 is being restarted",
+        ]
 
     def test_a_new_one_is_told_with_its_devices(self) -> None:
         coordinator = FakeCoordinator()
@@ -204,12 +207,12 @@ class TestWhichRun:
     def test_one_that_is_over(self, folder: RunFolder) -> None:
         folder.write_result("finished", RESULT)
         result = invoke(FakeCoordinator(), "drain", "1")
-        assert result.stderr.endswith("has finished: nothing of it runs any more\n")
+        assert result.stderr.endswith("has finished and is not running any more\n")
 
     def test_one_that_is_coming_up(self, folder: RunFolder) -> None:
         folder.write_record(replace(folder.read_record(), job_id="", coordinator=""))
         result = invoke(FakeCoordinator(), "list")
-        assert result.stderr.endswith("has no job yet; its services are coming up\n")
+        assert result.stderr.endswith("has no job yet; its services are starting\n")
 
     def test_one_that_died_is_told_by_its_status(self, folder: RunFolder) -> None:
         result = invoke(Scripted([PeerUnreachable("the coordinator cannot be reached")]), "list")
@@ -220,6 +223,4 @@ class TestWhichRun:
 
     def test_a_job_is_one_of_a_coordinator(self) -> None:
         result = invoke(FakeCoordinator(), "list", "--job", JOB_ID)
-        assert result.stderr == (
-            "error: --job names a job of a coordinator; say which one with --coordinator HOST:PORT\n"
-        )
+        assert result.stderr == ("error: --job names a job of a coordinator; add --coordinator HOST:PORT\n")

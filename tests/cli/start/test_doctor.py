@@ -52,7 +52,7 @@ def test_a_torchvision_of_another_build_is_a_remark(monkeypatch: pytest.MonkeyPa
     check = doctor._torchvision()
     assert check.health is Health.WARN
     assert check.found == (
-        "0.28.0, another build than torch 2.13.0+cpu: models train unless they use its operators "
+        "0.28.0, built for another torch than 2.13.0+cpu: models work unless they use its operators "
         "(libc10_cuda.so: not found)"
     )
     assert "index" in check.fix

@@ -144,7 +144,7 @@ def stopping_at(weights: str) -> Trainer:
 def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
     called = call(tmp_path, stopping_at("flush"), run_dir=Path("kept"), as_json=True)
     assert called.status is ExitStatus.INTERRUPTED
-    assert "interrupted after 1 of 2 runs; go on with --run-dir kept" in called.people
+    assert "interrupted after 1 of 2 runs; continue with --run-dir kept" in called.people
     assert [one["weights"] for one in called.answers[0]["runs"]] == ["wave"]
     trainer = Trainer()
     call(tmp_path, trainer, run_dir=Path("kept"))
@@ -154,7 +154,7 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
 def test_ctrl_c_before_anything_is_finished(tmp_path: Path) -> None:
     called = call(tmp_path, stopping_at("wave"), run_dir=Path("kept"), as_json=True)
     assert called.status is ExitStatus.INTERRUPTED
-    assert called.answers == [{"errors": ["interrupted after 0 of 2 runs; go on with --run-dir kept"]}]
+    assert called.answers == [{"errors": ["interrupted after 0 of 2 runs; continue with --run-dir kept"]}]
 
 
 def test_the_page(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_the_page(tmp_path: Path) -> None:
 
 def test_a_page_that_could_not_be_written_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     trainer = Trainer()
-    with pytest.raises(UserError, match=r"--html nowhere/page.html: there is no such folder"):
+    with pytest.raises(UserError, match=r"--html nowhere/page.html: no such folder"):
         call(tmp_path, trainer, html=Path("nowhere/page.html"))
     Path("folder").mkdir()
     with pytest.raises(UserError, match=r"cannot write folder: .*; give --html another file"):

@@ -262,7 +262,7 @@ class TestCounters:
         result = run("store", "--store", server.url)
 
         assert result.exit_code == 0, result.output
-        assert result.stdout.splitlines() == ["fence: 42", "term: 8", "nothing had to be repaired"]
+        assert result.stdout.splitlines() == ["fence: 42", "term: 8", "no repairs needed"]
         assert (store.jobs(), store.members(), store.term()) == before
 
     def test_numbers_can_be_given(self, server: Server, store: RedisStore) -> None:

@@ -199,7 +199,7 @@ class TestRepair:
     def test_people_are_told_where_to_go_on(self, state: Path) -> None:
         (state / "fence").write_text(str(1 << 53))
         result = self.run(state)
-        assert f"{state}: fence is none that a lead can have, forgotten" in result.stdout
+        assert f"{state}: fence is not a valid fence, deleted" in result.stdout
         assert "deleted; resume it from /runs/x" in result.stdout
 
     def test_what_can_be_right_stays(self, tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ class TestRepair:
         assert self.run(tmp_path / "state").stdout == f"{tmp_path / 'state'}: fence 7\n"
         assert (tmp_path / "state" / "fence").read_text() == "7"
         assert (tmp_path / "state" / "job@1").is_dir()
-        assert "fence 7, forgotten" in self.run(tmp_path / "state", "--forget-fence").stdout
+        assert "fence 7, deleted" in self.run(tmp_path / "state", "--forget-fence").stdout
         assert not (tmp_path / "state" / "fence").exists()
         assert self.run(tmp_path / "state", "--forget-fence").exit_code == 0
 

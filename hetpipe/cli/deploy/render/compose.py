@@ -24,21 +24,21 @@ from hetpipe.runs.shell import Shell
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(DeploymentOptions):
-    """Write the cluster of `hetpipe up` as a Compose file. With its certificates, in a folder of your own."""
+    """Write the cluster of `hetpipe up` as a Compose file. Creates its certificates, too."""
 
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")] = Path("compose.yaml")
     as_json: Json = False
 
 
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
-    """Write a Compose file, and make the certificates that it shows the containers.
+    """Write a Compose file, and create the certificates that it mounts.
 
     Raises:
-        UserError: options or the job cannot be used, or the file is there already or cannot be written.
+        UserError: options or the job cannot be used, or the file already exists or cannot be written.
     """
     out = options.out
     if out.exists():
-        raise UserError(f"{out} is there already; remove it, or name another file with --out")
+        raise UserError(f"{out} already exists; remove it, or name another file with --out")
     described = describe(options, output, shell)
     wishes, deployment = described.wishes, described.deployment
     files: dict[Path, str] = {}
@@ -49,7 +49,9 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
             job_file = out.absolute().with_suffix(".job.yaml")
             files[job_file] = yaml_of(described.request.job)
         if not job_file.is_relative_to(shell.current):
-            raise UserError(f"{job_file} is not below {shell.current}, which containers are shown; keep it there")
+            raise UserError(
+                f"{job_file} is not below {shell.current}, which is mounted in the containers; move it there"
+            )
         submission = submission_of(wishes, deployment, str(job_file.relative_to(shell.current)))
     files[out] = compose_file(deployment, submission)
     write_secrets(wishes, [c.peer for c in deployment.containers if c.peer is not None])
@@ -64,6 +66,6 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
         f"wrote {shown}: {described.summary}",
         f"start it with: docker compose -f {shown} up --detach",
         *([f"train the job with: docker compose -f {shown} run --rm {submission.name}"] if submission else []),
-        f"hand other jobs in with: hetpipe submit JOB --coordinator 127.0.0.1:{wishes.port}{tls}",
+        f"submit other jobs with: hetpipe submit JOB --coordinator 127.0.0.1:{wishes.port}{tls}",
     )
     return ExitStatus.OK

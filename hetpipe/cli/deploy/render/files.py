@@ -10,10 +10,10 @@ from hetpipe.errors import UserError
 
 
 def check_empty(folder: Path, fix: str) -> None:
-    """Refuse a folder that has something in it.
+    """Reject a folder that is not empty.
 
     Raises:
-        UserError: it has; the message ends with `fix`.
+        UserError: it is not empty; the message ends with `fix`.
     """
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; {fix}")

@@ -26,7 +26,7 @@ from hetpipe.runs.requests import new_run
 from hetpipe.runs.shell import Shell
 from hetpipe.server.agent.environment import check_wish, checked_allowed
 
-#: Where an overlay has the manifests that are written along.
+#: Folder of an overlay for the manifests that are written with it.
 _OWN_MANIFESTS = "k8s"
 
 #: Modules that the manifests let agents import by default.
@@ -53,12 +53,12 @@ class Options:
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Refer to the manifests in DIR, a changed copy of hetpipe's k8s.  [default: write them along]",
+            help="Refer to the manifests in DIR, a changed copy of hetpipe's k8s.  [default: write them, too]",
         ),
     ] = None
     code: Annotated[
         tuple[Path, ...],
-        typer.Option(metavar="FILE", help="Take this file along, too; of the job's own folder. Repeatable."),
+        typer.Option(metavar="FILE", help="Include this file, too; below the current folder. Repeatable."),
     ] = ()
     allowed_environment: AllowedEnvironment = ()
     insecure: Insecure = False
@@ -113,18 +113,18 @@ def _secret_steps(job: Job, groups: Iterable[AgentNodes], k8s: Path, *, tls: boo
         wanted = ["coordinator", "operator submit", "redis redis"]
         wanted += [f"parameter-server {index}" for index in range(job.parameter_servers.count)]
         wanted += [f"agent {agent}" for agent in agents]
-        yield "make certificates and Secrets first, once:"
+        yield "create certificates and Secrets first, once:"
         yield "  hetpipe certs init certs"
         yield from (f"  hetpipe certs issue certs {peer}" for peer in wanted)
     else:
-        yield "make the Secrets first, once: without TLS, the password of Redis alone"
+        yield "create the Secrets first, once: without TLS, only the password of Redis"
         yield "  mkdir -m 700 certs"
     yield f"  kubectl apply -f {k8s / 'base' / 'namespace.yaml'}"
     yield f"  python -m hetpipe.deploy.kubernetes_secrets certs | {APPLY_SECRETS}"
 
 
 def _code(job: Job, more: Iterable[Path], current: Path) -> Iterator[tuple[str, str]]:
-    """The files below `current` that hold the modules of `job`, with those of the packages around them, and `more`."""
+    """The files below `current` with the modules of `job` and their parent packages, and `more`."""
     found: dict[Path, None] = {}
     for module in modules_of(job):
         path = current.joinpath(*module.split("."))

@@ -15,13 +15,13 @@ from hetpipe.report.text import shown_path
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.shell import Shell
 
-#: What is written.
+#: The files written.
 _MANIFESTS = ("docker-compose.yml", "deploy/compose", "k8s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Write the Compose file and the Kubernetes manifests that come with hetpipe. As they are; for you to change."""
+    """Write the Compose file and the Kubernetes manifests that ship with hetpipe. Unchanged, for you to edit."""
 
     out: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write, new or empty.")]
     as_json: Json = False

@@ -17,7 +17,7 @@ from hetpipe.storage.redis_acl import acl_lines
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Write an ACL file for Redis: only the coordinator's user, with the least privileges. Without the password."""
+    """Write an ACL file for Redis with the coordinator's user only, with the least privileges. Without the password."""
 
     user: Annotated[str, typer.Option(metavar="NAME", help="The coordinator's name in Redis.")] = "hetpipe"
     password_file: Annotated[Path, typer.Option(metavar="FILE", help="Its password is the text in FILE.")]

@@ -27,12 +27,12 @@ from hetpipe.values.policies import (
 )
 from hetpipe.values.suggest import did_you_mean
 
-#: Larger pictures are of no use to anyone, and take long to make.
+#: Limits of the picture: larger ones are unreadable and slow to draw.
 _MOST_STAGES = 64
 _MOST_MINIBATCHES = 1000
 _MOST_UNITS = 100
 
-#: N as in a job that does not say it, where the policy allows it.
+#: N as in a job without it, if the policy allows it.
 _MINIBATCHES_PER_WAVE = 4
 
 _WEIGHTS: Mapping[str, WeightPolicy] = {name: name for name in WEIGHT_POLICIES}
@@ -44,7 +44,7 @@ _DIRECTIONS = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Draw the timeline of a weight policy. Which stage computes which minibatch when, and on which weights."""
+    """Draw the timeline of a weight policy. Shows the stage, time and weight version of every pass."""
 
     stages: Annotated[int, typer.Option(metavar="K", help="Stages of the pipeline.")] = 4
     minibatches: Annotated[int, typer.Option(metavar="N", help="Minibatches until it drains.")] = 8
@@ -59,18 +59,16 @@ class Options:
             metavar="N", help="Minibatches per update.  [default: 1; a whole wave under flush, double_buffer]"
         ),
     ] = None
-    backward_time: Annotated[
-        int, typer.Option(metavar="UNITS", help="How long a backward takes; a forward takes 1.")
-    ] = 2
-    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the picture as SVG, too.")] = None
+    backward_time: Annotated[int, typer.Option(metavar="UNITS", help="Duration of a backward; a forward takes 1.")] = 2
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the picture as SVG.")] = None
     as_json: Json = False
 
 
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
-    """Play the pipeline, and draw it.
+    """Simulate the pipeline, and draw it.
 
     Raises:
-        UserError: options that cannot be used, or a file that cannot be written.
+        UserError: an option is invalid, or the file cannot be written.
     """
     timeline = play(pipeline_of(options))
     if options.svg is not None:
@@ -84,10 +82,10 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
 
 
 def pipeline_of(options: Options) -> Pipeline:
-    """The pipeline that the options describe, with the defaults filled in.
+    """The pipeline described by the options, with defaults filled in.
 
     Raises:
-        UserError: an option means nothing, or is too large for a picture.
+        UserError: an option is invalid, or too large for a picture.
 
     >>> options = Options(stages=6, minibatches=9, weights="stash", schedule="auto", accumulate=4)
     >>> pipeline_of(options).minibatches_per_wave
@@ -169,17 +167,17 @@ def _check_sizes(options: Options) -> None:
         if number is not None and number < 1:
             raise UserError(f"{option} is {number}; give at least 1")
         if number is not None and number > most:
-            raise UserError(f"{option} is {number}, which makes a picture too large to read; give at most {most}")
+            raise UserError(f"{option} is {number}, too large for a readable picture; give at most {most}")
 
 
 def _least_whole(weights: WeightPolicy, num_stages: int, accumulate: int) -> int:
-    """The least N that the policy allows, no less than a job's default, in whole updates."""
+    """The smallest N that the policy allows, at least a job's default, a multiple of the minibatches per update."""
     least = max(_MINIBATCHES_PER_WAVE, POLICIES[weights].least_minibatches_per_wave(num_stages))
     return -(-least // accumulate) * accumulate
 
 
 def _write_svg(timeline: Timeline, path: Path) -> None:
-    from hetpipe.report.schedule_svg import draw_schedule  # jinja2 takes a while to import
+    from hetpipe.report.schedule_svg import draw_schedule  # jinja2 is slow to import
 
     try:
         path.write_text(draw_schedule(timeline), encoding="utf-8")

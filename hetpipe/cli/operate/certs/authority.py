@@ -13,12 +13,12 @@ Authority = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the au
 
 
 def check_installed() -> None:
-    """Refuse to go on without the extra.
+    """Check that the extra `tls` is installed.
 
     Raises:
         UserError: it is not installed.
     """
     try:
-        import cryptography  # noqa: F401 - only asked whether it is there
+        import cryptography  # noqa: F401 - availability check
     except ImportError as error:
         raise UserError("certificates need the extra `tls`: pip install 'hetpipe[tls]'") from error

@@ -12,14 +12,14 @@ from hetpipe.runs.shell import Shell
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Make a private authority. Its key signs all certificates and stays in that folder."""
+    """Create a private certificate authority. Its key signs all certificates and stays in that folder."""
 
     folder: Authority
     as_json: Json = False
 
 
 def run(options: Options, output: Output, _shell: Shell) -> ExitStatus:
-    """Make an authority.
+    """Create an authority.
 
     Raises:
         UserError: the folder cannot be used, or the extra is not installed.

@@ -15,16 +15,16 @@ from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.shell import Shell
 from hetpipe.values.identity import NamedPeer, Role
 
-#: Roles that an operator makes certificates for.
+#: Roles for which an operator issues certificates.
 ROLES = tuple(role for role in Role if role is not Role.STAGE)
 
-#: Names for an example of each role; for people there is `me`.
+#: Example name per role; `me` for people.
 _EXAMPLES = {Role.PARAMETER_SERVER: "0 1", Role.AGENT: "node-a", Role.REDIS: "redis.example.com"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Make keys and certificates. Each process gets a folder of its own, DIR/ROLE-NAME, for its option --tls."""
+    """Issue keys and certificates. One folder per process, DIR/ROLE-NAME, for its option --tls."""
 
     folder: Authority
     role: Annotated[
@@ -34,12 +34,12 @@ class Options:
         tuple[str, ...],
         typer.Argument(metavar="[NAME]...", help="A shard's index, an agent's node, a person's name, a host."),
     ] = ()
-    days: Annotated[float, typer.Option(metavar="N", min=0.001, max=3650, help="How long they last.")] = 365
+    days: Annotated[float, typer.Option(metavar="N", min=0.001, max=3650, help="Days of validity.")] = 365
     as_json: Json = False
 
 
 def run(options: Options, output: Output, _shell: Shell) -> ExitStatus:
-    """Make certificates for processes of one role; existing ones are replaced.
+    """Issue certificates for processes of one role; existing ones are replaced.
 
     Raises:
         UserError: the folder, the role or a name cannot be used, or the extra is not installed.
@@ -58,14 +58,14 @@ def run(options: Options, output: Output, _shell: Shell) -> ExitStatus:
 
 
 def peers_of(role: str, names: Sequence[str]) -> list[NamedPeer]:
-    """Whom the words after `certs issue DIR` mean.
+    """The identities given by the arguments after `certs issue DIR`.
 
     Raises:
-        UserError: there is no such role, it needs a name, or a name cannot stand in a certificate.
+        UserError: the role is unknown or needs a name, or a name is not valid in a certificate.
     """
     if role not in ROLES:
         hint = "; stages get theirs from the coordinator when they start" if role == Role.STAGE else ""
-        raise UserError(f"{role!r} is no role; write one of {', '.join(ROLES)}{hint}")
+        raise UserError(f"{role!r} is not a role; use one of {', '.join(ROLES)}{hint}")
     if not names and role != Role.COORDINATOR:
         example = _EXAMPLES.get(Role(role), "me")
         raise UserError(f"every {role} has a name of its own: hetpipe certs issue DIR {role} {example}")

@@ -1,4 +1,4 @@
-"""`hetpipe repair store`: a store with numbers that a coordinator can lead under."""
+"""`hetpipe repair store`: restore valid counters and indices in the coordinator's store."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Repair the coordinator's store. Its counters and indexes; no coordinator may lead meanwhile."""
+    """Repair the coordinator's store. Counters and indices; every coordinator must be stopped."""
 
-    url: Annotated[str, typer.Option("--store", metavar="URL", help="The coordinator's Redis, as it is given it.")]
+    url: Annotated[str, typer.Option("--store", metavar="URL", help="The coordinator's Redis, its option --store.")]
     password_file: Annotated[
         Path | None, typer.Option("--store-password-file", metavar="FILE", help="Its password is the text in FILE.")
     ] = None
@@ -38,18 +38,18 @@ class Options:
     ] = None
     fence: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Set the fence: the next lead is above N.  [default: kept if it can be right]"),
+        typer.Option(metavar="N", help="Set the fence: the next lead is above N.  [default: kept if valid]"),
     ] = None
     term: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Set the term: the next plan is above N.  [default: kept if it can be right]"),
+        typer.Option(metavar="N", help="Set the term: the next plan is above N.  [default: kept if valid]"),
     ] = None
     as_json: Json = False
 
 
 def run(options: Options, output: Output, _shell: Shell) -> ExitStatus:
     """Repair the store of a coordinator."""
-    from hetpipe.server.coordinator.store_repair import repair_store  # redis takes a while to import
+    from hetpipe.server.coordinator.store_repair import repair_store  # redis is slow to import
 
     access = access_of(options.url, password_file=options.password_file, ca=options.ca, tls=options.tls)
     found = repair_store(options.url, access, fence=options.fence, term=options.term)
@@ -62,19 +62,19 @@ def _lines_of_store(found: StoreRepair) -> Iterator[str]:
     yield _line_of_counter(found.term)
     records = found.records
     if records.jobs:
-        yield f"jobs that no index named, and one does again: {', '.join(records.jobs)}"
+        yield f"jobs added to the index: {', '.join(records.jobs)}"
     if records.members:
-        yield f"members that no index named, and one does again: {', '.join(records.members)}"
+        yield f"members added to the index: {', '.join(records.members)}"
     if records.dropped_jobs:
-        yield f"jobs dropped, as expired or without a record: {', '.join(records.dropped_jobs)}"
+        yield f"jobs removed from the index, expired or without a record: {', '.join(records.dropped_jobs)}"
     if records.renumbered:
         yield f"jobs with renumbered events: {', '.join(records.renumbered)}"
     for job_id in records.lost_jobs:
         yield f"job {job_id}: its record is lost; submit it again, unless a parameter server still reports it"
     for key in records.unreadable:
-        yield f"{key}: no job or member of this version; it was left as it is"
+        yield f"{key}: not a job or member of this version; left unchanged"
     if not found:
-        yield "nothing had to be repaired"
+        yield "no repairs needed"
     elif found.fence.is_changed:
         yield (
             "restart every agent and every parameter server, those with --state after `hetpipe repair state DIR`, and "

@@ -30,7 +30,7 @@ def run(options: Options, output: Output, _shell: Shell) -> ExitStatus:
     """Show the types whose names contain the filter, ignoring case and punctuation.
 
     Raises:
-        UserError: there are none.
+        UserError: no type matches.
     """
     wanted = options.wanted
     entries = [entry for entry in CATALOGUE.values() if _letters(wanted) in _letters(entry.name)]

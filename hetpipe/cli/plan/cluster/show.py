@@ -29,14 +29,14 @@ _GIB = 1 << 30
 _NOT_MEASURED = (
     "# The devices of this machine as a cluster file. Save it, add the other nodes, edit the differences.",
     "# Links are not measured: intra_node is the peak of the slowest link in the catalogue for these devices",
-    "# (2 GB/s if it has none), inter_node is 10 Gbit/s Ethernet. Real transfers get an `efficiency` of that.",
+    "# (2 GB/s if it has none), inter_node is 10 Gbit/s Ethernet. Set `efficiency` to the share that transfers reach.",
     "# `hetpipe profile --links --out FILE` writes this file with links measured between two processes.",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Show the nodes, devices and links of a cluster file. Without one, the devices of this machine as such a file."""
+    """Show the nodes, devices and links of a cluster file. Without FILE, print the devices of this machine as one."""
 
     file: Annotated[
         Path | None,

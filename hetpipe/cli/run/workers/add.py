@@ -21,7 +21,7 @@ from hetpipe.wire.calls import ADD_WORKER, AddWorkerRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Have virtual workers join a run. All that are out come back; if none is, a new one takes free devices."""
+    """Add virtual workers to a run. Restarts all that are out; if none is, adds a new one on free devices."""
 
     vws: Annotated[
         tuple[int, ...],
@@ -36,7 +36,7 @@ class Options:
 
 
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
-    """Restart virtual workers; without a name all that are out, or if none is, add another one."""
+    """Restart the named virtual workers; without names all that are out, or if none is, add another one."""
     with asked(options, shell) as there:
 
         def add(vw: int | None) -> Sequence[WorkerStatus]:

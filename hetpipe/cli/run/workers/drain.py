@@ -25,11 +25,11 @@ _GONE = frozenset({LifeState.OUT, LifeState.DONE})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Drain virtual workers. They leave at the next barrier; their work counts, and the others go on."""
+    """Drain virtual workers. They leave at the next barrier; their work counts, and the others continue."""
 
     vws: Annotated[tuple[int, ...], typer.Argument(metavar="VW", min=0, help="Virtual workers, counted from 0.")]
-    wait: Annotated[bool, typer.Option("--wait", help="Return when they have left.")] = False
-    timeout: Annotated[float, typer.Option(metavar="S", min=0, help="With --wait: longest wait, in seconds.")] = 600
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until they have left.")] = False
+    timeout: Annotated[float, typer.Option(metavar="S", min=0, help="With --wait: timeout in seconds.")] = 600
     run_dir: RunDirOption = None
     coordinator: Coordinator = None
     job: JobOfCoordinator = None
@@ -39,7 +39,7 @@ class Options:
 
 
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
-    """Ask virtual workers to leave, and wait until they have if that is wanted."""
+    """Request virtual workers to leave and, with `--wait`, wait until they have."""
     vws = options.vws
     with asked(options, shell) as there:
 
@@ -63,7 +63,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
 
 
 def _late(status: JobStatus, vws: Sequence[int]) -> list[WorkerStatus]:
-    """Those of `vws` that have not left."""
+    """The virtual workers of `vws` that have not left."""
     return [worker for worker in status.workers if worker.vw in vws and worker.state not in _GONE]
 
 

@@ -22,7 +22,7 @@ from hetpipe.wire.calls import GET_STATUS, GetStatusRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Show the virtual workers of a run. Life, state, clock, and which layers are on which device."""
+    """Show the virtual workers of a run. Life, state, clock, layers per device."""
 
     run_dir: RunDirOption = None
     coordinator: Coordinator = None
@@ -37,7 +37,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     with asked(options, shell) as there:
         status = there.client.invoke(GET_STATUS, GetStatusRequest(there.job_id))
     if status.job_id is None:
-        raise UserError("the coordinator has no job yet; hand one in with `hetpipe submit`")
+        raise UserError("the coordinator has no job yet; submit one with `hetpipe submit`")
     output.answer(_to_json(status), *_lines(status))
     return ExitStatus.OK
 
@@ -62,7 +62,7 @@ def _worker_json(worker: WorkerStatus, status: JobStatus) -> dict[str, Any]:
 
 
 def _stage_json(process: ProcessStatus, layers: Sequence[StageRow]) -> dict[str, Any]:
-    """`layers`: of all stages of the virtual worker; empty while that is not known."""
+    """The JSON object of a stage. `layers`: of all stages of the virtual worker; empty while unknown."""
     known = layers[process.index] if process.index < len(layers) else None
     return {
         "stage": process.index,
@@ -79,13 +79,13 @@ def _lines(status: JobStatus) -> list[str]:
     state = "no job" if status.state is None else status.state.value
     first = f"{status.name}: {state} (job {status.job_id})"
     if not status.workers:
-        return [first, "it has no virtual workers yet, or any more"]
+        return [first, "it has no virtual workers at the moment"]
     heading = ["vw", "life", "state", "lost", "clock", "ahead", "stages: layers on device"]
     return [first, "", *columns([heading, *(_cells(worker, status) for worker in status.workers)])]
 
 
 def _cells(worker: WorkerStatus, status: JobStatus) -> list[str]:
-    """People count lives from 1."""
+    """The cells of a row; lives count from 1."""
     row = _row_of(worker, status)
     clock, distance = _clock(worker, row, status), _distance(worker, row)
     return [
@@ -100,7 +100,7 @@ def _cells(worker: WorkerStatus, status: JobStatus) -> list[str]:
 
 
 def _row_of(worker: WorkerStatus, status: JobStatus) -> VirtualWorkerRow | None:
-    """Of the newest picture; None before there is one."""
+    """The row in the newest progress table; None without one."""
     rows = () if status.progress is None else status.progress.rows
     return next((row for row in rows if row.vw == worker.vw), None)
 
@@ -110,12 +110,12 @@ def _stages_of(worker: WorkerStatus, status: JobStatus) -> list[ProcessStatus]:
 
 
 def _clock(worker: WorkerStatus, row: VirtualWorkerRow | None, status: JobStatus) -> int | None:
-    """Its local clock; the last reported one, once it is out."""
+    """Its local clock; for a worker that is out, the last reported one."""
     if status.clocks is not None and worker.vw in status.clocks.local:
         return int(status.clocks.local[worker.vw])
     return None if row is None else int(row.clock)
 
 
 def _distance(worker: WorkerStatus, row: VirtualWorkerRow | None) -> int | None:
-    """Waves ahead of the slowest; None for one that does not compute."""
+    """Waves ahead of the slowest; None for a worker that does not compute."""
     return row.distance if row is not None and worker.state in COMPUTING else None

@@ -15,16 +15,16 @@ _STATE_TEXTS = {
     LifeState.STARTING: "is starting",
     LifeState.READY: "is there",
     LifeState.LEAVING: "leaves at the next barrier",
-    LifeState.DONE: "has come to the end of the run",
+    LifeState.DONE: "has reached the end of the run",
     LifeState.ENDING: "is being ended",
-    LifeState.AWAITING: "comes back as soon as it can",
-    LifeState.ADMITTING: "is coming back",
+    LifeState.AWAITING: "is restarted as soon as possible",
+    LifeState.ADMITTING: "is being restarted",
     LifeState.OUT: "is out",
 }
 
 
 def one_by_one(vws: Sequence[int], ask: Callable[[int], Sequence[WorkerStatus]], output: Output) -> list[WorkerStatus]:
-    """Request each. If one is refused, the results of the previous ones are printed: these were accepted."""
+    """Make the request for each. If one is rejected, print the results of the previous ones, which were accepted."""
     told: list[WorkerStatus] = []
     try:
         for vw in vws:
@@ -37,12 +37,12 @@ def one_by_one(vws: Sequence[int], ask: Callable[[int], Sequence[WorkerStatus]],
 
 
 def answer(workers: Sequence[WorkerStatus], output: Output) -> None:
-    """Print the result of each."""
+    """Print the results."""
     output.answer({"workers": [worker_json(worker) for worker in workers]}, *map(line_of, workers))
 
 
 def line_of(worker: WorkerStatus) -> str:
-    """A sentence about one of them."""
+    """The result for one virtual worker, as a sentence."""
     text = _STATE_TEXTS.get(worker.state, worker.state)
     if worker.devices:
         text = f"is new, and joins at a barrier as soon as it is ready; it has {', '.join(worker.devices)}"

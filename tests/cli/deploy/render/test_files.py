@@ -57,7 +57,7 @@ def test_nothing_is_overwritten() -> None:
     Path("compose.yaml").write_text("mine")
     result = render("compose", "job.yaml", "--cpu-devices", "2")
     assert result.exit_code == 2
-    assert "compose.yaml is there already" in result.stderr
+    assert "compose.yaml already exists" in result.stderr
     assert Path("compose.yaml").read_text() == "mine"
 
 

@@ -105,8 +105,8 @@ def test_the_default_of_n_is_a_jobs_unless_the_policy_needs_more(arguments: list
         (["--backward-time", "0"], "--backward-time is 0; give at least 1"),
         (["--minibatches-per-wave", "-2"], "--minibatches-per-wave is -2; give at least 1"),
         (["--accumulate", "0"], "--accumulate is 0; give at least 1"),
-        (["--stages", "65"], "--stages is 65, which makes a picture too large to read; give at most 64"),
-        (["--minibatches", "1001"], "--minibatches is 1001, which makes a picture too large to read"),
+        (["--stages", "65"], "--stages is 65, too large for a readable picture; give at most 64"),
+        (["--minibatches", "1001"], "--minibatches is 1001, too large for a readable picture"),
         (["--weights", "stsh"], "--weights 'stsh' is unknown; did you mean `stash`?"),
         (["--schedule", "1f2b"], "--schedule '1f2b' is unknown; did you mean `1f1b`?"),
         (

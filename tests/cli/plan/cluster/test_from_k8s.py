@@ -105,14 +105,17 @@ class TestNothingToWrite:
     @pytest.mark.parametrize(
         ("change", "reason"),
         [
-            (lambda node: node["status"]["allocatable"].update({"nvidia.com/gpu": "0"}), "hands out none of its GPUs"),
+            (
+                lambda node: node["status"]["allocatable"].update({"nvidia.com/gpu": "0"}),
+                "can be allocated as nvidia.com/gpu",
+            ),
             (lambda node: node["status"]["conditions"].clear(), "it is not ready"),
             (
                 lambda node: (
                     node["status"]["allocatable"].pop("nvidia.com/gpu"),
                     node["metadata"]["labels"].pop("nvidia.com/gpu.count"),
                 ),
-                "hands out none of its GPUs",
+                "can be allocated as nvidia.com/gpu",
             ),
             (lambda node: node["metadata"]["labels"].update({"nvidia.com/gpu.replicas": "2"}), "are shared by several"),
             (
@@ -131,8 +134,8 @@ class TestNothingToWrite:
     @pytest.mark.parametrize(
         ("given", "sentence"),
         [
-            ("", "is no JSON (Expecting value"),
-            ("NAME STATUS\n", "is no JSON (Expecting value"),
+            ("", "is not JSON (Expecting value"),
+            ("NAME STATUS\n", "is not JSON (Expecting value"),
             ("[]", "Input should be a valid dictionary"),
             ("{}", "items: Field required"),
             ('{"items": 3}', "items: Input should be a valid tuple"),
