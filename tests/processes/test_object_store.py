@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.numerics.compare import MOMENTUM, Case
 from tests.polling import wait_until
 from tests.processes.harness import Train, write_job
 from tests.reference.executor import run_reference
+from tests.storage.s3_server import BUCKET, s3_server
 
 pytestmark = [pytest.mark.processes, pytest.mark.exhaustive, pytest.mark.timeout(300)]
 
@@ -40,9 +42,9 @@ def _own_mounts() -> bool:
 class Islands:
     """A cluster whose processes each see an own folder for runs, and a store that all of them see."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
-        self.url = f"file://{folder}/objects"
+        self.url = url
         runs = folder / "cluster" / "disks" / RUNS / "data"
         runs.mkdir(parents=True)
         names = (COORDINATOR, "shard-0", "shard-1", "agent-0", "agent-1")
@@ -77,12 +79,18 @@ class Islands:
         return verified_at(where)
 
 
-@pytest.fixture
-def islands(tmp_path: Path) -> Iterator[Islands]:
+@pytest.fixture(params=["file", "s3"])
+def islands(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Islands]:
     if not _own_mounts():
         pytest.skip("this system lets nobody here mount")
-    islands = Islands(tmp_path)
-    with islands.cluster:
+    with ExitStack() as stack:
+        url = f"file://{tmp_path}/objects"
+        if request.param == "s3":
+            for name, value in stack.enter_context(s3_server()).environment.items():
+                monkeypatch.setenv(name, value)  # which the processes inherit
+            url = f"s3://{BUCKET}/runs"
+        islands = Islands(tmp_path, url)
+        stack.enter_context(islands.cluster)
         yield islands
 
 

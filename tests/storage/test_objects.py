@@ -1,4 +1,4 @@
-"""The contract of object stores: local files, a store in memory, and where moto and s3fs are installed an S3 server."""
+"""The contract of object stores: local files, a store in memory, and a local server that speaks S3."""
 
 from __future__ import annotations
 
@@ -12,31 +12,17 @@ import pytest
 
 from hetpipe.storage.objects import ObjectStore, StorageError
 from tests.storage.faulty_objects import FaultyFiles
+from tests.storage.s3_server import BUCKET, S3Server, s3_server
 from tests.support.fake_clock import FakeClock
 
 
 @pytest.fixture(scope="module")
-def s3_url() -> Iterator[str]:
-    """A bucket of a local server that speaks S3."""
-    pytest.importorskip("s3fs", reason="the extra s3 is not installed")
-    server = pytest.importorskip("moto.server", reason="moto is not installed")
-    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    values = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in values.items():
+def s3() -> Iterator[S3Server]:
+    """A local server that speaks S3."""
+    with s3_server() as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
             patch.setenv(name, value)
-        import s3fs
-
-        s3fs.S3FileSystem(skip_instance_cache=True).mkdir("bucket")
-        yield "s3://bucket/prefix"
-    running.stop()
+        yield server
 
 
 @pytest.fixture(params=["file", "memory", "s3"])
@@ -46,7 +32,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         return ObjectStore(f"file://{tmp_path}/store")
     if request.param == "memory":
         return ObjectStore("faulty://bucket/store", filesystem=FaultyFiles())
-    return ObjectStore(f"{request.getfixturevalue('s3_url')}/{tmp_path.name}")
+    request.getfixturevalue("s3")
+    return ObjectStore(f"s3://{BUCKET}/{tmp_path.name}")
 
 
 def test_objects_are_written_replaced_read_listed_and_deleted(store: ObjectStore, tmp_path: Path) -> None:
@@ -91,9 +78,19 @@ def test_a_folder_that_may_not_be_written_refuses_with_the_fix(tmp_path: Path) -
         ObjectStore(f"file://{tmp_path}/store").put("one", b"1")
 
 
-def test_a_bucket_that_does_not_exist_refuses_with_the_fix(s3_url: str) -> None:
+@pytest.mark.usefixtures("s3")
+def test_a_bucket_that_does_not_exist_refuses_with_the_fix() -> None:
     with pytest.raises(StorageError, match=r"s3://nobody/one cannot be written: .*; give the processes"):
         ObjectStore("s3://nobody").put("one", b"1")
+
+
+def test_a_bucket_without_permission_refuses_with_the_fix(s3: S3Server) -> None:
+    s3.make_bucket("readable", "s3:PutObject")
+    refused = r"cannot be written: .*(Access ?Denied|Forbidden).*; give the processes of the nodes credentials"
+    store = ObjectStore("s3://readable")
+    with pytest.raises(StorageError, match=rf"s3://readable/one {refused}"):
+        store.put("one", b"1")
+    assert not store.exists("one")
 
 
 # -- a store with faults -----------------------------------------------------------------------------------------------
