@@ -179,7 +179,7 @@ def test_a_virtual_worker_that_comes_back_has_its_layers_where_they_were(tmp_pat
         staleness=0,
         epochs=5,
         optimizer=dict(ADAMW),
-        moves=((1, 1, (3, 1)), (12, 1, (1, 3))),
+        moves=((1, 1, (3, 1)),),
         **BATCH_NORM,
     )
     result = run(what, tmp_path, deaths=(drain(number=7),))
@@ -187,7 +187,7 @@ def test_a_virtual_worker_that_comes_back_has_its_layers_where_they_were(tmp_pat
     (left,) = decisions(tmp_path, "leave")
     joined = [line for line in decisions(tmp_path, "plan") if line["incarnation"] == 1]
     assert [(line["version"], line["bounds"]) for line in joined[:1]] == [(1, [0, 3, 4])]
-    assert 1 < left["clock"] < 12
+    assert left["clock"] > 1
     reference = what.reference(membership=membership(tmp_path, 2), extra_barriers=barriers(tmp_path))
     assert_same_bits(trained(tmp_path), run_reference(reference))
 
