@@ -52,6 +52,8 @@ LINKS: Mapping[str, tuple[LinkKind, bool]] = {
     "grpc": ("grpc", False),
     "grpc with TLS": ("grpc", True),
     "gloo": ("gloo", False),
+    "shared memory": ("shared_memory", False),
+    "shared memory with TLS": ("shared_memory", True),
 }
 
 _HOST = "127.0.0.1"

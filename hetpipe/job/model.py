@@ -142,8 +142,8 @@ class Job(Section):
     prediction: PredictionSection = PredictionSection()
     parameter_servers: ParameterServersSection = ParameterServersSection()
     link: Literal["auto", LinkKind] = "auto"
-    """Transport of activations and gradients between stages; `auto` is `grpc` between nodes with TLS, else `gloo`,
-    which is not encrypted.
+    """Transport of activations and gradients between stages; `auto` is `shared_memory` within a node, `grpc` between
+    nodes with TLS, else `gloo`, which is not encrypted.
     """
     cluster: ClusterSection = ClusterSection()
     environment: EnvironmentSection = EnvironmentSection()

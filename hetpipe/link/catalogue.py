@@ -7,8 +7,8 @@ from typing import assert_never
 
 from hetpipe.link.cut import Cut, Door
 from hetpipe.link.gloo import GlooDoor, call_gloo
-from hetpipe.link.grpc_link import GrpcDoor, call_grpc
 from hetpipe.link.policy import Link
+from hetpipe.link.stream_link import StreamDoor, call_stream
 from hetpipe.values.policies import LinkKind
 from hetpipe.wire.tls import Tls
 
@@ -35,14 +35,31 @@ def open_door(kind: LinkKind, cut: Cut, footing: Footing) -> Door:
     match kind:
         case "gloo":
             return GlooDoor(cut, host=footing.host, port=footing.port)
-        case "grpc":
-            return GrpcDoor(cut, host=footing.host, port=footing.port, tls=footing.tls)
+        case "grpc" | "shared_memory":
+            offers = kind == "shared_memory"
+            return StreamDoor(cut, host=footing.host, port=footing.port, tls=footing.tls, offers_memory=offers)
         case _:
             assert_never(kind)
 
 
-def call(kind: LinkKind, cut: Cut, address: str, footing: Footing, *, deadline_seconds: float) -> Link:
+def call(
+    kind: LinkKind,
+    cut: Cut,
+    address: str,
+    footing: Footing,
+    *,
+    deadline_seconds: float,
+    may_fall_back: bool = True,
+) -> Link:
     """Connect to the previous stage at `address`.
+
+    Args:
+        kind: as at its door.
+        cut: to it.
+        address: of its door.
+        footing: this stage's.
+        deadline_seconds: for it to answer.
+        may_fall_back: gRPC may take the place of memory that cannot be shared.
 
     Raises:
         HetpipeError: it is unreachable, refuses, or is another process.
@@ -50,7 +67,9 @@ def call(kind: LinkKind, cut: Cut, address: str, footing: Footing, *, deadline_s
     match kind:
         case "gloo":
             return call_gloo(cut, address, host=footing.host, deadline_seconds=deadline_seconds)
-        case "grpc":
-            return call_grpc(cut, address, tls=footing.tls, deadline_seconds=deadline_seconds)
+        case "grpc" | "shared_memory":
+            return call_stream(
+                cut, address, tls=footing.tls, deadline_seconds=deadline_seconds, needs_memory=not may_fall_back
+            )
         case _:
             assert_never(kind)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetpipe.errors import UserError
 from hetpipe.values.policies import AskedLink, LinkKind
@@ -16,10 +16,16 @@ class LinkChoice:
     loopback: bool
     """Whether it uses the loopback interface only."""
     reason: str
+    may_fall_back: bool = False
+    """Whether gRPC takes the place of memory that cannot be shared."""
 
     def __str__(self) -> str:
         """For messages: `gloo: without TLS …`."""
-        return f"{self.kind}: {self.reason}"
+        return f"{self.kind.replace('_', ' ')}: {self.reason}"
+
+    def refused(self, why: str) -> LinkChoice:
+        """The choice after shared memory was refused."""
+        return replace(self, kind="grpc", reason=f"memory cannot be shared: {why}", may_fall_back=False)
 
 
 def choose_link(asked: AskedLink, *, tls: bool, same_node: bool) -> LinkChoice:
@@ -30,10 +36,13 @@ def choose_link(asked: AskedLink, *, tls: bool, same_node: bool) -> LinkChoice:
         tls: the cluster uses TLS, so traffic between nodes must be encrypted.
         same_node: both stages are on one node.
 
+    Raises:
+        UserError: the job asks for memory shared by stages on different nodes.
+
     >>> str(choose_link("auto", tls=True, same_node=False))
     'grpc: with TLS, because the stages are on different nodes'
-    >>> choose_link("auto", tls=True, same_node=True).loopback
-    True
+    >>> str(choose_link("auto", tls=True, same_node=True))
+    'shared memory: it is the fastest, and both stages are on one node'
     """
     #: Without TLS a cluster may address its nodes by names that do not resolve to loopback, even within a node.
     loopback = tls and same_node
@@ -42,10 +51,18 @@ def choose_link(asked: AskedLink, *, tls: bool, same_node: bool) -> LinkChoice:
     if asked == "gloo":
         open_ = tls and not same_node
         return LinkChoice("gloo", loopback, f"set by the job{', not encrypted in spite of TLS' if open_ else ''}")
+    if asked == "shared_memory":
+        if not same_node:
+            raise UserError(
+                "`link: shared_memory` needs neighbouring stages on one node, and these are on two; use `link: auto`, "
+                "which shares memory within a node"
+            )
+        return LinkChoice("shared_memory", loopback, "set by the job")
+    if same_node:
+        reason = "it is the fastest, and both stages are on one node"
+        return LinkChoice("shared_memory", loopback, reason, may_fall_back=True)
     if not tls:
         return LinkChoice("gloo", loopback, "it is fast, and without TLS nothing is encrypted")
-    if same_node:
-        return LinkChoice("gloo", loopback, "it is fast, and both stages are on one node, so no traffic leaves it")
     return LinkChoice("grpc", loopback, "with TLS, because the stages are on different nodes")
 
 

@@ -39,6 +39,11 @@ class Door(Protocol):
         """`HOST:PORT`, for the neighbour."""
         ...
 
+    @property
+    def refusal(self) -> str:
+        """Why the accepted link goes through gRPC, although memory was to be shared; else empty."""
+        ...
+
     def accept(self, *, deadline_seconds: float) -> Link:
         """Wait for the neighbour and return the link. May be called once.
 

@@ -465,6 +465,7 @@ class GlooDoor:
         """
         self._cut = cut
         self._host = host
+        self.refusal = ""
         self._store: TCPStore | None
         self._store, self.address = serve_rendezvous(host, port)
 

@@ -1,4 +1,4 @@
-"""Encoding of frames as a stream of bounded messages for gRPC links. Handles bytes and tensors only, no network.
+"""Encoding of frames as a stream of bounded messages, for links over gRPC and memory. Handles bytes and tensors only.
 
 A message starts with a type byte:
 
@@ -22,6 +22,7 @@ import torch
 from hetpipe.errors import MalformedFrame
 from hetpipe.link.policy import Frame, LinkLimits
 from hetpipe.link.wire import FIRST_MESSAGE_BYTES, CloseHeader, FrameHeader, Outgoing, decode
+from hetpipe.wire.segment import SLOT_BYTES, Parts, address_of
 
 #: Maximum bytes of large tensors in one message. Larger messages need fewer wake-ups, smaller ones are still in the
 #: cache when they are copied; throughput is about the same from 0.5 to 4 MiB.
@@ -47,19 +48,28 @@ def credit_message(frames: int) -> bytes:
     return _CREDIT.pack(_CREDIT_TAG, frames)
 
 
-def messages_of(outgoing: Outgoing) -> Iterator[bytes]:
-    """The messages of one frame, generated lazily; each is one copy of its bytes."""
+def messages_of(outgoing: Outgoing) -> Iterator[Parts]:
+    """The messages of one frame, generated lazily, each in pieces of at most `SLOT_BYTES` together.
+
+    The pieces are views of the frame's memory.
+    """
     first = _memory(outgoing.first)
-    head: list[bytes | memoryview] = [_BEGIN.pack(_BEGIN_TAG, len(first)), first]
-    for parts in _portions([_memory(tensor) for tensor in outgoing.following]):
-        yield b"".join(head + parts)
+    begin = _BEGIN.pack(_BEGIN_TAG, len(first))
+    head: list[bytes | memoryview] = [begin, first]
+    room = min(PAYLOAD_BYTES, SLOT_BYTES - len(begin) - len(first))
+    for parts in _portions([_memory(tensor) for tensor in outgoing.following], room):
+        yield head + parts
         head = [_MORE_TAG]
 
 
-def _portions(payloads: Sequence[memoryview]) -> Iterator[list[bytes | memoryview]]:
-    """The bytes of `payloads` in order, `PAYLOAD_BYTES` at a time; at least one portion, which may be empty."""
+def _portions(payloads: Sequence[memoryview], room: int) -> Iterator[list[bytes | memoryview]]:
+    """The bytes of `payloads` in order, at least one portion, which may be empty.
+
+    Args:
+        payloads: the bytes.
+        room: how many there may be in the first portion; in the others, `PAYLOAD_BYTES`.
+    """
     portion: list[bytes | memoryview] = []
-    room = PAYLOAD_BYTES
     for payload in payloads:
         start = 0
         while start < len(payload):
@@ -87,13 +97,16 @@ class Assembler:
         #: Bytes of the first missing tensor received so far.
         self._filled = 0
 
-    def feed(self, message: bytes) -> Received | None:
+    def feed(self, message: bytes | memoryview) -> Received | None:
         """Process the next message; returns the frame or credit it completes.
+
+        A view may be of memory that another process changes meanwhile: no byte is read twice, and what is checked is a
+        copy.
 
         Raises:
             MalformedFrame: the message violates the format or the limits.
         """
-        tag = message[:1]
+        tag = bytes(message[:1])
         if tag == _CREDIT_TAG and len(message) == _CREDIT.size:
             return Credit(_CREDIT.unpack(message)[1])
         if tag == _MORE_TAG and self._header is not None and len(message) > 1:
@@ -104,12 +117,13 @@ class Assembler:
             f"a message of {len(message)} bytes begins with {tag!r} {'within' if self._header else 'between'} frames"
         )
 
-    def _begin(self, message: bytes) -> Received | None:
+    def _begin(self, message: bytes | memoryview) -> Received | None:
         first_bytes = _BEGIN.unpack_from(message)[1] if len(message) >= _BEGIN.size else 0
         end = _BEGIN.size + first_bytes
         if not 0 < first_bytes <= FIRST_MESSAGE_BYTES or end > len(message):
             raise MalformedFrame(f"a message of {len(message)} bytes begins a frame with a header of {first_bytes}")
-        header = decode(memoryview(message)[_BEGIN.size : end], self._limits)
+        first = bytes(message[_BEGIN.size : end])
+        header = decode(memoryview(first), self._limits)
         if isinstance(header, CloseHeader):
             return header
         self._admit()
@@ -122,10 +136,10 @@ class Assembler:
             if entry.offset is None:
                 self._missing.append(tensor)
             else:
-                _copy(tensor, 0, message, _BEGIN.size + entry.offset, entry.num_bytes)
+                _copy(tensor, 0, first, entry.offset, entry.num_bytes)
         return self._fill(message, end)
 
-    def _fill(self, message: bytes, position: int) -> Frame | None:
+    def _fill(self, message: bytes | memoryview, position: int) -> Frame | None:
         """Copy the rest of `message`, from `position` on, into the missing tensors."""
         while position < len(message):
             if not self._missing:
@@ -147,14 +161,15 @@ class Assembler:
 
 
 def _memory(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor; valid as long as the tensor lives."""
+    """The bytes of a contiguous CPU tensor, which lives as long as they are viewed."""
     num_bytes = tensor.numel() * tensor.itemsize
     if not num_bytes:
         return memoryview(b"")
-    return memoryview((ctypes.c_char * num_bytes).from_address(tensor.data_ptr())).cast("B")
+    array = (ctypes.c_char * num_bytes).from_address(tensor.data_ptr())
+    array.owner = tensor  # type: ignore[attr-defined]
+    return memoryview(array).cast("B")
 
 
-def _copy(tensor: torch.Tensor, to: int, message: bytes, start: int, length: int) -> None:
+def _copy(tensor: torch.Tensor, to: int, message: bytes | memoryview, start: int, length: int) -> None:
     """Copy bytes of `message` into `tensor`, without blocking other threads."""
-    source = ctypes.cast(ctypes.c_char_p(message), ctypes.c_void_p).value or 0
-    ctypes.memmove(tensor.data_ptr() + to, source + start, length)
+    ctypes.memmove(tensor.data_ptr() + to, address_of(message) + start, length)

@@ -15,8 +15,8 @@ from hetpipe.profiler.machine import processor_name, versions
 from hetpipe.values.link_measurement import LinksFingerprint, MeasuredLinks, merged, still_valid
 from hetpipe.values.policies import LinkKind
 
-#: What stages of one node use, unless a job says `link: grpc`.
-WITHIN_NODE_TRANSPORT: LinkKind = "gloo"
+#: What stages of one node use, unless a job says otherwise.
+WITHIN_NODE_TRANSPORT: LinkKind = "shared_memory"
 
 
 class LinkCache:

@@ -27,7 +27,7 @@ HistoryDetail = Literal["full", "summary", "off"]
 PullTiming = Literal["every_wave", "required"]
 
 #: The transport of frames between two stages.
-LinkKind = Literal["gloo", "grpc"]
+LinkKind = Literal["gloo", "grpc", "shared_memory"]
 
 #: The link setting of a job.
 AskedLink = Literal["auto", LinkKind]

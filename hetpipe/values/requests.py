@@ -69,12 +69,38 @@ class PushReply:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryOffer:
+    """Where a segment can be fetched by a process of the same host and user; or why there is none."""
+
+    socket: str
+    """The name of an abstract Unix socket; empty: there is none."""
+    token: str
+    """Is shown there, once, to be passed the segment."""
+    segment: str
+    """Names the segment in later calls."""
+    reason: str
+    """Why there is none; else empty."""
+
+
+@dataclass(frozen=True, slots=True)
 class LinkHello:
     """Introduction of a stage to its neighbour."""
 
     requester: Requester
     room: int
     """Frames it can buffer: the number that may be sent before it grants more credit. At least 1."""
+    memory: tuple[MemoryOffer, ...] = ()
+    """From the stage that serves: a segment for what it sends, and one for what it receives; empty: frames go through
+    gRPC.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTransport:
+    """Answer of the stage that connects to an offer of memory."""
+
+    refusal: str
+    """Why frames go through gRPC; empty: they go through the offered memory."""
 
 
 @dataclass(frozen=True, slots=True)

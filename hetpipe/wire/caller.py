@@ -202,7 +202,7 @@ def _received(lane: Lane, answers: Any) -> Iterator[bytes]:
     """The chunks of a download that come through memory."""
     try:
         try:
-            yield from lane.receive(is_over=answers.done)
+            yield from lane.receive(bytes, is_over=answers.done)
         except SegmentBroken:
             if not answers.done():
                 raise

@@ -31,6 +31,7 @@ from hetpipe.values.requests import (
     BuffersHeader,
     CheckpointFile,
     Meeting,
+    MemoryOffer,
     PullHeader,
     PushHeader,
     PushReply,
@@ -497,20 +498,6 @@ class ShareMemoryRequest:
     """The requesting stage."""
     call: str
     """`Push` or `Pull`."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryOffer:
-    """Where a segment can be fetched by a process of the same host and user; or why there is none."""
-
-    socket: str
-    """The name of an abstract Unix socket; empty: there is none."""
-    token: str
-    """Is shown there, once, to be passed the segment."""
-    segment: str
-    """Names the segment in later calls."""
-    reason: str
-    """Why there is none; else empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
-from hetpipe.errors import DeadlineExceeded, PortInUse, ProtocolViolation
+from hetpipe.errors import DeadlineExceeded, HetpipeError, PeerUnreachable, PortInUse, ProtocolViolation
 from hetpipe.values.identity import Role, StagePeer
-from hetpipe.values.requests import LinkHello, Requester
+from hetpipe.values.requests import LinkHello, LinkTransport, MemoryOffer, Requester
 from hetpipe.wire.call import Rule
+from hetpipe.wire.codec import from_bytes
 from hetpipe.wire.limits import Limits
 from hetpipe.wire.link_stream import (
     CALL,
     CONNECT,
     SERVICE,
+    GrpcStream,
     LinkStream,
+    SegmentStream,
+    following_messages,
     hello_from_bytes,
+    hello_to_bytes,
     incoming_messages,
     outgoing_messages,
+    say_transport,
 )
+from hetpipe.wire.segment import Lane
+from hetpipe.wire.segment_server import SegmentKey, SegmentServer
 from hetpipe.wire.server import Server, ServerConfig
 from hetpipe.wire.tls import Tls
 
@@ -33,6 +42,9 @@ if TYPE_CHECKING:
 
 #: Timeout for the hello of a caller.
 HELLO_SECONDS = 10.0
+
+#: Segments of a link: for what the stage that serves sends, and for what it receives.
+_DIRECTIONS = ("downstream", "upstream")
 
 #: Concurrent calls: the neighbour's, a retry of it, and some that are refused.
 _NUM_CALLS = 8
@@ -49,6 +61,7 @@ class LinkServer:
         hello: LinkHello,
         neighbour: Requester,
         tls: Tls | None,
+        offers_memory: bool = False,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Set up the server; `start` opens the port.
@@ -59,6 +72,7 @@ class LinkServer:
             hello: identity of this end.
             neighbour: the only stage that is accepted.
             tls: None for plaintext, where the caller is not authenticated.
+            offers_memory: frames may go through shared memory.
             clock: measures the wait.
         """
         self._hello = hello
@@ -69,6 +83,7 @@ class LinkServer:
         self._taken = False
         self._outgoing: Future[Iterator[bytes]] = Future()
         self._arrived: Future[LinkStream] = Future()
+        self._segments = SegmentServer(clock=clock, max_segments=len(_DIRECTIONS)) if offers_memory else None
         self._server = Server(
             ServerConfig(
                 host=host,
@@ -104,33 +119,102 @@ class LinkServer:
 
         Raises:
             DeadlineExceeded: it has not connected in time.
+            PeerUnreachable: it left again before it had said whether it shares memory.
+            ProtocolViolation: what it said of that is nothing.
         """
         began = self._clock.monotonic()
         try:
-            return self._arrived.result(deadline_seconds)
+            stream = self._arrived.result(deadline_seconds)
         except TimeoutError:
             elapsed = self._clock.monotonic() - began
             raise DeadlineExceeded(
                 f"{self._hello.requester} waited {elapsed:.1f} s for {self._neighbour} to connect to "
                 f"{self._server.address}"
             ) from None
+        if isinstance(stream, SegmentStream):
+            self._free()  # nothing else comes here
+        return stream
 
     def close(self) -> None:
         """Break the stream, if any, and free the port."""
-        self._outgoing.cancel()
-        if self._arrived.done():
+        if self._arrived.done() and self._arrived.exception() is None:
             self._arrived.result().cancel()
+        self._free()
+
+    def _free(self) -> None:
+        self._outgoing.cancel()
         self._server.stop()
+        if self._segments is not None:
+            self._segments.stop()
 
     def _connect(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         hello = hello_from_bytes(next(messages, b""), expected=self._neighbour)
+        if hello.memory:
+            raise ProtocolViolation(f"{self._neighbour} offers memory, which only the stage that it connects to may do")
         with self._lock:
             if self._taken:
                 raise ProtocolViolation(f"{self._neighbour} is already connected; a link cannot be resumed")
             self._taken = True
+        if self._segments is None:
+            self._arrive(self._stream(hello, messages, context, ""))
+            yield from outgoing_messages(self._hello, self._outgoing)
+            return
+        context.add_callback(
+            lambda: self._arrive(PeerUnreachable(f"{self._neighbour} left while it was offered memory"))
+        )
+        offers = tuple(self._segments.offer(SegmentKey(self._neighbour, each)) for each in _DIRECTIONS)
+        yield hello_to_bytes(replace(self._hello, memory=offers))
+        try:
+            refusal, lanes = self._agreed(self._segments, offers, next(messages, None))
+        except ProtocolViolation as error:
+            self._arrive(error)
+            raise
+        say_transport(self._hello, self._neighbour, refusal)
+        if lanes is None:
+            self._arrive(self._stream(hello, messages, context, refusal))
+            yield from following_messages(self._outgoing)
+            return
+        outgoing, incoming = lanes
+        own = self._hello.requester
+        self._arrive(SegmentStream(hello, own=own, outgoing=outgoing, incoming=incoming))
+
+    def _arrive(self, outcome: LinkStream | HetpipeError) -> None:
+        """Have `accept` return the stream, or raise the error; the first outcome counts."""
+        with self._lock:
+            is_first = not self._arrived.done()
+            if isinstance(outcome, HetpipeError):
+                if is_first:
+                    self._arrived.set_exception(outcome)
+                return
+            if is_first:
+                self._arrived.set_result(outcome)
+        if not is_first:
+            outcome.cancel()
+
+    def _stream(
+        self, hello: LinkHello, messages: Iterator[bytes], context: grpc.ServicerContext, refusal: str
+    ) -> GrpcStream:
         incoming = incoming_messages(messages, hello.requester)
-        self._arrived.set_result(LinkStream(hello, incoming, self._outgoing, context.cancel, self.close))
-        yield from outgoing_messages(self._hello, self._outgoing)
+        return GrpcStream(hello, incoming, self._outgoing, context.cancel, self.close, refusal)
+
+    def _agreed(
+        self, segments: SegmentServer, offers: Sequence[MemoryOffer], answer: bytes | None
+    ) -> tuple[str, tuple[Lane, Lane] | None]:
+        """Why frames go through gRPC; or this end of the segments that they go through.
+
+        Raises:
+            PeerUnreachable: the neighbour has left.
+            ProtocolViolation: the answer is none, or the neighbour has not fetched what it says to have.
+        """
+        if answer is None:
+            raise PeerUnreachable("its call ended")
+        refusal = from_bytes(LinkTransport, answer).refusal
+        if refusal:
+            return refusal, None
+        outgoing, incoming = (segments.take(offer.segment) for offer in offers)
+        if outgoing is None or incoming is None:
+            raise ProtocolViolation(f"{self._neighbour} did not fetch the memory that it says it shares")
+        return "", (outgoing, incoming)
 
 
 def _only(neighbour: Requester) -> Mapping[str, Rule]:

@@ -1,49 +1,168 @@
 """One stream of raw messages between two neighbouring stages, as seen by either end.
 
-The call is `LinkService/Connect`. The first message in each direction is a `LinkHello`; the rest belongs to
-`hetpipe.link`. The stream has no deadline and lives as long as the stages: keepalive detects a dead peer, and waits for
-frames have deadlines of their own.
+The call is `LinkService/Connect`. The first message in each direction is a `LinkHello`. If that of the stage that
+serves offers shared memory, the other one answers with a `LinkTransport`. The rest belongs to `hetpipe.link`, and goes
+through the call or, where both stages share memory, through two segments (docs/semantics/shared-memory.md), and the
+call ends. A stream has no deadline and lives as long as the stages: keepalive or the end of a segment's connection
+detect a dead peer, and waits for frames have deadlines of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
-from typing import Final
+from itertools import chain
+from typing import Final, Protocol, TypeVar
 
 import grpc
 
 from hetpipe.errors import PeerUnreachable, ProtocolViolation
+from hetpipe.observe.log import get_logger
 from hetpipe.values.requests import LinkHello, Requester
 from hetpipe.wire.codec import from_bytes, to_bytes
+from hetpipe.wire.segment import Lane, Parts, SegmentBroken
+
+_log = get_logger(__name__)
+
+T = TypeVar("T")
+
+_JOIN_SECONDS = 5.0
 
 SERVICE: Final = "hetpipe.proto.v2.LinkService"
 CONNECT: Final = "Connect"
 CALL: Final = f"/{SERVICE}/{CONNECT}"
 
 
-@dataclass(frozen=True, slots=True)
-class LinkStream:
+class LinkStream(Protocol):
     """A stream after the exchange of hellos."""
+
+    @property
+    def peer(self) -> LinkHello:
+        """The other end's hello."""
+        ...
+
+    @property
+    def refusal(self) -> str:
+        """Why messages go through gRPC although memory was offered; else empty."""
+        ...
+
+    def send(self, messages: Iterator[Parts]) -> None:
+        """Send `messages`; this end of the stream ends with them. They are iterated on a thread of the stream."""
+        ...
+
+    def receive(self, read: Callable[[bytes | memoryview], T]) -> Generator[T, None, None]:
+        """What `read` makes of each message, until the other end ends its side.
+
+        Args:
+            read: takes a private copy, of each byte once, before it looks at it; keeps no view.
+
+        Raises:
+            PeerUnreachable: the stream broke.
+        """
+        ...
+
+    def cancel(self) -> object:
+        """Break the stream immediately; the return value has no meaning. May be called from any thread."""
+        ...
+
+    def close(self) -> None:
+        """Release everything. Called once, when both directions have ended or are no longer needed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcStream:
+    """A stream whose messages go through the call; see `LinkStream`."""
 
     peer: LinkHello
     incoming: Iterator[bytes]
     """Messages from the other end until it ends its side; raises `PeerUnreachable` when the stream breaks."""
     outgoing: Future[Iterator[bytes]]
     cancel: Callable[[], object]
-    """Breaks the stream immediately; the return value has no meaning. May be called from any thread."""
     close: Callable[[], None]
-    """Releases the channel or server. Called once, when both iterators have ended or are no longer needed."""
+    refusal: str = ""
+    preamble: tuple[bytes, ...] = ()
+    """Is sent before the messages."""
 
-    def send(self, messages: Iterator[bytes]) -> None:
-        """Send `messages`; this end of the stream ends with them. They are iterated on a gRPC thread."""
-        self.outgoing.set_result(messages)
+    def send(self, messages: Iterator[Parts]) -> None:
+        """Send `messages`, on a gRPC thread."""
+        self.outgoing.set_result(chain(self.preamble, map(b"".join, messages)))
+
+    def receive(self, read: Callable[[bytes | memoryview], T]) -> Generator[T, None, None]:
+        """Read the other end's messages."""
+        yield from map(read, self.incoming)
+
+
+class SegmentStream:
+    """A stream whose messages go through shared memory, in a segment for each direction; see `LinkStream`."""
+
+    refusal = ""
+
+    def __init__(self, peer: LinkHello, *, own: Requester, outgoing: Lane, incoming: Lane) -> None:
+        """Take over both segments."""
+        self.peer = peer
+        self._outgoing = outgoing
+        self._incoming = incoming
+        self._name = f"link: {own} writes to {peer.requester}"
+        self._thread: threading.Thread | None = None
+        #: Why sending ended early: the first reason, where receiving ends as its consequence.
+        self._failure: PeerUnreachable | None = None
+
+    def send(self, messages: Iterator[Parts]) -> None:
+        """Send `messages`, on a thread of this stream."""
+        self._thread = threading.Thread(target=self._send, args=(messages,), name=self._name, daemon=True)
+        self._thread.start()
+
+    def receive(self, read: Callable[[bytes | memoryview], T]) -> Generator[T, None, None]:
+        """Read the other end's messages."""
+        if not self._incoming.take_turn():
+            raise SegmentBroken("this end of the link is closed")
+        try:
+            yield from self._incoming.receive(read, is_over=None)
+        except SegmentBroken as error:
+            raise self._failure or error from None
+        finally:
+            self._incoming.end_turn()
+
+    def cancel(self) -> None:
+        """Close both segments."""
+        self._outgoing.close()
+        self._incoming.close()
+
+    def close(self) -> None:
+        """Close both segments, and wait for the thread."""
+        self.cancel()
+        if self._thread is not None:
+            self._thread.join(_JOIN_SECONDS)
+
+    def _send(self, messages: Iterator[Parts]) -> None:
+        if not self._outgoing.take_turn():
+            return
+        try:
+            self._outgoing.send(messages, is_over=None)
+        except PeerUnreachable as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - whatever ends the messages ends the stream, as with gRPC
+            _log.exception("link_failed", peer=str(self.peer.requester))
+            self._fail(PeerUnreachable(f"nothing can be sent any more: {type(error).__name__}: {error}"))
+        finally:
+            self._outgoing.end_turn()
+
+    def _fail(self, error: PeerUnreachable) -> None:
+        self._failure = error
+        self._incoming.end_reading()  # but what has arrived still counts
 
 
 def outgoing_messages(hello: LinkHello, following: Future[Iterator[bytes]]) -> Iterator[bytes]:
-    """One end's outgoing messages: its hello, then those passed to `LinkStream.send`; none of these if cancelled."""
+    """One end's outgoing messages: its hello, then what `following` gets; nothing more if cancelled."""
     yield hello_to_bytes(hello)
+    yield from following_messages(following)
+
+
+def following_messages(following: Future[Iterator[bytes]]) -> Iterator[bytes]:
+    """The messages that `following` gets; none if cancelled."""
     try:
         messages = following.result()
     except CancelledError:
@@ -79,6 +198,14 @@ def hello_from_bytes(message: bytes, *, expected: Requester) -> LinkHello:
     if hello.room < 1:
         raise ProtocolViolation(f"{expected} announced no capacity for a frame")
     return hello
+
+
+def say_transport(hello: LinkHello, peer: Requester, refusal: str) -> None:
+    """Log which way frames go where memory was offered, and why not through that."""
+    if refusal:
+        _log.warning("transport_chosen", transport="grpc", reason=refusal, link=str(hello.requester), peer=str(peer))
+    else:
+        _log.info("transport_chosen", transport="shared memory", link=str(hello.requester), peer=str(peer))
 
 
 def name_in_full(requester: Requester) -> str:

@@ -3,22 +3,31 @@
 A segment is a sealed memfd of `NUM_SLOTS` slots. One process, the sender of a call, copies chunks into slots in turn
 and says so over a Unix socket; the other one takes a private copy of each and gives the slot back. Nothing is ever read
 twice from a segment, so what its other process does to it later changes nothing that was checked.
+
+A link between stages is one call in this sense, which lasts as long as the link, in a segment for each direction.
 """
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
 import socket
 import struct
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from enum import IntEnum
+from typing import TypeVar
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import DeadlineExceeded, PeerUnreachable, ProtocolViolation
+
+T = TypeVar("T")
+
+#: A chunk in pieces, which follow each other.
+Parts = Sequence[bytes | memoryview]
 
 #: Room for one chunk: 1 MiB of payload and its head (`server/shard/chunks.py`), up to a whole page.
 SLOT_BYTES = (1 << 20) + mmap.PAGESIZE
@@ -105,6 +114,17 @@ def is_same_user(connection: socket.socket) -> bool:
     return peer_user(connection) == os.geteuid()
 
 
+def address_of(data: bytes | memoryview) -> int:
+    """Where the bytes are, for `ctypes.memmove`, which copies without blocking other threads; valid while `data` is.
+
+    Args:
+        data: not empty; a view must be of memory that may be written.
+    """
+    if isinstance(data, bytes):
+        return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+    return ctypes.addressof(ctypes.c_char.from_buffer(data))
+
+
 class Lane:
     """One end of a segment, for one call at a time; the holder of `turn` may use it."""
 
@@ -119,6 +139,7 @@ class Lane:
         """
         self.connection = connection
         self._memory = memory
+        self._view = memoryview(memory)
         self._clock = clock
         self._closing = threading.Lock()
         #: Held during a call.
@@ -128,7 +149,6 @@ class Lane:
         #: Its name, where the server's end has to be found.
         self.name = name
         self.is_closed = False
-        connection.settimeout(_LOOK_SECONDS)
 
     def close(self) -> None:
         """Free this end; the memory is freed once the other end has, too. A call under way ends `SegmentBroken`."""
@@ -161,12 +181,18 @@ class Lane:
         """What tells the server that the chunks of call `number` go this way."""
         return ((SEGMENT_KEY, f"{self.name}:{self.number}"),)
 
-    def send(self, chunks: Iterable[bytes], *, is_over: Callable[[], bool]) -> bool:
+    def end_reading(self) -> None:
+        """Have `receive` end `SegmentBroken` after what has arrived."""
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RD)
+
+    def send(self, chunks: Iterable[bytes | Parts], *, is_over: Callable[[], bool] | None) -> bool:
         """Send the chunks of call `number`.
 
         Args:
-            chunks: each of at most `SLOT_BYTES`.
-            is_over: whether the call has ended in another way, so that nobody will answer here.
+            chunks: each of at most `SLOT_BYTES`; one is done with before the next one is asked for.
+            is_over: whether the call has ended in another way, so that nobody will answer here. None: it lasts until
+                an end is closed, and the other process may take its time.
 
         Returns:
             Whether the receiver took all; if not, the call itself says why.
@@ -176,17 +202,19 @@ class Lane:
             DeadlineExceeded: the other end did not move for `IDLE_SECONDS`.
         """
         in_use, slot = 0, 0
+        self._set_timeout(is_over)
         try:
             for chunk in chunks:
-                if len(chunk) > SLOT_BYTES:
-                    raise ProtocolViolation(f"a chunk of {len(chunk)} bytes does not fit into a slot of {SLOT_BYTES}")
+                parts = (chunk,) if isinstance(chunk, bytes) else chunk
+                length = sum(map(len, parts))
+                if length > SLOT_BYTES:
+                    raise ProtocolViolation(f"a chunk of {length} bytes does not fit into a slot of {SLOT_BYTES}")
                 if in_use == NUM_SLOTS:
                     if self._next(is_over)[0] is not _Kind.TAKEN:
                         return False
                     in_use -= 1
-                start = slot * SLOT_BYTES
-                self._memory[start : start + len(chunk)] = chunk
-                self._tell(_Kind.FILLED, slot, len(chunk))
+                self._fill(slot, parts)
+                self._tell(_Kind.FILLED, slot, length)
                 in_use, slot = in_use + 1, (slot + 1) % NUM_SLOTS
             while in_use:  # so that no message of this call is left for the next one
                 if self._next(is_over)[0] is not _Kind.TAKEN:
@@ -198,13 +226,21 @@ class Lane:
             with suppress(SegmentBroken):
                 self._tell(_Kind.END)
 
-    def receive(self, *, is_over: Callable[[], bool]) -> Generator[bytes, None, None]:
-        """Private copies of the chunks of call `number`.
+    def receive(
+        self, read: Callable[[memoryview], T], *, is_over: Callable[[], bool] | None
+    ) -> Generator[T, None, None]:
+        """What `read` makes of each chunk of call `number`.
+
+        Args:
+            read: takes a private copy, of each byte once, before it looks at it; keeps no view. Its errors end the
+                call.
+            is_over: as of `send`.
 
         Raises:
             SegmentBroken, DeadlineExceeded: as `send`.
         """
         slot, is_complete = 0, False
+        self._set_timeout(is_over)
         try:
             while True:
                 kind, found, length = self._next(is_over)
@@ -214,10 +250,12 @@ class Lane:
                 if kind is not _Kind.FILLED or found != slot or not 0 < length <= SLOT_BYTES:
                     raise self._broken("it broke the protocol of slots")
                 start = slot * SLOT_BYTES
-                chunk = self._memory[start : start + length]
-                self._tell(_Kind.TAKEN, slot)
+                with self._view[start : start + length] as chunk:
+                    taken = read(chunk)
+                with suppress(OSError):  # a sender that is gone has said all before
+                    self._say(_Kind.TAKEN, slot)
                 slot = (slot + 1) % NUM_SLOTS
-                yield chunk
+                yield taken
         finally:
             if not is_complete:
                 self.refuse()
@@ -231,33 +269,29 @@ class Lane:
             with suppress(BlockingIOError):
                 while self.connection.recv(_MESSAGE.size):
                     pass
-            self.connection.settimeout(_LOOK_SECONDS)
 
     # -- internals ----------------------------------------------------------------------------------------------------
 
-    def _next(self, is_over: Callable[[], bool]) -> tuple[_Kind, int, int]:
+    def _set_timeout(self, is_over: Callable[[], bool] | None) -> None:
+        with suppress(OSError):  # closed: the next message says so
+            self.connection.settimeout(None if is_over is None else _LOOK_SECONDS)
+
+    def _fill(self, slot: int, parts: Parts) -> None:
+        with self._view[slot * SLOT_BYTES :] as view:
+            position = address_of(view)
+        for part in parts:
+            if part:
+                ctypes.memmove(position, address_of(part), len(part))
+                position += len(part)
+
+    def _next(self, is_over: Callable[[], bool] | None) -> tuple[_Kind, int, int]:
         """The next message of this call; those of earlier ones, which ended early, are skipped."""
-        until = self._clock.monotonic() + IDLE_SECONDS
-        was_over = False
         while True:
-            try:
-                data = self.connection.recv(_MESSAGE.size)
-            except TimeoutError:
-                if self.is_closed:
-                    raise self._broken("it was closed on this side") from None
-                if was_over:
-                    raise self._broken("the call ended") from None
-                was_over = is_over()  # its last message may have arrived just before it ended: look once more
-                if self._clock.monotonic() > until:
-                    self.close()
-                    raise DeadlineExceeded(
-                        f"the other process of a segment did not move for {IDLE_SECONDS:g} s"
-                    ) from None
-                continue
-            except OSError as error:
-                raise self._broken(str(error)) from error
+            data = self._heard(is_over)
+            if not data:
+                raise self._broken("it was closed on this side" if self.is_closed else "the other process is gone")
             if len(data) != _MESSAGE.size:
-                raise self._broken("the other process is gone" if not data else "it broke the protocol of messages")
+                raise self._broken("it broke the protocol of messages")
             kind, slot, number, length = _MESSAGE.unpack(data)
             if number < self.number:
                 continue
@@ -265,11 +299,37 @@ class Lane:
                 raise self._broken("it broke the protocol of messages")
             return _Kind(kind), slot, length
 
+    def _heard(self, is_over: Callable[[], bool] | None) -> bytes:
+        """The next message; empty at the end of the connection."""
+        until = self._clock.monotonic() + IDLE_SECONDS
+        was_over = False
+        while True:
+            try:
+                return self.connection.recv(_MESSAGE.size)
+            except TimeoutError:
+                if self.is_closed:
+                    raise self._broken("it was closed on this side") from None
+                if was_over or is_over is None:
+                    raise self._broken("the call ended") from None
+                was_over = is_over()  # its last message may have arrived just before it ended: look once more
+                if self._clock.monotonic() > until:
+                    self.close()
+                    raise DeadlineExceeded(
+                        f"the other process of a segment did not move for {IDLE_SECONDS:g} s"
+                    ) from None
+            except ConnectionResetError:
+                continue  # it ended with messages unread, and said so once: what it had sent is still there
+            except OSError as error:
+                raise self._broken(str(error)) from error
+
     def _tell(self, kind: _Kind, slot: int = 0, length: int = 0) -> None:
         try:
-            self.connection.send(_MESSAGE.pack(kind, slot, self.number, length))
+            self._say(kind, slot, length)
         except OSError as error:
             raise self._broken(str(error)) from error
+
+    def _say(self, kind: _Kind, slot: int, length: int = 0) -> None:
+        self.connection.send(_MESSAGE.pack(kind, slot, self.number, length))
 
     def _broken(self, why: str) -> SegmentBroken:
         self.close()
@@ -277,4 +337,5 @@ class Lane:
 
     def _free(self) -> None:
         self.connection.close()
+        self._view.release()
         self._memory.close()

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import ClockNotPublished
 from hetpipe.observe.log import get_logger
-from hetpipe.values.requests import Requester
+from hetpipe.values.requests import MemoryOffer, Requester
 from hetpipe.wire.call import Download, ReplyT, RequestT, Streaming, Unary, Upload
 from hetpipe.wire.caller import Caller
-from hetpipe.wire.calls import PULL, PUSH, SHARE_MEMORY, MemoryOffer, ShareMemoryRequest
+from hetpipe.wire.calls import PULL, PUSH, SHARE_MEMORY, ShareMemoryRequest
 from hetpipe.wire.segment import Lane, SegmentRefused, is_same_user, map_segment
 
 _log = get_logger(__name__)
@@ -43,7 +43,7 @@ def fetch_segment(offer: MemoryOffer, *, clock: Clock = SYSTEM_CLOCK) -> Lane:
     if not offer.socket:
         raise SegmentRefused(offer.reason)
     if not _SOCKET.fullmatch(offer.socket):
-        raise SegmentRefused(f"{offer.socket!r:.60} is no socket of a parameter server")
+        raise SegmentRefused(f"{offer.socket!r:.60} is no socket for segments")
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         _connect(connection, offer.socket)

@@ -1,8 +1,9 @@
 """The server's end of segments: hands them out over a Unix socket for tokens that are good once.
 
-A stage asks for a segment by a call (`calls.SHARE_MEMORY`), which is authorized like every call. The reply names an
-abstract Unix socket and a token. Whoever shows the token there, as a process of the same user, gets the descriptor of a
-sealed memfd made for it. See docs/semantics/shared-memory.md.
+A stage asks a parameter server for a segment by a call (`calls.SHARE_MEMORY`), and gets those of a link with its
+neighbour's hello; both are authorized like every call. An offer names an abstract Unix socket and a token. Whoever
+shows the token there, as a process of the same user, gets the descriptor of a sealed memfd made for it. See
+docs/semantics/shared-memory.md.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from inspect import GEN_CREATED, getgeneratorstate
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import PeerUnreachable, ProtocolViolation
 from hetpipe.observe.log import get_logger
-from hetpipe.values.requests import Requester
-from hetpipe.wire.calls import MemoryOffer
+from hetpipe.values.requests import MemoryOffer, Requester
 from hetpipe.wire.segment import SEGMENT_BYTES, SEGMENT_KEY, Lane, is_same_user, make_segment, map_segment, peer_user
 from hetpipe.wire.serving import Context
 
@@ -41,7 +41,7 @@ _MAX_DIGITS = 15
 
 @dataclass(frozen=True, slots=True)
 class SegmentKey:
-    """Whom a segment is for: a stage, and the call whose chunks it carries."""
+    """Whom a segment is for: a stage, and the call whose chunks it carries, or the direction of a link."""
 
     requester: Requester
     call: str
@@ -107,7 +107,7 @@ class SegmentServer:
             if self._listener is None and not self._is_stopping and not self._is_unable:
                 self._listen()
             if self._listener is None:
-                return MemoryOffer("", "", "", "this parameter server cannot share memory")
+                return MemoryOffer("", "", "", "this process cannot share memory")
         now = self._clock.monotonic()
         with self._lock:
             self._offered = {t: each for t, each in self._offered.items() if each.until > now and each.key != key}
@@ -120,8 +120,14 @@ class SegmentServer:
         for lane in lanes:
             lane.close()
         if is_full:
-            return MemoryOffer("", "", "", f"this parameter server shares {self._max_segments} segments already")
+            return MemoryOffer("", "", "", f"this process shares {self._max_segments} segments already")
         return MemoryOffer(self._name, token, segment, "")
+
+    def take(self, segment: str) -> Lane | None:
+        """Hand over this end of a segment for good; None: it was not fetched, or is closed again."""
+        with self._lock:
+            _, lane = self._open.pop(segment, (None, None))
+        return lane
 
     @contextmanager
     def receiving(self, key: SegmentKey, messages: Iterable[bytes], context: Context) -> Iterator[Iterable[bytes]]:
@@ -135,7 +141,10 @@ class SegmentServer:
         if named is None:
             yield messages
             return
-        with self._using(*named, key) as lane, closing(lane.receive(is_over=lambda: not context.is_active())) as chunks:
+        with (
+            self._using(*named, key) as lane,
+            closing(lane.receive(bytes, is_over=lambda: not context.is_active())) as chunks,
+        ):
             yield chunks
             if getgeneratorstate(chunks) == GEN_CREATED:  # nobody asked for them: the push was staged before
                 lane.refuse()

@@ -54,6 +54,10 @@ def test_a_run_and_everything_one_does_with_it(tmp_path: Path, monkeypatch: pyte
     job, run_dir = write_job(tmp_path, cluster={"file": cpus_with_peak(peak)}, sync=sync), tmp_path / "run"
     trained = hetpipe("train", job, "--json", "--run-dir", run_dir)
     assert trained.returncode == 0, trained.stderr
+    stage_logs = "".join(path.read_text() for path in (run_dir / "logs").glob("*stage*"))
+    chosen = [json.loads(line) for line in stage_logs.splitlines() if '"transport_chosen"' in line]
+    assert {each["transport"] for each in chosen} == {"shared memory"}
+    assert sum("link" in each for each in chosen) == 4, "one for each stage's link"
     result = last_line(trained)
     assert list(result) == list(RESULT)
     assert result["staleness"]["violations"] == 0

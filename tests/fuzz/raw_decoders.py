@@ -102,7 +102,7 @@ def _link_stream(data: bytes) -> object:
 
 def _link_stream_example(*tensors: torch.Tensor | None) -> bytes:
     frame = Frame(FrameKind.BACKWARD, 3, 1, 2, tensors, 4)
-    messages = [*messages_of(link_wire.encode(frame)), credit_message(2)]
+    messages = [*map(b"".join, messages_of(link_wire.encode(frame))), credit_message(2)]
     return b"".join(len(message).to_bytes(_MESSAGE_LENGTH_BYTES, "little") + message for message in messages)
 
 

@@ -1,7 +1,8 @@
-"""Deterministic runs over real processes, both kinds of links and of transports equal the reference bit for bit."""
+"""Deterministic runs over real processes, all kinds of links and of transports equal the reference bit for bit."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ ADAMW = {"name": "AdamW", "lr": 0.01}
 CASES = [
     ("wide32", 1, 3, 2, 1, ADAMW, ("grpc", "auto")),
     ("mlp32", 1, 1, 1, 0, SGD, ("auto", "auto")),
-    ("mlp64", 2, 3, 2, 4, MOMENTUM, ("auto", "grpc")),
+    ("mlp64", 2, 3, 2, 4, MOMENTUM, ("shared_memory", "grpc")),
+    ("mlp64", 2, 3, 2, 1, ADAMW, ("gloo", "auto")),
     ("mlp32", 3, 2, 2, 0, ADAMW, ("auto", "auto")),
     ("mlp64", 3, 3, 4, 4, MOMENTUM, ("grpc", "grpc")),
     ("mlp64", 1, 2, 4, 0, MOMENTUM, ("auto", "auto")),
@@ -67,7 +69,11 @@ def test_processes_equal_the_reference(
     assert check_run(train.run_dir, require_complete=True).ok
 
     stage_logs = "".join(path.read_text() for path in (train.run_dir / "logs").glob("*stage*"))
-    assert ('"transport":"shared memory"' in stage_logs) == (transport == "auto")
+    chosen = [json.loads(line) for line in stage_logs.splitlines() if '"transport_chosen"' in line]
+    assert not [each for each in chosen if each["transport"] != "shared memory"]
+    assert {"call" for each in chosen if "call" in each} == ({"call"} if transport == "auto" else set())
+    linked = {each["link"] for each in chosen if "link" in each}
+    assert len(linked) == (workers * stages if link in {"auto", "shared_memory"} and stages > 1 else 0)
     assert "segment_refused" not in stage_logs
 
     reference = run_reference(

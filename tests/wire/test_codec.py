@@ -20,7 +20,7 @@ from hetpipe.proto.v2 import values_pb2
 from hetpipe.values.conditions import Condition
 from hetpipe.values.events import JobEnded, JobStatus, NumberedEvent, StateChanged, WorkerStatus
 from hetpipe.values.members import MemberInfo
-from hetpipe.values.requests import LinkHello, PushHeader
+from hetpipe.values.requests import LinkHello, LinkTransport, PushHeader
 from hetpipe.wire import calls, codec
 from hetpipe.wire.call import Streaming, Unary
 from hetpipe.wire.calls import CALLS, TENSOR_SERVICE
@@ -32,7 +32,7 @@ from tests.wire.strategies import values_of
 #: Every class that travels.
 KINDS = sorted(
     {kind for call in CALLS for kind in (call.request, getattr(call, "reply", type(None)))} - {type(None)}
-    | {LinkHello},
+    | {LinkHello, LinkTransport},
     key=lambda kind: kind.__name__,
 )
 

@@ -18,9 +18,8 @@ import pytest
 
 from hetpipe.errors import DeadlineExceeded, PeerUnreachable, ProtocolViolation
 from hetpipe.values.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
-from hetpipe.values.requests import Requester
+from hetpipe.values.requests import MemoryOffer, Requester
 from hetpipe.wire import segment, segment_client, segment_server
-from hetpipe.wire.calls import MemoryOffer
 from hetpipe.wire.segment import (
     IDLE_SECONDS,
     NUM_SLOTS,
@@ -38,6 +37,7 @@ from hetpipe.wire.segment_client import fetch_segment
 from hetpipe.wire.segment_server import TOKEN_SECONDS, SegmentKey, SegmentServer
 from tests.polling import wait_until
 from tests.support.fake_clock import FakeClock
+from tests.support.segments import segments_of
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memfds are Linux's")
 
@@ -65,18 +65,6 @@ def context(lane: Lane) -> Any:
 
 def never() -> bool:
     return False
-
-
-def segments_of(pid: int | str = "self") -> int:
-    """Descriptors and mappings of segments that a process has."""
-    folder = Path(f"/proc/{pid}")
-    count = (folder / "maps").read_text().count("hetpipe-segment")
-    for each in (folder / "fd").iterdir():
-        try:
-            count += "hetpipe-segment" in str(each.readlink())
-        except FileNotFoundError:
-            continue
-    return count
 
 
 @pytest.fixture
@@ -117,7 +105,7 @@ class TestTransfers:
         with closing(fetch_segment(server.offer(KEY))) as lane, ThreadPoolExecutor(1) as thread:
             next_call(lane)
             sent = thread.submit(lambda: list(server.sending(KEY, iter(chunks), context(lane))))
-            assert list(lane.receive(is_over=never)) == chunks
+            assert list(lane.receive(bytes, is_over=never)) == chunks
             assert sent.result(SECONDS) == [], "no chunk is a message as well"
             lane.end_turn()
 
@@ -188,7 +176,7 @@ class TestTransfers:
 class TestBreaks:
     def test_a_call_that_is_over_ends_the_wait(self, server: SegmentServer) -> None:
         with closing(fetch_segment(server.offer(KEY))) as lane, pytest.raises(SegmentBroken, match="the call ended"):
-            list(lane.receive(is_over=lambda: True))
+            list(lane.receive(bytes, is_over=lambda: True))
         assert lane.is_closed
 
     def test_an_end_that_does_not_move_is_given_up(self, server: SegmentServer, clock: FakeClock) -> None:
@@ -198,7 +186,7 @@ class TestBreaks:
 
         lane = fetch_segment(server.offer(KEY), clock=clock)
         with pytest.raises(DeadlineExceeded, match="did not move for 30 s"):
-            list(lane.receive(is_over=later))
+            list(lane.receive(bytes, is_over=later))
         assert lane.is_closed
 
     def test_a_closed_end_wakes_the_other_and_is_freed(self, server: SegmentServer) -> None:
@@ -214,7 +202,7 @@ class TestBreaks:
         next_call(lane)
         lane.close()
         with pytest.raises(SegmentBroken):
-            list(lane.receive(is_over=never))
+            list(lane.receive(bytes, is_over=never))
         lane.end_turn()
         assert lane._memory.closed
         assert not lane.take_turn()
@@ -359,7 +347,7 @@ class TestRefusals:
     def test_a_socket_elsewhere_and_a_strange_name(self, server: SegmentServer) -> None:
         offer = server.offer(KEY)
         self.refused(server, replace(offer, socket=f"hetpipe-{'0' * 32}"), "as from another host or container")
-        self.refused(server, replace(offer, socket="../x"), "'../x' is no socket of a parameter server")
+        self.refused(server, replace(offer, socket="../x"), "'../x' is no socket for segments")
 
     def test_no_more_than_the_limit(self, server: SegmentServer) -> None:
         stages = [SegmentKey(replace(WHO, stage=StageIndex(stage)), "Push") for stage in range(4)]
@@ -386,7 +374,7 @@ class TestRefusals:
         monkeypatch.setattr(segment_server, "_log", Log())
         monkeypatch.setattr(segment_server, "make_segment", none)
         without = SegmentServer(clock=clock)
-        assert without.offer(KEY).reason == "this parameter server cannot share memory"
+        assert without.offer(KEY).reason == "this process cannot share memory"
         assert refusals == ["no_shared_memory: no memfds"]
         without.stop()
 
@@ -451,7 +439,7 @@ class TestDeaths:
             next_call(lane)
             kill(pid)
             with pytest.raises(SegmentBroken):
-                list(lane.receive(is_over=never))
+                list(lane.receive(bytes, is_over=never))
             lane.end_turn()
         assert segments_of() == before
         assert name not in Path("/proc/net/unix").read_text()

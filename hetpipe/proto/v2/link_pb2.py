@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from hetpipe.proto.v2 import values_pb2 as hetpipe_dot_proto_dot_v2_dot_values__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bhetpipe/proto/v2/link.proto\x12\x10hetpipe.proto.v2\x1a\x1dhetpipe/proto/v2/values.proto\"I\n\tLinkHello\x12.\n\trequester\x18\x01 \x01(\x0b\x32\x1b.hetpipe.proto.v2.Requester\x12\x0c\n\x04room\x18\x02 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bhetpipe/proto/v2/link.proto\x12\x10hetpipe.proto.v2\x1a\x1dhetpipe/proto/v2/values.proto\"x\n\tLinkHello\x12.\n\trequester\x18\x01 \x01(\x0b\x32\x1b.hetpipe.proto.v2.Requester\x12\x0c\n\x04room\x18\x02 \x01(\r\x12-\n\x06memory\x18\x03 \x03(\x0b\x32\x1d.hetpipe.proto.v2.MemoryOffer\" \n\rLinkTransport\x12\x0f\n\x07refusal\x18\x01 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,5 +33,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'hetpipe.proto.v2.link_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LINKHELLO']._serialized_start=80
-  _globals['_LINKHELLO']._serialized_end=153
+  _globals['_LINKHELLO']._serialized_end=200
+  _globals['_LINKTRANSPORT']._serialized_start=202
+  _globals['_LINKTRANSPORT']._serialized_end=234
 # @@protoc_insertion_point(module_scope)

@@ -367,18 +367,6 @@ class ShareMemoryRequest(_message.Message):
     call: str
     def __init__(self, requester: _Optional[_Union[_values_pb2.Requester, _Mapping]] = ..., call: _Optional[str] = ...) -> None: ...
 
-class MemoryOffer(_message.Message):
-    __slots__ = ("socket", "token", "segment", "reason")
-    SOCKET_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
-    SEGMENT_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    socket: str
-    token: str
-    segment: str
-    reason: str
-    def __init__(self, socket: _Optional[str] = ..., token: _Optional[str] = ..., segment: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
-
 class CheckpointFile(_message.Message):
     __slots__ = ("name", "sha256", "num_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]

@@ -549,3 +549,15 @@ class Requester(_message.Message):
     incarnation: int
     stage: int
     def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., stage: _Optional[int] = ...) -> None: ...
+
+class MemoryOffer(_message.Message):
+    __slots__ = ("socket", "token", "segment", "reason")
+    SOCKET_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    socket: str
+    token: str
+    segment: str
+    reason: str
+    def __init__(self, socket: _Optional[str] = ..., token: _Optional[str] = ..., segment: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...

@@ -57,7 +57,7 @@ class Neighbours:
     downstream: Link | None
     replicas: DistributedReplicas | None
     link: LinkChoice | None
-    """The kind of the link downstream, and the reason; None on the last stage."""
+    """The kind of the link downstream, after any refusal of memory, and the reason; None on the last stage."""
 
     def close(self) -> None:
         """Leave them."""
@@ -124,6 +124,8 @@ class _StageMeeting:
             downstream = None if door is None else door.accept(deadline_seconds=MEETING_SECONDS)
             if downstream is not None:
                 undo.callback(downstream.close)
+            if door is not None and chosen is not None and door.refusal:
+                chosen = chosen.refused(door.refusal)
             replicas = self._meet_replicas(store, meeting.replicas) if self._has_replicas else None
             undo.pop_all()
         return Neighbours(upstream, downstream, replicas, chosen)
@@ -147,7 +149,14 @@ class _StageMeeting:
         emulation = self._config.emulation
         cut = self._cut(neighbour, None if emulation is None else emulation.upstream)
         chosen = self._choose(neighbour)
-        return call(chosen.kind, cut, address, self._footing(chosen), deadline_seconds=MEETING_SECONDS)
+        return call(
+            chosen.kind,
+            cut,
+            address,
+            self._footing(chosen),
+            deadline_seconds=MEETING_SECONDS,
+            may_fall_back=chosen.may_fall_back,
+        )
 
     def _cut(self, neighbour: StageIndex, pace: LinkTime | None) -> Cut:
         n = self._minibatches_per_wave

@@ -46,6 +46,7 @@ from hetpipe.values.ids import JobId, ShardIndex, Term
 from hetpipe.values.members import NO_TERM
 from hetpipe.values.requests import (
     Meeting,
+    MemoryOffer,
     PullHeader,
     PushHeader,
     PushReply,
@@ -67,7 +68,6 @@ from hetpipe.wire.calls import (
     JoinRequest,
     KeepRunRequest,
     LogRecords,
-    MemoryOffer,
     MoveRequest,
     RequestBarrierRequest,
     ShareMemoryRequest,

@@ -222,7 +222,7 @@ def test_links_of_this_machine_are_measured_between_processes_once() -> None:
     real = replace(wish(), program=link_profiling.PROGRAM)
     first = profile_links(real, shell(), steps.append)
     (found,) = first.measured.links
-    assert (first.cached, found.between, found.transport) == (False, (NODE, NODE), "gloo")
+    assert (first.cached, found.between, found.transport) == (False, (NODE, NODE), "shared_memory")
     assert found.speed.bytes_per_second > 1e6
     assert 1e-6 < found.speed.latency_seconds < 0.1
     assert {copy.node for copy in first.measured.copies} == {NODE}

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from hetpipe.errors import DeadlineExceeded, StaleIncarnation, UserError
+from hetpipe.errors import DeadlineExceeded, PeerUnreachable, StaleIncarnation, UserError
 from hetpipe.job.file import Job
 from hetpipe.link.gloo import GlooLink
-from hetpipe.link.grpc_link import GrpcLink
 from hetpipe.link.policy import Frame, FrameKind, Link
+from hetpipe.link.stream_link import StreamLink
 from hetpipe.observe.history import NullHistory
 from hetpipe.server.agent import meeting
 from hetpipe.server.agent.meeting import Neighbours
@@ -25,6 +25,7 @@ from hetpipe.values.ids import AgentId, DeviceId, Incarnation, LayerIndex, Stage
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.plan import Plan, StagePlan, VirtualWorkerPlan
 from hetpipe.values.run import DeviceConfig, StageConfig
+from hetpipe.wire import segment_server
 from hetpipe.wire.call import Calls
 from hetpipe.wire.calls import JOIN, JoinRequest
 from hetpipe.wire.serving import Handlers
@@ -107,12 +108,17 @@ def carry(sender: Link | None, receiver: Link | None) -> None:
     assert receiver.receive(timeout_seconds=_SECONDS).minibatch == 1
 
 
-@pytest.mark.parametrize(("link", "made"), [("auto", GlooLink), ("grpc", GrpcLink)])
-def test_three_stages_find_their_neighbours(link: str, made: type[object]) -> None:
+@pytest.mark.parametrize(
+    ("link", "made"), [("auto", (GlooLink, StreamLink)), ("grpc", (StreamLink, StreamLink)), ("gloo", (GlooLink,) * 2)]
+)
+def test_three_stages_find_their_neighbours(link: str, made: tuple[type[object], type[object]]) -> None:
     stages = all_meet([["n0/0", "n1/0", "n1/1"]], link=link)
     first, middle, last = stages
     assert (first.upstream, last.downstream, last.link) == (None, None, None)
-    assert all(isinstance(link, made) for link in (first.downstream, middle.upstream, middle.downstream, last.upstream))
+    assert isinstance(first.downstream, made[0])
+    assert isinstance(middle.upstream, made[0])
+    assert isinstance(middle.downstream, made[1])
+    assert isinstance(last.upstream, made[1])
     assert middle.upstream is not None
     assert (middle.upstream.own, middle.upstream.peer) == ("stage 1 of virtual worker 0", "stage 0 of virtual worker 0")
     carry(first.downstream, middle.upstream)
@@ -123,12 +129,51 @@ def test_three_stages_find_their_neighbours(link: str, made: type[object]) -> No
 def test_with_tls_what_leaves_a_node_is_encrypted() -> None:
     stages = all_meet([["n0/0", "n0/1", "n1/0"]], tls=own_tls)
     first, middle, last = stages
-    assert isinstance(first.downstream, GlooLink)
-    assert isinstance(middle.downstream, GrpcLink)
+    assert isinstance(first.downstream, StreamLink)
+    assert isinstance(middle.downstream, StreamLink)
+    assert str(first.link) == "shared memory: it is the fastest, and both stages are on one node"
     assert "on different nodes" in str(middle.link)
     carry(first.downstream, middle.upstream)
     carry(middle.downstream, last.upstream)
     leave(stages)
+
+
+@pytest.fixture
+def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system without sealed memory files."""
+
+    def none(*_: object) -> int:
+        raise OSError("no memfds")
+
+    monkeypatch.setattr(segment_server, "make_segment", none)
+
+
+@pytest.mark.usefixtures("no_memory")
+def test_where_memory_cannot_be_shared_the_link_is_grpc_and_says_why() -> None:
+    first, last = all_meet([["n0/0", "n0/1"]])
+    assert str(first.link) == "grpc: memory cannot be shared: this process cannot share memory"
+    carry(first.downstream, last.upstream)
+    carry(last.upstream, first.downstream)
+    leave([first, last])
+
+
+@pytest.mark.usefixtures("no_memory")
+def test_memory_that_the_job_demands_and_that_cannot_be_shared_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "MEETING_SECONDS", _SECONDS)
+    shard = clock_shard([["n0/0", "n0/1"]])
+    with ThreadPoolExecutor(2) as threads:
+        first, last = (threads.submit(meet, each, shard) for each in configs([["n0/0", "n0/1"]], link="shared_memory"))
+        with pytest.raises(UserError, match="cannot share memory with stage 0"):
+            last.result()
+        with pytest.raises(PeerUnreachable, match="left while it was offered memory"):
+            first.result()
+
+
+def test_memory_that_the_job_demands_is_shared_within_a_node() -> None:
+    first, last = all_meet([["n0/0", "n0/1"]], link="shared_memory")
+    assert str(first.link) == "shared memory: set by the job"
+    carry(first.downstream, last.upstream)
+    leave([first, last])
 
 
 def test_one_stage_meets_nobody() -> None:

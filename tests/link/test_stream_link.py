@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -28,16 +29,16 @@ from hetpipe.errors import (
     ProtocolViolation,
     Unauthenticated,
 )
-from hetpipe.link.grpc_link import GrpcDoor, GrpcLink, call_grpc
 from hetpipe.link.policy import Link, LinkLimits
 from hetpipe.link.stream import credit_message, messages_of
+from hetpipe.link.stream_link import StreamDoor, StreamLink, call_stream
 from hetpipe.link.wire import encode
 from hetpipe.values.ids import Incarnation, JobId, Term
 from hetpipe.values.requests import LinkHello, Requester
 from hetpipe.wire import link_server, server
 from hetpipe.wire.channel import as_is, open_channel
 from hetpipe.wire.link_client import connect_link
-from hetpipe.wire.link_stream import CALL, LinkStream
+from hetpipe.wire.link_stream import CALL, GrpcStream
 from hetpipe.wire.tls import Tls
 from tests.certs.cluster import AGENT, NoCertificate, cluster, stage_peer
 from tests.link.between_processes import BetweenProcesses, Pace, close_together, closing_all, echoed_once
@@ -45,9 +46,9 @@ from tests.link.cuts import HOST, SECONDS, earlier, later, stage
 from tests.support.link_contract import Connect, LinkContract, frame, in_thread
 
 _CHILD = """
-from hetpipe.link.grpc_link import GrpcDoor
+from hetpipe.link.stream_link import StreamDoor
 from tests.link.cuts import earlier
-door = GrpcDoor(earlier(vw=0), host="127.0.0.1")
+door = StreamDoor(earlier(vw=0), host="127.0.0.1", offers_memory={memory})
 print(door.address, flush=True)
 link = door.accept(deadline_seconds=20)
 link.send(link.receive(timeout_seconds=20), deadline_seconds=20)
@@ -56,11 +57,16 @@ link.send(link.receive(timeout_seconds=20), deadline_seconds=20)
 
 
 def connect(
-    limits: LinkLimits, *, up: Pace = None, down: Pace = None, tls: tuple[Tls | None, Tls | None] = (None, None)
+    limits: LinkLimits,
+    *,
+    up: Pace = None,
+    down: Pace = None,
+    tls: tuple[Tls | None, Tls | None] = (None, None),
+    memory: bool = False,
 ) -> tuple[Link, Link]:
     """Both ends of a new link, of the earlier and of the later stage, with the times of what they send."""
-    door = GrpcDoor(earlier(limits, pace=down), host=HOST, tls=tls[0])
-    called = call_grpc(later(limits, pace=up), door.address, tls=tls[1], deadline_seconds=SECONDS)
+    door = StreamDoor(earlier(limits, pace=down), host=HOST, tls=tls[0], offers_memory=memory)
+    called = call_stream(later(limits, pace=up), door.address, tls=tls[1], deadline_seconds=SECONDS)
     return door.accept(deadline_seconds=SECONDS), called
 
 
@@ -86,21 +92,46 @@ class TestGrpcLinkWithTls(LinkContract):
             yield made
 
 
+class TestMemoryLink(LinkContract):
+    """The stage that serves sends."""
+
+    @pytest.fixture
+    def connect(self) -> Iterator[Connect]:
+        with closing_all(partial(connect, memory=True)) as made:
+            yield made
+
+
+class TestMemoryLinkWithTls(LinkContract):
+    """The stage that calls sends."""
+
+    @pytest.fixture
+    def connect(self) -> Iterator[Connect]:
+        with closing_all(lambda limits: connect(limits, tls=(tls_of(0), tls_of(1)), memory=True)[::-1]) as made:
+            yield made
+
+
 class TestGrpcBetweenProcesses(BetweenProcesses):
+    memory = False
+
     def connect_paced(self, limits: LinkLimits, *, up: Pace = None, down: Pace = None) -> tuple[Link, Link]:
-        return connect(limits, up=up, down=down)
+        return connect(limits, up=up, down=down, memory=self.memory)
 
     def with_child(self, then: str) -> tuple[Link, subprocess.Popen[Any]]:
-        child = subprocess.Popen([sys.executable, "-c", _CHILD.format(then=then)], stdout=subprocess.PIPE, text=True)
+        code = _CHILD.format(then=then, memory=self.memory)
+        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None
         with child.stdout as told:
             address = told.readline().strip()
-        return echoed_once(call_grpc(later(vw=0), address, tls=None, deadline_seconds=SECONDS)), child
+        return echoed_once(call_stream(later(vw=0), address, tls=None, deadline_seconds=SECONDS)), child
 
 
-@pytest.fixture
-def pair() -> Iterator[tuple[Link, Link]]:
-    links = connect(LinkLimits(incoming_frames=3))
+class TestMemoryBetweenProcesses(TestGrpcBetweenProcesses):
+    memory = True
+
+
+@pytest.fixture(params=[False, True], ids=["gRPC", "memory"])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Link, Link]]:
+    links = connect(LinkLimits(incoming_frames=3), memory=request.param)
     yield links
     close_together(*links)
 
@@ -142,7 +173,7 @@ def test_sent_tensors_are_freed_once_they_are_gone(pair: tuple[Link, Link]) -> N
 @pytest.mark.parametrize("victim", [0, 1], ids=["who serves", "who calls"])
 def test_a_broken_stream_is_no_goodbye(pair: tuple[Link, Link], victim: int) -> None:
     broken, other = pair[victim], pair[1 - victim]
-    assert isinstance(broken, GrpcLink)
+    assert isinstance(broken, StreamLink)
     thread, outcome = in_thread(lambda: other.receive(timeout_seconds=60, awaiting="the backward frame of minibatch 2"))
     broken._stream.cancel()
     thread.join(SECONDS)
@@ -158,17 +189,18 @@ def test_a_broken_stream_is_no_goodbye(pair: tuple[Link, Link], victim: int) -> 
 # -- a neighbour that breaks the rules ---------------------------------------------------------------------------------
 
 
-def bare_call(door: GrpcDoor, messages: list[bytes]) -> LinkStream:
+def bare_call(door: StreamDoor, messages: list[bytes]) -> GrpcStream:
     """A caller with the right name that then sends what it likes."""
     stream = connect_link(
         door.address, hello=LinkHello(stage(1), 3), neighbour=stage(0), tls=None, deadline_seconds=SECONDS
     )
-    stream.send(iter(messages))
+    stream.send((message,) for message in messages)
+    assert isinstance(stream, GrpcStream)
     return stream
 
 
 def header_of(tensor: torch.Tensor) -> bytes:
-    return next(messages_of(encode(frame(1, tensor))))
+    return b"".join(next(messages_of(encode(frame(1, tensor)))))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +219,7 @@ def header_of(tensor: torch.Tensor) -> bytes:
 )
 def test_a_broken_format_is_named_and_closes_the_link(messages: list[bytes], match: str) -> None:
     limits = LinkLimits(incoming_frames=3, frame_bytes=1000 if "1000" in match else 1 << 30)
-    door = GrpcDoor(earlier(limits), host=HOST)
+    door = StreamDoor(earlier(limits), host=HOST)
     stream = bare_call(door, messages)
     link = door.accept(deadline_seconds=SECONDS)
 
@@ -205,7 +237,7 @@ def test_a_broken_format_is_named_and_closes_the_link(messages: list[bytes], mat
 
 
 def test_an_end_without_a_goodbye_is_no_good_order() -> None:
-    door = GrpcDoor(earlier(), host=HOST)
+    door = StreamDoor(earlier(), host=HOST)
     stream = bare_call(door, [])
     link = door.accept(deadline_seconds=SECONDS)
     with pytest.raises(LinkClosed, match="without a goodbye") as caught:
@@ -218,17 +250,17 @@ def test_an_end_without_a_goodbye_is_no_good_order() -> None:
 # -- who may come ------------------------------------------------------------------------------------------------------
 
 
-def call_as(door: GrpcDoor, own: Requester, neighbour: Requester, tls: Tls | None = None) -> Link:
+def call_as(door: StreamDoor, own: Requester, neighbour: Requester, tls: Tls | None = None) -> Link:
     cut = replace(later(), own=own, neighbour=neighbour)
-    return call_grpc(cut, door.address, tls=tls, deadline_seconds=SECONDS)
+    return call_stream(cut, door.address, tls=tls, deadline_seconds=SECONDS)
 
 
 @pytest.fixture
-def opened() -> Iterator[Callable[[Tls | None], GrpcDoor]]:
+def opened() -> Iterator[Callable[[Tls | None], StreamDoor]]:
     with ExitStack() as stack:
 
-        def open_door(tls: Tls | None) -> GrpcDoor:
-            door = GrpcDoor(earlier(), host=HOST, tls=tls)
+        def open_door(tls: Tls | None) -> StreamDoor:
+            door = StreamDoor(earlier(), host=HOST, tls=tls)
             stack.callback(door.close)
             return door
 
@@ -246,20 +278,22 @@ def opened() -> Iterator[Callable[[Tls | None], GrpcDoor]]:
     ],
     ids=["stage", "virtual worker", "job", "term", "incarnation"],
 )
-def test_only_the_neighbour_of_this_life_may_call(opened: Callable[[Tls | None], GrpcDoor], caller: Requester) -> None:
+def test_only_the_neighbour_of_this_life_may_call(
+    opened: Callable[[Tls | None], StreamDoor], caller: Requester
+) -> None:
     door = opened(None)
     with pytest.raises(ProtocolViolation, match=r"connected where stage 1 of virtual worker 3 .* was expected"):
         call_as(door, caller, stage(0))
     close_together(call_as(door, stage(1), stage(0)), door.accept(deadline_seconds=SECONDS))
 
 
-def test_the_caller_looks_who_answers(opened: Callable[[Tls | None], GrpcDoor]) -> None:
+def test_the_caller_looks_who_answers(opened: Callable[[Tls | None], StreamDoor]) -> None:
     door = opened(None)
     with pytest.raises(ProtocolViolation, match=r"stage 0 .* connected where stage 2 .* was expected"):
         call_as(door, stage(1), stage(2))
 
 
-def test_a_second_call_is_refused(opened: Callable[[Tls | None], GrpcDoor]) -> None:
+def test_a_second_call_is_refused(opened: Callable[[Tls | None], StreamDoor]) -> None:
     door = opened(None)
     first = call_as(door, stage(1), stage(0))
     with pytest.raises(ProtocolViolation, match="is already connected"):
@@ -267,7 +301,7 @@ def test_a_second_call_is_refused(opened: Callable[[Tls | None], GrpcDoor]) -> N
     close_together(first, door.accept(deadline_seconds=SECONDS))
 
 
-def test_room_for_nothing_is_refused(opened: Callable[[Tls | None], GrpcDoor]) -> None:
+def test_room_for_nothing_is_refused(opened: Callable[[Tls | None], StreamDoor]) -> None:
     with pytest.raises(ProtocolViolation, match="announced no capacity for a frame"):
         connect_link(
             opened(None).address, hello=LinkHello(stage(1), 0), neighbour=stage(0), tls=None, deadline_seconds=SECONDS
@@ -276,7 +310,7 @@ def test_room_for_nothing_is_refused(opened: Callable[[Tls | None], GrpcDoor]) -
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plaintext", "TLS"])
 def test_who_says_nothing_is_not_waited_for(
-    opened: Callable[[Tls | None], GrpcDoor], monkeypatch: pytest.MonkeyPatch, *, tls: bool
+    opened: Callable[[Tls | None], StreamDoor], monkeypatch: pytest.MonkeyPatch, *, tls: bool
 ) -> None:
     monkeypatch.setattr(link_server, "HELLO_SECONDS", 0.05)
     monkeypatch.setattr(server, "_LOOK_SECONDS", 0.02)
@@ -312,7 +346,7 @@ def test_who_says_nothing_is_not_waited_for(
     ],
 )
 def test_with_tls_only_the_certificate_of_the_neighbour_opens(
-    opened: Callable[[Tls | None], GrpcDoor], name: str, error: type[HetpipeError]
+    opened: Callable[[Tls | None], StreamDoor], name: str, error: type[HetpipeError]
 ) -> None:
     neighbour = stage_peer("job-1", 3, 1, incarnation=4, term=2)
     callers: dict[str, Callable[[], Tls | None]] = {
@@ -331,20 +365,20 @@ def test_with_tls_only_the_certificate_of_the_neighbour_opens(
     door = opened(tls_of(0))
     cut = later()
     with pytest.raises(error):
-        call_grpc(cut, door.address, tls=callers[name](), deadline_seconds=0.3)
+        call_stream(cut, door.address, tls=callers[name](), deadline_seconds=0.3)
     close_together(call_as(door, stage(1), stage(0), tls_of(1)), door.accept(deadline_seconds=SECONDS))
 
 
-def test_with_tls_nobody_else_can_play_the_stage_that_serves(opened: Callable[[Tls | None], GrpcDoor]) -> None:
+def test_with_tls_nobody_else_can_play_the_stage_that_serves(opened: Callable[[Tls | None], StreamDoor]) -> None:
     door = opened(tls_of(2))
     with pytest.raises(Unauthenticated):
-        call_grpc(later(), door.address, tls=tls_of(1), deadline_seconds=0.3)
+        call_stream(later(), door.address, tls=tls_of(1), deadline_seconds=0.3)
 
 
 # -- who does not come -------------------------------------------------------------------------------------------------
 
 
-def test_a_neighbour_that_never_calls_is_named(opened: Callable[[Tls | None], GrpcDoor]) -> None:
+def test_a_neighbour_that_never_calls_is_named(opened: Callable[[Tls | None], StreamDoor]) -> None:
     door = opened(None)
     with pytest.raises(DeadlineExceeded, match=r"stage 0 of .* waited 0\.1 s for stage 1 of virtual worker 3 .* to"):
         door.accept(deadline_seconds=0.1)
@@ -352,11 +386,11 @@ def test_a_neighbour_that_never_calls_is_named(opened: Callable[[Tls | None], Gr
 
 def test_a_neighbour_that_is_not_there_is_named() -> None:
     with pytest.raises(PeerUnreachable, match=r"stage 0 of virtual worker 3 .* at 127\.0\.0\.1:1 cannot be reached"):
-        call_grpc(later(), f"{HOST}:1", tls=None, deadline_seconds=0.2)
+        call_stream(later(), f"{HOST}:1", tls=None, deadline_seconds=0.2)
 
 
 def test_a_taken_port_is_named() -> None:
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PortInUse, match=rf"port {port} of {HOST}.*stage 0 .*choose other ports with --stage-port"):
-            GrpcDoor(earlier(), host=HOST, port=port)
+            StreamDoor(earlier(), host=HOST, port=port)

@@ -1,18 +1,20 @@
-"""Links between processes over one gRPC stream per cut, with TLS where the network is not trusted.
+"""Links between processes over one stream per cut: through gRPC, with TLS where the network is not trusted, or memory.
 
 The earlier stage serves, the later one connects (`hetpipe.wire.link_server`, `hetpipe.wire.link_client`). Both announce
-their identity and buffer size in frames; then frames flow in both directions within the granted credit, so that neither
-side ever stops reading. A power failure of the neighbour's machine results in `LinkClosed` within the keepalive time,
-the death of its process immediately.
+their identity and buffer size in frames; where they share memory, the stream goes on there. Frames flow in both
+directions within the granted credit, so that neither side ever stops reading. A power failure of the neighbour's
+machine results in `LinkClosed` within the keepalive time, the death of its process immediately.
 
-A link has two halves: a writer and a thread that reads the stream. The writer is an iterator that gRPC consumes on a
-thread of its own, one message after the other. Frames wait for credit there, and no other thread waits for the network.
+A link has two halves: a writer and a thread that reads the stream. The writer is an iterator that the stream consumes
+on a thread of its own, one message after the other. Frames wait for credit there, and no other thread waits for the
+neighbour.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import HetpipeError, MalformedFrame
@@ -28,10 +30,11 @@ from hetpipe.values.run import LinkTime
 from hetpipe.wire.link_client import connect_link
 from hetpipe.wire.link_server import LinkServer
 from hetpipe.wire.link_stream import LinkStream
+from hetpipe.wire.segment import Parts
 from hetpipe.wire.tls import Tls
 
 
-class GrpcSender:
+class StreamSender:
     """Queues frames and yields their messages to the stream, within the granted credit."""
 
     def __init__(
@@ -103,7 +106,7 @@ class GrpcSender:
 
     # -- the stream ----------------------------------------------------------------------------------------------------
 
-    def messages(self) -> Iterator[bytes]:
+    def messages(self) -> Iterator[Parts]:
         """All outgoing messages; ends after the goodbye, when the other end has ended its stream."""
         while True:
             with self._changed:
@@ -113,7 +116,7 @@ class GrpcSender:
                 granted = self._window.grant() if self._window.is_due else 0
                 frame = None if granted else self._frames[0]
             if granted:
-                yield credit_message(granted)
+                yield (credit_message(granted),)
                 continue
             yield from self._messages_of(frame)
             last = frame is None
@@ -125,7 +128,7 @@ class GrpcSender:
                 if last:
                     self._changed.wait_for(self._is_over)
 
-    def _messages_of(self, frame: Frame | None) -> Iterator[bytes]:
+    def _messages_of(self, frame: Frame | None) -> Iterator[Parts]:
         if frame is None:
             return messages_of(Outgoing(encode_close(), ()))
         with self._changed:
@@ -151,14 +154,14 @@ class GrpcSender:
             raise ending.error(f" before {self._ends.own} sent {describe(frame)}")
 
 
-class GrpcReceiver:
+class StreamReceiver:
     """A thread that reads the stream and puts complete frames into the inbox, within the granted credit."""
 
     def __init__(
         self,
         stream: LinkStream,
         inbox: FrameQueue,
-        sender: GrpcSender,
+        sender: StreamSender,
         *,
         ends: Ends,
         limits: LinkLimits,
@@ -199,19 +202,19 @@ class GrpcReceiver:
 
     def _receive(self) -> LinkClosure:
         """Transfer the stream to the inbox; returns the ending."""
-        for message in self._stream.incoming:
-            received = self._assembler.feed(message)
-            if isinstance(received, Frame):
-                self._inbox.put(received)
-            elif isinstance(received, Credit):
-                self._sender.credited(received.frames)
-            elif isinstance(received, CloseHeader):
-                return closed_by(self._ends.peer, other=self._ends.own)
+        with closing(self._stream.receive(self._assembler.feed)) as everything:
+            for received in everything:
+                if isinstance(received, Frame):
+                    self._inbox.put(received)
+                elif isinstance(received, Credit):
+                    self._sender.credited(received.frames)
+                elif isinstance(received, CloseHeader):
+                    return closed_by(self._ends.peer, other=self._ends.own)
         return LinkClosure(f"{self._ends.peer} disconnected (its stream ended without a goodbye)", orderly=False)
 
 
 #: Open links.
-_open_links: set[GrpcLink] = set()
+_open_links: set[StreamLink] = set()
 
 
 def _close_open_links() -> None:
@@ -224,10 +227,10 @@ def _close_open_links() -> None:
 threading._register_atexit(_close_open_links)  # type: ignore[attr-defined]  # noqa: SLF001 - has no public name
 
 
-class GrpcLink:
+class StreamLink:
     """One end of a link over a stream; see `Link` for the guarantees.
 
-    `close` ends its thread and those of gRPC; a link that is still open when the main thread ends is closed then.
+    `close` ends its thread and those of the stream; a link that is still open when the main thread ends is closed then.
     """
 
     def __init__(
@@ -246,8 +249,8 @@ class GrpcLink:
         self._clock = clock
         self._inbox = FrameQueue(limits.incoming_frames, ends=ends, clock=clock)
         credit = stream.peer.room
-        self._sender = GrpcSender(self._inbox, credit=credit, ends=ends, limits=limits, pace=pace, clock=clock)
-        self._receiver = GrpcReceiver(stream, self._inbox, self._sender, ends=ends, limits=limits)
+        self._sender = StreamSender(self._inbox, credit=credit, ends=ends, limits=limits, pace=pace, clock=clock)
+        self._receiver = StreamReceiver(stream, self._inbox, self._sender, ends=ends, limits=limits)
         self._closing = threading.Lock()
         self._closed = False
         stream.send(self._sender.messages())
@@ -303,10 +306,12 @@ class GrpcLink:
             _open_links.discard(self)
 
 
-class GrpcDoor:
+class StreamDoor:
     """Listening end of a cut at the earlier stage; see `Door`."""
 
-    def __init__(self, cut: Cut, *, host: str, port: int = 0, tls: Tls | None = None) -> None:
+    def __init__(
+        self, cut: Cut, *, host: str, port: int = 0, tls: Tls | None = None, offers_memory: bool = False
+    ) -> None:
         """Open the port.
 
         Args:
@@ -314,6 +319,7 @@ class GrpcDoor:
             host: own address, at which the neighbour reaches this process.
             port: 0 lets the system choose.
             tls: this stage's certificates; None: plaintext.
+            offers_memory: frames may go through shared memory, if the neighbour can share it.
 
         Raises:
             PortInUse: the port is in use.
@@ -321,15 +327,19 @@ class GrpcDoor:
         """
         self._cut = cut
         hello = LinkHello(cut.own, cut.limits.incoming_frames)
-        self._server = LinkServer(host, port, hello=hello, neighbour=cut.neighbour, tls=tls)
+        self._server = LinkServer(
+            host, port, hello=hello, neighbour=cut.neighbour, tls=tls, offers_memory=offers_memory
+        )
         self._accepted = False
+        self.refusal = ""
         self.address = self._server.start()
 
     def accept(self, *, deadline_seconds: float) -> Link:
         """Wait for the neighbour's stream."""
         stream = self._server.accept(deadline_seconds=deadline_seconds)
         self._accepted = True
-        return GrpcLink(stream, ends=self._cut.ends, limits=self._cut.limits, pace=self._cut.pace)
+        self.refusal = stream.refusal
+        return StreamLink(stream, ends=self._cut.ends, limits=self._cut.limits, pace=self._cut.pace)
 
     def close(self) -> None:
         """Free the port; after `accept`, the link owns the server."""
@@ -337,11 +347,14 @@ class GrpcDoor:
             self._server.close()
 
 
-def call_grpc(cut: Cut, address: str, *, tls: Tls | None, deadline_seconds: float) -> Link:
-    """Connect to the previous stage at `address`.
+def call_stream(
+    cut: Cut, address: str, *, tls: Tls | None, deadline_seconds: float, needs_memory: bool = False
+) -> Link:
+    """Connect to the previous stage at `address`, over memory if it offers some that can be shared.
 
     Raises:
         PeerUnreachable: it is unreachable.
+        UserError: memory cannot be shared, and the link `needs_memory`.
         HetpipeError: it refused, or is another process.
     """
     stream = connect_link(
@@ -350,5 +363,6 @@ def call_grpc(cut: Cut, address: str, *, tls: Tls | None, deadline_seconds: floa
         neighbour=cut.neighbour,
         tls=tls,
         deadline_seconds=deadline_seconds,
+        needs_memory=needs_memory,
     )
-    return GrpcLink(stream, ends=cut.ends, limits=cut.limits, pace=cut.pace)
+    return StreamLink(stream, ends=cut.ends, limits=cut.limits, pace=cut.pace)
