@@ -315,6 +315,27 @@ def noisy() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 7), Noise(), nn.Linear(7, 6), Noise(), nn.Linear(6, 3))
 
 
+class Flips(nn.Module):
+    """Flips a boolean buffer in place, and negates its input at every second call."""
+
+    is_flipped: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("is_flipped", torch.tensor(data=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.is_flipped.logical_not_()
+        return torch.where(self.is_flipped.clone(), x, -x).sigmoid()
+
+
+def spectral() -> nn.Module:
+    """Layers whose training forward reads buffers that it writes."""
+    normed = nn.utils.parametrizations.spectral_norm
+    return nn.Sequential(normed(nn.Linear(5, 7)), Flips(), normed(nn.Linear(7, 6)), nn.Tanh(), nn.Linear(6, 3))
+
+
 class Counts(nn.Module):
     """Counts its calls in a buffer, in evaluation mode as well, and computes with the count."""
 

@@ -36,6 +36,7 @@ from hetpipe.job.sections import (
     LayerCounts,
     Losses,
     MeanOver,
+    Memory,
     ParameterServersSection,
     PositiveInt,
     Reference,
@@ -133,6 +134,13 @@ class Job(Section):
     precision: Precision = "fp32"
     """Number format of forward and backward passes: `fp32`, that of the model's own tensors; `bf16`, torch's autocast
     to bfloat16 with fp32 weights and updates; `fp16`, the same to float16, with a dynamic scale of the loss.
+    """
+    memory: Memory = "keep"
+    """What becomes of the tensors that a layer's backward needs, from its forward on: `keep`, `recompute` them in a
+    second forward before the backward, all layers of a stage in one run, or `swap` them to host memory. Or by pattern
+    (`*`, `?`) of the layers' names, of which the first that matches decides, else `keep`: `{h.0: keep, 'h.*':
+    recompute}`; there `recompute-new-run` also begins a run. No result changes, except by `recompute` under `weights:
+    predict` and `spectrain`.
     """
     schedule: Literal["auto", Schedule] = "auto"
     """The order in which a stage computes; `auto` is the default of the weight policy."""

@@ -25,9 +25,10 @@ from pydantic import (
     model_validator,
 )
 
-from hetpipe.values.bounds import MAX_COUNT, MAX_DATA_WORKERS, MAX_SHARDS, MAX_STAGES
+from hetpipe.values.bounds import MAX_COUNT, MAX_DATA_WORKERS, MAX_LISTED, MAX_SHARDS, MAX_STAGES
 from hetpipe.values.catalogue import CATALOGUE, catalogue_hint
 from hetpipe.values.cluster import Cluster
+from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.policies import PlacementName, PullTiming
 from hetpipe.values.problems import shown
 from hetpipe.values.profile import Profile
@@ -181,6 +182,27 @@ def _checked_mean_over(text: str) -> str:
 
 
 MeanOver = Annotated[str, AfterValidator(_checked_mean_over)]
+
+
+def _memory_branch(value: object) -> str:
+    return "<patterns>" if isinstance(value, Mapping) else "<word>"
+
+
+def _checked_patterns(patterns: dict[str, LayerPolicy]) -> dict[str, LayerPolicy]:
+    if not patterns:
+        raise ValueError("is an empty mapping; give a pattern of layers, for example `{'h.*': recompute}`, or a word")
+    return patterns
+
+
+Memory = Annotated[
+    Annotated[Literal["keep", "recompute", "swap"], Tag("<word>")]
+    | Annotated[
+        Annotated[dict[str, LayerPolicy], Field(max_length=MAX_LISTED), AfterValidator(_checked_patterns)],
+        Tag("<patterns>"),
+    ],
+    Discriminator(_memory_branch),
+]
+"""One memory policy, or one by pattern of layers' names."""
 
 
 class DataSection(Section):
@@ -524,6 +546,10 @@ class ClusterSection(Section):
     emulate_links: bool = Field(default=False, validate_default=True)
     """With `emulate`: transfers between stages and to shards take the time of their link in `file`; flows do not share
     bandwidth.
+    """
+    host_bytes_per_second: float | None = Field(default=None, gt=0, allow_inf_nan=False, examples=[16e9])
+    """Emulated speed of the link between each CPU device and host memory, both directions together, over which
+    swapped tensors move (`memory: swap`); None: as fast as this machine copies.
     """
     stragglers: dict[str, Annotated[float, Field(ge=1, allow_inf_nan=False)]] = Field(default_factory=dict)
     """With `emulate`: device → slowdown factor relative to its profile, to emulate a straggler."""

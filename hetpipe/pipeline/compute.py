@@ -31,14 +31,15 @@ from hetpipe.pipeline.chain import (
     hooked,
     run_layers,
     ties_in_place,
-    ties_of,
     weights_in_place,
 )
+from hetpipe.pipeline.layer_memory import LayerMemory
 from hetpipe.pipeline.modes import enter_evaluation, enter_training
 from hetpipe.pipeline.precision import autocast
 from hetpipe.pipeline.remapping import Remapping
 from hetpipe.pipeline.saved_tensors import keep
 from hetpipe.pipeline.seeds import evaluation_layer_seed, layer_seed, seed_generators
+from hetpipe.pipeline.swapping import SwappedTensors
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 from hetpipe.values.run import DeviceConfig, RatioSums, StageEmulation
 
@@ -126,6 +127,8 @@ class _Pending:
     """Maps saved weights to those of the backward, if they differ from those of the forward."""
     ties: Mapping[str, Tensor]
     """Weights of other stages that the forward used."""
+    swapped: SwappedTensors | None
+    """What is in host memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +187,7 @@ class StageCompute:
         device: torch.device,
         loss: LossFunction | None,
         watches_activations: bool = True,
+        memory: LayerMemory | None = None,
     ) -> None:
         """Take ownership of `layers`.
 
@@ -194,8 +198,10 @@ class StageCompute:
             device: device of the stage.
             loss: the loss; last stage only.
             watches_activations: False if the caller sets hooks on saved tensors around `forward`; hooks do not nest.
+            memory: runs the layers under their memory policies; None: all are kept.
         """
         self._layers = layers
+        self._memory = memory or LayerMemory(layers)
         self._vw = vw
         self._seed = seed
         self._device = device
@@ -224,20 +230,20 @@ class StageCompute:
         flags = gradient_flags(self._layers, values)
         inputs = tuple(self._leaf(value, flag) for value, flag in zip(values, flags, strict=True))
         with saving or nullcontext():
-            outputs = self._activations.watch(
+            found = self._activations.watch(
                 p,
                 inputs,
-                lambda: run_layers(self._layers, weights, inputs, lambda key: self._seed_for(p, key)),
+                lambda: self._memory.run(weights, inputs, lambda key: self._seed_for(p, key)),
                 keep if saving is None else saving.pack,
             )
-            if saving is not None:
-                outputs = saving.apart(outputs)
+            outputs = found.values if saving is None else saving.apart(found.values)
         self._pending[p] = _Pending(
             tuple(value if value.requires_grad else None for value in inputs),
             tuple(_edge(output) for output in outputs),
             weights,
             saving,
-            ties_of(self._layers),
+            found.ties,
+            found.swapped,
         )
         self._most_pending = max(self._most_pending, len(self._pending))
         return outputs
@@ -274,6 +280,7 @@ class StageCompute:
             gradients: gradients of its outputs; None on the last stage.
         """
         pending = self._pending.pop(p)
+        self._bring_back(pending)
         inputs = [value for value in pending.inputs if value is not None]
         self._activations.measure(p, inputs, weights.values())
         sent = gradients if gradients is not None else (None,)
@@ -338,6 +345,15 @@ class StageCompute:
         return self._activations.per_minibatch * self._most_pending
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _bring_back(self, pending: _Pending) -> None:
+        """Start to move what the backward of `pending` needs to the device, and then what the next one will need.
+
+        A stage's backwards are in the order of its forwards under every schedule.
+        """
+        for each in (pending, next(iter(self._pending.values()), None)):
+            if each is not None and each.swapped is not None:
+                each.swapped.come_back()
 
     def _loss_of(self, loss: LossFunction, output: Tensor | Values, target: Any) -> Tensor:
         with self.autocast():

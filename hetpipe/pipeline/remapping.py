@@ -18,7 +18,6 @@ and similar functions, which do not run under hooks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -27,7 +26,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from hetpipe.errors import CallableError
-from hetpipe.pipeline.saved_tensors import Packed, keep, refuses_hooks, saving_with, storage_address
+from hetpipe.pipeline.saved_tensors import Packed, keep, place_of, refuses_hooks, saving_with, storage_address
 
 
 class _Storage:
@@ -49,26 +48,6 @@ class _Storage:
             assert self._bytes is not None, "a backward began without Remapping.read_from"
             found = self._whole[dtype] = torch.empty(0, dtype=dtype, device=self._bytes.device).set_(self._bytes)
         return found
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Place:
-    """A weight or a part of one, as a position in a storage. Sizes, strides and offset count elements."""
-
-    storage: _Storage
-    dtype: torch.dtype
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-    is_conjugate: bool
-    is_negative: bool
-    """Flags of views that represent the complex conjugate, or the negative, of the stored data."""
-
-    def unpack(self) -> Tensor:
-        """The tensor currently at this position."""
-        found = self.storage.whole(self.dtype).as_strided(self.size, self.stride, self.offset)
-        found = found.conj() if self.is_conjugate else found
-        return found.neg() if self.is_negative else found
 
 
 class Remapping:
@@ -117,9 +96,7 @@ class Remapping:
         """Replace `tensor` by the object to keep in the graph."""
         if self._address is None or storage_address(tensor) != self._address:
             return keep(tensor)
-        offset = int(tensor.storage_offset())
-        view = (tensor.is_conj(), tensor.is_neg())
-        return _Place(self._current, tensor.dtype, tensor.size(), tensor.stride(), offset, *view)
+        return place_of(tensor, self._current)
 
     def apart(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Copy those of `outputs` that share the storage of the weights, because they outlive it."""

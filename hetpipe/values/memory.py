@@ -7,14 +7,24 @@ kept. Times are whole ticks and bytes integers, so that sums are exact.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal
+
+from hetpipe.errors import PlanError
+from hetpipe.values.suggest import join_names
 
 LayerPolicy = Literal["keep", "recompute", "recompute-new-run", "swap"]
 
+#: `memory` of a job: one policy for all layers, or patterns of their names in order.
+MemoryChoice = LayerPolicy | Mapping[str, LayerPolicy]
+
 #: Minibatches whose swapped tensors are on the device at once: the one at hand, and the one that is being moved.
 RESIDENT = 2
+
+#: Layers named by the refusal of a pattern.
+_MOST_NAMED = 40
 
 _TICKS_PER_SECOND = 10**12
 
@@ -141,6 +151,42 @@ def canonical(policies: Sequence[LayerPolicy]) -> tuple[LayerPolicy, ...]:
         "recompute" if policy == "recompute-new-run" and _is_held(before) else policy
         for before, policy in zip(befores, policies, strict=False)
     )
+
+
+def policies_of(memory: MemoryChoice, names: Sequence[str]) -> tuple[LayerPolicy, ...]:
+    """The policy of each layer of a model by its name: that of the first pattern that matches, else `keep`.
+
+    >>> policies_of({"h.1": "keep", "h.*": "recompute"}, ["wte", "h.0", "h.1"])
+    ('keep', 'recompute', 'keep')
+    """
+    if isinstance(memory, str):
+        return tuple(memory for _ in names)
+    patterns = memory.items()
+    return tuple(next((policy for each, policy in patterns if fnmatchcase(name, each)), "keep") for name in names)
+
+
+def check_patterns(memory: MemoryChoice, names: Sequence[str]) -> None:
+    """Check that each pattern matches a layer.
+
+    Raises:
+        PlanError: one matches none, or only those of earlier patterns.
+    """
+    if isinstance(memory, str):
+        return
+    left = list(dict.fromkeys(names))
+    for pattern in memory:
+        matching = [name for name in names if fnmatchcase(name, pattern)]
+        if not matching:
+            more = f", and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""
+            layers = ", ".join(left[:_MOST_NAMED]) if more else join_names(left, "and")
+            raise PlanError(f"memory: `{pattern}` matches no layer; those without a policy are {layers}{more}")
+        if not set(matching) & set(left):
+            raise PlanError(
+                f"memory: `{pattern}` only matches layers that patterns before it match "
+                f"({join_names(list(dict.fromkeys(matching)), 'and')}), and the first one decides; put it first, or "
+                "remove it"
+            )
+        left = [name for name in left if name not in matching]
 
 
 def _is_held(policy: str) -> bool:

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from hetpipe.job.elastic import ElasticSection
+from hetpipe.job.sections import Memory
 from hetpipe.values.cluster import Cluster
 from hetpipe.values.plan_document import PlanDocument
 from hetpipe.values.profile import Profile
@@ -23,12 +24,13 @@ from tests.docs.pages import ROOT
 
 FOLDER = ROOT / "docs" / "schemas"
 
-#: File name → what it describes.
-DOCUMENTS: Mapping[str, type[BaseModel]] = {
+#: File name → what it describes: a document, a section of a job, or the value of one of its keys.
+DOCUMENTS: Mapping[str, Any] = {
     "profile": Profile,
     "cluster": Cluster,
     "plan": PlanDocument,
     "elastic": ElasticSection,
+    "memory": Memory,
 }
 
 
@@ -46,7 +48,7 @@ def path_of(name: str) -> Path:
 
 def schema_text(name: str) -> str:
     """The content of one file."""
-    schema = DOCUMENTS[name].model_json_schema(schema_generator=_Untitled)
+    schema = TypeAdapter(DOCUMENTS[name]).json_schema(schema_generator=_Untitled)
     dialect = {"$schema": GenerateJsonSchema.schema_dialect}
     return json.dumps({**dialect, **_unwrapped(schema)}, indent=2, ensure_ascii=False) + "\n"
 
@@ -60,10 +62,10 @@ def _unwrapped(value: Any) -> Any:
     return " ".join(value.split()) if isinstance(value, str) else value
 
 
-def undescribed(kind: type[BaseModel]) -> list[str]:
+def undescribed(kind: Any) -> list[str]:
     """The keys of a document, at any depth, whose field has no docstring."""
     found = []
-    for owner, properties in _objects(kind.model_json_schema()):
+    for owner, properties in _objects(TypeAdapter(kind).json_schema()):
         found += [f"{owner}.{key}" for key, schema in properties.items() if "description" not in schema]
     return found
 

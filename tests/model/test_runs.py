@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -118,6 +119,19 @@ def test_ties_train_to_the_bits_of_the_reference_under_every_policy_that_splits_
         stages=tuple(tuple(s.last_layer - s.first_layer for s in vw.stages) for vw in plan.virtual_workers),
     )
     assert_same_bits(trained(tmp_path), run_reference(reference))
+
+
+@pytest.mark.parametrize("memory", ["recompute", {"head": "keep", "norms.[13]": "keep", "*": "recompute"}])
+@pytest.mark.parametrize("name", ["mixed", "gpt2"])
+def test_recomputed_layers_of_a_cut_model_train_to_the_same_bits(name: str, memory: Any, tmp_path: Path) -> None:
+    """Runs begin and end where the model could be cut; weights that are tied across them count as before."""
+    values = (mixed_job(name, weights="stash", stages=2) if name == "mixed" else job_of(name, stages=2)).model_dump()
+    for each in ("keep", memory if name == "mixed" else {"*ln_*": "recompute", "*mlp.act*": "recompute"}):
+        job = Job(**{**values, "memory": each})
+        folder = tmp_path / str(each == "keep")
+        run_in_process(InProcessRun(job=job, run_dir=folder, import_path=ROOT, stall_seconds=60.0))
+    kept, again = trained(tmp_path / "True"), trained(tmp_path / "False")
+    assert not [key for key, value in kept.items() if not torch.equal(value, again[key])]
 
 
 def mixed_job(name: str, *, weights: WeightPolicy, stages: int) -> Job:

@@ -72,6 +72,7 @@ class Case:
     """(clock, worker, layers of each of its stages from there on)."""
     reads: dict[str, Any] = field(default_factory=dict)
     """Further keys of `data`."""
+    memory: Any = "keep"
 
     @property
     def has_shards(self) -> bool:
@@ -112,6 +113,7 @@ class Case:
             weights=self.weights,
             gradients=gradients,
             precision=self.precision,
+            memory=self.memory,
             lr_schedule=self.lr_schedule,
             workers={"count": self.workers, "stages": self.stages},
             sync=sync,

@@ -96,6 +96,8 @@ class ReferenceRun:
     """The weight of a minibatch in means over several, from its target; None: its samples."""
     include_decay: bool = True
     """Whether a prediction counts on the decoupled weight decay."""
+    recompute: tuple[tuple[int, int], ...] = ()
+    """Runs of layers [first, last) that the backward recomputes; none crosses a border between stages."""
     order: Callable[[int], Sequence[int]] | None = None
     """Epoch → its samples in the order in which they are dealt; None: those that are left are permuted at barriers."""
     epochs: int | None = None

@@ -27,6 +27,7 @@ from tests.reference.local_weights import AnchoredWeights, DirectWeights, LocalW
 from tests.reference.optimizer import OptimizerMemory, ReferenceOptimizer
 from tests.reference.policies import POLICIES, SegmentEquations, Version
 from tests.reference.prediction import Change
+from tests.reference.recomputation import RecomputedPass
 from tests.reference.values import (
     MapDataset,
     MinibatchRecord,
@@ -323,7 +324,10 @@ class ReferenceWorker:
         seed_generators(fetch_seed(run.seed, self.index, p))
         inputs, target = moved(read_block(run.train, block), run.device)
         leaves = {name: weight.detach().clone().requires_grad_() for name, weight in used.items()}
-        outputs = run_layers(self._layers, leaves, inputs, seed=seed)
+        whole = RecomputedPass(self._layers, run.recompute, seed) if run.recompute else None
+        outputs = (
+            run_layers(self._layers, leaves, inputs, seed=seed) if whole is None else whole.forward(leaves, inputs)
+        )
         if run.weigh is not None and not run.weigh(target):
             return math.nan, dict.fromkeys(leaves)  # nothing counts: no loss, no gradient, no step, no decay
         with autocast(run.precision, run.device):
@@ -335,8 +339,11 @@ class ReferenceWorker:
                 leaf.data.copy_(read[name])
         with weights_in_place(self._layers, leaves):  # for layers that recompute
             start = loss * torch.tensor(2.0**exponent, device=loss.device) if exponent else loss
-            found = torch.autograd.grad(start, list(leaves.values()), allow_unused=True)
-            gradients = dict(zip(leaves, found, strict=True))
+            if whole is None:
+                found = torch.autograd.grad(start, list(leaves.values()), allow_unused=True)
+                gradients: dict[str, Tensor | None] = dict(zip(leaves, found, strict=True))
+            else:
+                gradients = whole.backward(start, leaves)
             for name, hook in [each for layer in self._layers for each in _hooks_of(layer)]:
                 gradient = gradients[name]
                 if gradient is not None:

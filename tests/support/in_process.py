@@ -37,6 +37,7 @@ from hetpipe.server.shard.in_process import clock_calls, tensor_calls
 from hetpipe.server.shard.job_shard import JobShard
 from hetpipe.values import wire
 from hetpipe.values.ids import AgentId, Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.values.memory import check_patterns
 from hetpipe.values.plan import ModelReport, Plan, VirtualWorkerPlan
 from hetpipe.values.requests import PullHeader, PushHeader, PushReply
 from hetpipe.values.run import (
@@ -179,6 +180,7 @@ class _Cluster:
         data = run.job.data_spec(report.train_samples)
         self._progress = first_progress(data) if run.restore is None else read_manifest(run.restore).progress
         check_script(run.job, self.plan, data, self._progress)
+        check_patterns(run.job.memory, [layer.name for layer in report.layers])
         if run.keep_history:
             self._write_facts(report)
         self._shards = [self._shard(ShardIndex(i), data) for i in range(self.plan.num_shards)]

@@ -15,6 +15,7 @@ from hetpipe.decide.planner.assignment import Offered, assign
 from hetpipe.decide.planner.choose import choose_plan
 from hetpipe.decide.planner.costs import Costs
 from hetpipe.decide.planner.emulation import EmulatedStage, emulations
+from hetpipe.decide.planner.layer_memory import choose_policies
 from hetpipe.decide.planner.optimizer_slots import slots_of
 from hetpipe.decide.planner.options import PlanOptions
 from hetpipe.decide.planner.partition import plan_job
@@ -29,6 +30,7 @@ from hetpipe.values.cluster import Cluster
 from hetpipe.values.events import Submission
 from hetpipe.values.ids import DeviceId, JobId, Term, VirtualWorkerIndex
 from hetpipe.values.members import MemberInfo
+from hetpipe.values.memory import LayerPolicy, policies_of, stage_memory
 from hetpipe.values.plan import ModelReport, Plan, ProofReport
 from hetpipe.values.plan_document import PlanDocument
 from hetpipe.values.profile import Profile
@@ -140,7 +142,10 @@ def plan_run(
     played: tuple[tuple[StageEmulation, ...], ...] = ()
     if job.cluster.emulate:
         stages = [
-            [EmulatedStage(s.device, *s.layers, recompute=s.recompute) for s in vw.stages]
+            [
+                EmulatedStage(s.device, *s.layers, policies=_policies(job, described.profile, s.layers))
+                for s in vw.stages
+            ]
             for vw in document.virtual_workers
         ]
         played = _emulations(job, Costs(described.profile, described.cluster), stages, document.shards)
@@ -220,7 +225,7 @@ def options_of(job: Job, *, slots: int | None = None, reserve_bytes: int = 0) ->
         waits_for_norm=job.gradients.max_norm is not None and job.gradients.clip == "global",
         with_shards=job.has_shards,
         optimizer_slots=slots,
-        recompute="off",
+        recompute="on" if job.memory == "recompute" else "off",
         reserve_bytes=reserve_bytes,
         num_shards=job.parameter_servers.count if job.has_shards else None,
     )
@@ -258,8 +263,8 @@ def _emulations_of_cut(job: Job, described: PlanningInputs, plan: Plan) -> tuple
             "lower workers.count or workers.stages"
         )
     stages = [
-        [EmulatedStage(next(names), int(s.first_layer), int(s.last_layer)) for s in vw.stages]
-        for vw in plan.virtual_workers
+        [EmulatedStage(next(names), *layers, policies=_policies(job, described.profile, layers)) for layers in cut]
+        for cut in ([(int(s.first_layer), int(s.last_layer)) for s in vw.stages] for vw in plan.virtual_workers)
     ]
     for vw, played in enumerate(stages):
         _check_memory(job, costs, vw, played)
@@ -282,16 +287,32 @@ def _emulations(
     )
 
 
+def _policies(job: Job, profile: Profile, layers: tuple[int, int]) -> tuple[LayerPolicy, ...]:
+    """The memory policies of a stage of these layers [first, last)."""
+    return policies_of(job.memory, [layer.name for layer in profile.layers[slice(*layers)]])
+
+
 def _check_memory(job: Job, costs: Costs, vw: int, stages: Sequence[EmulatedStage]) -> None:
-    """Check that every stage fits in its device's memory."""
+    """Check that every stage fits in its device's memory, under the memory policies of its layers."""
     options = options_of(job, slots=slots_of(job.optimizer, job.weights) or 0)
     memory = options.memory(job.minibatches_of(VirtualWorkerIndex(vw)))
     for index, stage in enumerate(stages):
-        needed = costs.stage_bytes(stage.first, stage.last, stage=index, num_stages=len(stages), memory=memory)
         kind = costs.cluster.devices[stage.device]
-        if needed > costs.memory_bytes[kind]:
-            raise InfeasiblePlan(
-                f"stage {index} of virtual worker {vw} (layers {stage.first} to {stage.last - 1}) needs {needed} "
-                f"bytes, but {stage.device}, a {kind}, has {costs.memory_bytes[kind]}; give it fewer layers or lower "
-                "sync.minibatches_per_wave"
-            )
+        figures = costs.figures(kind, stage.first, stage.last, stage=index, num_stages=len(stages), memory=memory)
+        needed, there = stage_memory(figures, stage.policies).num_bytes, costs.memory_bytes[kind]
+        if needed <= there:
+            continue
+        least = choose_policies(figures, there)
+        helps = "give it fewer layers or lower sync.minibatches_per_wave"
+        if least is not None:
+            helps += f", or recompute: with `memory: {{{_pattern(costs.profile, stage, least.policies)}}}` it fits"
+        raise InfeasiblePlan(
+            f"stage {index} of virtual worker {vw} (layers {stage.first} to {stage.last - 1}) needs {needed} "
+            f"bytes, but {stage.device}, a {kind}, has {there}, {needed - there} too few; {helps}"
+        )
+
+
+def _pattern(profile: Profile, stage: EmulatedStage, policies: Sequence[LayerPolicy]) -> str:
+    """The policies of a stage's layers that are not kept, as in a job."""
+    names = [layer.name for layer in profile.layers[stage.first : stage.last]]
+    return ", ".join(f"{name}: {policy}" for name, policy in zip(names, policies, strict=True) if policy != "keep")

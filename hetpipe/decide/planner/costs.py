@@ -13,6 +13,7 @@ from itertools import accumulate
 
 from hetpipe.decide.schedule.in_flight import bound_of
 from hetpipe.values.cluster import Cluster, LinkSpec
+from hetpipe.values.memory import LayerFigures, StageFigures
 from hetpipe.values.policies import POLICIES, PerStage, Policy, Schedule, WeightPolicy
 from hetpipe.values.profile import Profile
 
@@ -170,6 +171,24 @@ class Costs:
         num_in_flight = memory.in_flight(stage, num_stages)
         kept = num_in_flight * self.cut_bytes[first] + activations if recompute else num_in_flight * activations
         return parameters * memory.copies(stage, num_stages) + kept + memory.reserve_bytes
+
+    def figures(
+        self, kind: str, first: int, last: int, *, stage: int, num_stages: int, memory: MemoryModel
+    ) -> StageFigures:
+        """Layers [first, last) as stage `stage` of `num_stages` on type `kind`, for policies per layer."""
+        layers = self.profile.layers[first:last]
+        return StageFigures(
+            tuple(
+                LayerFigures(
+                    ticks(layer.forward_ms[kind]), ticks(layer.backward_ms[kind]), layer.activation_bytes, entering
+                )
+                for layer, entering in zip(layers, self.cut_bytes[first:last], strict=True)
+            ),
+            in_flight=memory.in_flight(stage, num_stages),
+            receives=stage > 0,
+            fixed_bytes=(self.parameter_bytes[last] - self.parameter_bytes[first]) * memory.copies(stage, num_stages)
+            + memory.reserve_bytes,
+        )
 
     @cached_property
     def memory_bytes(self) -> dict[str, int]:

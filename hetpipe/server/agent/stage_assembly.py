@@ -46,7 +46,9 @@ from hetpipe.pipeline.chain import Layer, chain_of, forget_weights, state_names
 from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.cuda import use_device
 from hetpipe.pipeline.data import example_of
+from hetpipe.pipeline.host_link import host_link
 from hetpipe.pipeline.inbox import Inbox
+from hetpipe.pipeline.layer_memory import LayerMemory
 from hetpipe.pipeline.layer_weights import filled, layout_of
 from hetpipe.pipeline.layering import layers_of, on_output, says_its_layers
 from hetpipe.pipeline.model_file import (
@@ -63,6 +65,7 @@ from hetpipe.pipeline.setup import Clipping, Replicas, StageData, StageIdentity,
 from hetpipe.server.agent.private_folder import PrivateFolder
 from hetpipe.server.parent_death import die_with_parent
 from hetpipe.server.shard.client import ShardClient
+from hetpipe.values.memory import policies_of
 from hetpipe.values.policies import POLICIES
 from hetpipe.values.requests import Requester
 from hetpipe.values.rewinds import MODEL_FILE, first_folder
@@ -320,10 +323,15 @@ def restore_targets(
     )
 
 
-def _built(job: Job, config: StageConfig, code: UserCode | _StageCode, versions: VersionTable) -> BuiltStage:
+def _built(
+    job: Job, config: StageConfig, code: UserCode | _StageCode, versions: VersionTable, clock: TimeSource
+) -> BuiltStage:
     """The stage with its layers; their weights are not loaded."""
     device = torch.device(config.device.torch_device)
-    compute = StageCompute(code.layers, vw=config.vw, seed=job.seed, device=device, loss=code.loss)
+    policies = policies_of(job.memory, [layer.name for layer in code.layers])
+    link = host_link(device, clock, job.cluster.host_bytes_per_second) if "swap" in policies else None
+    memory = LayerMemory(code.layers, policies, link)
+    compute = StageCompute(code.layers, vw=config.vw, seed=job.seed, device=device, loss=code.loss, memory=memory)
     pool = BufferPool(layout_of(code.layers, device), device)
     target = pool.take().zero_()
     optimizer = _optimizer(job, config, target, versions)
@@ -347,7 +355,7 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
     use_device(torch.device(config.device.torch_device), deterministic=job.sync.deterministic)
     sync = job.sync_spec(config.plan.virtual_workers[config.vw])
     versions = versions_of(job, identity, sync.minibatches_per_wave)
-    built = _built(job, config, code, versions)
+    built = _built(job, config, code, versions, wiring.clock)
     scales = LossScales() if job.precision == "fp16" else None
     targets = restore_targets(code.layers, built.weights.optimizer, scales)
     start = restore(config, targets, job.sync.traits, storage=job.storage)
@@ -410,7 +418,7 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
 
     def build(bounds: tuple[int, ...]) -> BuiltStage:
         moved = replace(config, plan=config.plan.with_bounds(config.vw, bounds))
-        return _built(job, moved, _stage_code(job, moved), versions)
+        return _built(job, moved, _stage_code(job, moved), versions, wiring.clock)
 
     return StageRunner(parts, inbox, build), client
 

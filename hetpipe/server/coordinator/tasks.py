@@ -72,6 +72,7 @@ from hetpipe.values.events import Submission
 from hetpipe.values.identity import StagePeer
 from hetpipe.values.ids import JobId, Term
 from hetpipe.values.members import MemberInfo
+from hetpipe.values.memory import check_patterns
 from hetpipe.values.plan import Plan
 from hetpipe.values.rewinds import next_rewind, rewind_folder, run_folders
 from hetpipe.values.run import AgentInfo, ClockSnapshot
@@ -223,6 +224,7 @@ class JobTasks:
         )
         data = data_of(run.job, model)
         check_script(run.job, run.plan, data, start)
+        check_patterns(run.job.memory, [layer.name for layer in model.layers])
         prepared = Prepared(run, data, start, submission)
         self._configure(prepared, task.agents, task.shards, model.eval_samples)
         if submission is not None:

@@ -13,7 +13,7 @@ from hetpipe.values.profile import Profile
 from hetpipe.values.run import LinkTime
 from tests.job.test_job_cluster import CLUSTER, PROFILE
 
-STAGES = (EmulatedStage(DeviceId("n0/1"), 0, 1), EmulatedStage(DeviceId("n1/0"), 1, 2, recompute=True))
+STAGES = (EmulatedStage(DeviceId("n0/1"), 0, 1), EmulatedStage(DeviceId("n1/0"), 1, 2, policies=("recompute",)))
 INTRA, INTER = LinkTime(0.0, 8e9), LinkTime(0.001, 1e9)
 
 

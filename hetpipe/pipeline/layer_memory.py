@@ -1,0 +1,242 @@
+"""Runs the layers of one stage under their memory policies (`memory-policy.md` §1 and §4).
+
+Held layers compute as without policies; what swapped ones save is in host memory until the backward (`swapping`). A
+recomputed run is a region of `torch.utils.checkpoint` (non-reentrant), which saves the run's inputs alone and computes
+the rest a second time when the backward first needs something of it. The second time equals the first: the weights are
+those that the backward uses, every layer draws under the same seed, and buffers have the values that the first forward
+found. What the second time writes to buffers is discarded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from hetpipe.errors import CallableError
+from hetpipe.model.absent import AbsentTensor
+from hetpipe.pipeline.chain import Layer, SeedKey, Values, run_layers, ties_of
+from hetpipe.pipeline.host_link import HostLink, Transfer
+from hetpipe.pipeline.saved_tensors import current_pack, hooks_unwatched, refuses_hooks, saving_with, version_of
+from hetpipe.pipeline.swapping import SwappedTensors
+from hetpipe.values.memory import RESIDENT, LayerPolicy, runs_of
+
+Seed = Callable[[SeedKey], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LayersRun:
+    """Result of a forward."""
+
+    values: Values
+    """Of the last layer."""
+    ties: Mapping[str, Tensor]
+    """Weights of other stages that the layers used (`ties_of`)."""
+    swapped: SwappedTensors | None
+    """What is in host memory until the backward; None if nothing is swapped."""
+
+
+class LayerMemory:
+    """The layers of one stage, in the order of computation."""
+
+    def __init__(
+        self, layers: Sequence[Layer], policies: Sequence[LayerPolicy] | None = None, link: HostLink | None = None
+    ) -> None:
+        """Group `layers` by policy.
+
+        Args:
+            layers: of the stage.
+            policies: one each; None: all are kept.
+            link: to host memory; None if no layer is swapped.
+        """
+        self._layers = layers
+        policies = policies or ["keep"] * len(layers)
+        runs = {index: run for run in runs_of(policies) for index in range(*run)}
+        groups = groupby(range(len(layers)), key=lambda index: (runs.get(index), policies[index] == "swap"))
+        self._parts = [
+            _RecomputedRun(group) if run is not None else _Held(group, swaps=swaps)
+            for (run, swaps), group in ((key, [layers[index] for index in each]) for key, each in groups)
+        ]
+        self._link = link if "swap" in policies else None
+        assert (self._link is not None) == ("swap" in policies), "nothing is swapped without a link"
+        #: The last transfer of each minibatch that may still be leaving the device.
+        self._leaving: deque[Transfer] = deque()
+
+    def run(self, weights: Mapping[str, Tensor], values: Values, seed: Seed) -> LayersRun:
+        """Run the forward of a minibatch.
+
+        Args:
+            weights: parameter name → leaf; every trainable parameter of the layers.
+            values: the input of the first layer.
+            seed: as in `run_layers`; recomputation calls it again.
+
+        Raises:
+            CallableError: a layer cannot be recomputed.
+        """
+        swapped = self._begun(weights, values)
+        ties: Mapping[str, Tensor] | None = None
+        for part in self._parts:
+            values = part.run(weights, values, seed, swapped)
+            # Those that a later part uses are of this stage, or among these.
+            ties = ties_of(self._layers) if ties is None else ties
+        if swapped is not None:
+            left = swapped.leave()
+            if left is not None:
+                self._leaving.append(left)
+        return LayersRun(values, ties or {}, swapped)
+
+    def _begun(self, weights: Mapping[str, Tensor], values: Values) -> SwappedTensors | None:
+        """For the swapped tensors of a minibatch, once at most one other minibatch is leaving the device."""
+        if self._link is None:
+            return None
+        while len(self._leaving) >= RESIDENT:
+            self._leaving.popleft().wait()
+        modules = [layer.module for layer in self._layers]
+        lasting = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+        places = [owner[key] for layer in self._layers for owner, key in layer.buffer_places]
+        present = [tensor for tensor in places if not isinstance(tensor, AbsentTensor)]
+        return SwappedTensors(self._link, [*weights.values(), *values, *lasting, *present])
+
+
+class _Held:
+    """Consecutive layers whose saved tensors are kept, or swapped."""
+
+    def __init__(self, layers: Sequence[Layer], *, swaps: bool) -> None:
+        self._layers = layers
+        self._swaps = swaps
+
+    def run(self, weights: Mapping[str, Tensor], values: Values, seed: Seed, swapped: SwappedTensors | None) -> Values:
+        """Run the forward of a minibatch."""
+        if swapped is None:
+            return run_layers(self._layers, weights, values, seed)
+        outer = current_pack()
+        with saving_with(swapped.swap(outer) if self._swaps else swapped.keep(outer)):
+            return run_layers(self._layers, weights, values, seed)
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """A buffer before a forward."""
+
+    owner: dict[str, Tensor]
+    key: str
+    tensor: Tensor
+    version: int
+    copy: Tensor | None
+    """Its values; None where it is known not to be written."""
+
+    @property
+    def is_touched(self) -> bool:
+        """Whether it has been replaced or modified in place since."""
+        return self.owner[self.key] is not self.tensor or version_of(self.tensor) != self.version
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether it has other values than the copy, or might have had in between."""
+        return self.is_touched or (self.copy is not None and not torch.equal(self.copy, self.tensor))
+
+
+class _RecomputedRun:
+    """Consecutive layers that are recomputed together.
+
+    The first forward determines which buffers the layers write, and whether they modify their inputs in place. Only
+    these are copied for each minibatch.
+    """
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self._layers = layers
+        self._names = ", ".join(layer.name for layer in layers)
+        #: Places of the buffers that a forward writes; None before the first one.
+        self._written: frozenset[tuple[int, str]] | None = None
+        self._modifies_inputs = True
+
+    def run(self, weights: Mapping[str, Tensor], values: Values, seed: Seed, swapped: SwappedTensors | None) -> Values:
+        """Run the forward of a minibatch; its backward will recompute it. The run's inputs are not swapped."""
+        del swapped
+        found: list[_Buffer] | None = None
+
+        def compute(*given: Tensor) -> Values:
+            nonlocal found
+            if found is not None:
+                inputs = tuple(value.detach().requires_grad_(value.requires_grad) for value in given)
+                with _in_place(found), hooks_unwatched():
+                    return run_layers(self._layers, weights, self._own(inputs), seed)
+            before, own = self._buffers(), self._own(given)
+            versions = [version_of(value) for value in own]
+            with hooks_unwatched():
+                outputs = run_layers(self._layers, weights, own, seed)
+            self._examine(before, is_modified=versions != [version_of(value) for value in own])
+            found = [buffer for buffer in before if self._is_written(buffer)]
+            return outputs
+
+        try:
+            outputs: Values = checkpoint(compute, *values, use_reentrant=False, preserve_rng_state=False)
+        except RuntimeError as error:
+            if not refuses_hooks(error):
+                raise
+            raise CallableError(
+                f"model: layers {self._names} cannot be recomputed: one uses torch.func.grad or a similar function; "
+                f"keep what it needs with `memory: {{{self._layers[0].name}: keep}}`"
+            ) from error
+        return outputs
+
+    def _own(self, values: Values) -> Values:
+        """Inputs that the layers may modify, as the run's are needed once more."""
+        return tuple(value.clone() for value in values) if self._modifies_inputs else values
+
+    def _buffers(self) -> list[_Buffer]:
+        """The buffers, with copies of those that the layers may write."""
+        found, copies = [], dict[int, Tensor]()
+        for layer in self._layers:
+            for owner, key in layer.buffer_places:
+                tensor = owner[key]
+                if isinstance(tensor, AbsentTensor):  # of another stage
+                    continue
+                if (self._written is None or (id(owner), key) in self._written) and id(tensor) not in copies:
+                    copies[id(tensor)] = tensor.clone()
+                copy = copies.get(id(tensor))
+                found.append(_Buffer(owner, key, tensor, version_of(tensor), copy))
+        return found
+
+    def _is_written(self, buffer: _Buffer) -> bool:
+        return self._written is not None and (id(buffer.owner), buffer.key) in self._written
+
+    def _examine(self, before: Sequence[_Buffer], *, is_modified: bool) -> None:
+        """Determine what a forward writes, or check that it writes nothing else than the first one.
+
+        Raises:
+            CallableError: it does, so that a recomputation would read other values.
+        """
+        if self._written is None:
+            self._written = frozenset((id(each.owner), each.key) for each in before if each.is_changed)
+            self._modifies_inputs = is_modified
+            return
+        late = next((each for each in before if each.copy is None and each.is_touched), None)
+        if late is not None or (is_modified and not self._modifies_inputs):
+            what = "one of its inputs" if late is None else f"buffer {late.key}"
+            raise CallableError(
+                f"model: layers {self._names} cannot be recomputed: a forward modified {what}, which the first one did "
+                "not, so that a recomputation would read other values; keep what they need with "
+                f"`memory: {{{self._layers[0].name}: keep}}`"
+            )
+
+
+@contextmanager
+def _in_place(buffers: Sequence[_Buffer]) -> Iterator[None]:
+    """Put copies of the values of `buffers` in their places in this block, so that what it writes is discarded."""
+    kept = [(buffer.owner, buffer.key, buffer.owner[buffer.key]) for buffer in buffers]
+    copies: dict[int, Tensor] = {}
+    try:
+        for buffer in buffers:
+            assert buffer.copy is not None, "what is written is copied"
+            buffer.owner[buffer.key] = copies.setdefault(id(buffer.copy), buffer.copy.clone())
+        yield
+    finally:
+        for owner, key, tensor in kept:
+            owner[key] = tensor

@@ -1,0 +1,104 @@
+"""Recomputed and swapped layers train to the bits of kept ones.
+
+Under policies that predict weights, those of a recomputation are the backward's (`memory-policy.md` §4); there the
+reference recomputes, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hetpipe.errors import PlanError
+from hetpipe.values.memory import policies_of, runs_of
+from hetpipe.values.policies import POLICIES, WEIGHT_POLICIES
+from tests.numerics.compare import Case, assert_same_bits, run, trained
+from tests.pairwise import all_pairs
+from tests.reference.executor import run_reference
+
+#: By number of layers of the model, all names being positions.
+MIXES: dict[str, Any] = {
+    "all": "recompute",
+    "first": {"0": "recompute"},
+    "last two": {"0": "keep", "1": "keep", "2": "keep", "*": "recompute"},
+    "swapped": "swap",
+    "mixed": {"0": "swap", "1": "keep", "2": "recompute", "*": "swap"},
+    "two runs": {"1": "recompute-new-run", "3": "recompute-new-run", "*": "recompute"},
+}
+
+MODELS = ("dropout_batch_norm", "noisy", "spectral")
+
+
+def runs_of_case(case: Case) -> tuple[tuple[int, int], ...]:
+    """Runs of the whole chain: a run ends where a stage does."""
+    assert case.depths is not None
+    found: list[tuple[int, int]] = []
+    counts = case.depths[0]
+    assert all(each == counts for each in case.depths)
+    first = 0
+    for count in counts:
+        names = [str(index) for index in range(first, first + count)]
+        found += [(first + a, first + b) for a, b in runs_of(policies_of(case.memory, names))]
+        first += count
+    return tuple(found)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("weights", "mix", "model", "stages"), all_pairs(itertools.product(WEIGHT_POLICIES, MIXES, MODELS, (1, 3)))
+)
+def test_every_policy_equals_the_reference(weights: Any, mix: str, model: str, stages: int, tmp_path: Path) -> None:
+    wave = max(stages, 2)
+    case = Case(
+        weights=weights,
+        stages=stages,
+        wave=wave,
+        model=model,
+        minibatches=4 * wave + 1,
+        memory=MIXES[mix],
+        every_waves=3,
+    )
+    run(case, tmp_path)
+    predicts = POLICIES[case.weights].predicts is not None
+    reference = case.reference(recompute=runs_of_case(case) if predicts else ())
+    assert_same_bits(trained(tmp_path), run_reference(reference))
+
+
+@pytest.mark.parametrize("weights", WEIGHT_POLICIES)
+def test_recomputation_changes_what_is_predicted_and_nothing_else(weights: Any) -> None:
+    case = Case(weights=weights, minibatches=9, memory="recompute", workers=1, kind="none")
+    kept = run_reference(case.reference())
+    again = run_reference(case.reference(recompute=runs_of_case(case)))
+    differ = [name for name, weight in kept.weights.items() if not torch.equal(weight, again.weights[name])]
+    assert bool(differ) == (POLICIES[case.weights].predicts is not None)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_under_autocast(precision: Any, tmp_path: Path) -> None:
+    case = Case(model="dropout_batch_norm", minibatches=9, memory="recompute", precision=precision)
+    run(case, tmp_path)
+    assert_same_bits(trained(tmp_path), run_reference(case.reference()))
+
+
+def test_moved_layers_take_their_policy_along(tmp_path: Path) -> None:
+    case = Case(
+        stages=[[3, 2], [3, 2]], model="noisy", minibatches=12, memory={"2": "recompute"}, moves=((2, 0, (2, 3)),)
+    )
+    run(case, tmp_path)
+    assert_same_bits(trained(tmp_path), run_reference(case.reference()))
+
+
+def test_a_pattern_that_matches_no_layer_is_refused_with_the_names(tmp_path: Path) -> None:
+    case = Case(minibatches=4, memory={"5*": "recompute"})
+    with pytest.raises(PlanError, match=r"^memory: `5\*` matches no layer; those without a policy are 0, 1, 2"):
+        run(case, tmp_path)
+
+
+def test_a_pattern_behind_another_one_that_takes_all_its_layers_is_refused(tmp_path: Path) -> None:
+    case = Case(minibatches=4, memory={"*": "keep", "1": "recompute"})
+    with pytest.raises(PlanError, match=r"`1` only matches layers that patterns before it match \(1\)"):
+        run(case, tmp_path)
