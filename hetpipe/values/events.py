@@ -286,6 +286,8 @@ class WorkerReplanned(Notice):
     """Expected speed-up of the job, as a fraction: 0.5 is half as fast again; None if the plan only replaces lost
     devices.
     """
+    version: int | None = None
+    """The plan version that it has made between running stages; None: with new processes."""
     kind: Literal["worker_replanned"] = "worker_replanned"
 
     @property

@@ -805,18 +805,20 @@ class WorkerQuarantined(_message.Message):
     def __init__(self, vw: _Optional[int] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class WorkerReplanned(_message.Message):
-    __slots__ = ("vw", "incarnation", "before", "after", "foreseen")
+    __slots__ = ("vw", "incarnation", "before", "after", "foreseen", "version")
     VW_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     BEFORE_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     FORESEEN_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     vw: int
     incarnation: int
     before: _containers.RepeatedScalarFieldContainer[int]
     after: _containers.RepeatedScalarFieldContainer[int]
     foreseen: float
-    def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., before: _Optional[_Iterable[int]] = ..., after: _Optional[_Iterable[int]] = ..., foreseen: _Optional[float] = ...) -> None: ...
+    version: int
+    def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., before: _Optional[_Iterable[int]] = ..., after: _Optional[_Iterable[int]] = ..., foreseen: _Optional[float] = ..., version: _Optional[int] = ...) -> None: ...
 
 class ReplanJudged(_message.Message):
     __slots__ = ("vw", "gained", "sentence")
