@@ -422,6 +422,8 @@ class VirtualWorkerRow:
     state: LifeState = LifeState.READY
     losses: dict[str, float] = field(default_factory=dict)
     """Name → mean in that wave, of a job with several losses."""
+    version: int = 0
+    """The version of its plan in force, by which `stages` are cut."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,7 @@ def test_the_way_of_a_move(run: Run) -> None:
     assert judged.gained == pytest.approx(1.0)
     assert "takes 500.0 ms per minibatch under its new plan, 1000.0 ms before" in judged.sentence
     assert run.tasks(FileJudgement) == [FileJudgement(Vw(1), 1, judged.gained, judged.sentence)]
-    assert [(row.stages[0].last_layer) for row in run.table.rows] == [2, 3]
+    assert [(row.stages[0].last_layer, row.version) for row in run.table.rows] == [(2, 0), (3, 1)]
     assert run.slow == []
     assert len(run.tasks(MoveLayers)) == 1
 
