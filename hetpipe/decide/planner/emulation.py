@@ -43,7 +43,8 @@ def emulations(
     """
     nodes = [node_of(stage.device) for stage in stages]
     # The policy of a layer goes with it, wherever it is.
-    policies = [policy for stage in stages for policy in stage.policies or ("keep",) * (stage.last - stage.first)]
+    kept: tuple[LayerPolicy, ...] = ("keep",)
+    policies = [policy for stage in stages for policy in stage.policies or kept * (stage.last - stage.first)]
     recomputed = [any(runs_of([policy])) for policy in policies]
     return tuple(
         StageEmulation(
