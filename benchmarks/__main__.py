@@ -127,9 +127,13 @@ def _link() -> Mapping[str, Any]:
     _say("(j) frames between two stages, GB/s", link.table(rates))
     ratios = link.ratios(rates)
     _say("    relative to one raw socket", ratios)
+    to_gloo = link.to_gloo(rates)
+    _say("    shared memory relative to gloo", to_gloo)
+    _say("    microseconds from sending to receiving 64 KiB", link.measure_one_way(ROUNDS))
     demo = link.demo(ROUNDS)
     _say("    the demo, samples per second", demo)
-    return {**ratios, "the demo": {"grpc / gloo": demo["grpc / gloo"]}}
+    between = {name: demo[name] for name in ("grpc / gloo", "shared memory / gloo")}
+    return {**ratios, "shared memory / gloo": to_gloo, "the demo": between}
 
 
 def _recovery_shard() -> Mapping[str, Any]:

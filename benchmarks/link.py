@@ -1,7 +1,8 @@
-"""(j) Frames from one stage to the next over loopback: links against a raw TCP socket; and the demo over both kinds.
+"""(j) Frames from one stage to the next on one host: links against a raw TCP socket; and the demo over each kind.
 
 Two processes. A round sends the same bytes over each contender in turn, one tensor per frame, and ends when the other
-process has received the last one. Raw TCP reads all frames into the same memory; links make a tensor for each.
+process has received the last one. Raw TCP reads all frames into the same memory; links make a tensor for each. Then a
+frame goes there and back over each in turn, for the time of one way.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ SIZES = {f"{kib // 1024} MiB" if kib >= 1024 else f"{kib} KiB": kib * 1024 for k
 #: Bytes of one measurement, but at most so many frames.
 TOTAL_BYTES = sized(256, 4) * 1024 * 1024
 MOST_FRAMES = 1024
+
+#: Round trips of one measurement, and the bytes of a frame that goes there and back.
+NUM_TRIPS = sized(300, 20)
+TRIP_BYTES = 64 * 1024
 
 RAW = "raw TCP"
 
@@ -104,8 +109,13 @@ def receive_everything(pipe: Connection, folder: Path) -> None:
     }
     while (order := pipe.recv()) is not None:
         name, frame_bytes = order
-        if name == RAW:
+        if name == RAW and not frame_bytes:
+            for _ in range(NUM_TRIPS):
+                raw.sendall(_exactly(raw, TRIP_BYTES))
+        elif name == RAW:
             _receive_raw(raw, frame_bytes)
+        elif not frame_bytes:
+            _echo(links[name])
         else:
             _receive_frames(links[name], num_frames(frame_bytes))
     for link in links.values():
@@ -128,6 +138,19 @@ def _receive_frames(link: Link, count: int) -> None:
     for _ in range(count):
         link.receive(timeout_seconds=_SECONDS)
     link.send(Frame(FrameKind.BACKWARD, count, 0, 0), deadline_seconds=_SECONDS)
+
+
+def _exactly(raw: socket.socket, num_bytes: int) -> bytearray:
+    buffer, done = bytearray(num_bytes), 0
+    while done < num_bytes:
+        done += raw.recv_into(memoryview(buffer)[done:])
+    return buffer
+
+
+def _echo(link: Link) -> None:
+    for _ in range(NUM_TRIPS):
+        frame = link.receive(timeout_seconds=_SECONDS)
+        link.send(Frame(FrameKind.BACKWARD, frame.minibatch, 0, 0, frame.tensors), deadline_seconds=_SECONDS)
 
 
 class Bench:
@@ -169,6 +192,21 @@ class Bench:
         link.receive(timeout_seconds=_SECONDS)
         return SYSTEM_CLOCK.monotonic() - began
 
+    def one_way(self, name: str) -> float:
+        """Seconds from `send` until a frame of `TRIP_BYTES` is received: half of the median round trip."""
+        self._pipe.send((name, 0))
+        tensor, trips = torch.ones(TRIP_BYTES, dtype=torch.uint8), []
+        for p in range(1, NUM_TRIPS + 1):
+            began = SYSTEM_CLOCK.monotonic()
+            if name == RAW:
+                self._raw.sendall(bytes(TRIP_BYTES))
+                _exactly(self._raw, TRIP_BYTES)
+            else:
+                self._links[name].send(Frame(FrameKind.FORWARD, p, 0, 0, (tensor,)), deadline_seconds=_SECONDS)
+                self._links[name].receive(timeout_seconds=_SECONDS)
+            trips.append(SYSTEM_CLOCK.monotonic() - began)
+        return statistics.median(trips) / 2.0
+
     def close(self) -> None:
         """Let the other process end, too."""
         self._pipe.send(None)
@@ -206,6 +244,18 @@ def measure(rounds: int) -> dict[str, dict[str, list[float]]]:
     return found
 
 
+def measure_one_way(rounds: int) -> dict[str, float]:
+    """Contender → median over rounds of the microseconds of one way."""
+    found: dict[str, list[float]] = {name: [] for name in (RAW, *LINKS)}
+    with _two_processes() as bench:
+        for number in range(rounds + 1):
+            for name, seconds in found.items():
+                taken = bench.one_way(name)
+                if number:
+                    seconds.append(taken)
+    return {name: round(statistics.median(seconds) * 1e6, 1) for name, seconds in found.items()}
+
+
 def table(found: Mapping[str, Mapping[str, list[float]]]) -> dict[str, dict[str, float]]:
     """Medians in GB/s."""
     return {
@@ -217,6 +267,11 @@ def table(found: Mapping[str, Mapping[str, list[float]]]) -> dict[str, dict[str,
 def ratios(found: Mapping[str, Mapping[str, list[float]]]) -> dict[str, dict[str, float]]:
     """Speed relative to the raw socket: medians of round-by-round ratios."""
     return {size: {name: _ratio(by_name[name], by_name[RAW]) for name in LINKS} for size, by_name in found.items()}
+
+
+def to_gloo(found: Mapping[str, Mapping[str, list[float]]]) -> dict[str, float]:
+    """Speed of shared memory relative to gloo: medians of round-by-round ratios."""
+    return {size: _ratio(by_name["shared memory"], by_name["gloo"]) for size, by_name in found.items()}
 
 
 def _ratio(rates: list[float], to: list[float]) -> float:
@@ -234,19 +289,27 @@ def demo_rate(kind: LinkKind) -> float:
 
 
 def demo(rounds: int) -> dict[str, Any]:
-    """The demo's speed over gRPC and gloo, in turns."""
-    pairs = [(demo_rate("grpc"), demo_rate("gloo")) for _ in range(rounds)]
-    grpc, gloo = ([pair[index] for pair in pairs] for index in range(2))
+    """The demo's speed over each kind of links, in turns."""
+    kinds: tuple[LinkKind, ...] = ("shared_memory", "grpc", "gloo")
+    turns = [[demo_rate(kind) for kind in kinds] for _ in range(rounds)]
+    memory, grpc, gloo = ([turn[index] for turn in turns] for index in range(len(kinds)))
     return {
+        "shared memory": round(statistics.median(memory), 1),
         "grpc": round(statistics.median(grpc), 1),
         "gloo": round(statistics.median(gloo), 1),
         "grpc / gloo": _ratio(grpc, gloo),
-        "each pair": [round(a / b, 3) for a, b in pairs],
+        "shared memory / gloo": _ratio(memory, gloo),
     }
 
 
 if __name__ == "__main__":
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     rates = measure(rounds)
-    figures = {"GB/s": table(rates), "of raw TCP": ratios(rates), "demo, samples per second": demo(rounds)}
+    figures = {
+        "GB/s": table(rates),
+        "of raw TCP": ratios(rates),
+        "of gloo": to_gloo(rates),
+        "microseconds, one way": measure_one_way(rounds),
+        "demo, samples per second": demo(rounds),
+    }
     sys.stdout.write(json.dumps(figures, indent=1) + "\n")

@@ -16,7 +16,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from typing import TypeVar
@@ -58,6 +58,9 @@ class _Kind(IntEnum):
     """It was copied, and the slot may be filled again."""
     END = 3
     """The sender has no more chunks, or the receiver takes no more."""
+
+
+_KINDS: Mapping[int, _Kind] = {kind.value: kind for kind in _Kind}
 
 
 class SegmentRefused(PeerUnreachable):
@@ -295,9 +298,10 @@ class Lane:
             kind, slot, number, length = _MESSAGE.unpack(data)
             if number < self.number:
                 continue
-            if number > self.number or kind not in _Kind.__members__.values():
+            known = _KINDS.get(kind)
+            if number > self.number or known is None:
                 raise self._broken("it broke the protocol of messages")
-            return _Kind(kind), slot, length
+            return known, slot, length
 
     def _heard(self, is_over: Callable[[], bool] | None) -> bytes:
         """The next message; empty at the end of the connection."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hetpipe.errors import LinkClosed, PeerUnreachable, ProtocolViolation, UserError
+from hetpipe.errors import LinkClosed, MalformedFrame, PeerUnreachable, ProtocolViolation, UserError
 from hetpipe.link.policy import Link, LinkLimits
 from hetpipe.link.stream_link import StreamDoor, StreamLink, call_stream
 from hetpipe.values.requests import LinkHello, LinkTransport, MemoryOffer
@@ -198,6 +198,22 @@ def test_a_neighbour_that_answers_wrongly_is_refused(answer: bytes, why: str) ->
     with pytest.raises(ProtocolViolation, match=why):
         door.accept(deadline_seconds=SECONDS)
     door.close()
+
+
+def test_a_broken_format_is_named_and_closes_the_link() -> None:
+    door = StreamDoor(earlier(), host=HOST, offers_memory=True)
+    hello = LinkHello(stage(1), 3)
+    bare = link_client.connect_link(
+        door.address, hello=hello, neighbour=stage(0), tls=None, deadline_seconds=SECONDS, needs_memory=True
+    )
+    bare.send(iter([(b"nonsense",)]))
+    link = door.accept(deadline_seconds=SECONDS)
+    with pytest.raises(MalformedFrame, match=r"violated the format of the link: a message of 8 bytes begins with b'n'"):
+        link.receive(timeout_seconds=SECONDS)
+    with pytest.raises(PeerUnreachable, match="the other process is gone"):
+        list(bare.receive(bytes))
+    bare.close()
+    link.close()
 
 
 def test_a_token_is_good_once(refusals: list[str]) -> None:

@@ -66,6 +66,20 @@ def test_credit_may_come_within_a_frame() -> None:
     assert isinstance(receiver.feed(second), Frame)
 
 
+def test_what_changes_after_it_was_read_changes_no_frame() -> None:
+    receiver, sent = assembler(), frame(9, PAYLOAD_BYTES)
+    received = None
+    for parts in messages_of(encode(sent)):
+        shared = bytearray(b"".join(parts))
+        received = receiver.feed(memoryview(shared))
+        shared[:] = bytes(len(shared))
+    assert isinstance(received, Frame)
+    for before, after in zip(sent.tensors, received.tensors, strict=True):
+        assert before is not None
+        assert after is not None
+        assert torch.equal(before, after)
+
+
 def test_a_frame_that_is_not_admitted_allocates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise MalformedFrame("no credit")

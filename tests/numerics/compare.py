@@ -168,7 +168,7 @@ class Case:
 
 def run(case: Case, folder: Path, **options: Any) -> InProcessResult:
     """Run the case; the history checker finds nothing, and no stage had more weight buffers than the planner counts."""
-    values: dict[str, Any] = {"delay_seconds": 0.0005, "delay_seed": 1, "stall_seconds": 60.0}
+    values: dict[str, Any] = {"delay_seconds": 0.002, "delay_seed": 1, "stall_seconds": 60.0}
     values.update(options)
     result = run_in_process(
         InProcessRun(job=case.job(), run_dir=folder, import_path=ROOT, shares_inspection=True, **values)

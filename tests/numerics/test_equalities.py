@@ -56,7 +56,7 @@ def test_one_worker_and_waves_of_one_are_a_plain_loop(
         wave=1,
         staleness=0,
         stages=stages,
-        minibatches=50,
+        minibatches=20,
         optimizer=optimizer,
         model=f"mlp{dtype}",
         data=f"more{dtype}",

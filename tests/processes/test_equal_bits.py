@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from hetpipe.check import check_run
 from hetpipe.checkpoint.format import CheckpointReader
 from hetpipe.checkpoint.manifest import newest_checkpoint
 from tests import models
+from tests.chaos.cluster import COORDINATOR, Cluster, Layout
+from tests.polling import wait_until
 from tests.processes.harness import Train, write_job
 from tests.reference.executor import ReferenceRun, run_reference
 
@@ -76,7 +79,8 @@ def test_processes_equal_the_reference(
     assert len(linked) == (workers * stages if link in {"auto", "shared_memory"} and stages > 1 else 0)
     assert "segment_refused" not in stage_logs
 
-    reference = run_reference(
+    equals_the_reference(
+        train.run_dir,
         ReferenceRun(
             model=getattr(models, model),
             loss=models.loss,
@@ -90,8 +94,48 @@ def test_processes_equal_the_reference(
             staleness=staleness,
             epochs=2,
             checkpoint_every_waves=3,
-        )
+        ),
     )
-    trained = CheckpointReader(newest_checkpoint(train.run_dir).glob("shard-*.safetensors"))
-    for name, expected in reference.weights.items():
+
+
+def equals_the_reference(run_dir: Path, run: ReferenceRun) -> None:
+    trained = CheckpointReader(newest_checkpoint(run_dir).glob("shard-*.safetensors"))
+    for name, expected in run_reference(run).weights.items():
         assert torch.equal(trained.tensor(f"weights/{name}"), expected), name
+
+
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is missing")
+def test_a_pipeline_over_shared_memory_and_grpc_equals_the_reference(tmp_path: Path) -> None:
+    """On a cluster with TLS, stages 0 and 1 are on one node and share memory; stage 2 is on another one."""
+    job = write_job(
+        tmp_path,
+        workers={"count": 1, "stages": 3},
+        sync={"kind": "wsp", "D": 1, "minibatches_per_wave": 2, "deterministic": True},
+        checkpoint={"every_waves": 3, "keep": 1},
+    )
+    with Cluster(tmp_path / "cluster", Layout(num_shards=1, devices=(2, 1))) as cluster:
+        run_dir = cluster.runs / "run"
+        command = ["submit", str(job), "--coordinator", cluster.address(COORDINATOR), "--run-dir", str(run_dir)]
+        submitted = cluster.run_command("run", command, ready="nothing it prints")
+        wait_until(lambda: submitted.exit_status is not None, timeout_seconds=120.0, what="end of the run")
+        assert submitted.exit_status == 0, submitted.story()
+        logs = "".join(path.read_text() for path in (run_dir / "logs").glob("*stage*"))
+        kinds = [json.loads(line)["kind"] for line in logs.splitlines() if '"link_chosen"' in line]
+        assert sorted(kinds) == ["grpc", "shared_memory"]
+        equals_the_reference(
+            run_dir,
+            ReferenceRun(
+                model=models.mlp32,
+                loss=models.loss,
+                train=models.data32(),
+                batch_size=4,
+                seed=3,
+                optimizer="SGD",
+                arguments={"lr": 0.05, "momentum": 0.9},
+                num_virtual_workers=1,
+                minibatches_per_wave=2,
+                staleness=1,
+                epochs=2,
+                checkpoint_every_waves=3,
+            ),
+        )

@@ -59,9 +59,19 @@ from tests.support.lives import Death, Life, MortalCalls, MortalHistory
 from tests.support.method_calls import MethodCalls
 from tests.support.replicas import InProcessReplicas, ReplicaMeeting
 
+#: How often a delay happens: few long ones mix threads up as well as many short ones, which take more of a core.
+_SHARE = 0.25
+
+
+def _sleep_sometimes(draws: random.Random, longest_seconds: float) -> None:
+    """Sleep a random time up to `longest_seconds`, in one of four calls on average."""
+    seconds = draws.random() * longest_seconds
+    if draws.random() < _SHARE and seconds:
+        SYSTEM_CLOCK.sleep(seconds)
+
 
 class RandomDelays(Emulator):
-    """Sleeps a random time, seeded, up to `longest_seconds` after every computation."""
+    """Sleeps a random time, seeded, up to `longest_seconds` after some of the computations."""
 
     def __init__(self, seed: int, longest_seconds: float) -> None:
         super().__init__(DeviceConfig("cpu"), SYSTEM_CLOCK, seed=seed)
@@ -70,12 +80,11 @@ class RandomDelays(Emulator):
     def stretch(self, kind: Kind, started: float) -> None:
         """Sleep."""
         del kind, started
-        if self._longest_seconds:
-            SYSTEM_CLOCK.sleep(self._random.random() * self._longest_seconds)
+        _sleep_sometimes(self._random, self._longest_seconds)
 
 
 class DelayedShard(MethodCalls):
-    """A shard that answers late, by a random, seeded time."""
+    """A shard that answers late sometimes, by a random, seeded time."""
 
     def __init__(self, shard: Calls, seed: int, longest_seconds: float) -> None:
         self._shard = shard
@@ -95,7 +104,7 @@ class DelayedShard(MethodCalls):
         self._shard.close()
 
     def _delay(self) -> None:
-        SYSTEM_CLOCK.sleep(self._random.random() * self._longest_seconds)
+        _sleep_sometimes(self._random, self._longest_seconds)
 
 
 @dataclass(frozen=True, slots=True)
