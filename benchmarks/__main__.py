@@ -20,6 +20,7 @@ from benchmarks import (
     gpu,
     host_memory,
     link,
+    memory_policies,
     models,
     pipeline,
     planner,
@@ -183,6 +184,17 @@ def _host_memory() -> Mapping[str, Any]:
     return ratios
 
 
+def _memory_policies() -> Mapping[str, Any]:
+    found = memory_policies.measure()
+    _say(
+        "(r) memory policies, processor seconds per round",
+        {n: round(statistics.median(s), 4) for n, s in found.items()},
+    )
+    ratios = memory_policies.ratios(found)
+    _say("    ratios (of each round, then the median)", {name: round(ratio, 3) for name, ratio in ratios.items()})
+    return ratios
+
+
 #: Each measures, prints, and returns its ratios, nested by name; none where its figures are seconds alone.
 PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "pipeline": _pipeline,
@@ -199,6 +211,7 @@ PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "models": _models,
     "data": _data,
     "host-memory": _host_memory,
+    "memory-policies": _memory_policies,
     "gpu": _gpu,
 }
 

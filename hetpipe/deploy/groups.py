@@ -82,8 +82,16 @@ def job_of_plan(job: Job, plan: PlanDocument) -> Job:
         )
     if plan.weights != job.weights:
         raise UserError(f"the plan is for the weight policy {plan.weights}, the job's is {job.weights}; plan again")
-    if any(stage.recompute for worker in plan.virtual_workers for stage in worker.stages):
-        raise UserError("the plan recomputes activations, which a run does not do; plan with --recompute off")
+    recomputed = {stage.recompute for worker in plan.virtual_workers for stage in worker.stages}
+    if recomputed == {True, False}:
+        raise UserError(
+            "the plan recomputes some stages and keeps others; plan with --recompute on or off, or let the run plan "
+            "itself with `workers.stages: auto` and `memory: auto`"
+        )
+    if recomputed == {True} and job.memory != "recompute":
+        raise UserError(
+            "the plan recomputes all layers; add `memory: recompute` to the job, or plan with --recompute off"
+        )
     if job.parameter_servers.placement == "ed_local":
         raise UserError(
             "parameter_servers.placement: ed_local keeps weights on the node that computes them, and here is one node "

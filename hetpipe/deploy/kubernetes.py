@@ -14,6 +14,7 @@ from typing import Any
 from hetpipe.deploy.yaml_text import to_yaml
 from hetpipe.errors import UserError
 from hetpipe.job.file import Job
+from hetpipe.job.model import normalised
 
 #: The file that Kustomize looks for.
 KUSTOMIZATION = "kustomization.yaml"
@@ -107,7 +108,7 @@ def groups_of_options(texts: Sequence[str]) -> tuple[AgentNodes, ...]:
 
 def yaml_of(job: Job) -> str:
     """The file of a job."""
-    return to_yaml(job.model_dump(mode="json", exclude_none=True))
+    return to_yaml(normalised(job.model_dump(mode="json")))
 
 
 def overlay_files(overlay: Overlay) -> dict[str, str]:

@@ -137,7 +137,8 @@ class Job(Section):
     """
     memory: Memory = "keep"
     """What becomes of the tensors that a layer's backward needs, from its forward on: `keep`, `recompute` them in a
-    second forward before the backward, all layers of a stage in one run, or `swap` them to host memory. Or by pattern
+    second forward before the backward, all layers of a stage in one run, or `swap` them to host memory; `auto`, which
+    requires a plan or emulated devices: for each stage the fastest that fits in its device's memory. Or by pattern
     (`*`, `?`) of the layers' names, of which the first that matches decides, else `keep`: `{h.0: keep, 'h.*':
     recompute}`; there `recompute-new-run` also begins a run. No result changes, except by `recompute` under `weights:
     predict` and `spectrain`.
@@ -435,16 +436,23 @@ class Job(Section):
 
 
 def normalised(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy with text keys, without keys that have no value, and with tuples for lists."""
+    """A copy with text keys, without keys that have no value, and with tuples for lists.
 
-    def walk(value: Any) -> Any:
+    In the arguments of a call, `null` is a value: that of an argument whose default is another one.
+    """
+
+    def walk(value: Any, *, is_argument: bool) -> Any:
         if isinstance(value, Mapping):
-            return {str(key): walk(entry) for key, entry in value.items() if entry is not None}
+            return {
+                str(key): walk(entry, is_argument=is_argument or (key == "args" and "call" in value))
+                for key, entry in value.items()
+                if entry is not None or is_argument
+            }
         if isinstance(value, list | tuple):
-            return tuple(walk(entry) for entry in value)
+            return tuple(walk(entry, is_argument=is_argument) for entry in value)
         return value
 
-    result: dict[str, Any] = walk(values)
+    result: dict[str, Any] = walk(values, is_argument=False)
     return result
 
 

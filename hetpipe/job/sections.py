@@ -195,7 +195,7 @@ def _checked_patterns(patterns: dict[str, LayerPolicy]) -> dict[str, LayerPolicy
 
 
 Memory = Annotated[
-    Annotated[Literal["keep", "recompute", "swap"], Tag("<word>")]
+    Annotated[Literal["keep", "recompute", "swap", "auto"], Tag("<word>")]
     | Annotated[
         Annotated[dict[str, LayerPolicy], Field(max_length=MAX_LISTED), AfterValidator(_checked_patterns)],
         Tag("<patterns>"),

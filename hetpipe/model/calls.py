@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, nn, overrides
 from torch.autograd.function import Function, _SingleLevelFunction
+from torch.distributions import distribution
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils import checkpoint
 
@@ -141,6 +142,9 @@ class Interception(TorchFunctionMode):
         """Handle a function call whose arguments depend on weights."""
         raise NotImplementedError
 
+    def on_metadata(self, name: str, tensors: Sequence[Tensor]) -> None:
+        """Notice that metadata of values that depend on weights are read."""
+
     def on_shared(self, function: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         """Handle a function call with shared values only, or without tensors."""
         return function(*args, **kwargs)
@@ -157,6 +161,7 @@ class Interception(TorchFunctionMode):
             return self.on_shared(func, args, kwargs, tensors)
         name = name_of(func)
         if not looks_into(name, args):
+            self.on_metadata(name, tensors)
             return func(*args, **kwargs)
         if func is _iterate:
             return iter(self.on_function(Tensor.unbind, "unbind", args, kwargs, tensors))
@@ -391,6 +396,20 @@ def checkpointing_above(frame: FrameType | None, *, until: str) -> Region:
 
 
 _OWN_FOLDER = __file__.rpartition("/")[0]
+
+
+def only_validates(frame: FrameType | None) -> bool:
+    """Whether a number is read by `torch.distributions` to reject invalid arguments, which decides nothing else."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_OWN_FOLDER, _OVERRIDES_FILE)):
+            return name == _DISTRIBUTION_FILE
+        frame = frame.f_back
+    return False
+
+
+_OVERRIDES_FILE = overrides.__file__
+_DISTRIBUTION_FILE = distribution.__file__
 
 
 def calling_frame() -> FrameType | None:

@@ -30,6 +30,7 @@ from hetpipe.model.graph import (
     last_layers,
     layers_from,
     reads_of,
+    weights_kept_together,
     work_until,
 )
 from hetpipe.model.recording import Recorded, record
@@ -188,7 +189,9 @@ def describe(
         for training, others in variants.items()
         for each, cuts in zip((records[training], *others), every[training], strict=True)
     ]
-    together = iter(buffers_kept_together(recordings, rewritten))
+    judged = buffers_kept_together(recordings, rewritten)
+    judged = weights_kept_together([(each, cuts) for (each, _), cuts in zip(recordings, judged, strict=True)], specs)
+    together = iter(judged)
     every = {training: [next(together) for _ in cuts] for training, cuts in every.items()}
     found = {training: agreeing(own, others) for training, (own, *others) in every.items()}
     allowed = {cut.key: cut for cut in found[False] if not cut.reason}
@@ -273,7 +276,7 @@ def _variants(again: Callable[[int], Recorded], recorded: Recorded) -> list[Reco
     Other minibatches may give these answers. Answers with which the model fails are skipped: no data gives them.
     """
     found = []
-    for question in range(min(recorded.num_questions, _MOST_QUESTIONS)):
+    for question in (*recorded.asked[:_MOST_QUESTIONS], *recorded.drawn):
         with suppress(CallableError):
             found.append(again(question))
     return found

@@ -7,8 +7,6 @@ modules that the model's own code has imported; nothing is imported or called to
 
 from __future__ import annotations
 
-import enum
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -16,13 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hetpipe.errors import UserError
 from hetpipe.model.calls import CustomFunction
 from hetpipe.model.cut_model import CutDescription, ModeDescription, ModelLayer, Signature
 from hetpipe.model.graph import Crossing, CutPoint
-from hetpipe.model.structure import Alias, Constant, Leaf, Named, NumberLeaf, Opaque, Several, Skeleton
-
-_LEAF = "tensor"
+from hetpipe.model.structure_text import NotDescribable, imported, plain_skeleton, skeleton_of, type_name, type_of
 
 #: Start of the name of a custom `torch.autograd.Function`.
 _APPLY = "apply "
@@ -37,10 +32,6 @@ _TORCHS = {
     "fft": torch.fft,
     "nn": torch._C._nn,  # noqa: SLF001 - its only name
 }
-
-
-class NotDescribable(UserError):
-    """A part of the description has no name by which another process can resolve it."""
 
 
 def to_plain(description: CutDescription) -> dict[str, Any]:
@@ -86,7 +77,7 @@ def from_plain(plain: Mapping[str, Any]) -> CutDescription:
 def _plain_mode(mode: ModeDescription) -> dict[str, Any]:
     return {
         # Pairs, because the order is significant.
-        "skeletons": [[key, _plain_skeleton(skeleton)] for key, skeleton in mode.skeletons.items()],
+        "skeletons": [[key, plain_skeleton(skeleton)] for key, skeleton in mode.skeletons.items()],
         "open_paths": sorted(mode.open_paths),
         "watched_paths": sorted(mode.watched_paths),
         "normalised": sorted(mode.normalised),
@@ -99,7 +90,7 @@ def _plain_mode(mode: ModeDescription) -> dict[str, Any]:
 
 def _mode(plain: Mapping[str, Any]) -> ModeDescription:
     return ModeDescription(
-        {key: _skeleton(skeleton) for key, skeleton in plain["skeletons"]},
+        {key: skeleton_of(skeleton) for key, skeleton in plain["skeletons"]},
         frozenset(plain["open_paths"]),
         frozenset(plain["watched_paths"]),
         frozenset((key, leaf) for key, leaf in plain["normalised"]),
@@ -124,117 +115,7 @@ def _cut(plain: Mapping[str, Any]) -> CutPoint:
     return CutPoint(plain["key"], plain["label"], plain["order"], tuple(plain["around"]), crossing, plain["reason"])
 
 
-# -- skeletons -----------------------------------------------------------------------------------------------------
-
-
-def _plain_skeleton(skeleton: Skeleton) -> Any:  # noqa: PLR0911 - one case per kind
-    match skeleton:
-        case Leaf():
-            return _LEAF
-        case NumberLeaf(kind):
-            return {"number": kind.__name__}
-        case Alias(position):
-            return {"argument": position}
-        case Constant(value):
-            return {"constant": _plain_constant(value)}
-        case Several(kind, items):
-            return {"several": _type_name(kind), "items": [_plain_skeleton(item) for item in items]}
-        case Named(kind, keys, items):
-            return {
-                "named": _type_name(kind),
-                "keys": [_plain_key(key) for key in keys],
-                "items": [_plain_skeleton(item) for item in items],
-            }
-        case Opaque(kind):
-            return {"opaque": _type_name(kind)}
-
-
-def _skeleton(plain: Any) -> Skeleton:  # noqa: PLR0911 - one case per kind
-    match plain:
-        case "tensor":
-            return Leaf()
-        case {"number": kind}:
-            return NumberLeaf({"bool": bool, "int": int, "float": float}[kind])
-        case {"argument": position}:
-            return Alias(position)
-        case {"constant": value}:
-            return Constant(_constant(value))
-        case {"several": kind, "items": items}:
-            return Several(_type(kind), tuple(map(_skeleton, items)))
-        case {"named": kind, "keys": keys, "items": items}:
-            return Named(_type(kind), tuple(keys), tuple(map(_skeleton, items)))
-        case {"opaque": kind}:
-            return Opaque(_type(kind))
-        case _:
-            raise ValueError(f"{plain!r:.80} is not a skeleton")
-
-
-def _plain_key(key: object) -> object:
-    if key is None or type(key) in {str, bool, int, float}:
-        return key
-    raise NotDescribable(f"a mapping with the key {key!r:.80}")
-
-
-def _plain_constant(value: Any) -> Any:
-    match value:
-        case enum.Enum():
-            return {"enum": _type_name(type(value)), "member": value.name}
-        case None | str():
-            return value
-        case bytes():
-            return {"bytes": value.hex()}
-        case type():
-            return {"type": _type_name(value)}
-        case torch.device():
-            return {"device": str(value)}
-        case torch.dtype() | torch.layout() | torch.memory_format():
-            return {"torch": str(value).removeprefix("torch.")}
-        case _:
-            raise NotDescribable(f"the constant {value!r:.80}")
-
-
-def _constant(plain: Any) -> Any:
-    match plain:
-        case None | str():
-            return plain
-        case {"enum": kind, "member": member}:
-            return _type(kind)[member]  # type: ignore[index]  # it is an enumeration
-        case {"bytes": digits}:
-            return bytes.fromhex(digits)
-        case {"type": kind}:
-            return _type(kind)
-        case {"device": device}:
-            return torch.device(device)
-        case {"torch": name}:
-            return getattr(torch, name)
-        case _:
-            raise ValueError(f"{plain!r:.80} is not a constant")
-
-
-# -- names ---------------------------------------------------------------------------------------------------------
-
-
-def _found(name: str) -> Any:
-    """Resolve `module:qualified.name` in a module that is already imported."""
-    module, _, path = name.partition(":")
-    found: Any = sys.modules.get(module)
-    for attribute in path.split("."):
-        found = getattr(found, attribute, None)
-    return found
-
-
-def _type_name(kind: type) -> str:
-    name = f"{kind.__module__}:{kind.__qualname__}"
-    if _found(name) is not kind:
-        raise NotDescribable(f"the type {name}, which cannot be resolved by this name")
-    return name
-
-
-def _type(name: str) -> type:
-    found = _found(name)
-    if not isinstance(found, type):
-        raise NotDescribable(f"the type {name}, which cannot be resolved by this name")
-    return found
+# -- functions -------------------------------------------------------------------------------------------------------
 
 
 def _function_names(function: Any) -> Iterator[str]:
@@ -243,13 +124,13 @@ def _function_names(function: Any) -> Iterator[str]:
         if getattr(owner, name, None) == function:
             yield f"{place}.{name}"
     module, path = getattr(function, "__module__", None), getattr(function, "__qualname__", name)
-    if module and _found(f"{module}:{path}") == function:
+    if module and imported(f"{module}:{path}") == function:
         yield f"{module}:{path}"
 
 
 def _function_name(function: Any) -> str:
     if isinstance(function, CustomFunction):
-        return f"{_APPLY}{_type_name(function.kind)}"
+        return f"{_APPLY}{type_name(function.kind)}"
     found = next(_function_names(function), None)
     if found is None:
         raise NotDescribable(f"the function {function!r:.80}, which draws random numbers")
@@ -258,9 +139,9 @@ def _function_name(function: Any) -> str:
 
 def _function(name: str) -> Any:
     if name.startswith(_APPLY):
-        return CustomFunction(_type(name.removeprefix(_APPLY)))
+        return CustomFunction(type_of(name.removeprefix(_APPLY)))
     place, _, attribute = name.partition(".")
-    found = _found(name) if ":" in name else getattr(_TORCHS[place], attribute, None)
+    found = imported(name) if ":" in name else getattr(_TORCHS[place], attribute, None)
     if not callable(found):
         raise NotDescribable(f"the function {name}, which cannot be resolved by this name")
     return found

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hetpipe.errors import CallableError
 from hetpipe.model.absent import AbsentTensor
-from hetpipe.model.calls import PARAMETERS, Interception, OpenCall, Watchers
+from hetpipe.model.calls import PARAMETERS, Interception, OpenCall, Watchers, calling_frame, checkpointing_above
 from hetpipe.model.forward_log import LogCodec, LoggedCall, TensorNote, check_of, noted
 from hetpipe.model.graph import CutPoint
 from hetpipe.model.structure import SINGLE, Leaf, parts_of, put_together, take_apart, tensors_of_call
@@ -185,7 +185,7 @@ class StageForward(Interception):
             return self._answered(frame, key, args, kwargs)
         if key == self._end_key:
             self._stop()
-        if function in self._ways.drawing_functions:
+        if function in self._ways.drawing_functions and not self._is_recomputed():
             self._seed(key)
         shared = self._shared_among(tensors)
         result = function(*args, **kwargs)
@@ -194,9 +194,14 @@ class StageForward(Interception):
 
     def on_shared(self, function: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         """Seed the generators before a function that draws."""
-        if function in self._ways.drawing_functions and self.stack:
+        if function in self._ways.drawing_functions and self.stack and not self._is_recomputed():
             self._seed(self.stack[-1].key(f"shared {getattr(function, '__name__', '')}"))
         return function(*args, **kwargs)
+
+    @staticmethod
+    def _is_recomputed() -> bool:
+        """Whether the current function will be recomputed, from the state of the generators at its region's start."""
+        return checkpointing_above(calling_frame(), until="on_module").is_inside
 
     def depends(self, tensor: Tensor) -> bool:
         """Whether the tensor depends on weights or floating inputs."""

@@ -31,6 +31,9 @@ CHANGED_SHARED = "{} is modified in place by values that depend on weights"
 BUFFER = "{} is used before and after it, and the forward writes it"
 UNSEEN = "the forward of {} computes with a value that was not made by any module or torch function"
 DECIDES = "the forward of {} reads a number that depends on weights, so it may take another path each time"
+DRAWN = "the forward of {} decides by random numbers more often than can be tried"
+DIFFERENTIATES = "the forward of {} differentiates (torch.autograd.grad), and its graph cannot span a cut"
+SIZED = "the forward of {} reads the size of a value that depends on weights, so it may take another path each time"
 TIED = "{} is used before and after it, and weights that are predicted for one minibatch are not sent"
 REENTRANT_TIE = (
     "{} is used before and after it, and under torch.utils.checkpoint(use_reentrant=True), which accumulates its "
@@ -194,7 +197,7 @@ class _Analysis:
     made: list[int] = field(default_factory=list)
     used: list[int] = field(default_factory=list)
     names: list[list[Step]] = field(default_factory=list)
-    parameters: dict[str, _Use] = field(default_factory=dict)
+    parameters: Mapping[str, _Use] = field(default_factory=dict)
     storage_used: dict[int, int] = field(default_factory=dict)
 
 
@@ -288,6 +291,7 @@ def _analysed(recording: Recording, parameter_specs: Mapping[str, tuple[str, int
         made=[never] * len(recording.values),
         used=[never] * len(recording.values),
         names=[[] for _ in recording.values],
+        parameters=_uses(recording),
     )
     end = max((step.ended for step in recording.steps), default=0) + 1
     for result in recording.results:
@@ -300,9 +304,6 @@ def _analysed(recording: Recording, parameter_specs: Mapping[str, tuple[str, int
                 found.made[index] = step.ended
             if step.key:
                 found.names[index].append(step)
-        for name in step.parameters:
-            use = found.parameters.setdefault(name, _Use(step.started, step.started))
-            use.first, use.last = min(use.first, step.started), max(use.last, step.started)
     for value, used in zip(recording.values, found.used, strict=True):
         found.storage_used[value.storage] = max(found.storage_used.get(value.storage, never), used)
     return found
@@ -451,6 +452,49 @@ class ForbiddenPlaces:
     """The entry after the last of them."""
     places: int
     reason: str
+
+
+def weights_kept_together(
+    recordings: Sequence[tuple[Recording, Sequence[CutPoint]]], parameters: Iterable[str]
+) -> list[tuple[CutPoint, ...]]:
+    """The cuts of each recording, with those forbidden that have uses of a weight on both sides, which not all tie.
+
+    The layer that uses a weight first owns it, and a cut sends it on only where it is tied in each recording.
+
+    Args:
+        recordings: every recording of a model, with its cuts.
+        parameters: trainable parameters.
+    """
+    found = [list(cuts) for _, cuts in recordings]
+    uses = [_uses(recording) for recording, _ in recordings]
+    for name in parameters:
+        before: set[str] = set()
+        after: set[str] = set()
+        for (_, cuts), spans in zip(recordings, uses, strict=True):
+            if name in spans:
+                before |= {cut.key for cut in cuts if spans[name].first < cut.order}
+                after |= {cut.key for cut in cuts if cut.order <= spans[name].last}
+        both = before & after
+        if not both:
+            continue
+        tied = f"parameter:{name}"
+        sent = [{cut.key for cut in cuts if any(each.name == tied for each in cut.crossing)} for _, cuts in recordings]
+        amiss = {key for key in both if not all(key in keys for keys in sent)}
+        for cuts in found:
+            for index, cut in enumerate(cuts):
+                if cut.key in amiss and not cut.reason:
+                    cuts[index] = replace(cut, reason=VARIES)
+    return [tuple(cuts) for cuts in found]
+
+
+def _uses(recording: Recording) -> dict[str, _Use]:
+    """Trainable parameter → starts of the first and the last step that use it."""
+    found: dict[str, _Use] = {}
+    for step in recording.steps:
+        for name in step.parameters:
+            use = found.setdefault(name, _Use(step.started, step.started))
+            use.first, use.last = min(use.first, step.started), max(use.last, step.started)
+    return found
 
 
 def agreeing(cuts: Sequence[CutPoint], others: Iterable[Sequence[CutPoint]]) -> tuple[CutPoint, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from types import FrameType
@@ -25,9 +25,23 @@ from hetpipe.model.calls import (
     has_own_call,
     looks_into,
     name_of,
+    only_validates,
 )
-from hetpipe.model.graph import CHECKPOINTED, DECIDES, DRAWS, UNSEEN, RecordedCall, Recording, Step, Value
-from hetpipe.model.structure import Named, Opaque, Several, Skeleton, parts_of, take_apart, tensors_in
+from hetpipe.model.graph import (
+    CHECKPOINTED,
+    DECIDES,
+    DIFFERENTIATES,
+    DRAWN,
+    DRAWS,
+    SIZED,
+    UNSEEN,
+    RecordedCall,
+    Recording,
+    Step,
+    Value,
+)
+from hetpipe.model.sizes import NUMBERED_BY_SIZE, READS_SIZE, SizeWatch, keeps_size
+from hetpipe.model.structure import Named, Opaque, Several, Skeleton, parts_of, take_apart, tensors_in, tensors_of_call
 from hetpipe.model.user_errors import place_of_call, place_of_function
 
 
@@ -49,8 +63,10 @@ class Recorded:
     """Return value of the model."""
     decisions: tuple[str, ...]
     """Lines of user code that branch on shared values, as ` (FILE line N)`."""
-    num_questions: int
-    """Number of boolean queries of shared values."""
+    asked: tuple[int, ...]
+    """Boolean queries of shared values that other minibatches may answer otherwise, by their numbers from 0."""
+    drawn: tuple[int, ...]
+    """Those of values that depend on random numbers: any minibatch may answer them otherwise."""
     rewritten: frozenset[str]
     """Buffers and frozen parameters that the forward writes, by names in the model."""
     assigned: frozenset[str]
@@ -104,6 +120,15 @@ def record(
         CallableError: the forward changes a trainable parameter.
     """
     return _Recorder(model, inputs, denied, rewritten, assigned).run(call, results_of)
+
+
+_DIFFERENTIATING = frozenset({torch.autograd.grad, torch.autograd.backward, Tensor.backward})
+
+#: Limit on the boolean queries of random numbers that a recording answers both ways; beyond it the module is not cut.
+_MOST_DRAWN = 64
+
+#: Comparisons of a tensor with a number, monotonic in the tensor.
+_COMPARISONS = frozenset({"__ge__", "__gt__", "__le__", "__lt__", "ge", "gt", "le", "lt"})
 
 
 def _states() -> tuple[bytes | Tensor, Any, Any]:
@@ -161,6 +186,15 @@ class _Recorder(Interception):
                 self.marked(tensor)
         self._denied = denied
         self._num_questions = 0
+        #: Whether functions of the model itself draw in a region that is recomputed, which stages do not seed.
+        self._draws_in_region = False
+        self._asked: list[int] = []
+        self._drawn_questions: list[int] = []
+        #: Shared values that depend on random numbers; and those of them that are in [0, 1).
+        self._drawn: set[int] = set()
+        self._uniform: set[int] = set()
+        #: Results of comparisons that every random number answers alike.
+        self._settled: set[int] = set()
         self._count = 0
         self._frames: list[RecordedCall] = []
         self._steps: list[tuple[int, _StepNote]] = []
@@ -175,6 +209,9 @@ class _Recorder(Interception):
         #: Frame → why no cut may be inside it, as found during its execution, and the line of the user's code.
         self._closed: dict[int, tuple[str, str]] = {}
         self._states: Any = None
+        #: Values whose size depends on weights, like the tokens of one expert.
+        self._sized: set[int] = set()
+        self._sizes = SizeWatch(self.depends)
         self._inputs = {name: self._noted(self.marked(tensor), shared_in=None) for name, tensor in inputs.items()}
 
     def run(self, call: Callable[[], Any], results_of: Callable[[Any], Any]) -> Recorded:
@@ -187,6 +224,8 @@ class _Recorder(Interception):
         assigned = self._assigned | {
             name for name, (table, key, tensor) in self._places.items() if table.get(key) is not tensor
         }
+        if self._closed.get(0, ("", ""))[0] == DRAWS or self._draws_in_region:  # its draws follow the seed at its start
+            self._seeded_after[""] = ""
         recording = Recording(
             tuple(
                 replace(
@@ -212,7 +251,8 @@ class _Recorder(Interception):
             self._seeded_after,
             output,
             tuple(self._decisions),
-            self._num_questions,
+            tuple(self._asked),
+            tuple(self._drawn_questions),
             frozenset(self._written | assigned),
             frozenset(assigned),
         )
@@ -235,6 +275,8 @@ class _Recorder(Interception):
                 is_reentrant=region.is_reentrant,
             )
         )
+        if parent is not None and any(map(self._is_unseen, tensors_of_call(args, kwargs))):
+            self._close(parent.index, UNSEEN)
         if region.is_inside and parent is not None and parent.has_own_call:
             self._close(parent.index, CHECKPOINTED)
         frame.has_own_call = has_own_call(type(module))
@@ -273,6 +315,9 @@ class _Recorder(Interception):
     # -- functions ---------------------------------------------------------------------------------------------------
 
     def on_function(self, function: Any, name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        if function in _DIFFERENTIATING:
+            for frame in self.stack:
+                self._close(frame.index, DIFFERENTIATES)
         return self._call(function, name, args, kwargs, tensors, is_shared=False)
 
     def on_shared(self, function: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
@@ -280,11 +325,44 @@ class _Recorder(Interception):
             return function(*args, **kwargs)
         name = name_of(function)
         result = self._call(function, name, args, kwargs, tensors, is_shared=True)
-        if isinstance(result, bool) and tensors and looks_into(name, args):
-            self._decisions[place_of_call(calling_frame())] = None
+        self._note_draws(function, name, args, kwargs, tensors, result)
+        if isinstance(result, bool) and looks_into(name, args) and not self._settled.issuperset(self._known(tensors)):
+            number = self._num_questions
             self._num_questions += 1
-            return result != (self._num_questions - 1 == self._denied)
+            if self._drawn.isdisjoint(self._known(tensors)):
+                self._decisions[place_of_call(calling_frame())] = None
+                self._asked.append(number)
+            else:
+                self._drawn_questions.append(number)
+                if len(self._drawn_questions) > _MOST_DRAWN:
+                    self._close(self.stack[-1].index, DRAWN)
+            return result != (number == self._denied)
         return result
+
+    def _known(self, tensors: Iterable[Tensor]) -> set[int]:
+        """Indices of the values among `tensors`; -1 stands for any other."""
+        return {self._indices.get(id(tensor), -1) for tensor in tensors}
+
+    def _note_draws(
+        self, function: Any, name: str, args: Any, kwargs: Any, tensors: Sequence[Tensor], result: Any
+    ) -> None:
+        """Note whether the result of a function on shared values depends on random numbers."""
+        uniform = [tensor for tensor in tensors if self._indices.get(id(tensor)) in self._uniform]
+        if uniform and name in _COMPARISONS and len(tensors) == len(uniform) == 1 and args[0] is uniform[0]:
+            # LayerDrop of 0.0 asks, and never drops.
+            ends = (
+                torch.zeros_like(uniform[0]),
+                torch.full_like(uniform[0], 1 - torch.finfo(uniform[0].dtype).eps / 2),
+            )
+            if torch.equal(*(function(end, *args[1:], **kwargs) for end in ends)):
+                self._settled |= self._known([result])
+                return
+        draws = function in self._drawing_functions
+        if draws or not self._drawn.isdisjoint(self._known(tensors)):
+            found = self._known(tensors_in(result)) - {-1}
+            self._drawn |= found
+            if draws and name == "rand":
+                self._uniform |= found
 
     def _call(self, function: Any, name: str, args: Any, kwargs: Any, tensors: list[Tensor], *, is_shared: bool) -> Any:
         frame = self.stack[-1]
@@ -294,28 +372,44 @@ class _Recorder(Interception):
         for tensor in tensors:
             self._note_use(note, tensor)
         versions = [tensor._version for tensor in tensors]  # noqa: SLF001 - the only name for it
+        # A module's `to` sets the data that the parameter has.
+        is_same = name == SET_DATA and len({_storage(tensor) for tensor in tensors}) == 1
         before = self._states
-        result = function(*args, **kwargs)
+        with self._sizes.watching(tensors, is_shared=is_shared):
+            result = function(*args, **kwargs)
         self._states = _states()
         region = checkpointing_above(calling_frame(), until="on_module")
         if not self._drew_nothing(before, self._states):
             self._drawing_functions.add(function)
             if region.is_inside:
                 self._close(frame.index, CHECKPOINTED)
-        for tensor, version in zip(tensors, versions, strict=True):
-            if tensor._version != version:  # noqa: SLF001
-                self._note_write(note, tensor)
-                note.changed.add(self._noted(tensor, shared_in=None))
-                if not is_shared:
-                    self.marked(tensor)
-        if name == SET_DATA:
+                self._draws_in_region |= frame.index == 0
+        self._note_changes(note, [each for each, was in zip(tensors, versions, strict=True) if each._version != was])  # noqa: SLF001
+        if name == SET_DATA and not is_same:
             self._note_write(note, tensors[0])
         note.is_amid_region = self._continues(frame.index, region)
         note.is_reentrant = region.is_reentrant or any(self._frames[each.index].is_reentrant for each in self.stack)
         self._note_outputs(note, result, args, kwargs, shared_in=frame.index if is_shared else None)
+        if self._sizes.is_found or not (self._sized.isdisjoint(note.inputs) or keeps_size(name, args, self._is_sized)):
+            self._note_sized(note, result)
         if note.key:
             self._last_entries[frame.index] = (note.key, region.frame)
         return result
+
+    def _note_sized(self, note: _StepNote, result: Any) -> None:
+        """Note that the size of the result of a call depends on weights."""
+        if isinstance(result, tuple | list) and note.label in NUMBERED_BY_SIZE:
+            self._close(note.frame, SIZED)
+        self._sized.update(
+            self._indices[id(leaf)] for leaf in tensors_in(result) if leaf.dim() and id(leaf) in self._indices
+        )
+
+    def _is_sized(self, tensor: Tensor) -> bool:
+        return self._indices.get(id(tensor)) in self._sized
+
+    def on_metadata(self, name: str, tensors: Sequence[Tensor]) -> None:
+        if name in READS_SIZE and self.stack and any(map(self._is_sized, tensors)):
+            self._close(self.stack[-1].index, SIZED)
 
     # -- notes -------------------------------------------------------------------------------------------------------
 
@@ -337,8 +431,19 @@ class _Recorder(Interception):
             note.buffers.add(self._buffers[identity])
         if identity in self._indices:
             note.inputs.add(self._indices[identity])
-        elif tensor.requires_grad:
+        elif self._is_unseen(tensor):
             self._close(note.frame, UNSEEN)
+
+    def _is_unseen(self, tensor: Tensor) -> bool:
+        """Whether a tensor that depends on weights was made by something that cannot be intercepted."""
+        return tensor.requires_grad and id(tensor) not in self._indices and not self._name_of(tensor)
+
+    def _note_changes(self, note: _StepNote, changed: Sequence[Tensor]) -> None:
+        for tensor in changed:
+            self._note_write(note, tensor)
+            note.changed.add(self._noted(tensor, shared_in=None))
+            if note.key:
+                self.marked(tensor)
 
     def _note_write(self, note: _StepNote, tensor: Tensor) -> None:
         """Note that a call has written `tensor`, and the parameter or buffer in the same memory.
@@ -393,10 +498,12 @@ class _Recorder(Interception):
             if note.key:
                 self._skeletons[note.key] = skeleton
                 note.opaque = _opaque_type(skeleton)
+                if note.opaque and note.opens is None:  # an array, whose elements may decide anything
+                    self._close(note.frame, DECIDES)
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
                 note.outputs.append(-1)
-                if note.opens is None and note.key:
+                if note.opens is None and note.key and not only_validates(calling_frame()):
                     self._close(note.frame, DECIDES)
                 continue
             if id(leaf) in self._parameters or id(leaf) in self._frozen:

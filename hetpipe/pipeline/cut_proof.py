@@ -29,7 +29,7 @@ from hetpipe.pipeline.data import Batch
 from hetpipe.pipeline.layering import why_one_layer
 from hetpipe.pipeline.modes import modes_of
 from hetpipe.pipeline.precision import autocast
-from hetpipe.pipeline.proof import Proof, UncutFailure, other_weights
+from hetpipe.pipeline.proof import Proof, UncutFailure, other_weights, refuse_sparse
 from hetpipe.pipeline.seeds import layer_seed, preserved_generators, seed_generators
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 from hetpipe.values.profile import TIE
@@ -38,6 +38,8 @@ _VW = VirtualWorkerIndex(0)
 _FIRST, _SECOND = Minibatch(1), Minibatch(2)
 _CPU = torch.device("cpu")
 _HEAD = "model: the cut model does not compute what the model computes"
+
+_ONE_STAGE = "the model as one stage"
 
 #: Limit on the borders listed in a notice.
 _MAX_NAMED = 3
@@ -63,6 +65,7 @@ def prove_cut_model(
     loss: LossFunction,
     batches: tuple[Batch, Batch],
     seed: int,
+    trains_whole: bool = False,
 ) -> Proof:
     """Compare the user's model with its layers; `chain` and the generators are left unchanged.
 
@@ -73,6 +76,7 @@ def prove_cut_model(
         loss: the loss as stages call it.
         batches: two minibatches of equal size.
         seed: seed of the job.
+        trains_whole: the job has one stage per virtual worker, and no layer is run as a stage of its own.
 
     Raises:
         UncutFailure: the model fails on these minibatches.
@@ -80,7 +84,7 @@ def prove_cut_model(
     """
     cut = chain[0].cut
     assert cut is not None, "another proof is for chains"
-    proof = _Proof(cut, chain, given_loss, loss, seed)
+    proof = _Proof(cut, chain, given_loss, loss, seed, trains_whole=trains_whole)
     with preserved_generators(), torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -105,7 +109,10 @@ class _Proof:
         given_loss: LossFunction | None,
         loss: LossFunction,
         seed: int,
+        *,
+        trains_whole: bool,
     ) -> None:
+        self._trains_whole = trains_whole
         self._cut = cut
         self._chain = chain
         self._given_loss = given_loss
@@ -151,14 +158,17 @@ class _Proof:
         del bare, second_found
         (whole,) = self._stages(others, [first], alone=False)
         self._compare(self._watched(others, first, is_seeded=True), whole, "the model on the same seeds")
-        (cut,) = self._stages(others, [first], alone=True)
-        self._compare(whole, cut, "the model as one stage")
-        del cut
-        in_first, in_second = self._stages(others, [first, second], alone=True)
+        are_alone = not self._trains_whole
+        if are_alone:
+            (cut,) = self._stages(others, [first], alone=True)
+            self._compare(whole, cut, _ONE_STAGE)
+            del cut
+        in_first, in_second = self._stages(others, [first, second], alone=are_alone)
         self._compare_gradients(whole.gradients, in_first.gradients, "the same with two minibatches in flight")
         del whole, in_first
-        (_, both_second) = self._stages(others, [first, second], alone=False)
-        self._compare(both_second, in_second, "the second minibatch of the model as one stage")
+        if are_alone:
+            (_, both_second) = self._stages(others, [first, second], alone=False)
+            self._compare(both_second, in_second, f"the second minibatch of {_ONE_STAGE}")
 
     def _buffers(self, model: nn.Module) -> dict[str, Tensor]:
         """Copies of the buffers of `model`, and of frozen parameters that the forward writes."""
@@ -190,7 +200,9 @@ class _Proof:
             loss = own_loss(output) if self._given_loss is None else call_loss(self._given_loss, output, batch.target)
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-        return _Result(float(loss.detach()), dict(zip(named, found, strict=True)), self._buffers(model))
+        gradients: dict[str, Tensor | None] = dict(zip(named, found, strict=True))
+        refuse_sparse(gradients)
+        return _Result(float(loss.detach()), gradients, self._buffers(model))
 
     def _watched(self, weights: Weights, batch: Batch, *, is_seeded: bool = False, starts_anew: bool = True) -> _Result:
         """The watched forward, under one seed, or seeded and normalised as on stages."""
@@ -279,7 +291,7 @@ class _Proof:
             raise CallableError(
                 f"{_HEAD}: compared with {who}, the loss is {losses[1]:.9g} instead of {losses[0]:.9g}. It computes "
                 "with tensors that are not registered as parameters, or keeps state between minibatches; "
-                f"{self._hidden()}"
+                f"{self._fix(who)}"
             )
         for layer in self._chain:
             for name in layer.parameters.values():
@@ -287,11 +299,11 @@ class _Proof:
                     difference = _by(expected[name], found[name])
                     raise CallableError(
                         f"{_HEAD}: first difference at {layer.name} (gradient of {name}{difference}), compared "
-                        f"with {who}; {self._hidden()}"
+                        f"with {who}; {self._fix(who)}"
                     )
 
-    def _hidden(self) -> str:
-        """The fix, with any unregistered tensors that modules hold."""
+    def _fix(self, who: str) -> str:
+        """The fix for a difference to `who`, with any unregistered tensors that modules hold."""
         known = {id(tensor) for tensor in (*self._cut.model.parameters(), *self._cut.model.buffers())}
         for path, module in self._cut.model.named_modules():
             for attribute, value in vars(module).items():
@@ -301,7 +313,9 @@ class _Proof:
                     if id(tensor) not in known or isinstance(tensor, nn.Parameter):
                         where = f"{path}.{attribute}" if path else attribute
                         return f"{where} holds a tensor that is not registered there"
-        return "train the model with `workers: {stages: 1}`"
+        if who.endswith(_ONE_STAGE):
+            return "train the model with `workers: {stages: 1}`"
+        return "register its weights as parameters, keep its state in buffers, and draw with torch"
 
 
 def _received(name: str, value: Tensor) -> Tensor:

@@ -116,8 +116,22 @@ class _Held:
         if swapped is None:
             return run_layers(self._layers, weights, values, seed)
         outer = current_pack()
-        with saving_with(swapped.swap(outer) if self._swaps else swapped.keep(outer)):
-            return run_layers(self._layers, weights, values, seed)
+        try:
+            with saving_with(swapped.swap(outer) if self._swaps else swapped.keep(outer)):
+                return run_layers(self._layers, weights, values, seed)
+        except RuntimeError as error:
+            if not refuses_hooks(error):
+                raise
+            raise _refusal(self._layers) from error
+
+
+def _refusal(layers: Sequence[Layer]) -> CallableError:
+    """The error of layers that do not run under hooks on saved tensors."""
+    names = ", ".join(layer.name for layer in layers)
+    return CallableError(
+        f"model: layers {names} cannot be recomputed, nor be on a stage with swapped ones: one uses torch.func.grad or "
+        f"a similar function; keep what it needs with `memory: {{{layers[0].name}: keep}}`, and swap nothing there"
+    )
 
 
 @dataclass(slots=True)
@@ -165,7 +179,7 @@ class _RecomputedRun:
             nonlocal found
             if found is not None:
                 inputs = tuple(value.detach().requires_grad_(value.requires_grad) for value in given)
-                with _in_place(found), hooks_unwatched():
+                with self._in_place(found), hooks_unwatched():
                     return run_layers(self._layers, weights, self._own(inputs), seed)
             before, own = self._buffers(), self._own(given)
             versions = [version_of(value) for value in own]
@@ -180,10 +194,7 @@ class _RecomputedRun:
         except RuntimeError as error:
             if not refuses_hooks(error):
                 raise
-            raise CallableError(
-                f"model: layers {self._names} cannot be recomputed: one uses torch.func.grad or a similar function; "
-                f"keep what it needs with `memory: {{{self._layers[0].name}: keep}}`"
-            ) from error
+            raise _refusal(self._layers) from error
         return outputs
 
     def _own(self, values: Values) -> Values:
@@ -226,17 +237,19 @@ class _RecomputedRun:
                 f"`memory: {{{self._layers[0].name}: keep}}`"
             )
 
-
-@contextmanager
-def _in_place(buffers: Sequence[_Buffer]) -> Iterator[None]:
-    """Put copies of the values of `buffers` in their places in this block, so that what it writes is discarded."""
-    kept = [(buffer.owner, buffer.key, buffer.owner[buffer.key]) for buffer in buffers]
-    copies: dict[int, Tensor] = {}
-    try:
-        for buffer in buffers:
-            assert buffer.copy is not None, "what is written is copied"
-            buffer.owner[buffer.key] = copies.setdefault(id(buffer.copy), buffer.copy.clone())
-        yield
-    finally:
-        for owner, key, tensor in kept:
-            owner[key] = tensor
+    @contextmanager
+    def _in_place(self, buffers: Sequence[_Buffer]) -> Iterator[None]:
+        """Put copies of the values of `buffers` in their places in this block, so that what it writes is discarded."""
+        cut = self._layers[0].cut
+        further = [] if cut is None else [place for places in cut.registered.values() for place in places]
+        places = [*((buffer.owner, buffer.key) for buffer in buffers), *further]
+        kept = [(owner, key, owner[key]) for owner, key in places]
+        copies: dict[int, Tensor] = {}
+        try:
+            for buffer in buffers:
+                assert buffer.copy is not None, "what is written is copied"
+                buffer.owner[buffer.key] = copies.setdefault(id(buffer.copy), buffer.copy.clone())
+            yield
+        finally:
+            for owner, key, tensor in kept:
+                owner[key] = tensor

@@ -7,6 +7,7 @@ A model that defines its layers (`nn.Sequential`, `layers()`) is cut accordingly
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ def layers_of(
     Raises:
         CallableError: the model cannot be cut, or does not accept such minibatches.
     """
+    _check_kinds(model)
     if says_its_layers(model):
         if example.keys is not None:
             raise CallableError(
@@ -80,6 +82,34 @@ def layers_of(
             splits_ties=splits_ties,
             precision=precision,
         )
+
+
+def _check_kinds(model: nn.Module) -> None:
+    """Check that layers can be made of the model's modules and tensors.
+
+    Raises:
+        CallableError: one of them is compiled, or a tensor is sparse.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise CallableError(
+            f"model: is a {type(model).__name__}, whose forward torch.jit has compiled as a whole, with its weights; "
+            "return the module that was scripted or traced, and script parts of it at most"
+        )
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # slow to import, and imported where it was used
+    compiled: Any = getattr(dynamo, "OptimizedModule", ())
+    for name, module in model.named_modules():
+        if isinstance(module, compiled) or module._compiled_call_impl is not None:  # noqa: SLF001 - its only name
+            who = f"module {name}" if name else "the model"
+            raise CallableError(
+                f"model: {who} is compiled by torch.compile, which would compile it again for each version of the "
+                "weights; return the model uncompiled"
+            )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.layout is not torch.strided:
+            raise CallableError(
+                f"model: {name} is sparse ({tensor.layout}), which links and checkpoints do not support; "
+                "register its indices and values, or keep it dense (to_dense()), and make it sparse in the forward"
+            )
 
 
 def _check_arguments(model: nn.Module, signature: Signature) -> None:

@@ -80,6 +80,23 @@ class UncutFailure(CallableError):
     """The user's own model fails on the proof's minibatch."""
 
 
+def refuse_sparse(gradients: Mapping[str, Tensor | None]) -> None:
+    """Check the gradients of the user's own model.
+
+    Args:
+        gradients: of its parameters, by name.
+
+    Raises:
+        CallableError: one is a sparse tensor.
+    """
+    for name, gradient in gradients.items():
+        if gradient is not None and gradient.layout is not torch.strided:
+            raise CallableError(
+                f"model: the gradient of {name} is sparse, and optimizers, links and shards compute with dense ones; "
+                "build its module (Embedding, EmbeddingBag) with `sparse=False`"
+            )
+
+
 def prove_model(
     build: Callable[[], nn.Module],
     chain: Sequence[Layer],
@@ -607,6 +624,7 @@ class _Uncut:
         gradients: dict[str, Tensor | None] = {}
         for name, parameter in named.items():
             gradients[name], parameter.grad = parameter.grad, None
+        refuse_sparse(gradients)
         return _Computed(outputs, found, float(loss.detach()), gradients)
 
     @torch.no_grad()

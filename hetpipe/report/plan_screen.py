@@ -199,7 +199,7 @@ class _Stages:
                 self._text("in flight", lambda stage: str(stage.in_flight), "right"),
                 self._text("receives", _receives, "right"),
                 *([self._text("MFU", _utilisation, "right")] if self._has_utilisation else []),
-                self._text("", _recomputes),
+                self._text("", _memory_policies),
             ]
         return columns
 
@@ -239,8 +239,8 @@ class _Stages:
         ]
         if stage.utilisation is not None:
             parts.append(f"{_utilisation(stage)} MFU")
-        if stage.is_recomputed:
-            parts.append("recomputes")
+        if stage.memory_policies:
+            parts.append(stage.memory_policies)
         parts.append(stage.names)  # the part that may be cut off comes last
         detail = self._pen.text(f"  {' · '.join(parts)}", "dim")
         detail.truncate(self._width, overflow=self._pen.overflow)
@@ -294,8 +294,8 @@ def _memory(stage: StageView) -> str:
     return of_bytes_text(stage.memory_bytes, stage.device_bytes)
 
 
-def _recomputes(stage: StageView) -> str:
-    return "recomputes" if stage.is_recomputed else ""
+def _memory_policies(stage: StageView) -> str:
+    return stage.memory_policies
 
 
 def _time_parts(stage: StageView) -> _Parts:

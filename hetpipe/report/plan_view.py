@@ -19,6 +19,7 @@ from hetpipe.decide.simulator.traffic import Traffic, flows_of
 from hetpipe.report.quantities import bytes_text
 from hetpipe.report.text import count, percent, rate
 from hetpipe.values.ids import DeviceId
+from hetpipe.values.memory import policies_text
 from hetpipe.values.plan_document import (
     Alternative,
     PlanDocument,
@@ -77,7 +78,8 @@ class StageView:
     reserve_bytes: int
     device_bytes: int
     in_flight: int
-    is_recomputed: bool
+    memory_policies: str
+    """What is not kept: `recomputes`, or the policies of its layers; empty if all is kept."""
     is_bottleneck: bool
     is_estimated: bool
     utilisation: float | None = None
@@ -267,7 +269,7 @@ def _stages(facts: PlanFacts, worker: PlannedWorker, minibatches_per_wave: int) 
                 reserve_bytes=memory.reserve_bytes,
                 device_bytes=costs.memory_bytes[stage.type],
                 in_flight=memory.in_flight(index, len(worker.stages)),
-                is_recomputed=stage.recompute,
+                memory_policies=policies_text(stage.memory, first) or ("recomputes" if stage.recompute else ""),
                 is_bottleneck=index == bottleneck,
                 is_estimated=stage.type in costs.profile.estimated,
                 utilisation=stage.model_flops_utilisation,

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import groupby
+from operator import itemgetter
 from typing import Literal
 
 from hetpipe.errors import PlanError
@@ -17,8 +19,8 @@ from hetpipe.values.suggest import join_names
 
 LayerPolicy = Literal["keep", "recompute", "recompute-new-run", "swap"]
 
-#: `memory` of a job: one policy for all layers, or patterns of their names in order.
-MemoryChoice = LayerPolicy | Mapping[str, LayerPolicy]
+#: `memory` of a job: one policy for all layers, patterns of their names in order, or `auto`: chosen with the plan.
+MemoryChoice = LayerPolicy | Literal["auto"] | Mapping[str, LayerPolicy]
 
 #: Minibatches whose swapped tensors are on the device at once: the one at hand, and the one that is being moved.
 RESIDENT = 2
@@ -55,7 +57,7 @@ class StageFigures:
     receive_ticks: int = 0
     """Transfers from neighbouring stages that count towards this one."""
     host_bytes_per_second: int | None = None
-    """P: speed of the link to host memory; None: there is none, and nothing can be swapped."""
+    """P: speed of the link to host memory; None: unknown, its time does not count and no choice swaps."""
 
     @property
     def resident(self) -> int:
@@ -69,9 +71,8 @@ class StageFigures:
 
     def swap_ticks(self, swapped_bytes: int) -> int:
         """Time to move `swapped_bytes` to host memory and back, rounded up."""
-        if not swapped_bytes:
+        if self.host_bytes_per_second is None:
             return 0
-        assert self.host_bytes_per_second is not None, "nothing is swapped without a link to host memory"
         return -(-2 * swapped_bytes * _TICKS_PER_SECOND // self.host_bytes_per_second)
 
     def ticks(self, recomputed_ticks: int, swapped_bytes: int) -> int:
@@ -156,13 +157,38 @@ def canonical(policies: Sequence[LayerPolicy]) -> tuple[LayerPolicy, ...]:
 def policies_of(memory: MemoryChoice, names: Sequence[str]) -> tuple[LayerPolicy, ...]:
     """The policy of each layer of a model by its name: that of the first pattern that matches, else `keep`.
 
+    Under `auto` this is `keep`, where no plan has chosen others.
+
     >>> policies_of({"h.1": "keep", "h.*": "recompute"}, ["wte", "h.0", "h.1"])
     ('keep', 'recompute', 'keep')
     """
+    if memory == "auto":
+        return tuple("keep" for _ in names)
     if isinstance(memory, str):
         return tuple(memory for _ in names)
     patterns = memory.items()
     return tuple(next((policy for each, policy in patterns if fnmatchcase(name, each)), "keep") for name in names)
+
+
+def policies_text(policies: Sequence[LayerPolicy], first: int = 0) -> str:
+    """The policies of layers `first`, `first` + 1, … for people; empty if all are kept.
+
+    >>> policies_text(["swap", "swap", "keep", "recompute", "recompute-new-run"], 3)
+    'layers 3–4 swap, 5 keep, 6 recompute, 7 recompute-new-run'
+    >>> policies_text(["recompute"])
+    'layer 0 recompute'
+    >>> policies_text(["keep", "keep"])
+    ''
+    """
+    if set(policies) <= {"keep"}:
+        return ""
+    groups = [
+        (policy, [index for index, _ in each]) for policy, each in groupby(enumerate(policies, first), itemgetter(1))
+    ]
+    spans = (f"{each[0]}–{each[-1]}" if len(each) > 1 else f"{each[0]}" for _, each in groups)
+    return ("layers " if len(policies) > 1 else "layer ") + ", ".join(
+        f"{span} {policy}" for span, (policy, _) in zip(spans, groups, strict=True)
+    )
 
 
 def check_patterns(memory: MemoryChoice, names: Sequence[str]) -> None:

@@ -26,6 +26,7 @@ from hetpipe.values.bounds import (
     Sentence,
 )
 from hetpipe.values.ids import AgentId, DeviceId, JobId, LayerIndex, ShardIndex, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.precision import AUTOCAST_DTYPES, Precision
 
 #: Bytes per element of every dtype that may be sent. An allow-list: any other dtype is rejected.
@@ -201,6 +202,8 @@ class StagePlan:
     device: DeviceId
     first_layer: LayerIndex
     last_layer: LayerIndex
+    memory: tuple[LayerPolicy, ...] = ()
+    """Memory policy of each layer, chosen under `memory: auto`; empty: the job's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,10 +238,11 @@ class Plan:
         return self.virtual_workers[vw].stages[stage]
 
     def with_bounds(self, vw: VirtualWorkerIndex, bounds: Sequence[int]) -> Plan:
-        """The plan with another cut of one virtual worker, on the same devices."""
+        """The plan with another cut of one virtual worker, on the same devices; layers keep their memory policies."""
         worker = self.virtual_workers[vw]
+        memory = tuple(policy for stage in worker.stages for policy in stage.memory)
         stages = tuple(
-            replace(stage, first_layer=LayerIndex(first), last_layer=LayerIndex(last))
+            replace(stage, first_layer=LayerIndex(first), last_layer=LayerIndex(last), memory=memory[first:last])
             for stage, first, last in zip(worker.stages, bounds, bounds[1:], strict=False)
         )
         workers = (*self.virtual_workers[:vw], replace(worker, stages=stages), *self.virtual_workers[vw + 1 :])

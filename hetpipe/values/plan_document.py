@@ -12,6 +12,7 @@ from pydantic import Discriminator, Field, Tag
 
 from hetpipe.values.document import Document, Section, entries, mapping
 from hetpipe.values.ids import DeviceId
+from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.policies import PullTiming
 from hetpipe.values.problems import Path, Problem
 from hetpipe.values.profile import AliveValue, ForbiddenCut
@@ -56,6 +57,8 @@ class PlannedStage(Section):
     """The part of `time_ms` spent in transfers: activations from the previous stage, gradients from the next one."""
     recompute: bool = False
     """Whether activations are recomputed in the backward pass instead of stored."""
+    memory: tuple[LayerPolicy, ...] = ()
+    """Memory policy of each layer, chosen for a job with `memory: auto`; empty: as `recompute` says."""
     in_flight: Positive | None = None
     """S_i: maximum number of minibatches between forward and backward. Derived from the rest of the plan;
     informational.

@@ -109,6 +109,10 @@ def test_plans_that_a_run_cannot_follow(changes: dict[str, Any], of_plan: dict[s
         job_of_plan(job(**changes), plan([stage("a/0", "A", 0, 3)], **of_plan))
 
 
-def test_a_run_does_not_recompute() -> None:
-    with pytest.raises(UserError, match="recomputes activations"):
-        job_of_plan(job(), plan([stage("a/0", "A", 0, 3, recompute=True)]))
+def test_a_run_recomputes_as_its_plan_does() -> None:
+    recomputed, kept = stage("a/0", "A", 0, 3, recompute=True), stage("a/1", "A", 0, 3)
+    assert job_of_plan(job(memory="recompute"), plan([recomputed])).memory == "recompute"
+    with pytest.raises(UserError, match="recomputes all layers; add `memory: recompute`"):
+        job_of_plan(job(), plan([recomputed]))
+    with pytest.raises(UserError, match="recomputes some stages and keeps others"):
+        job_of_plan(job(memory="recompute"), plan([recomputed], [kept]))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import CallableError
 from hetpipe.job.file import Job
+from hetpipe.model.cut_model import CutModel
 from hetpipe.pipeline.callables import build_model, load_callable
 from hetpipe.pipeline.data import Batch, read_batch
 from hetpipe.pipeline.layering import layers_of, on_output
@@ -331,6 +332,66 @@ def test_a_complex_parameter() -> None:
     told += r"real and its imaginary part"
     with pytest.raises(CallableError, match=told):
         inspect_subject(subject_of("ComplexWeight"), ROOT)
+
+
+class Bagged(nn.Module):
+    """Embeds with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.linear = nn.EmbeddingBag(9, WIDTH, sparse=True), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        result: Tensor = self.linear(self.bag(value.long().clamp(0, 8)))
+        return result
+
+
+class Graph(Plain):
+    """A sparse buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("edges", torch.eye(WIDTH).to_sparse())
+
+
+def compiled() -> nn.Module:
+    model = Plain()
+    model.first.compile(backend="eager")
+    return model
+
+
+def scripted() -> nn.Module:
+    model: nn.Module = torch.jit.script(Plain())
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("Bagged", r"the gradient of bag\.weight is sparse, .*; build its module .* with `sparse=False`$"),
+        ("Graph", r"edges is sparse \(torch\.sparse_coo\), which links and checkpoints do not support; register its"),
+        ("compiled", r"module first is compiled by torch\.compile, .*; return the model uncompiled$"),
+        ("scripted", r"is a RecursiveScriptModule, .*; return the module that was scripted or traced, and script "),
+    ],
+)
+def test_what_is_sparse_or_compiled_is_refused_by_name(model: str, told: str) -> None:
+    with pytest.raises(CallableError, match=rf"^model: {told}"):
+        prove_subject(subject_of(model), ROOT, SYSTEM_CLOCK)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_job_with_one_stage_is_proven_as_one_stage(stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What differs between stages only does not refuse it, least of all with the advice to use one stage."""
+    flags = CutModel.gradient_flags
+    monkeypatch.setattr(CutModel, "gradient_flags", lambda self, layer: (False,) * len(flags(self, layer)))
+    subject = subject_of("Plain", stages=stages)
+    assert len(subject.chain) > 1
+    if stages == 1:
+        assert prove_subject(subject, ROOT, SYSTEM_CLOCK).equality == "bits"
+        return
+    with pytest.raises(CallableError, match=r"compared with the model as one stage; train the model with `workers: "):
+        prove_subject(subject, ROOT, SYSTEM_CLOCK)
 
 
 @pytest.mark.parametrize("stages", [1, 2])

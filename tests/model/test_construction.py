@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from hetpipe.model.absent import AbsentTensor
-from hetpipe.model.description import NotDescribable, from_plain, to_plain
+from hetpipe.model.description import from_plain, to_plain
+from hetpipe.model.structure_text import NotDescribable
 from hetpipe.pipeline.chain import Layer, Values, chain_of, forget_weights, run_layers, tensor_places
 from hetpipe.pipeline.compute import StageCompute
 from hetpipe.pipeline.model_file import (

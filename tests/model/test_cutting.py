@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from hetpipe.errors import CallableError
 from hetpipe.model.calls import CustomFunction
 from hetpipe.model.description import from_plain, to_plain
-from hetpipe.model.graph import ALIASED, CHECKPOINTED, DECIDES, VARIES
+from hetpipe.model.graph import ALIASED, CHECKPOINTED, DECIDES, SIZED, VARIES
 from tests.model import zoo
 from tests.model.harness import Subject, assert_cut_anywhere, differences
 
@@ -269,6 +270,160 @@ def test_a_parameter_that_the_example_does_not_use_is_in_the_layer_that_calls_it
     unused = subject.stages((), (value,)).gradients["choosing.minus.weight"]
     assert unused is None
     assert subject.stages((), (-value,)).gradients["choosing.minus.weight"] is not None
+
+
+class Experts(nn.Module):
+    """A mixture that skips the experts without tokens, which only sizes tell."""
+
+    def __init__(self, *, adds: bool) -> None:
+        super().__init__()
+        self.adds = adds
+        self.gate = nn.Linear(WIDTH, 4)
+        self.experts = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(4)])
+
+    def forward(self, value: Tensor) -> Tensor:
+        chosen = self.gate(value).argmax(-1)
+        mixed = torch.zeros_like(value)
+        for index, expert in enumerate(self.experts):
+            (rows,) = torch.where(chosen == index)
+            if (rows.numel() if self.adds else len(value[chosen == index])) == 0:
+                continue
+            if self.adds:
+                mixed.index_add_(0, rows, expert(value[rows]))
+            else:
+                mixed[rows] = expert(value[rows])
+        return mixed
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_a_module_whose_path_depends_on_sizes_that_depend_on_weights_runs_whole(*, adds: bool) -> None:
+    def build() -> nn.Module:
+        return Mixed(Experts(adds=adds))
+
+    generator = torch.Generator().manual_seed(0)
+    subject = Subject(build, (torch.randn(2, WIDTH, generator=generator),), loss=lambda output: output.square().mean())
+    (why,) = subject.cut.survey.whole
+    assert why.startswith(SIZED.format("experts"))
+    assert [layer.name for layer in subject.layers] == ["first", "tanh", "experts", "add", "last"]
+    for _ in range(4):
+        made = (3 * torch.randn(2, WIDTH, generator=generator),)
+        assert not differences(subject.uncut(made), subject.watched(made))
+        assert_cut_anywhere(subject, made)
+
+
+class Mixed(nn.Module):
+    def __init__(self, experts: nn.Module) -> None:
+        super().__init__()
+        self.first, self.experts, self.last = nn.Linear(WIDTH, WIDTH), experts, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        value = self.first(value).tanh()
+        result: Tensor = self.last(value + self.experts(value))
+        return result
+
+
+class Selecting(Experts):
+    """Computes with some rows only, whatever their number."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        chosen = self.gate(value).sum(-1) > 0
+        value = value.clone()
+        value[chosen] = self.experts[0](value[chosen]).sin()
+        return value
+
+
+def test_sizes_that_nobody_reads_forbid_no_cut() -> None:
+    generator = torch.Generator().manual_seed(0)
+    made = (torch.randn(4, WIDTH, generator=generator),)
+    subject = Subject(lambda: Mixed(Selecting(adds=True)), made, loss=lambda output: output.square().mean())
+    assert not subject.cut.survey.whole
+    for _ in range(3):
+        assert assert_cut_anywhere(subject, (torch.randn(4, WIDTH, generator=generator),)) > 6
+
+
+class Skipping(nn.Module):
+    """LayerDrop."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+        self.entry, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(10)])
+
+    def forward(self, value: Tensor) -> Tensor:
+        value = self.entry(value).tanh()
+        for layer in self.layers:
+            if self.training and torch.rand([]) < self.share:
+                continue
+            value = value + layer(value).tanh()
+        result: Tensor = self.head(value)
+        return result
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_layers_that_are_skipped_at_random_are_cut_only_if_none_can_be(share: float) -> None:
+    made = (torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0)),)
+    subject = Subject(lambda: Skipping(share), made, loss=lambda output: output.square().mean())
+    assert not differences(subject.uncut(made), subject.watched(made))
+    names = [layer.name for layer in subject.layers]
+    assert (len(names) == 3 + 3 * 10) if share == 0.0 else (names == ["entry", "tanh"])
+    for seed in range(4):
+        with patch("tests.model.harness.SEED", seed):
+            assert_cut_anywhere(subject, made, at_most=4)
+
+
+class Collecting(nn.Module):
+    """LayerDrop that returns what every layer that ran has made, and reads Python's generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(4)])
+
+    def forward(self, value: Tensor) -> dict[str, Any]:
+        made: tuple[Tensor, ...] = ()
+        for layer in self.layers:
+            if random.random() < 0.5:
+                value = layer(value).tanh()
+                made = (*made, value)
+        return {"last": value * 1.0, "all": made}
+
+
+class Collected(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(WIDTH, WIDTH), Collecting(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        result: Tensor = self.last(self.inner(self.first(value))["last"])
+        return result
+
+
+def test_a_structure_that_was_not_recorded_crosses_cuts() -> None:
+    made = (torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0)),)
+    subject = Subject(Collected, made, loss=lambda output: output.square().mean())
+    for seed in range(6):
+        with patch("tests.model.harness.SEED", seed):
+            assert assert_cut_anywhere(subject, made) >= 2
+
+
+class Variational(nn.Module):
+    """Draws from a distribution, which validates its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.scale, self.decoder = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, value: Tensor) -> Tensor:
+        drawn = torch.distributions.Normal(self.mean(value), self.scale(value).exp(), validate_args=True).rsample()
+        result: Tensor = self.decoder(drawn)
+        return result
+
+
+def test_the_validation_of_a_distribution_forbids_no_cut() -> None:
+    made = (torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0)),)
+    subject = Subject(Variational, made, loss=lambda output: output.square().mean())
+    assert not differences(subject.uncut(made), subject.watched(made))
+    assert assert_cut_anywhere(subject, made) > 6
 
 
 class Scaled(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.errors import CallableError, JobError
-from hetpipe.job.file import Job
+from hetpipe.job.file import Job, load_job
+from hetpipe.job.sections import CallSpec
 from hetpipe.pipeline.callables import build_model, own_loss
 from hetpipe.pipeline.data import Batch, read_batch
 from hetpipe.pipeline.layering import layers_of
@@ -39,6 +41,36 @@ def test_a_model_is_called_with_arguments_that_may_be_calls_themselves() -> None
     model = build_model(Job.model_validate(job.model_dump(mode="json")), ROOT)
     assert isinstance(model, nn.TransformerEncoder)
     assert len(model.layers) == 2
+
+
+def test_null_is_the_value_of_an_argument_and_no_value_elsewhere(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        """
+model:
+  call: torch.nn:Sequential
+  args: {}
+loss: null
+data: {train: "tests.model.zoo:tokens", eval: null}
+optimizer: {name: SGD, lr: 0.1}
+epochs: 1
+"""
+    )
+    assert load_job(file).loss is None
+    inner = {"call": "tests.model.test_way_in:nullable", "args": {"width": 2, "bias": None}}
+    job = load_job({**job_of(inner).model_dump(mode="json"), "loss": None})
+    again = Job.model_validate(job.model_dump(mode="json"))
+    for each in (job, again, load_job(again)):
+        assert isinstance(each.model, CallSpec)
+        assert each.model.args == {"width": 2, "bias": None}
+        model = build_model(each, ROOT)
+        assert isinstance(model, nn.Linear)
+        assert model.bias is None
+
+
+def nullable(width: int, bias: str | None = "with") -> nn.Module:
+    """Builds a module whose argument has another default than None."""
+    return nn.Linear(width, width, bias=bias is not None)
 
 
 @pytest.mark.parametrize(

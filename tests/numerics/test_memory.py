@@ -7,18 +7,25 @@ reference recomputes, too.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
+from hetpipe.decide.planner.partition import plan_job
 from hetpipe.errors import PlanError
-from hetpipe.values.memory import policies_of, runs_of
+from hetpipe.pipeline.layer_memory import LayerMemory
+from hetpipe.server.agent import stage_assembly
+from hetpipe.values.memory import LayerPolicy, policies_of, runs_of
+from hetpipe.values.plan import Plan
 from hetpipe.values.policies import POLICIES, WEIGHT_POLICIES
 from tests.numerics.compare import Case, assert_same_bits, run, trained
 from tests.pairwise import all_pairs
 from tests.reference.executor import run_reference
+from tests.support import in_process
 
 #: By number of layers of the model, all names being positions.
 MIXES: dict[str, Any] = {
@@ -102,3 +109,30 @@ def test_a_pattern_behind_another_one_that_takes_all_its_layers_is_refused(tmp_p
     case = Case(minibatches=4, memory={"*": "keep", "1": "recompute"})
     with pytest.raises(PlanError, match=r"`1` only matches layers that patterns before it match \(1\)"):
         run(case, tmp_path)
+
+
+def test_a_plan_with_policies_is_what_runs(tmp_path: Path) -> None:
+    """Under `memory: auto`; a script moves a layer to the other stage, which recomputes it from there on."""
+    planned: dict[int, tuple[LayerPolicy, ...]] = {0: ("keep", "swap", "recompute"), 3: ("keep", "keep")}
+    seen: list[list[LayerPolicy]] = []
+
+    def with_policies(*arguments: Any) -> Plan:
+        plan = plan_job(*arguments)
+        workers = [
+            replace(worker, stages=tuple(replace(stage, memory=planned[stage.first_layer]) for stage in worker.stages))
+            for worker in plan.virtual_workers
+        ]
+        return replace(plan, virtual_workers=tuple(workers))
+
+    class Seen(LayerMemory):
+        def __init__(self, layers: Any, policies: Any = None, link: Any = None) -> None:
+            seen.append(list(policies))
+            super().__init__(layers, policies, link)
+
+    case = Case(stages=[[3, 2]], workers=1, model="noisy", minibatches=12, memory="auto", moves=((2, 0, (2, 3)),))
+    with patch.object(in_process, "plan_job", with_policies), patch.object(stage_assembly, "LayerMemory", Seen):
+        run(case, tmp_path)
+    assert sorted(seen) == sorted(
+        [["keep", "swap", "recompute"], ["keep", "keep"], ["keep", "swap"], ["recompute", "keep", "keep"]]
+    )
+    assert_same_bits(trained(tmp_path), run_reference(case.reference()))

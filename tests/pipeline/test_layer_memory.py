@@ -122,6 +122,7 @@ def test_a_buffer_that_is_first_written_later_ends_the_run_with_its_name() -> No
         passed(compute, 2)
 
 
-def test_what_refuses_hooks_cannot_be_recomputed() -> None:
-    with pytest.raises(CallableError, match=r"layers 1, 2 cannot be recomputed: one uses torch.func.grad"):
-        passed(stage([nn.Sigmoid(), Functional()], ["recompute", "recompute"]), 1)
+@pytest.mark.parametrize("policies", [["recompute", "recompute"], ["swap", "swap"]])
+def test_what_refuses_hooks_cannot_be_recomputed_or_swapped(policies: list[LayerPolicy]) -> None:
+    with pytest.raises(CallableError, match=r"layers 1, 2 cannot be recomputed, nor .*: one uses torch.func.grad"):
+        passed(stage([nn.Sigmoid(), Functional()], policies), 1)

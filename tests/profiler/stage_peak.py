@@ -32,7 +32,9 @@ from hetpipe.observe.timeline import NullTimeline
 from hetpipe.pipeline.chain import Layer, Values, run_layers
 from hetpipe.pipeline.compute import Emulator, Gradients, StageCompute
 from hetpipe.pipeline.evaluation import EvaluationsWithinEpochs
+from hetpipe.pipeline.host_link import EmulatedHostLink, Transfer
 from hetpipe.pipeline.inbox import Inbox
+from hetpipe.pipeline.layer_memory import LayerMemory
 from hetpipe.pipeline.layer_weights import filled, layout_of
 from hetpipe.pipeline.reading import InlineReader, MinibatchSource
 from hetpipe.pipeline.remapping import Remapping
@@ -43,6 +45,7 @@ from hetpipe.pipeline.waiting import Waiter
 from hetpipe.profiler.live_bytes import LiveBytes
 from hetpipe.profiler.subject import VIRTUAL_WORKER, Subject
 from hetpipe.values.ids import Clock, Incarnation, JobId, Minibatch, StageIndex
+from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.run import DeviceConfig
 from hetpipe.values.sync import SyncSpec
 from hetpipe.weights.anchored import AnchoredWeights
@@ -67,6 +70,7 @@ class _Around:
     """Of the stage, on the shards."""
     pool: BufferPool
     live: LiveBytes
+    memory: LayerMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +131,27 @@ class _UnseenPool(BufferPool):
             return super().take_on_host()
 
 
+class _UnseenHost(EmulatedHostLink):
+    """What is in host memory is not on the device."""
+
+    def __init__(self, live: LiveBytes) -> None:
+        super().__init__(SYSTEM_CLOCK)
+        self._live = live
+
+    def take_out(self, source: Tensor) -> Transfer:
+        """See `HostLink.take_out`."""
+        with self._live.unseen():
+            return super().take_out(source)
+
+
 def measure_stage_peak(
-    subject: Subject, counts: Sequence[int], stage: StageIndex, *, minibatches_per_wave: int, staleness: int = 0
+    subject: Subject,
+    counts: Sequence[int],
+    stage: StageIndex,
+    *,
+    minibatches_per_wave: int,
+    staleness: int = 0,
+    policies: Sequence[LayerPolicy] | None = None,
 ) -> StagePeak:
     """Run stage `stage` of one virtual worker on the CPU and watch its tensors.
 
@@ -138,6 +161,7 @@ def measure_stage_peak(
         stage: which one.
         minibatches_per_wave: N.
         staleness: D; the published weights in use are as old as it allows.
+        policies: memory policy of each layer of the stage; None: all are kept.
     """
     first = sum(counts[:stage])
     layers = subject.chain[first : first + counts[stage]]
@@ -153,7 +177,8 @@ def measure_stage_peak(
     for neighbour in (before, behind):
         if neighbour is not None:
             neighbour.inbox = inbox
-    around = _Around(inbox, before, behind, first_weights, pool, live)
+    memory = LayerMemory(layers, policies, _UnseenHost(live) if policies is not None and "swap" in policies else None)
+    around = _Around(inbox, before, behind, first_weights, pool, live, memory)
     with torch.enable_grad(), live:
         parts = _parts(subject, layers, identity, sync, around)
         _run(parts, inbox, num_minibatches)
@@ -204,6 +229,7 @@ def _parts(
             seed=job.seed,
             device=_CPU,
             loss=subject.loss if identity.is_last else None,
+            memory=around.memory,
         ),
         emulator=Emulator(DeviceConfig("cpu"), SYSTEM_CLOCK, seed=0),
         versions=versions,

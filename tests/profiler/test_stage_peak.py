@@ -16,6 +16,7 @@ from hetpipe.profiler.chain_measurement import measure_chain
 from hetpipe.profiler.sampling import Sampling
 from hetpipe.values.cluster import Cluster, DeviceType, Links, LinkSpec, Node
 from hetpipe.values.ids import StageIndex
+from hetpipe.values.memory import LayerPolicy, stage_memory
 from tests.pairwise import all_pairs
 from tests.profiler import models
 from tests.profiler.stage_peak import StagePeak, measure_stage_peak
@@ -86,6 +87,42 @@ def test_the_planners_model_predicts_the_peak(name: str, counts: tuple[int, ...]
         if (name, counts, stage) != SMALLEST:
             measured = peak(name, counts, stage, n)
             assert predicted(name, counts, stage, n) == pytest.approx(measured.peak_bytes, rel=0.15), stage
+
+
+#: Model → memory policies of its layers: kept, swapped, recomputed, a new run.
+MIXES = {
+    "digits": ("rrrr", "ssss", "krks", "rnkk"),
+    "text": ("rrrrrr", "ssssss", "rrnrrr", "krrskk"),
+    "narrow_transformer": ("rrrrrrrr", "ssssssss", "krkrkrks", "ksskrrnk"),
+}
+WORDS: dict[str, LayerPolicy] = {"k": "keep", "s": "swap", "r": "recompute", "n": "recompute-new-run"}
+
+
+def mixed_cases() -> Iterator[tuple[str, tuple[int, ...], int, str]]:
+    for name, mixes in MIXES.items():
+        for counts, mix in itertools.product(CUTS[name][:2], mixes):
+            yield from ((name, counts, stage, mix) for stage in range(len(counts)))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("name", "counts", "stage", "mix"),
+    all_pairs(mixed_cases(), by=lambda name, counts, stage, mix: (name, len(counts), stage, mix)),
+)
+def test_the_formula_predicts_the_peak_under_memory_policies(
+    name: str, counts: tuple[int, ...], stage: int, mix: str
+) -> None:
+    """Within 15 %; an input that a layer behind a recomputed one counts already in its own activations adds to that."""
+    n, first = 4, sum(counts[:stage])
+    policies = [WORDS[letter] for letter in mix[first : first + counts[stage]]]
+    measured = measure_stage_peak(
+        models.example(name), counts, StageIndex(stage), minibatches_per_wave=n, policies=policies
+    )
+    memory = MemoryModel(minibatches_per_wave=n, optimizer_slots=SLOTS[name])
+    layers, place = (first, first + counts[stage]), (stage, len(counts))
+    figures = costs_of(name).figures("cpu", layers, place=place, memory=memory)
+    found = stage_memory(figures, policies).num_bytes
+    assert 0.85 * measured.peak_bytes <= found <= 1.17 * measured.peak_bytes
 
 
 @pytest.mark.parametrize("n", [1, 4])

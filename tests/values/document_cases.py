@@ -62,6 +62,7 @@ def _stage(device: str, kind: str, first: int, last: int) -> dict[str, Any]:
         "memory_bytes": 40_960,
         "receive_ms": 0.5,
         "recompute": False,
+        "memory": [],
         "in_flight": 2,
         "model_flops_utilisation": 0.4,
     }

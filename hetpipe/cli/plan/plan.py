@@ -96,7 +96,7 @@ class Options:
         int | None, typer.Option(min=0, metavar="N", help="Tensors of optimizer state per parameter.")
     ] = None
     recompute: Annotated[
-        str | None, typer.Option(metavar="auto|on|off", help="Recompute activations.  [default: auto; off for a job]")
+        str | None, typer.Option(metavar="auto|on|off", help="Recompute activations.  [default: auto; a job's own]")
     ] = None
     max_batch: Annotated[int | None, typer.Option(min=1, metavar="B", help="Largest global batch; for parallel.")] = (
         None

@@ -301,7 +301,7 @@ def _best_cut(basis: Basis, costs: Costs, stages: Sequence[StagePlan]) -> tuple[
     if found is None:
         return None
     return tuple(
-        replace(stage, first_layer=LayerIndex(first), last_layer=LayerIndex(last))
+        replace(stage, first_layer=LayerIndex(first), last_layer=LayerIndex(last), memory=())
         for stage, (first, last) in zip(stages, pairwise([0, *found.cuts]), strict=True)
     )
 

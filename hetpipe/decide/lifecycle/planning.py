@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Protocol
 
 from hetpipe.decide.lifecycle.configs import Assignment
@@ -14,8 +14,9 @@ from hetpipe.decide.lifecycle.known_cluster import PlanningInputs, describe
 from hetpipe.decide.planner.assignment import Offered, assign
 from hetpipe.decide.planner.choose import choose_plan
 from hetpipe.decide.planner.costs import Costs
+from hetpipe.decide.planner.cuts import Recompute
 from hetpipe.decide.planner.emulation import EmulatedStage, emulations
-from hetpipe.decide.planner.layer_memory import choose_policies
+from hetpipe.decide.planner.layer_memory import choose_policies, least_bytes
 from hetpipe.decide.planner.optimizer_slots import slots_of
 from hetpipe.decide.planner.options import PlanOptions
 from hetpipe.decide.planner.partition import plan_job
@@ -30,8 +31,8 @@ from hetpipe.values.cluster import Cluster
 from hetpipe.values.events import Submission
 from hetpipe.values.ids import DeviceId, JobId, Term, VirtualWorkerIndex
 from hetpipe.values.members import MemberInfo
-from hetpipe.values.memory import LayerPolicy, policies_of, stage_memory
-from hetpipe.values.plan import ModelReport, Plan, ProofReport
+from hetpipe.values.memory import LayerPolicy, StageFigures, policies_of, stage_memory
+from hetpipe.values.plan import ModelReport, Plan, ProofReport, StagePlan
 from hetpipe.values.plan_document import PlanDocument
 from hetpipe.values.profile import Profile
 from hetpipe.values.run import AgentInfo, StageEmulation
@@ -47,6 +48,9 @@ class Planner(Protocol):
         """The plan, with the predictions of `predict` for it and its alternatives; the default is the planner's own."""
         ...
 
+
+#: `memory` of a job → whether the planner's stages recompute, which is refined per layer under `auto`.
+_RECOMPUTE: Mapping[str, Recompute] = {"recompute": "on", "auto": "auto"}
 
 #: The planner with the simulator's predictions.
 PLANNER: Planner = partial(choose_plan, predict=predicted)
@@ -128,10 +132,15 @@ def plan_run(
     """
     model = inspected.model
     if job.is_planned and not job.cluster.emulate:
+        if job.memory == "auto":
+            raise PlanError(
+                "memory: is `auto`, which requires the costs of the layers on the devices; use `workers.stages: auto`, "
+                "or emulate devices with `cluster.emulate`, or name the policies"
+            )
         return PlannedRun(job, plan_job(job, model, agents, term, job_id), model=model)
     described = describe(job, inspected, agents, now=now)
     if job.is_planned:
-        plan = plan_job(job, model, agents, term, job_id)
+        plan = _with_policies(job, described, plan_job(job, model, agents, term, job_id), _played_kinds(job, described))
         return PlannedRun(job, plan, described, emulations=_emulations_of_cut(job, described, plan), model=model)
     if job.cluster.emulate:
         planner = partial(planner, predict=partial(predicted, played=_emulation_of(job)))
@@ -143,10 +152,10 @@ def plan_run(
     if job.cluster.emulate:
         stages = [
             [
-                EmulatedStage(s.device, *s.layers, policies=_policies(job, described.profile, s.layers))
-                for s in vw.stages
+                EmulatedStage(s.device, *s.layers, policies=_policies(job, described.profile, of_plan))
+                for s, of_plan in zip(vw.stages, worker.stages, strict=True)
             ]
-            for vw in document.virtual_workers
+            for vw, worker in zip(document.virtual_workers, plan.virtual_workers, strict=True)
         ]
         played = _emulations(job, Costs(described.profile, described.cluster), stages, document.shards)
     planned = job.with_plan(counts, document.minibatches_per_wave, document.staleness)
@@ -225,7 +234,9 @@ def options_of(job: Job, *, slots: int | None = None, reserve_bytes: int = 0) ->
         waits_for_norm=job.gradients.max_norm is not None and job.gradients.clip == "global",
         with_shards=job.has_shards,
         optimizer_slots=slots,
-        recompute="on" if job.memory == "recompute" else "off",
+        recompute=_RECOMPUTE.get(job.memory, "off") if isinstance(job.memory, str) else "off",
+        chooses_policies=job.memory == "auto",
+        host_bytes_per_second=job.cluster.host_bytes_per_second,
         reserve_bytes=reserve_bytes,
         num_shards=job.parameter_servers.count if job.has_shards else None,
     )
@@ -263,8 +274,11 @@ def _emulations_of_cut(job: Job, described: PlanningInputs, plan: Plan) -> tuple
             "lower workers.count or workers.stages"
         )
     stages = [
-        [EmulatedStage(next(names), *layers, policies=_policies(job, described.profile, layers)) for layers in cut]
-        for cut in ([(int(s.first_layer), int(s.last_layer)) for s in vw.stages] for vw in plan.virtual_workers)
+        [
+            EmulatedStage(next(names), *_layers(stage), policies=_policies(job, described.profile, stage))
+            for stage in vw.stages
+        ]
+        for vw in plan.virtual_workers
     ]
     for vw, played in enumerate(stages):
         _check_memory(job, costs, vw, played)
@@ -287,32 +301,78 @@ def _emulations(
     )
 
 
-def _policies(job: Job, profile: Profile, layers: tuple[int, int]) -> tuple[LayerPolicy, ...]:
-    """The memory policies of a stage of these layers [first, last)."""
-    return policies_of(job.memory, [layer.name for layer in profile.layers[slice(*layers)]])
+def _layers(stage: StagePlan) -> tuple[int, int]:
+    return int(stage.first_layer), int(stage.last_layer)
+
+
+def _policies(job: Job, profile: Profile, stage: StagePlan) -> tuple[LayerPolicy, ...]:
+    """The memory policies of a stage's layers."""
+    return stage.memory or policies_of(job.memory, [layer.name for layer in profile.layers[slice(*_layers(stage))]])
+
+
+def _played_kinds(job: Job, described: PlanningInputs) -> list[list[str]]:
+    """The types of the devices that the stages of a given cut play."""
+    kinds = iter(described.cluster.devices.values())
+    sizes = [job.num_stages(VirtualWorkerIndex(vw)) for vw in range(job.num_workers)]
+    return [list(islice(kinds, size)) for size in sizes]
+
+
+def _with_policies(job: Job, described: PlanningInputs, plan: Plan, kinds: Sequence[Sequence[str]]) -> Plan:
+    """Under `memory: auto` the plan with the best policies of each stage that fit in its device; else the plan.
+
+    Raises:
+        InfeasiblePlan: no policies of a stage fit.
+    """
+    if job.memory != "auto":
+        return plan
+    costs, workers = Costs(described.profile, described.cluster), []
+    for worker, types in zip(plan.virtual_workers, kinds, strict=True):
+        chosen = []
+        for index, (stage, kind) in enumerate(zip(worker.stages, types, strict=False)):
+            figures = _figures(job, costs, kind, _layers(stage), (index, len(worker.stages)), worker.index)
+            found = choose_policies(figures, costs.memory_bytes[kind])
+            if found is None:
+                raise _too_little(
+                    worker.index, index, _layers(stage), f"a {kind}", (least_bytes(figures), costs.memory_bytes[kind])
+                )
+            chosen.append(replace(stage, memory=found.policies))
+        workers.append(replace(worker, stages=(*chosen, *worker.stages[len(chosen) :])))
+    return replace(plan, virtual_workers=tuple(workers))
+
+
+def _figures(
+    job: Job,
+    costs: Costs,
+    kind: str,
+    layers: tuple[int, int],
+    place: tuple[int, int],
+    vw: VirtualWorkerIndex,
+) -> StageFigures:
+    """A stage of a job, for its memory policies."""
+    options = options_of(job, slots=slots_of(job.optimizer, job.weights) or 0)
+    memory, speed = options.memory(job.minibatches_of(vw)), job.cluster.host_bytes_per_second
+    return costs.figures(kind, layers, place=place, memory=memory, host_bytes_per_second=speed)
 
 
 def _check_memory(job: Job, costs: Costs, vw: int, stages: Sequence[EmulatedStage]) -> None:
     """Check that every stage fits in its device's memory, under the memory policies of its layers."""
-    options = options_of(job, slots=slots_of(job.optimizer, job.weights) or 0)
-    memory = options.memory(job.minibatches_of(VirtualWorkerIndex(vw)))
     for index, stage in enumerate(stages):
-        kind = costs.cluster.devices[stage.device]
-        figures = costs.figures(kind, stage.first, stage.last, stage=index, num_stages=len(stages), memory=memory)
-        needed, there = stage_memory(figures, stage.policies).num_bytes, costs.memory_bytes[kind]
-        if needed <= there:
-            continue
-        least = choose_policies(figures, there)
-        helps = "give it fewer layers or lower sync.minibatches_per_wave"
-        if least is not None:
-            helps += f", or recompute: with `memory: {{{_pattern(costs.profile, stage, least.policies)}}}` it fits"
-        raise InfeasiblePlan(
-            f"stage {index} of virtual worker {vw} (layers {stage.first} to {stage.last - 1}) needs {needed} "
-            f"bytes, but {stage.device}, a {kind}, has {there}, {needed - there} too few; {helps}"
-        )
+        kind, layers = costs.cluster.devices[stage.device], (stage.first, stage.last)
+        place = (index, len(stages))
+        figures = _figures(job, costs, kind, layers, place, VirtualWorkerIndex(vw))
+        needed = stage_memory(figures, stage.policies).num_bytes
+        if needed > costs.memory_bytes[kind]:
+            there = costs.memory_bytes[kind]
+            error = _too_little(vw, index, layers, f"{stage.device}, a {kind}", (needed, there))
+            if (least := least_bytes(figures)) > there:
+                raise error
+            raise InfeasiblePlan(f"{error}; or set `memory: auto`, with which {least} bytes suffice")
 
 
-def _pattern(profile: Profile, stage: EmulatedStage, policies: Sequence[LayerPolicy]) -> str:
-    """The policies of a stage's layers that are not kept, as in a job."""
-    names = [layer.name for layer in profile.layers[stage.first : stage.last]]
-    return ", ".join(f"{name}: {policy}" for name, policy in zip(names, policies, strict=True) if policy != "keep")
+def _too_little(vw: int, stage: int, layers: tuple[int, int], device: str, sizes: tuple[int, int]) -> InfeasiblePlan:
+    """A stage of layers [first, last) that needs `sizes[0]` bytes on a device with `sizes[1]`."""
+    needed, there = sizes
+    return InfeasiblePlan(
+        f"stage {stage} of virtual worker {vw} (layers {layers[0]} to {layers[1] - 1}) needs {needed} bytes, but "
+        f"{device}, has {there}, {needed - there} too few; give it fewer layers or lower sync.minibatches_per_wave"
+    )

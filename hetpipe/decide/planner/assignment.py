@@ -46,7 +46,12 @@ def assign(document: PlanDocument, model: ModelReport, offered: Offered, *, term
         VirtualWorkerPlan(
             VirtualWorkerIndex(index),
             tuple(
-                StagePlan(*_offer(offered, stage.device), LayerIndex(stage.layers[0]), LayerIndex(stage.layers[1]))
+                StagePlan(
+                    *_offer(offered, stage.device),
+                    LayerIndex(stage.layers[0]),
+                    LayerIndex(stage.layers[1]),
+                    stage.memory,
+                )
                 for stage in worker.stages
             ),
         )

@@ -173,21 +173,36 @@ class Costs:
         return parameters * memory.copies(stage, num_stages) + kept + memory.reserve_bytes
 
     def figures(
-        self, kind: str, first: int, last: int, *, stage: int, num_stages: int, memory: MemoryModel
+        self,
+        kind: str,
+        layers: tuple[int, int],
+        *,
+        place: tuple[int, int],
+        memory: MemoryModel,
+        host_bytes_per_second: float | None = None,
     ) -> StageFigures:
-        """Layers [first, last) as stage `stage` of `num_stages` on type `kind`, for policies per layer."""
-        layers = self.profile.layers[first:last]
+        """A stage for which memory policies are chosen per layer.
+
+        Args:
+            kind: type of its device.
+            layers: its layers [first, last).
+            place: its index, and the number of stages.
+            memory: what it has besides activations.
+            host_bytes_per_second: speed of the link to host memory; None: unknown.
+        """
+        (first, last), (stage, num_stages) = layers, place
         return StageFigures(
             tuple(
                 LayerFigures(
                     ticks(layer.forward_ms[kind]), ticks(layer.backward_ms[kind]), layer.activation_bytes, entering
                 )
-                for layer, entering in zip(layers, self.cut_bytes[first:last], strict=True)
+                for layer, entering in zip(self.profile.layers[first:last], self.cut_bytes[first:last], strict=True)
             ),
             in_flight=memory.in_flight(stage, num_stages),
             receives=stage > 0,
             fixed_bytes=(self.parameter_bytes[last] - self.parameter_bytes[first]) * memory.copies(stage, num_stages)
             + memory.reserve_bytes,
+            host_bytes_per_second=None if host_bytes_per_second is None else max(1, int(host_bytes_per_second)),
         )
 
     @cached_property

@@ -124,6 +124,12 @@ def choose_policies(
     return search.best
 
 
+def least_bytes(stage: StageFigures) -> int:
+    """The least memory with which some policies for `stage` fit."""
+    search = _Search(stage, 0, (True,) * len(stage.layers))
+    return min(stage_memory(stage, each).num_bytes for each in search.smallest())
+
+
 class _Search:
     """One stage and the best known policies, which every `minimise` improves."""
 
@@ -157,6 +163,12 @@ class _Search:
         if goal == "ticks" and self.best is not None and self._examined > MAX_EXAMINED and lowest is not None:
             gap = max(0, self.best.cost.ticks - self._stage.receive_ticks - int(max(lowest, self._compute)))
             self.best = LayerMemoryPlan(self.best.policies, self.best.cost, gap)
+
+    def smallest(self) -> Iterator[tuple[LayerPolicy, ...]]:
+        """The policies with the least memory, one for each limit on runs."""
+        prices = _Prices(0.0, 0.0, 1.0)
+        for limit in self._limits:
+            yield self._cheapest(prices, self._table(prices, limit), limit)
 
     # -- bounds ------------------------------------------------------------------------------------------------------
 

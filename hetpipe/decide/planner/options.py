@@ -72,6 +72,10 @@ class PlanOptions:
     optimizer_slots: int = 0
     """Tensors of parameter size that the optimizer keeps per parameter."""
     recompute: Recompute = "auto"
+    chooses_policies: bool = False
+    """Whether each stage of the plan has the best memory policies of its layers that fit."""
+    host_bytes_per_second: float | None = None
+    """Speed of the link to host memory, for these; None: unknown, and nothing is swapped."""
     reserve_bytes: int = 0
     """Memory used by the framework on every device."""
     num_shards: int | None = None

@@ -385,16 +385,18 @@ class SlicePlan(_message.Message):
     def __init__(self, parameter: _Optional[_Union[TensorSpec, _Mapping]] = ..., layer: _Optional[int] = ..., shard: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class StagePlan(_message.Message):
-    __slots__ = ("agent", "device", "first_layer", "last_layer")
+    __slots__ = ("agent", "device", "first_layer", "last_layer", "memory")
     AGENT_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
     LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     agent: str
     device: str
     first_layer: int
     last_layer: int
-    def __init__(self, agent: _Optional[str] = ..., device: _Optional[str] = ..., first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ...) -> None: ...
+    memory: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, agent: _Optional[str] = ..., device: _Optional[str] = ..., first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., memory: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class VirtualWorkerPlan(_message.Message):
     __slots__ = ("index", "stages", "minibatches_per_wave")

@@ -273,6 +273,13 @@ def check_stages(subject: Subject) -> None:
     )
 
 
+def _trains_whole(job: Job) -> bool:
+    """Whether each virtual worker has one stage."""
+    if job.workers.stages == "auto":
+        return False
+    return all(job.num_stages(VirtualWorkerIndex(vw)) == 1 for vw in range(job.num_workers))
+
+
 def _prove_data(subject: Subject, import_path: Path) -> None:
     job = subject.job
     read = partial(read_minibatch, seed=job.seed, vw=VIRTUAL_WORKER, p=MINIBATCH)
@@ -348,6 +355,7 @@ def _prove_model(subject: Subject, import_path: Path) -> Proof:
                     loss=subject.loss,
                     batches=(first, second),
                     seed=job.seed,
+                    trains_whole=_trains_whole(job),
                 )
             return prove_model(
                 lambda: build_model(job, import_path),

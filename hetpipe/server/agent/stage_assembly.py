@@ -65,7 +65,7 @@ from hetpipe.pipeline.setup import Clipping, Replicas, StageData, StageIdentity,
 from hetpipe.server.agent.private_folder import PrivateFolder
 from hetpipe.server.parent_death import die_with_parent
 from hetpipe.server.shard.client import ShardClient
-from hetpipe.values.memory import policies_of
+from hetpipe.values.memory import LayerPolicy, policies_of
 from hetpipe.values.policies import POLICIES
 from hetpipe.values.requests import Requester
 from hetpipe.values.rewinds import MODEL_FILE, first_folder
@@ -323,12 +323,19 @@ def restore_targets(
     )
 
 
+def policies_in(job: Job, config: StageConfig, layers: Sequence[Layer]) -> tuple[LayerPolicy, ...]:
+    """The memory policies of the stage's layers: those of its plan, else the job's."""
+    stage = config.plan.stage(config.vw, config.stage)
+    return stage.memory or policies_of(job.memory, [layer.name for layer in layers])
+
+
 def _built(
     job: Job, config: StageConfig, code: UserCode | _StageCode, versions: VersionTable, clock: TimeSource
 ) -> BuiltStage:
     """The stage with its layers; their weights are not loaded."""
     device = torch.device(config.device.torch_device)
-    policies = policies_of(job.memory, [layer.name for layer in code.layers])
+    stage = config.plan.stage(config.vw, config.stage)
+    policies = policies_in(job, config, code.layers)
     link = host_link(device, clock, job.cluster.host_bytes_per_second) if "swap" in policies else None
     memory = LayerMemory(code.layers, policies, link)
     compute = StageCompute(code.layers, vw=config.vw, seed=job.seed, device=device, loss=code.loss, memory=memory)
@@ -343,7 +350,7 @@ def _built(
         pool=pool,
         target=target,
         weights=kind(pool, optimizer, target, versions),
-        slices=config.plan.slices_of_stage(config.plan.stage(config.vw, config.stage)),
+        slices=config.plan.slices_of_stage(stage),
         metrics=data.metrics,
         losses=data.losses,
     )

@@ -36,6 +36,7 @@ from hetpipe.server.agent.stage_assembly import (
     assemble,
     identity_of,
     load_user_code,
+    policies_in,
     requester_of,
 )
 from hetpipe.server.agent.stage_readings import StageReadings
@@ -46,6 +47,7 @@ from hetpipe.values import wire
 from hetpipe.values.commands import stage_name
 from hetpipe.values.conditions import ConditionKind
 from hetpipe.values.ids import ShardIndex
+from hetpipe.values.memory import policies_text
 from hetpipe.values.run import StageConditions, StageConfig, StageDone, StageFailed, StageReady, StageReport
 from hetpipe.weights.allocator import settle_memory
 from hetpipe.wire.call import Calls
@@ -148,7 +150,9 @@ def _run(
     report_phase("meeting its neighbours")
     neighbours = meet(job, config, clock_shard, tls=tls, port=link_port)
     report_phase("preparing the weights")
-    timeline, history, metrics = _records(job, config, identity, name)
+    timeline, history, metrics = _records(
+        job, config, identity, name, policies_text(policies_in(job, config, code.layers), code.layers[0].index)
+    )
     conditions = Conditions()
     conditions.on_change(lambda: report(StageConditions(conditions.told())))
 
@@ -206,7 +210,7 @@ def _parameter_servers(
 
 
 def _records(
-    job: Job, config: StageConfig, identity: StageIdentity, name: str
+    job: Job, config: StageConfig, identity: StageIdentity, name: str, policies: str
 ) -> tuple[Timeline, History | NullHistory, Metrics | NullMetrics]:
     """The files that the stage writes in the folder of the run."""
     run_dir = Path(config.run_dir)
@@ -215,7 +219,7 @@ def _records(
         process_index=config.vw,
         process_name=f"virtual worker {config.vw}",
         thread_index=config.stage,
-        thread_name=f"stage {config.stage}",
+        thread_name=f"stage {config.stage}" + (f" ({policies})" if policies else ""),
     )
     history: History | NullHistory = NullHistory()
     if job.history != "off":

@@ -222,3 +222,75 @@ def test_alternatives_are_foreseen_as_they_would_be_played() -> None:
     (reason,) = [one.reason for one in run.document.alternatives if one.name == "NP"]
     change = 100 * (rates["NP"] / run.document.predicted.samples_per_second - 1)
     assert reason.startswith((f"loses {-change:.1f} %", f"gains {change:.1f} %"))
+
+
+def memory_of(memory_bytes: int, *, cluster: dict[str, Any] | None = None, memory: Any = "keep") -> PlannedRun:
+    """Stages of one, one and two layers with three, two and one minibatches in flight, 4 MiB per layer in each."""
+    file = {**CLUSTER, "device_types": {kind: {"memory_bytes": memory_bytes} for kind in ("fast", "slow")}}
+    layers = [
+        {**LAYERS[0], "name": str(index), "activation_bytes": 4 << 20, "output_bytes": 1024, "parameters": []}
+        for index in range(4)
+    ]
+    played = {**PLAYED, "file": file, "profile": {**PROFILE, "layers": layers}, **(cluster or {})}
+    of = job(workers={"stages": [[1, 1, 2]]}, cluster=played, memory=memory)
+    return planned(of, agent_info(devices=3), num_layers=4)
+
+
+def policies_in(run: PlannedRun) -> list[tuple[str, ...]]:
+    return [stage.memory for worker in run.plan.virtual_workers for stage in worker.stages]
+
+
+def test_where_everything_fits_all_is_kept_under_auto() -> None:
+    run = memory_of(1 << 30, memory="auto")
+    assert policies_in(run) == [("keep",), ("keep",), ("keep", "keep")]
+    assert run.emulations == memory_of(1 << 30).emulations
+
+
+def test_stages_that_do_not_fit_recompute_under_auto_and_take_the_time() -> None:
+    run, kept = memory_of(9 << 20, memory="auto"), memory_of(1 << 30)
+    assert policies_in(run) == [("recompute",), ("keep",), ("keep", "keep")]
+    (first, *others), (before, *same) = run.emulations[0], kept.emulations[0]
+    assert first.backward_seconds == pytest.approx(before.backward_seconds + before.forward_seconds)
+    assert others == same
+    smaller = memory_of(7 << 20, memory="auto")
+    assert policies_in(smaller) == [("recompute",), ("recompute",), ("recompute", "recompute-new-run")]
+
+
+def test_a_stage_swaps_where_the_link_to_host_memory_is_fast() -> None:
+    run = memory_of(9 << 20, memory="auto", cluster={"host_bytes_per_second": 1e12})
+    assert policies_in(run) == [("swap",), ("keep",), ("keep", "keep")]
+    assert run.emulations == memory_of(1 << 30).emulations, "it takes no time"
+
+
+def test_a_device_that_is_too_small_is_told_with_what_is_missing_and_what_helps() -> None:
+    helps = r"needs (\d+) bytes, but n0/0, a fast, has 9437184, \d+ too few; .*; or set `memory: auto`, with which \d+ "
+    with pytest.raises(InfeasiblePlan, match=helps):
+        memory_of(9 << 20)
+    with pytest.raises(InfeasiblePlan, match=r"needs \d+ bytes, but a fast, has 1048576, \d+ too few"):
+        memory_of(1 << 20, memory="auto")
+
+
+def test_auto_requires_costs() -> None:
+    with pytest.raises(PlanError, match=r"memory: is `auto`, which requires the costs"):
+        planned(job(workers={"stages": 2}, cluster={}, memory="auto"), agent_info(devices=2))
+
+
+def test_a_planned_run_has_policies_for_each_layer_under_auto() -> None:
+    run = planned(job(cluster=PLAYED, memory="auto"), agent_info(devices=3))
+    assert run.document is not None
+    printed = [stage.memory for worker in run.document.virtual_workers for stage in worker.stages]
+    assert policies_in(run) == printed == [("keep",) * (last - first) for first, last in spans(run)]
+
+
+def spans(run: PlannedRun) -> list[tuple[int, int]]:
+    return [(int(s.first_layer), int(s.last_layer)) for worker in run.plan.virtual_workers for s in worker.stages]
+
+
+def test_a_planned_stage_that_does_not_fit_recomputes_the_layers_that_the_plan_prints() -> None:
+    file = {**CLUSTER, "device_types": {kind: {"memory_bytes": 9 << 20} for kind in ("fast", "slow")}}
+    layers = [{**layer, "activation_bytes": 6 << 20, "output_bytes": 1024} for layer in LAYERS]
+    cluster = {**PLAYED, "file": file, "profile": {**PROFILE, "layers": layers}}
+    run = planned(job(cluster=cluster, memory="auto"), agent_info(devices=3))
+    assert run.document is not None
+    assert policies_in(run) == [stage.memory for worker in run.document.virtual_workers for stage in worker.stages]
+    assert "recompute" in {policy for policies in policies_in(run) for policy in policies}
