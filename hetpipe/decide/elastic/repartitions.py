@@ -574,7 +574,7 @@ def replanned(task: Replan) -> Replanned:
         plan = left_over(task.basis, before, task.gone)
         return Replanned(task.vw, task.incarnation, plan, None, None, _emulations(task, before, plan))
     found = recut(task.basis, before, task.seconds, task.healthy)
-    if found is None or found.worker == before:
+    if found is None or found.worker.bounds == before.bounds:
         return Replanned(task.vw, task.incarnation, None, None, None, ())
     share = gain(found, task.others, staleness=task.staleness)
     if share < task.least_gain:
