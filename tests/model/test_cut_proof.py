@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from hetpipe.errors import CallableError
 from hetpipe.model.cut_model import CutModel
 from hetpipe.model.forward import StageForward
+from hetpipe.pipeline import chain
 from hetpipe.pipeline.compute import StageCompute
 from hetpipe.pipeline.cut_proof import prove_cut_model
 from hetpipe.pipeline.data import Batch
+from hetpipe.pipeline.layer_memory import _Held
 from hetpipe.pipeline.layering import layers_of, on_output
 
 WIDTH = 5
@@ -136,7 +138,7 @@ def mutate(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, old: str, ne
     method = inspect.unwrap(getattr(owner, name))
     source = textwrap.dedent(inspect.getsource(method))
     assert source.count(old) == 1, f"{owner.__name__}.{name} is another one today; mutate what it has become"
-    namespace: dict[str, Any] = dict(vars(inspect.getmodule(method)))
+    namespace: dict[str, Any] = {**vars(inspect.getmodule(method)), "chain": chain}
     exec(compile(source.replace(old, new), f"<mutated {name}>", "exec"), namespace)
     monkeypatch.setattr(owner, name, namespace[name])
 
@@ -148,10 +150,10 @@ MUTATIONS: dict[str, tuple[type, str, str, str]] = {
     "a write in place is lost at the cut": (StageForward, "_keep", "] = tensor", "] = tensor.clone()"),
     "the seed is that of another call": (StageCompute, "_seed_for", "p, key)", "p, self._layers[0].name)"),
     "a stage does not update its buffers": (
-        StageCompute,
-        "forward",
-        "lambda: run_layers(",
-        "lambda: copied_buffers(self._layers)(run_layers)(",
+        _Held,
+        "run",
+        "swapped is None:\n        return run_layers(",
+        "swapped is None:\n        return chain.copied_buffers(self._layers)(run_layers)(",
     ),
     "values cross in another order than they are unpacked": (
         CutModel,

@@ -94,7 +94,7 @@ def test_the_latest_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_run(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no such folder"):
+    with pytest.raises(UserError, match="no such folder"):
         Run(tmp_path / "nowhere")
     with pytest.raises(UserError, match="is not a run"):
         Run(tmp_path)

@@ -100,6 +100,8 @@ class SnapshottedLog:
             on_alarm=lambda alarm: options.on_alarm(folder, alarm),
         )
         self._thread: threading.Thread | None = None
+        #: Held from naming the thread to its start: before that it cannot be joined.
+        self._starting = threading.Lock()
         #: Until then another snapshot would exceed its share of the time.
         self._cheap_at = options.clock.monotonic()
         #: Number of the newest snapshot; None before the first.
@@ -137,13 +139,16 @@ class SnapshottedLog:
                 ended = clock.monotonic()
                 self._cheap_at = ended + _PAUSES * (ended - started)
 
-        self._thread = threading.Thread(target=measured, name=name, daemon=True)
-        self._thread.start()
+        with self._starting:
+            self._thread = threading.Thread(target=measured, name=name, daemon=True)
+            self._thread.start()
 
     def wait_idle(self) -> None:
         """Return when no snapshot is being written."""
-        if self._thread is not None:
-            self._thread.join()
+        with self._starting:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
 
     def close(self) -> None:
         """Close the log after the snapshot being written, if any."""

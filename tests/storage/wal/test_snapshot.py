@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from hetpipe.errors import StateLost
-from hetpipe.storage.wal import read_snapshot, write_snapshot
+from hetpipe.storage.wal import SnapshottedLog, StorageOptions, read_snapshot, write_snapshot
 from tests.storage.wal.disks import LimitedDisk
 
 
@@ -70,3 +71,37 @@ class TestSnapshot:
         write_snapshot(path, 6, b"header", [])
 
         assert synced == ["snapshot-1.tmp False", f"{path.parent.name} True"]
+
+
+def test_a_log_is_closed_while_a_snapshot_is_about_to_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread has been named, and not started."""
+    log = SnapshottedLog(tmp_path, StorageOptions(identity="job"))
+    at_start, goes_on = threading.Event(), threading.Event()
+    errors: list[RuntimeError] = []
+
+    class Late(threading.Thread):
+        def start(self) -> None:
+            if self.name == "snapshot":
+                at_start.set()
+                assert goes_on.wait(10), "the test lets it go on"
+            super().start()
+
+    def close() -> None:
+        try:
+            log.close()
+        except RuntimeError as error:
+            errors.append(error)
+
+    monkeypatch.setattr(threading, "Thread", Late)
+    written = threading.Event()
+    begins = Late(target=lambda: log.in_background(written.set, "snapshot"), name="begins")
+    begins.start()
+    assert at_start.wait(10)
+    closes = Late(target=close, name="closes")
+    closes.start()
+    closes.join(0.05)  # that it waits cannot be seen otherwise
+    goes_on.set()
+    begins.join()
+    closes.join()
+    assert not errors
+    assert written.is_set()
