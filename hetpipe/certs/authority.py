@@ -118,7 +118,7 @@ def authority_from_pem(certificate: bytes, key: bytes) -> Authority:
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise UserError(f"a private key cannot be read ({type(error).__name__})") from error
     if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != found.public_key():
-        raise UserError("a certificate and the private key beside it do not belong together")
+        raise UserError("a certificate and the private key beside it do not match")
     return Authority(found, private)
 
 
@@ -147,14 +147,14 @@ class CertificateFacts:
     expires: datetime
     """UTC."""
     server_names: tuple[str, ...] = ()
-    """Which servers it can prove to be."""
+    """Server names that it is valid for."""
 
 
 def facts_of(certificate: bytes) -> CertificateFacts:
     """Identity and expiry of the first certificate of a PEM file.
 
     Raises:
-        UserError: it cannot be parsed, or its subject is no hetpipe process.
+        UserError: it cannot be parsed, or its subject is not a hetpipe process.
     """
     found = _certificate(certificate)
     try:
@@ -165,7 +165,7 @@ def facts_of(certificate: bytes) -> CertificateFacts:
         uris, hosts = [], []
     peers = [peer for peer in map(identity_from_uri, uris) if peer is not None]
     if len(peers) != 1:
-        raise UserError("a certificate names no process of hetpipe; make one with `hetpipe certs issue`")
+        raise UserError("a certificate does not name a process of hetpipe; create one with `hetpipe certs issue`")
     return CertificateFacts(peers[0], found.not_valid_after_utc, tuple(hosts))
 
 

@@ -1,4 +1,4 @@
-"""Certificate folders. Each process is given one folder with everything it needs.
+"""Certificate folders, one per process, with everything it needs.
 
     CA/ca.pem, CA/ca-key.pem                   the root; its key stays with the operator
     CA/ROLE-NAME/ca.pem, cert.pem, key.pem     the folder of one process
@@ -40,7 +40,7 @@ def init_authority(folder: Path) -> None:
         UserError: it already exists, or the folder cannot be written.
     """
     if (folder / CA_KEY_FILE).exists() or (folder / CA_FILE).exists():
-        raise UserError(f"{folder} holds an authority already; choose another folder, or keep this one")
+        raise UserError(f"{folder} already contains an authority; choose another folder, or keep this one")
     root = Authority.new_root()
     write_file(folder / CA_KEY_FILE, root.key_pem, mode=_PRIVATE)
     write_file(folder / CA_FILE, root.certificate_pem, mode=_PUBLIC)
@@ -75,7 +75,7 @@ def read_authority(folder: Path) -> Authority:
     Raises:
         UserError: there is none, or it cannot be read.
     """
-    return _authority(folder, CA_FILE, CA_KEY_FILE, "make one with `hetpipe certs init`")
+    return _authority(folder, CA_FILE, CA_KEY_FILE, "create one with `hetpipe certs init`")
 
 
 def read_signer(folder: Path) -> Authority:
@@ -84,7 +84,9 @@ def read_signer(folder: Path) -> Authority:
     Raises:
         UserError: there is none, or it cannot be read.
     """
-    return _authority(folder, SIGNER_CERT_FILE, SIGNER_KEY_FILE, "make one with `hetpipe certs issue DIR coordinator`")
+    return _authority(
+        folder, SIGNER_CERT_FILE, SIGNER_KEY_FILE, "create one with `hetpipe certs issue DIR coordinator`"
+    )
 
 
 class StageSigner:
@@ -113,7 +115,7 @@ def read_facts(folder: Path) -> tuple[NamedPeer, str]:
     """Identity and expiry (ISO date) of a process's certificate.
 
     Raises:
-        UserError: there is no certificate, it is of no such process, or lacks a name that others ask it for.
+        UserError: there is no certificate, or it is not one of such a process, or lacks a required server name.
     """
     try:
         facts = facts_of((folder / CERT_FILE).read_bytes())
@@ -123,7 +125,7 @@ def read_facts(folder: Path) -> tuple[NamedPeer, str]:
         raise UserError(f"{folder / CERT_FILE} is the certificate of {facts.peer}, made for one run")
     if facts.peer.server_name not in facts.server_names:
         raise UserError(
-            f"{folder / CERT_FILE} does not prove to be {facts.peer.server_name}, as an earlier version made it; make "
+            f"{folder / CERT_FILE} is not valid for {facts.peer.server_name}, as an earlier version created it; issue "
             f"it again with `hetpipe certs issue DIR {facts.peer.role} {facts.peer.name}`"
         )
     return facts.peer, facts.expires.date().isoformat()
@@ -152,6 +154,6 @@ def _authority(folder: Path, certificate: str, key: str, fix: str) -> Authority:
     try:
         return authority_from_pem((folder / certificate).read_bytes(), (folder / key).read_bytes())
     except FileNotFoundError as error:
-        raise UserError(f"{folder} holds no {certificate} with {key}; {fix}") from error
+        raise UserError(f"{folder} does not contain {certificate} with {key}; {fix}") from error
     except OSError as error:
         raise UserError(f"cannot read {folder / certificate} or {key}: {error.strerror}") from error

@@ -178,7 +178,7 @@ class Report:
     """Committed waves that some shards applied and others did not."""
     counts: Counts = field(default_factory=Counts)
     history: str = "full"
-    """How much the run wrote down: of a `summary` less is judged."""
+    """Level of detail of the history: of a `summary` less is verified."""
     lacking: tuple[str, ...] = ()
     """Files that lack lines, because their disk failed: then nothing that seems wrong is a violation, and nothing that
     seems right is proven."""
@@ -227,7 +227,7 @@ class Report:
         )
         lines = [judged]
         if counts.unknown_events:
-            lines.append(f"not judged: {_number(counts.unknown_events, 'line')} of events this checker does not know")
+            lines.append(f"not judged: {_number(counts.unknown_events, 'line')} of events unknown to this checker")
         if self.history == "summary":
             lines.append(
                 "not judged, because the history is a summary: which weights and own updates each minibatch saw, the "

@@ -37,7 +37,7 @@ class SyncRule(StrEnum):
 
 
 class PullRule(StrEnum):
-    """When published weights are pulled."""
+    """The rule for pulling published weights."""
 
     EVERY_WAVE = "every_wave"
     REQUIRED = "required"

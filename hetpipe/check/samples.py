@@ -11,7 +11,7 @@ from hetpipe.check.formulas import minibatches_in, shares
 from hetpipe.check.report import Findings, Kind
 from hetpipe.check.timeline import Timeline
 
-#: How many samples a message names.
+#: Maximum number of samples named in a message.
 _NAMED = 5
 
 

@@ -56,7 +56,7 @@ class TrialRecord:
     """Its folder, within that of the comparison."""
     state: TrialState
     sentence: str = ""
-    """Why, unless it finished."""
+    """The reason, unless it finished."""
     evaluations: tuple[Point, ...] = ()
     losses: tuple[Point, ...] = ()
     """Training loss, waves put together to a few hundred points; empty where the run wrote no metrics."""

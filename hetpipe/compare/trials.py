@@ -125,7 +125,7 @@ def _known(name: str) -> WeightPolicy:
     for policy in WEIGHT_POLICIES:
         if name == policy:
             return policy
-    raise UserError(f"--weights knows no {name!r}; {did_you_mean(name, WEIGHT_POLICIES)}")
+    raise UserError(f"--weights {name!r} is unknown; {did_you_mean(name, WEIGHT_POLICIES)}")
 
 
 def _by_policy(texts: Sequence[str], policies: Sequence[WeightPolicy]) -> Mapping[WeightPolicy, list[str]]:

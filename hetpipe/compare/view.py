@@ -77,7 +77,7 @@ class ComparisonView:
     subtitle: str
     tables: tuple[Table, ...]
     remarks: tuple[str, ...]
-    """What the tables do not tell: what the seeds allow to be said, and what diverged or failed."""
+    """Remarks beside the tables: the significance given the seeds, and diverged or failed trials."""
 
 
 def summaries_of(policies: Sequence[WeightPolicy], records: Sequence[TrialRecord]) -> tuple[PolicySummary, ...]:
@@ -179,7 +179,7 @@ class _Column:
     heading: str
     text: Callable[[PolicySummary], str]
     value: Callable[[PolicySummary], float | None] = lambda _: None
-    """What is compared; None: nothing is."""
+    """The compared values; None without any."""
     best: Callable[[Iterable[float]], float] = min
 
 
@@ -226,7 +226,7 @@ def _quality_columns(summaries: Sequence[PolicySummary]) -> Iterator[_Column]:
 
 
 def _evaluation_columns(name: str) -> Iterator[_Column]:
-    """Columns of the last and the best evaluation. Lower loss is better; for a metric only the user knows."""
+    """Columns of the last and the best evaluation. Lower loss is better; the direction of a metric is unknown."""
     of_loss = name == LOSS
     yield _Column(
         name,

@@ -1,1 +1,1 @@
-"""Deployments: containers with their programs and devices, as files and as containers of this machine."""
+"""Deployments: containers with their programs and devices, as files or as containers of this machine."""

@@ -1,4 +1,4 @@
-"""The devices of one machine, by the names that a container engine has for them."""
+"""The devices of one machine, with their names in a container engine."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class BoxDevice:
     """One device."""
 
     device: DeviceId
-    """`NODE/INDEX`, as plans for this machine call it."""
+    """`NODE/INDEX`, as in plans for this machine."""
     type: str
     """Its device type."""
     gpu: str = ""
-    """The GPU's UUID; empty for a CPU device. Unlike an index it means the same to CUDA and to the engine, which count
-    GPUs in different orders."""
+    """The GPU's UUID; empty for a CPU device. Unlike an index it is the same for CUDA and the engine, which number GPUs
+    in different orders."""
 
 
 def box_devices(
     devices: Sequence[AgentDevice], *, gpu_uuid: Callable[[str], str] | None = None
 ) -> tuple[BoxDevice, ...]:
-    """The result of `discover_devices`, with the names of the GPUs.
+    """The devices found by `discover_devices`, with the UUIDs of the GPUs.
 
     Args:
         devices: of this machine.
@@ -45,6 +45,6 @@ def box_devices(
 
 
 def _gpu_uuid(torch_device: str) -> str:
-    import torch  # takes a while, and machines without GPUs do without
+    import torch  # slow to import, and not needed without GPUs
 
     return f"GPU-{torch.cuda.get_device_properties(torch_device).uuid}"

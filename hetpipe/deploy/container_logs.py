@@ -1,4 +1,4 @@
-"""The logs of containers, line by line: so far, or as a stream."""
+"""The logs of containers by line, as a snapshot or a stream."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Line = tuple[str, str]
 
 
 def read_lines(containers: Sequence[ContainerPort], *, tail: int | None) -> Iterator[Line]:
-    """Their logs so far, one container after the other."""
+    """Yield their current logs, container by container."""
     for container in containers:
         written = container.logs(stdout=True, stderr=True, tail="all" if tail is None else tail)
         yield from ((_name(container), line) for line in written.decode(errors="replace").splitlines())
 
 
 def follow_lines(containers: Sequence[ContainerPort], *, tail: int | None) -> Iterator[Line]:
-    """Their logs as a stream, until all have ended."""
+    """Yield their logs as a stream, until all have ended."""
     news: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
     for container in containers:
         threading.Thread(
@@ -41,7 +41,7 @@ def follow_lines(containers: Sequence[ContainerPort], *, tail: int | None) -> It
 
 
 def save_logs(containers: Sequence[ContainerPort], folder: Path) -> None:
-    """Save the log of each into `folder`, which outlives it. A file that cannot be written is skipped."""
+    """Save the log of each container in `folder`. A file that cannot be written is skipped."""
     for container in containers:
         path = folder / f"{_name(container)}.log"
         try:

@@ -1,4 +1,4 @@
-"""Runs a deployment with a Docker engine: creates, starts, lists and removes the objects with the project's label."""
+"""Execution of a deployment by a Docker engine: create, start, list and remove objects with the project's label."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from hetpipe.deploy.topology import GRPC_PORT, MOST_PROCESSES, RESTART_POLICY, S
 from hetpipe.errors import DeadlineExceeded, HetpipeError, JobFailed, PeerUnreachable, UserError
 from hetpipe.values.commands import last_words
 
-#: How long a container may take to be ready: the first import of torch from a cold disk takes most of it.
+#: Timeout for a container's readiness, mostly for the first import of torch from a cold disk.
 READY_SECONDS = 120.0
 
-#: Seconds between two looks at a container.
+#: Polling interval of a container, in seconds.
 _LOOK_SECONDS = 0.2
 
-#: How long the engine may take to answer.
+#: Timeout for an answer of the engine.
 _ANSWER_SECONDS = 120
 
 #: Order of termination: dependants before their dependencies.
@@ -42,7 +42,7 @@ _API = "1.41"
 
 _ENDED = frozenset({"exited", "dead"})
 
-#: Logs of one container on disk, at most: two files of this size.
+#: Maximum size of a log file; a container has at most two.
 _LOG_OPTIONS = {"max-size": "50m", "max-file": "2"}
 
 
@@ -63,10 +63,10 @@ class ContainerState:
 
 
 def open_client(environment: Mapping[str, str]) -> DockerPort:
-    """The Docker engine that the environment names, by default this machine's.
+    """Connect to the Docker engine named by the environment, by default this machine's.
 
     Raises:
-        UserError: none answers.
+        UserError: no engine answers.
     """
     where = environment.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     try:
@@ -103,7 +103,7 @@ def answering() -> Iterator[None]:
 
 
 class Engine:
-    """A Docker engine. For one thread."""
+    """A Docker engine. Not thread-safe."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Engine:
             client: connected.
             clock: for deadlines.
             say: called with each step, as a sentence.
-            environment: the caller's; containers get the variables of it that their description names.
+            environment: of the caller; the source of the variables named in containers' descriptions.
         """
         self._client = client
         self._clock = clock
@@ -130,12 +130,12 @@ class Engine:
         """Reject a deployment that cannot start, before anything is created.
 
         Raises:
-            UserError: the project is up already, or an image is missing.
+            UserError: the project is already up, or an image is missing.
         """
         project = deployment.project
         if self.containers(project):
             raise UserError(
-                f"project {project} is up already; end it with {_command('down', project)}, or name another "
+                f"project {project} is already up; end it with {_command('down', project)}, or name another "
                 "with --project"
             )
         for image, role in {container.image: container.role for container in deployment.containers}.items():
@@ -145,13 +145,13 @@ class Engine:
                 raise UserError(_no_image(image, role)) from None
 
     def start(self, deployment: Deployment) -> None:
-        """Start everything, in order, and wait until all of it is ready. On failure the started containers stay.
+        """Start all containers, in order, and wait until they are ready. On failure the started containers are kept.
 
-        From then on the engine starts again what ends unasked; before, an end is a failure, and told.
+        Once all are ready, the engine restarts containers that end unexpectedly; before, such an end is an error.
 
         Raises:
             UserError: the machine lacks something; the message names the fix.
-            JobFailed: a container cannot be started, or ended at once.
+            JobFailed: a container cannot be started, or ended before it was ready.
             DeadlineExceeded: a container is not ready in time.
         """
         project = deployment.project
@@ -175,7 +175,7 @@ class Engine:
         """End and remove all objects with the project's label; returns their names. Idempotent.
 
         Raises:
-            JobFailed: something is left; the message names it.
+            JobFailed: an object could not be removed; the message names it.
         """
         removed = []
         containers = sorted(self.containers(project), key=_ending_place)
@@ -186,7 +186,7 @@ class Engine:
             removed.append(network.name)
         left = [c.name for c in self.containers(project)] + [n.name for n in self._networks(project)]
         if left:
-            raise JobFailed(f"{', '.join(left)} could not be removed; look with: docker inspect {left[0]}")
+            raise JobFailed(f"{', '.join(left)} could not be removed; inspect with: docker inspect {left[0]}")
         return tuple(removed)
 
     def states(self, project: str) -> tuple[ContainerState, ...]:
@@ -201,7 +201,7 @@ class Engine:
         """The project's containers with these names or roles, or all, by name.
 
         Raises:
-            UserError: there is none, or none of a name.
+            UserError: the project has no containers, or none of a given name.
         """
         found = sorted(self.containers(project), key=lambda container: container.name)
         if not found:
@@ -245,7 +245,7 @@ class Engine:
             self._clock.sleep(_LOOK_SECONDS)
 
     def _end(self, group: Sequence[ContainerPort]) -> list[str]:
-        """SIGTERM to all, SIGKILL to the rest after the grace period; then they are removed."""
+        """Send SIGTERM to all, and SIGKILL to the rest after the grace period; then remove them."""
         for container in group:
             if container.status == "running":
                 _unless_gone(partial(container.kill, "SIGTERM"))
@@ -264,7 +264,7 @@ def create_options(project: str, container: Container, environment: Mapping[str,
     """The SDK's options of a container, beside its image and the arguments of its program.
 
     Args:
-        project: names the whole.
+        project: name of the project.
         container: its description.
         environment: the source of the variables that are passed on.
     """
@@ -312,13 +312,13 @@ def _ending_place(container: ContainerPort) -> int:
 
 
 def _unless_gone(call: Callable[[], object]) -> bool:
-    """Run an operation; False if its object was gone."""
+    """Run an operation; False if its object no longer exists."""
     try:
         call()
     except NotFound:
         return False
     except APIError as error:
-        # It has just ended, or is being removed concurrently: the end shows whether it is gone.
+        # It has just ended, or is being removed concurrently: the final listing shows whether it is gone.
         if error.status_code == HTTPStatus.CONFLICT:
             return False
         raise
@@ -362,8 +362,8 @@ def _refusal(container: Container, error: APIError) -> HetpipeError:
     told = _explanation(error)
     if "device driver" in told or "nvidia" in told.lower():
         return UserError(
-            f"{container.name} needs GPUs, and this Docker engine cannot hand them out ({told}); install the NVIDIA "
-            "container toolkit, then nvidia-ctk runtime configure --runtime=docker, and restart docker; or say "
+            f"{container.name} needs GPUs, and this Docker engine does not support them ({told}); install the NVIDIA "
+            "container toolkit, then nvidia-ctk runtime configure --runtime=docker, and restart docker; or give "
             "--cpu-devices N"
         )
     if "port is already allocated" in told or "address already in use" in told:
@@ -376,7 +376,7 @@ def _no_image(image: str, role: Role) -> str:
         return f"there is no image {image}; get it with: docker pull {image}, or name another with --store-image"
     target = "cuda" if image.endswith("cuda") else "cpu"
     return (
-        f"there is no image {image}; make it in hetpipe's checkout with: docker build --target {target} --tag {image} ."
+        f"there is no image {image}; build it in hetpipe's checkout: docker build --target {target} --tag {image} ."
         ", or name another with --image"
     )
 

@@ -1,9 +1,9 @@
 """The assignment of one machine's devices to agents. Pure.
 
-A container sees the devices of its agent and no others, so the plan is where containers are cut: where the virtual
-workers are known, each gets an agent of its own with one device per stage, in the order of the stages. A job that is
-planned by names gets agents under these names instead: the nodes of its `cluster.file`. The coordinator deals devices
-in the order in which agents register, so the order of the groups is part of the answer: the agents are started in it.
+A container has access to the devices of its agent only, so the grouping follows the plan: if the virtual workers are
+known, each gets an agent of its own with one device per stage, in the order of the stages. A job planned for a
+`cluster.file` gets agents with the names of its nodes instead. The coordinator assigns devices in the order in which
+agents register, so the agents are started in the order of the groups.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hetpipe.job.file import Job
 from hetpipe.values.ids import VirtualWorkerIndex
 from hetpipe.values.plan_document import PlanDocument
 
-#: The node of an agent that has the whole machine.
+#: Node name of an agent with all devices of the machine.
 WHOLE = "box"
 
 
@@ -26,9 +26,9 @@ class AgentGroup:
     """One agent and its devices."""
 
     node: str
-    """Begins the names of its devices."""
+    """Prefix of the names of its devices."""
     devices: tuple[BoxDevice, ...]
-    """In the order in which the agent numbers them."""
+    """In the agent's order."""
 
 
 def needs_a_plan(job: Job) -> bool:
@@ -69,19 +69,19 @@ def groups_of(
 
 
 def job_of_plan(job: Job, plan: PlanDocument) -> Job:
-    """`job` with the cut of `plan`, so that a run of it is the plan's.
+    """`job` with the cut of `plan`.
 
     Raises:
-        UserError: a run cannot follow the plan.
+        UserError: the plan cannot be executed for the job.
     """
     if job.is_planned:
-        raise UserError("the job states a plan in workers.stages, and --plan gives another one; leave one out")
+        raise UserError("the job has a plan in workers.stages, and --plan gives another one; leave one out")
     if plan.batch_size is not None and plan.batch_size != job.batch_size:
         raise UserError(
             f"the plan is for minibatches of {plan.batch_size} samples, the job has {job.batch_size}; plan again"
         )
     if plan.weights != job.weights:
-        raise UserError(f"the plan is for the weight policy {plan.weights}, the job's is {job.weights}; plan again")
+        raise UserError(f"the plan is for the weight policy {plan.weights}, the job has {job.weights}; plan again")
     recomputed = {stage.recompute for worker in plan.virtual_workers for stage in worker.stages}
     if recomputed == {True, False}:
         raise UserError(
@@ -94,8 +94,8 @@ def job_of_plan(job: Job, plan: PlanDocument) -> Job:
         )
     if job.parameter_servers.placement == "ed_local":
         raise UserError(
-            "parameter_servers.placement: ed_local keeps weights on the node that computes them, and here is one node "
-            "only; say balanced or round_robin"
+            "parameter_servers.placement: ed_local places weights on the node that computes them, but there is only "
+            "one node; use balanced or round_robin"
         )
     counts = [[last - first for first, last in (s.layers for s in vw.stages)] for vw in plan.virtual_workers]
     return job.with_plan(counts, plan.minibatches_per_wave, plan.staleness)
@@ -122,7 +122,7 @@ class _Pool:
         return tuple(self._free.pop(0) for _ in range(count))
 
     def take(self, name: str, kind: str) -> BoxDevice:
-        """The device called `name`; without a name the first one of the type, which a CPU device can always play."""
+        """Take the device `name`; without a name the first one of the type, which any CPU device can emulate."""
         for device in self._free:
             if device.device == name if name else not device.gpu or device.type == kind:
                 self._free.remove(device)
@@ -131,4 +131,4 @@ class _Pool:
 
     def _too_few(self, need: str) -> UserError:
         free = f"{len(self._free)} of {self._all} devices of this machine are free"
-        return UserError(f"{need}, and {free}; say --cpu-devices N to compute on the CPU, or change the job's cluster")
+        return UserError(f"{need}, and {free}; give --cpu-devices N to compute on the CPU, or change the job's cluster")

@@ -1,7 +1,7 @@
 """A job as a Kustomize overlay over the manifests in `k8s/base`: its files, its shards, its agents per product. Pure.
 
-An overlay is a folder: `kustomization.yaml`, one folder for each group of alike nodes, and `job/` with what the
-ConfigMap `job` holds. Pods see the job's code at /job, under the paths it has beside the job file.
+An overlay is a folder: `kustomization.yaml`, one folder for each group of equal nodes, and `job/` with the content of
+the ConfigMap `job`. Pods have the job's code at /job, with its paths relative to the job file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hetpipe.errors import UserError
 from hetpipe.job.file import Job
 from hetpipe.job.model import normalised
 
-#: The file that Kustomize looks for.
+#: The file read by Kustomize.
 KUSTOMIZATION = "kustomization.yaml"
 
 #: The pseudo-product for CPU devices.
@@ -40,7 +40,7 @@ _AGENTS = {"kind": "Job", "labelSelector": "app.kubernetes.io/component=agent"}
 
 @dataclass(frozen=True, slots=True)
 class AgentNodes:
-    """Alike nodes, each with one agent."""
+    """Equal nodes, each with one agent."""
 
     product: str
     """The nodes' label `nvidia.com/gpu.product`; `cpu` for CPU devices."""
@@ -49,7 +49,7 @@ class AgentNodes:
 
     @property
     def name(self) -> str:
-        """Of the group: its agents are called NAME-0, NAME-1 and so on.
+        """The group's name: its agents are NAME-0, NAME-1 and so on.
 
         >>> AgentNodes("NVIDIA-GeForce-RTX-2060", 1, 4).name, AgentNodes("NVIDIA-A100-SXM4-80GB", 1, 8).name
         ('rtx-2060', 'a100-sxm4-80gb')
@@ -59,7 +59,7 @@ class AgentNodes:
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """The names of its agents, which begin the names of their devices."""
+        """The names of its agents, which are prefixes of the names of their devices."""
         return tuple(f"{self.name}-{index}" for index in range(self.num_nodes))
 
 
@@ -69,20 +69,20 @@ class Overlay:
 
     job: Job
     code: Mapping[str, str]
-    """Path beside the job file → content, of the files that the job's code is in."""
+    """Path relative to the job file → content, of the job's code."""
     groups: tuple[AgentNodes, ...]
     image: str
     k8s: str
-    """The folder `k8s`, as seen from the overlay."""
+    """The folder `k8s`, relative to the overlay."""
     tls: bool = True
     modules: tuple[str, ...] = field(default=())
-    """Patterns of modules that agents allow beside those that the manifests name."""
+    """Patterns of modules that agents allow in addition to those in the manifests."""
     allowed_environment: tuple[str, ...] = field(default=())
     """Names and patterns of the environment variables that agents pass on to jobs."""
 
 
 def groups_of_options(texts: Sequence[str]) -> tuple[AgentNodes, ...]:
-    """The values of `--agents`.
+    """Parse the values of `--agents`.
 
     Raises:
         UserError: one is malformed, or two give agents of the same name.
@@ -95,8 +95,8 @@ def groups_of_options(texts: Sequence[str]) -> tuple[AgentNodes, ...]:
         match = _GROUP.fullmatch(text)
         if match is None:
             raise UserError(
-                f"--agents {text!r} is not PRODUCT=NODESxDEVICES; write for example NVIDIA-TITAN-V=1x4, the product as "
-                "the nodes' label nvidia.com/gpu.product says it, or cpu=2x2"
+                f"--agents {text!r} is not PRODUCT=NODESxDEVICES; write for example NVIDIA-TITAN-V=1x4, with the "
+                "product of the nodes' label nvidia.com/gpu.product, or cpu=2x2"
             )
         groups.append(AgentNodes(match["product"], int(match["nodes"]), int(match["devices"])))
     names = [group.name for group in groups]
@@ -122,8 +122,8 @@ def overlay_files(overlay: Overlay) -> dict[str, str]:
     size = sum(len(content.encode()) for content in carried.values())
     if size > MOST_JOB_BYTES:
         raise UserError(
-            f"the job's files are {size} bytes, and a ConfigMap holds {MOST_JOB_BYTES}; put the code into an image of "
-            "your own and name it with --image"
+            f"the job's files have {size} bytes, the limit of a ConfigMap is {MOST_JOB_BYTES}; put the code into an "
+            "image of your own and name it with --image"
         )
     files = {f"job/{path}": content for path, content in carried.items()}
     files[KUSTOMIZATION] = _yaml(_kustomization(overlay, carried))
@@ -140,7 +140,7 @@ def _check(overlay: Overlay) -> None:
     if job.parameter_servers.placement == "ed_local":
         raise UserError(
             "parameter_servers.placement: ed_local needs a shard on each node, in the order of cluster.file; begin "
-            "with k8s/overlays/multi-node-heterogeneous, which shows how, or say balanced"
+            "with k8s/overlays/multi-node-heterogeneous, which shows how, or use balanced"
         )
     file = job.cluster.file
     if file is None or job.is_planned or job.cluster.emulate:
@@ -149,8 +149,8 @@ def _check(overlay: Overlay) -> None:
     absent = [node.name for node in file.nodes if node.devices and node.name not in agents]
     if absent:
         raise UserError(
-            f"cluster.file has the node {absent[0]}, and --agents make {', '.join(sorted(agents))}; name the nodes of "
-            "the file as the agents"
+            f"cluster.file has the node {absent[0]}, but --agents gives {', '.join(sorted(agents))}; name the nodes of "
+            "the file like the agents"
         )
 
 
@@ -190,7 +190,7 @@ def _job_volumes(keys: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _allowed(overlay: Overlay) -> list[dict[str, Any]]:
-    """The modules and variables that agents allow to jobs."""
+    """The options of agents for permitted modules and variables."""
     options = [f"--allow-modules={module}" for module in overlay.modules]
     options += [f"--allow-environment={name}" for name in overlay.allowed_environment]
     operations = [{"op": "add", "path": _ARGS, "value": option} for option in options]
@@ -222,4 +222,4 @@ def _patch(target: Mapping[str, str], operations: Sequence[Mapping[str, Any]]) -
 
 
 def _yaml(value: Mapping[str, Any]) -> str:
-    return "# Made by `hetpipe render k8s`.\n" + to_yaml(value)
+    return "# Generated by `hetpipe render k8s`.\n" + to_yaml(value)

@@ -1,11 +1,11 @@
 """`python -m hetpipe.deploy.kubernetes_secrets DIR | kubectl apply --server-side -f -`: the Secrets that k8s/ mounts.
 
-Without `--server-side`, `kubectl apply` copies what it sends into the annotation
-`kubectl.kubernetes.io/last-applied-configuration`: keys in an unexpected place.
+Without `--server-side`, `kubectl apply` would copy the keys into the annotation
+`kubectl.kubernetes.io/last-applied-configuration`.
 
-DIR is a folder of `hetpipe certs`. Which certificates are in it decides what is in the Secrets, so more shards or
-agents need more certificates and no other manifest; without any there are user and password of Redis alone. Nothing is
-written but DIR/redis-password, once. What is printed holds keys: it belongs into a pipe, not into a file.
+DIR is a folder of `hetpipe certs`. The Secrets contain the certificates in it, so more shards or agents need more
+certificates and no other manifest; without any, only user and password of Redis. Only DIR/redis-password is written,
+once. The output contains keys: use a pipe, not a file.
 
 | Secret | keys | mounted by |
 |---|---|---|
@@ -35,7 +35,7 @@ from hetpipe.values.identity import Role
 REDIS_USER = "hetpipe"
 _PASSWORD_FILE = "redis-password"  # noqa: S105 - the name of a file
 
-#: The command that takes the Secrets from standard input and keeps their content out of annotations.
+#: The command that applies the Secrets from standard input without copying them into annotations.
 APPLY_SECRETS = "kubectl apply --server-side -f -"
 
 _NUM_RANDOM_BYTES = 32
@@ -51,7 +51,7 @@ def secrets_of(folder: Path, password: str) -> dict[str, _Files]:
         password: of the user `REDIS_USER`.
 
     Raises:
-        UserError: a file cannot be read, or a Secret for one process would have to hold those of several.
+        UserError: a file cannot be read, or a Secret for one process would contain the certificates of several.
     """
     users = "".join(f"{line}\n" for line in acl_lines(REDIS_USER, password))
     found: dict[str, _Files] = {
@@ -62,7 +62,7 @@ def secrets_of(folder: Path, password: str) -> dict[str, _Files]:
         processes = dict(_processes(folder, role))
         if len(processes) > 1:
             names = ", ".join(sorted(processes))
-            raise UserError(f"{folder} has certificates of several: {role} {names}; leave the one that is meant there")
+            raise UserError(f"{folder} has certificates of several: {role} {names}; keep only the right one there")
         found |= {f"tls-{role}": files for files in processes.values()}
     for role in (Role.PARAMETER_SERVER, Role.AGENT):
         together: dict[str, bytes] = {}
@@ -88,10 +88,10 @@ def manifests(contents: Mapping[str, _Files], namespace: str) -> str:
 
 
 def kept_password(folder: Path) -> str:
-    """The password of Redis in `folder`, made where there is none.
+    """The password of Redis in `folder`, created if missing.
 
     Raises:
-        UserError: it can be neither read nor written.
+        UserError: it can neither be read nor written.
     """
     path = folder / _PASSWORD_FILE
     try:
@@ -101,12 +101,12 @@ def kept_password(folder: Path) -> str:
         return path.read_text(encoding="utf-8").strip()
     except OSError as error:
         raise UserError(
-            f"cannot keep the password of Redis in {path}: {error.strerror}; give a folder of your own"
+            f"cannot store the password of Redis in {path}: {error.strerror}; give a folder of your own"
         ) from error
 
 
 def _processes(folder: Path, role: Role) -> Iterator[tuple[str, _Files]]:
-    """Name → files of each process of `role`; a coordinator needs no name."""
+    """Name → files of each process of `role`; the name of a coordinator is optional."""
     for path in sorted(folder.glob(f"{role}*")):
         name = path.name.removeprefix(role).removeprefix("-")
         if path.is_dir():
@@ -117,7 +117,7 @@ def _processes(folder: Path, role: Role) -> Iterator[tuple[str, _Files]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the Secrets; the exit status."""
+    """Print the Secrets; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m hetpipe.deploy.kubernetes_secrets",
         description=f"Print the Secrets that k8s/ mounts, for `{APPLY_SECRETS}`.",

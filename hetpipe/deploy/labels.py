@@ -1,4 +1,4 @@
-"""The labels of hetpipe's containers and networks, made by `deploy.engine` or by Compose from a rendered file."""
+"""The labels of hetpipe's containers and networks, created by `deploy.engine` or by Compose from a rendered file."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,40}")
 
 
 def check_project(name: str) -> str:
-    """`name`, if a project can have it.
+    """Validate the name of a project; returns it unchanged.
 
     Raises:
-        UserError: it cannot.
+        UserError: it is not valid.
     """
     if not _PROJECT_NAME.fullmatch(name):
         raise UserError(
-            f"--project {name!r} begins the names of containers; write up to 41 small letters, digits, dashes or "
+            f"--project {name!r} is a prefix of containers' names; use up to 41 small letters, digits, dashes or "
             "underscores, the first one a letter or a digit"
         )
     return name

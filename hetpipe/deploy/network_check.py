@@ -1,7 +1,7 @@
 """`python -m hetpipe.deploy.network_check`: checks that the network allows exactly the required connections.
 
-Rules about who may connect to whom are worth nothing where nobody enforces them, and nothing tells. So this tries: the
-allowed connections must succeed, the forbidden ones must not. Only bare connections are made; nothing is sent.
+Network policies have no effect without a plugin that enforces them, and their absence causes no error. This check opens
+connections: the allowed ones must succeed, the forbidden ones must fail. No data is sent.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Network(Protocol):
 
 
 class SystemNetwork:
-    """This machine's own."""
+    """The network of this machine."""
 
     def hosts(self, name: str) -> tuple[str, ...]:
         """As `Network.hosts`."""
@@ -56,16 +56,16 @@ class SystemNetwork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The connections to try. Addresses are `HOST:PORT`; of a name with several IP addresses each is tried."""
+    """The connections to check. Addresses are `HOST:PORT`; all IP addresses of a name are checked."""
 
     allowed: tuple[str, ...]
     forbidden: tuple[str, ...] = ()
     wait_seconds: float = 0.0
-    """How long to wait until the allowed connections succeed and the names of the forbidden ones are known."""
+    """Timeout for the allowed connections to succeed and the forbidden names to be resolved."""
 
 
 def check(rules: Rules, network: Network, *, clock: Clock, say: Callable[[str], None]) -> bool:
-    """Try every connection and print the results; True if all are as required.
+    """Check every connection and print the results; True if all are as required.
 
     Raises:
         UserError: an address is malformed.
@@ -74,17 +74,17 @@ def check(rules: Rules, network: Network, *, clock: Clock, say: Callable[[str], 
     deadline = clock.monotonic() + rules.wait_seconds
     while missing := _missing(allowed, forbidden, network):
         if clock.monotonic() >= deadline:
-            say(f"{missing} within {rules.wait_seconds:g} s, so nothing is proven")
+            say(f"{missing} within {rules.wait_seconds:g} s, so the check is inconclusive")
             return False
         clock.sleep(_PAUSE_SECONDS)
     for address in rules.allowed:
-        say(f"{address}: open, as it must be")
+        say(f"{address}: open, as required")
     open_ones = {
         join_address(name, port): [host for host in network.hosts(name) if network.opens(host, port)]
         for name, port in forbidden
     }
     for address, hosts in open_ones.items():
-        say(f"{address}: OPEN at {', '.join(hosts)}, and forbidden" if hosts else f"{address}: closed, as it must be")
+        say(f"{address}: OPEN at {', '.join(hosts)}, but forbidden" if hosts else f"{address}: closed, as required")
     if any(open_ones.values()):
         say("the rules of this network are not enforced; use a network plugin that enforces them")
         return False
@@ -107,19 +107,27 @@ def _say(line: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check once; the exit status."""
+    """Run one check; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m hetpipe.deploy.network_check",
         description="Fail if an allowed connection does not succeed, or a forbidden one does.",
     )
     parser.add_argument(
-        "--allowed", action="append", required=True, metavar="HOST:PORT", help="this must succeed; repeatable"
+        "--allowed",
+        action="append",
+        required=True,
+        metavar="HOST:PORT",
+        help="a connection that must succeed; repeatable",
     )
     parser.add_argument(
-        "--forbidden", action="append", default=[], metavar="HOST:PORT", help="this must not; repeatable"
+        "--forbidden", action="append", default=[], metavar="HOST:PORT", help="a connection that must fail; repeatable"
     )
     parser.add_argument(
-        "--wait", type=float, default=0.0, metavar="S", help="seconds to wait for the allowed ones (%(default)g)"
+        "--wait",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="timeout for the allowed connections, in seconds (%(default)g)",
     )
     options = parser.parse_args(arguments)
     rules = Rules(allowed=tuple(options.allowed), forbidden=tuple(options.forbidden), wait_seconds=options.wait)

@@ -31,7 +31,7 @@ _OWNER_ONLY = 0o700
 
 
 def write_secrets(wishes: Wishes, peers: Iterable[NamedPeer]) -> None:
-    """Make the folder `wishes.folders.state`, in place of an older one.
+    """Create the folder `wishes.folders.state`, replacing an older one.
 
     Args:
         wishes: the description of the deployment.
@@ -57,17 +57,17 @@ def write_secrets(wishes: Wishes, peers: Iterable[NamedPeer]) -> None:
 
 
 def remove_secrets(state: Path) -> None:
-    """Remove the folder; nothing happens where there is none."""
+    """Remove the folder; no effect if it does not exist."""
     shutil.rmtree(state, ignore_errors=True)
 
 
 def operator_folder(state: str) -> Path:
-    """The certificates of the operator who submits jobs."""
+    """The folder with the certificates of the operator who submits jobs."""
     return process_folder(Path(state) / CERTIFICATES, OPERATOR)
 
 
 def give(folder: Path, user: str) -> None:
-    """Change the owner of `folder` to the containers' user (`UID:GID`). Only root can, and only root must."""
+    """Change the owner of `folder` to the containers' user (`UID:GID`). Possible and necessary for root only."""
     if os.geteuid() == 0:
         uid, gid = map(int, user.split(":"))
         for path in (folder, *folder.rglob("*")):

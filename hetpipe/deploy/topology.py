@@ -1,12 +1,11 @@
 """The containers of one machine, in starting order, with their arguments, devices and folders. Pure.
 
-The same description is carried out by `deploy.engine` and written down by `deploy.compose`. Folders of the machine keep
-their paths inside the containers, so that a run's folder has one name everywhere: for whoever hands the job in, for the
-processes that write into it, and for `hetpipe check` afterwards.
+The same description is executed by `deploy.engine` and written to a file by `deploy.compose`. Folders of the machine
+have the same paths inside the containers, so that a run's folder has one path for the submitter, for the processes that
+write to it, and for `hetpipe check`.
 
-Jobs live in the coordinator's memory by default. With Redis they outlive the coordinator's process; on one machine that
-buys little, since a run goes on from its checkpoint on disk anyway, so Redis is there for who asks for it, and keeps
-nothing on disk either.
+By default jobs are in the coordinator's memory. With Redis they survive the coordinator's process; on one machine the
+benefit is small, as a run can be resumed from its checkpoint, so Redis is optional, and not persistent.
 """
 
 from __future__ import annotations
@@ -24,42 +23,42 @@ from hetpipe.server.agent.environment import passed_on
 from hetpipe.values import identity
 from hetpipe.values.identity import NamedPeer
 
-#: The port of every service; each has a container, and so all ports, of its own.
+#: The port of every service, each in a container of its own.
 GRPC_PORT = 7400
 HEALTH_PORT = 7401
 REDIS_PORT = 6379
 
-#: Where a container finds its own certificates, Redis its users, and the coordinator the password of its own.
+#: Mount points of a container's certificates, of Redis' users, and of the coordinator's password.
 TLS_FOLDER = "/etc/hetpipe/tls"
 STORE_FOLDER = "/etc/hetpipe/store"
 
-#: Folders of secrets below the state folder, each mounted by those only who need it, and the files of the last two.
+#: Folders of secrets below the state folder, each mounted only where needed, and the files of the last two.
 CERTIFICATES = "certs"
 STORE_USERS, USERS_FILE = "store-users", "users.acl"
 STORE_PASSWORD, PASSWORD_FILE = "store-password", "password"
 
-#: Where Redis keeps its append-only file, below the state folder and in its container.
+#: Folder of Redis' append-only file, below the state folder and in its container.
 STORE_DATA, DATA_FOLDER = "store-data", "/data"
 
-#: The folder of parameter servers' acknowledged state, below the folder of the runs.
+#: Folder of parameter servers' persistent state, below the folder of the runs.
 _STATES = ".state"
 
 #: The coordinator's name in Redis.
 STORE_USER = "hetpipe"
 
-#: With a digest behind the tag once `make digests` has resolved it.
+#: Image of Redis; `make digests` appends the digest to the tag.
 REDIS_IMAGE = "redis:7.4.2-bookworm"
 
 #: The operator who submits jobs, from this machine or from a container.
 OPERATOR = NamedPeer(identity.Role.OPERATOR, "submit")
 
-#: The engines' name of: restart with growing pauses, unless stopped explicitly.
+#: The engines' restart policy: with growing pauses, unless stopped explicitly.
 RESTART_POLICY = "unless-stopped"
 
-#: From SIGTERM to SIGKILL: longer than a stage or a shard takes to write its part of a checkpoint.
+#: Grace period from SIGTERM to SIGKILL: longer than writing a part of a checkpoint takes.
 STOP_SECONDS = 60
 
-#: Stages of one container exchange tensors through it, and so do data loaders of the user's code.
+#: Shared memory of a container, used between its stages and by data loaders.
 SHM_BYTES = 1 << 30
 
 #: Limit of processes and threads in one container: far above the needs of stages, far below the machine's limits.
@@ -68,7 +67,7 @@ MOST_PROCESSES = 4096
 _MIB = 1 << 20
 _TMP_BYTES = 1024 * _MIB
 
-#: Folders of an image. Who shows them to containers hides the image's own files.
+#: Folders of an image. Mounting them would hide the image's own files.
 _SYSTEM_FOLDERS = frozenset(
     f"/{name}"
     for name in ("", "bin", "dev", "etc", "lib", "lib64", "opt", "proc", "run", "sbin", "sys", "tmp", "usr", "var")
@@ -95,7 +94,7 @@ class StoreKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A folder of the machine in a container."""
+    """A folder of the machine mounted in a container."""
 
     source: str
     """Absolute path on the machine."""
@@ -122,11 +121,11 @@ class Container:
 
     role: Role
     name: str
-    """Also its name on the project's network."""
+    """Name of the container, also on the project's network."""
     image: str
     command: tuple[str, ...]
     ready: str
-    """The text that its output contains once it is ready; empty for one that runs to its end."""
+    """Text in its output once it is ready; empty for a container that runs to completion."""
     user: str
     """`UID:GID`, numbers."""
     health: Health | None = None
@@ -145,7 +144,7 @@ class Container:
     working_dir: str = ""
     shm_bytes: int = 64 * _MIB
     peer: NamedPeer | None = None
-    """Whom its certificate names; None: it needs none."""
+    """Identity of its certificate; None: no certificate."""
     restarts: bool = False
     """Whether the engine restarts it after an unexpected end."""
 
@@ -169,13 +168,13 @@ class Folders:
     """Folders of the machine, as absolute paths."""
 
     code: str
-    """Where user code is imported from; stages see it and cannot change it."""
+    """Folder of user code, mounted read-only for stages."""
     runs: str
-    """Where runs are written."""
+    """Folder of runs."""
     state: str
-    """For certificates and other secrets; of this deployment alone."""
+    """Folder of certificates and other secrets of this deployment."""
     more: tuple[str, ...] = ()
-    """Other folders that user code reads: data, for example."""
+    """Further folders read by user code, for example data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +186,7 @@ class Wishes:
     user: str
     """`UID:GID`, numbers."""
     agents: tuple[AgentGroup, ...]
-    """In the order in which they are to register."""
+    """In the order of their registration."""
     num_shards: int
     folders: Folders
     modules: tuple[str, ...] = ("*",)
@@ -195,18 +194,18 @@ class Wishes:
     allowed_environment: tuple[str, ...] = ()
     """Names and patterns of the environment variables that agents pass on to jobs."""
     tls: bool = True
-    """Whether the processes prove themselves to each other."""
+    """Whether the processes authenticate each other."""
     store: StoreKind = StoreKind.MEMORY
     store_image: str = REDIS_IMAGE
     port: int = GRPC_PORT
-    """Of the machine's loopback interface, for the coordinator."""
+    """Port of the coordinator on the machine's loopback interface."""
 
 
 def deployment_of(wishes: Wishes) -> Deployment:
     """The containers for `wishes`.
 
     Raises:
-        UserError: a folder cannot be shown to containers as it is.
+        UserError: a folder cannot be mounted.
     """
     _check_folders(wishes.folders)
     store = (_redis(wishes),) if wishes.store is StoreKind.REDIS else ()
@@ -234,7 +233,7 @@ def submission_of(wishes: Wishes, deployment: Deployment, job: str) -> Container
     )
 
 
-#: In containers, besides: nothing is written beside code, which is read-only, or into a home that is not there.
+#: Further environment of containers: no bytecode beside the read-only code, and no home folder.
 _ENVIRONMENT = (
     *SERVICE_ENVIRONMENT.items(),
     ("PYTHONDONTWRITEBYTECODE", "1"),
@@ -296,7 +295,7 @@ def _redis(wishes: Wishes) -> Container:
         command=("redis-server", "--bind", "*", "--aclfile", f"{STORE_FOLDER}/{USERS_FILE}", *kept),
         ready="Ready to accept connections",
         user=wishes.user,
-        # Anonymous callers are refused, so a refusal shows that the server works.
+        # Anonymous callers are rejected, so a rejection shows that the server works.
         health=Health(("sh", "-c", "redis-cli ping | grep -qE 'PONG|NOAUTH'")),
         mounts=(users, data),
         restarts=True,
@@ -325,7 +324,7 @@ def _coordinator(wishes: Wishes) -> Container:
 
 def _parameter_server(wishes: Wishes, index: int) -> Container:
     name = f"{Role.PARAMETER_SERVER}-{index}"
-    # Beside the runs, because files there outlive the container.
+    # Beside the runs, because these files survive the container.
     state = f"{wishes.folders.runs}/{_STATES}/{wishes.project}/shard-{index}"
     return _service(
         wishes,
@@ -348,7 +347,7 @@ def _parameter_server(wishes: Wishes, index: int) -> Container:
 
 
 def _agents(wishes: Wishes) -> Iterator[Container]:
-    """The agents, each after the one before: the coordinator deals devices in the order in which agents register."""
+    """The agents, started in sequence: the coordinator assigns devices in the order in which agents register."""
     before: str = Role.COORDINATOR
     for index, group in enumerate(wishes.agents):
         name = f"{Role.AGENT}-{index}"
@@ -367,7 +366,7 @@ def _agents(wishes: Wishes) -> Iterator[Container]:
                 depends_on=(before,),
                 gpus=gpus,
                 shm_bytes=SHM_BYTES,
-                # The order of the stages, whatever order the engine and CUDA count the GPUs in.
+                # The order of the stages, independent of the engine's and CUDA's numbering of GPUs.
                 environment=(("CUDA_VISIBLE_DEVICES", ",".join(gpus)),) if gpus else (),
                 passed_environment=passed_on(wishes.allowed_environment),
             ),
@@ -405,8 +404,8 @@ def _check_folders(folders: Folders) -> None:
     for path in shown:
         if path in _SYSTEM_FOLDERS:
             raise UserError(
-                f"containers are shown {path} under this very name, which would hide their own files; call this in a "
-                "folder of your own, and keep runs and data in folders of their own"
+                f"{path} would be mounted at the same path in containers and hide their own files; run this in a "
+                "folder of your own, and keep runs and data in separate folders"
             )
         if PurePosixPath(folders.state).is_relative_to(path):
             raise UserError(

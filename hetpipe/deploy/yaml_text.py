@@ -1,4 +1,4 @@
-"""YAML as people write it: members of enumerations are their text, and text of several lines stands as a block."""
+"""Readable YAML: members of enumerations as text, multi-line text as blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 
 
 class _Dumper(yaml.SafeDumper):
-    """Of this module only."""
+    """The dumper of this module."""
 
     def ignore_aliases(self, data: Any) -> bool:
         """Write repeated values in full, without aliases."""

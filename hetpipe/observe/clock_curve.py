@@ -15,7 +15,7 @@ _EVENTS = (b'"event":"commit"', b'"event":"join"', b'"event":"leave"', b'"event"
 
 
 class ClockReduction(Reduction):
-    """Commits and membership. A point: samples committed in it, clocks at its end, largest distance in it."""
+    """Reduction of commits and membership. A point has its committed samples, final clocks and largest distance."""
 
     fields = frozenset({"t", "samples", "clocks", "distance"})
 
@@ -50,18 +50,18 @@ class ClockReduction(Reduction):
 
 @dataclass(frozen=True, slots=True)
 class ClockPoint:
-    """A few commits in a row."""
+    """Consecutive commits."""
 
     t: float
-    """Of the last one, in monotonic seconds of the clock shard's host."""
+    """Time of the last one, in monotonic seconds of the clock shard's host."""
     samples: int
-    """Committed from the beginning of the history to there, over all virtual workers."""
+    """Samples committed since the beginning of the history, over all virtual workers."""
     distance: int
     """The largest distance between the local clocks of two members that have committed something."""
 
 
 def read_clock_curve(run_dir: Path) -> list[ClockPoint]:
-    """The commits of a run, put together to at most `down_sampled.MOST_POINTS` points; none without a history.
+    """The commits of a run, reduced to at most `down_sampled.MOST_POINTS` points; empty without a history.
 
     Raises:
         OSError: a file cannot be read.

@@ -3,10 +3,10 @@
     vw-0.jsonl.gz, vw-0.0001.jsonl.gz, vw-0.0002.jsonl   the file (`observe.segments`)
     vw-0.index.json                                      its compressed segments, as at most `MOST_POINTS` points
 
-A point stands for `width` lines in a row, the last one perhaps for fewer; when there are too many points, each two
-become one, and the width doubles. Only compressed segments are in an index, as these never change: it is brought up to
-date when another one was compressed, replaced as a whole, and can be made again from the segments. A reader adds the
-segments that it lacks, which are the one being written and what could not be compressed.
+A point stands for `width` consecutive lines, the last one possibly for fewer; when there are too many points, pairs are
+merged, and the width doubles. An index covers compressed segments only, as these never change: it is updated when
+another one has been compressed, replaced atomically, and can be rebuilt from the segments. A reader adds the missing
+segments: the one being written, and those that could not be compressed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hetpipe.observe.segments import open_segment, packed_path, segments_of
 
 _log = get_logger(__name__)
 
-#: Points of an index, at most; even.
+#: Maximum number of points in an index; even.
 MOST_POINTS = 512
 
 _VERSION = 1
@@ -42,17 +42,17 @@ class Reduction(Protocol):
     """The keys of a point."""
 
     def point(self, line: bytes, before: Point | None) -> Point | None:
-        """The point of a line after the point `before`; None for a torn line, or one of no curve."""
+        """The point of a line after the point `before`; None for a torn line, or one that is not part of a curve."""
         ...
 
     def merged(self, one: Point, other: Point) -> Point:
-        """Two points in a row as one."""
+        """Merge two consecutive points."""
         ...
 
 
 @dataclass(slots=True)
 class DownSampling:
-    """Points of lines, in their order; at most `MOST_POINTS`."""
+    """At most `MOST_POINTS` points of lines, in order."""
 
     reduction: Reduction
     points: list[Point] = field(default_factory=list)
@@ -61,10 +61,10 @@ class DownSampling:
     count: int = 0
     """Lines in the last point."""
     segments: int = 0
-    """Whole segments in it: those below this number."""
+    """Complete segments included: those below this number."""
 
     def add(self, lines: Iterable[bytes]) -> None:
-        """More lines."""
+        """Add lines."""
         points, reduction = self.points, self.reduction
         for line in lines:
             point = reduction.point(line, points[-1] if points else None)
@@ -88,7 +88,7 @@ def index_path(path: Path) -> Path:
 
 
 def points_of(path: Path, reduction: Reduction) -> list[Point]:
-    """The stream `path` as at most `MOST_POINTS` points; none if there is no such stream.
+    """The stream `path` as at most `MOST_POINTS` points; empty if it does not exist.
 
     Raises:
         OSError: a segment that the index lacks cannot be read.
@@ -101,7 +101,7 @@ def points_of(path: Path, reduction: Reduction) -> list[Point]:
 
 
 def update_index(path: Path, reduction: Reduction) -> None:
-    """Bring the index of the stream `path` up to date with its compressed segments. A failure leaves it as it was."""
+    """Update the index of the stream `path` by its compressed segments. A failure leaves it unchanged."""
     found = _read(path, reduction)
     known = found.segments
     try:

@@ -26,10 +26,10 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class HistoryWriter(Protocol):
-    """Takes events in the order in which they happen. Implementations are thread-safe."""
+    """Writer of events, in the order in which they happen. Implementations are thread-safe."""
 
     def write(self, event: str, **fields: Value) -> None:
-        """Record one event. Prefer the methods below, which say the names of the fields."""
+        """Record one event. Prefer the methods below, which define the names of the fields."""
         ...
 
     def position(self) -> int:
@@ -37,11 +37,11 @@ class HistoryWriter(Protocol):
         return 0
 
     def since(self, position: int) -> Iterator[tuple[str, dict[str, Value]]]:
-        """The events from a position on, with their fields; of the present term, of whichever process."""
+        """The events from a position on, with their fields: those of the current term, of any process."""
         yield from ()
 
     def on_alarm(self, listener: Callable[[HistoryIncomplete], None]) -> None:
-        """Call `listener` once, when events begin to lack; for those that are kept on a disk."""
+        """Call `listener` once, when the first event is lost; for histories on a disk."""
         del listener
 
     def forward(
@@ -152,7 +152,7 @@ class HistoryWriter(Protocol):
     def join(
         self, *, vw: int, incarnation: int, clock: int, num_stages: int, minibatches_per_wave: int | None = None
     ) -> None:
-        """A virtual worker of so many stages counts from the barrier at `clock` on, if given with an N of its own."""
+        """A virtual worker of `num_stages` stages counts from the barrier at `clock` on, given its own N if any."""
         own = {} if minibatches_per_wave is None else {"minibatches_per_wave": minibatches_per_wave}
         self.write("join", vw=vw, incarnation=incarnation, clock=clock, num_stages=num_stages, **own)
 
@@ -164,7 +164,7 @@ class HistoryWriter(Protocol):
         self.write("plan", vw=vw, incarnation=incarnation, clock=clock, version=version, bounds=list(bounds))
 
     def leave(self, *, vw: int, incarnation: int, clock: int) -> None:
-        """A virtual worker that was drained counts no more from the barrier at `clock` on; its waves before it do."""
+        """A drained virtual worker stops counting at the barrier at `clock`; its waves before it count."""
         self.write("leave", vw=vw, incarnation=incarnation, clock=clock)
 
     def barrier(self, *, clock: int, reason: str) -> None:
@@ -205,20 +205,20 @@ class SummaryHistory(HistoryWriter):
     def forward(
         self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int, version: int = 0
     ) -> None:
-        """Remember the clock."""
+        """Record the clock."""
         del vw, incarnation, stage, local_through, version
         self._clocks[p] = clock
 
     def backward(
         self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int, version: int = 0
     ) -> None:
-        """Part of its wave."""
+        """Included in the line of its wave."""
 
     def step(self, *, vw: int, incarnation: int, stage: int, p: int, version: int = 0) -> None:
-        """Part of its wave."""
+        """Included in the line of its wave."""
 
     def skip(self, *, vw: int, incarnation: int, stage: int, p: int, scale: int, version: int = 0) -> None:
-        """Part of its wave."""
+        """Included in the line of its wave."""
 
     def wave_computed(self, *, vw: int, incarnation: int, stage: int, wave: int, p: int, version: int = 0) -> None:
         """Implement `HistoryWriter.wave_computed`."""
@@ -243,14 +243,14 @@ def in_detail(history: HistoryWriter, detail: str) -> HistoryWriter:
 
 
 class MemoryHistory(HistoryWriter):
-    """Keeps events as dictionaries with `event` first, for tests."""
+    """Stores events as dictionaries with `event` first, for tests."""
 
     def __init__(self) -> None:
         self._events: list[dict[str, Value]] = []
         self._lock = threading.Lock()
 
     def write(self, event: str, **fields: Value) -> None:
-        """Keep the event."""
+        """Store the event."""
         with self._lock:
             self._events.append({"event": event, **fields})
 
@@ -277,8 +277,8 @@ class MemoryHistory(HistoryWriter):
 class History(HistoryWriter):
     """Appends to a file, one unbuffered write per event, so that a killed process leaves whole lines only.
 
-    Files are cut into segments, of which the old ones are compressed. A disk that fails ends the history, not the
-    process (`LineFile`): the checker then says that it is incomplete.
+    Files are divided into segments; old ones are compressed. A failing disk ends the history and not the process
+    (`LineFile`); the checker then reports it as incomplete.
     Within one `History` the times `t` never fall from line to line. Several processes or `History` objects may append
     to one file.
     """
@@ -295,20 +295,20 @@ class History(HistoryWriter):
         segment_bytes: int = SEGMENT_BYTES,
         reduction: Reduction | None = None,
     ) -> None:
-        """Open or make `path` and its folder.
+        """Open or create `path` and its folder.
 
         Args:
-            path: of its first segment; the others stand beside it.
+            path: of its first segment; the others are beside it.
             host: the process's address.
             pid: its id.
             role: its role.
             term: of the plan.
             clock: gives the times.
-            segment_bytes: how long a segment becomes before it is compressed.
+            segment_bytes: size above which a segment is closed and compressed.
             reduction: of compressed segments, for an index beside them; None: no index.
 
         Raises:
-            OSError: the file cannot be had, though the disk is well.
+            OSError: the file cannot be opened, for another reason than a failing disk.
         """
         self._who = _encode({"host": host, "pid": pid, "role": role})[1:-1]
         self._clock = clock

@@ -1,4 +1,4 @@
-"""Append-only line files of a run: a failure of the disk ends the file, never the run."""
+"""Append-only line files of a run; a failing disk ends the file, but not the run."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _CLOSE_SECONDS = 5.0
 class LineFile:
     """Appends to a file, one unbuffered write each, so that a killed process leaves whole lines only.
 
-    Once the disk has failed nothing more is written: the file ends there, like that of a process that was killed. It is
-    said once in the log, and by an empty file beside it. Not thread-safe.
+    After a disk failure nothing more is written: the file ends there, like that of a killed process. This is logged
+    once, and marked by an empty file beside it. Not thread-safe.
 
-    With `segment_bytes` a file that is longer is followed by another one, and compressed in the background
-    (`observe.segments`). A disk that has no room for that is no failure: the file grows on.
+    With `segment_bytes` a longer file is succeeded by another one, and compressed in the background
+    (`observe.segments`). Insufficient disk space for the compression is not a failure: the segment stays plain.
     """
 
     def __init__(self, path: Path, *, segment_bytes: int | None = None, reduction: Reduction | None = None) -> None:
@@ -42,21 +42,21 @@ class LineFile:
 
         Args:
             path: of its first segment.
-            segment_bytes: how long a segment becomes before it is compressed; None: there is one.
+            segment_bytes: size above which a segment is closed and compressed; None: a single segment.
             reduction: of compressed segments, for an index beside them; None: no index.
 
         Raises:
-            OSError: the file cannot be had, though the disk is well.
+            OSError: the file cannot be opened, for another reason than a failing disk.
         """
         self.path = path
-        #: Why lines are missing; None while all are there.
+        #: The reason for missing lines; None while complete.
         self.alarm: HistoryIncomplete | None = None
         self._on_alarm: Callable[[HistoryIncomplete], None] | None = None
         self._descriptor: int | None = None
         self._segment_bytes = segment_bytes
         self._reduction = reduction
         self._number = 0
-        #: Bytes of the present segment, as far as this process knows, and how many are enough.
+        #: Size of the current segment by this process's writes, and its limit.
         self._num_bytes = 0
         self._enough_bytes = segment_bytes
         self._compressing: threading.Thread | None = None
@@ -84,7 +84,7 @@ class LineFile:
         if self.alarm is not None:
             return
         if self._descriptor is None:
-            raise ValueError(f"{self.path} is closed; {lines[:200]!r} came too late")
+            raise ValueError(f"{self.path} is closed; {lines[:200]!r} cannot be written")
         try:
             written = os.write(self._descriptor, lines)
         except OSError as error:
@@ -132,7 +132,7 @@ class LineFile:
         self._compress()
 
     def _compress(self) -> None:
-        """Compress closed segments, unless a compression is running: then the next time."""
+        """Compress closed segments, unless a compression is running."""
         if self._compressing is None or not self._compressing.is_alive():
             self._compressing = threading.Thread(
                 target=self._pack, args=(self._number,), name=f"compress-{self.path.stem}", daemon=True
@@ -146,8 +146,8 @@ class LineFile:
 
     def _fail(self, error: OSError) -> None:
         self.alarm = HistoryIncomplete(
-            f"{self.path} cannot be written ({error.strerror or error}) and ends here; the run goes on, "
-            "but its records are incomplete: make room, or replace the disk, before the next run"
+            f"{self.path} cannot be written ({error.strerror or error}) and ends here; the run continues, "
+            "but its records are incomplete: free disk space, or replace the disk, before the next run"
         )
         with suppress(OSError):
             self.path.with_name(self.path.name + INCOMPLETE).touch()

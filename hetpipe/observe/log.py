@@ -1,14 +1,14 @@
 """Structured logs: one JSON object per line, one file per process.
 
-A process calls `configure_logging` once, first thing; every module then has `_log = get_logger(__name__)` and says
-`_log.info("stage_started", stage=1)`: a short event name and values, never a formatted sentence. Libraries that log
-through the standard library (gRPC, Redis) end up in the same file from WARNING on.
+A process calls `configure_logging` once, before anything else; every module has `_log = get_logger(__name__)` and calls
+`_log.info("stage_started", stage=1)` with a short event name and values, never a formatted sentence. Records of
+libraries that use the standard library (gRPC, Redis) are written to the same file from WARNING on.
 
-What lines are about (run, job, virtual worker, stage, shard, wave) is bound once and stands in every line: for the
-whole process at `configure_logging`, for a thread's further work by `bind_context`.
+The subject of lines (run, job, virtual worker, stage, shard, wave) is bound once and added to every line: for the whole
+process by `configure_logging`, for the rest of a thread's work by `bind_context`.
 
-In a program that never calls `configure_logging`, which is the user's own, nothing is written anywhere: lines go to the
-standard library's logger `hetpipe`, with a handler of the user's choice.
+In a program that never calls `configure_logging` (a user's own), lines go to the standard library's logger `hetpipe`,
+and are discarded unless the user adds a handler.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import structlog
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 
-#: Limit of strings, longer ones are cut: a log line may quote input of a peer or a user.
+#: Limit of strings, longer ones are truncated: a log line may quote input of a peer or a user.
 MAX_TEXT_LENGTH = 4000
-#: Deeper containers and longer lists are shown as text, cut in the same way.
+#: Deeper containers and longer lists are written as text, truncated in the same way.
 _MAX_DEPTH = 4
 _MAX_ITEMS = 100
 
@@ -128,7 +128,7 @@ class _LineOutput:
 
 
 class _ModuleLogger:
-    """The logger that structlog calls with a rendered line. All levels are alike: filtering happens before."""
+    """The logger that structlog calls with a rendered line. All levels are equal: filtering happens before."""
 
     def __init__(self, output: _LineOutput, name: str) -> None:
         self.name = name
@@ -141,7 +141,7 @@ class _ModuleLogger:
     debug = info = warning = warn = error = critical = fatal = exception = msg
 
 
-#: Where this process's lines go; None before `configure_logging`.
+#: Destination of this process's lines; None before `configure_logging`.
 _output: _LineOutput | None = None
 
 # Without one the standard library would write warnings to standard error.
@@ -181,7 +181,7 @@ class _LibraryLogger:
 
 
 class _Stamp:
-    """Adds time, role, process and logger, in an order that reads well."""
+    """Adds time, role, process and logger, in readable order."""
 
     def __init__(self, clock: Clock, always: dict[str, object]) -> None:
         self._clock = clock
@@ -201,7 +201,7 @@ class _Stamp:
 
 
 class _StandardLibraryHandler(logging.Handler):
-    """Brings records of the standard library's `logging` into the same file."""
+    """Writes records of the standard library's `logging` to the same file."""
 
     def __init__(self, output: _LineOutput, formatter: logging.Formatter) -> None:
         super().__init__(logging.WARNING)
@@ -209,7 +209,7 @@ class _StandardLibraryHandler(logging.Handler):
         self._output = output
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record; logging must never take a program down."""
+        """Write one record; logging must never end a program."""
         try:
             self._output.write_line(self.format(record))
         except Exception:  # noqa: BLE001 - the convention of logging.Handler
@@ -233,7 +233,7 @@ def _cap(_logger: object, _method: str, event: MutableMapping[str, Any]) -> Muta
 
 
 def _capped(value: object, depth: int) -> object:
-    """`value` with every text in it cut to length and everything unknown turned into text."""
+    """`value` with all texts truncated and values of unknown types converted to text."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if depth and isinstance(value, dict) and len(value) <= _MAX_ITEMS:
@@ -245,7 +245,7 @@ def _capped(value: object, depth: int) -> object:
         return text
     # Both ends: the last lines of a traceback have the error.
     half = MAX_TEXT_LENGTH // 2
-    return f"{text[:half]} [{len(text) - 2 * half} characters left out] {text[-half:]}"
+    return f"{text[:half]} [{len(text) - 2 * half} characters omitted] {text[-half:]}"
 
 
 def _to_json(event: object, **_options: object) -> str:

@@ -1,12 +1,11 @@
 """Every metric of hetpipe's processes: name, kind, unit, labels, and the processes that expose it.
 
-The one list: `observe.prometheus` refuses what is not in it, and docs/observability.md, the Grafana dashboard and the
-alerts are compared with it. Units are base units; a counter ends in `_total`. Whatever the library itself tells of a
-process (`process_*`: CPU time, memory, open files) comes on top.
+The only list: `observe.prometheus` rejects other metrics, and docs/observability.md, the Grafana dashboard and the
+alerts are compared with it. Units are base units; a counter ends in `_total`. The library adds metrics of the process
+itself (`process_*`: CPU time, memory, open files).
 
-These are for monitoring a cluster from outside while it runs: the newest value of each fact, fetched when
-asked for, kept by Prometheus. What belongs to one run and is wanted after it lies in its folder: `observe.metrics`
-writes every wave's loss there, and `observe.history` every decision.
+These metrics monitor a cluster while it runs: current values, scraped and stored by Prometheus. The permanent records
+of a run are in its folder: `observe.metrics` writes every wave's loss, `observe.history` every decision.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 Role = Literal["coordinator", "parameter_server", "agent", "stage"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
-#: Upper ends of the buckets of how long calls take, in seconds; the last bucket has no end.
+#: Upper bounds of the buckets of call durations, in seconds; the last bucket is unbounded.
 CALL_BUCKETS = (0.001, 0.01, 0.1, 1.0, 10.0)
 
 
@@ -35,9 +34,9 @@ class Family:
     """Base unit, or the counted objects."""
     help: str
     labels: tuple[str, ...]
-    """In the order in which values are given."""
+    """In the order of the values."""
     roles: tuple[Role, ...]
-    """Who exposes it."""
+    """Roles of the processes that expose it."""
 
 
 _JOB = ("job",)

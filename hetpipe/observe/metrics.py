@@ -1,11 +1,11 @@
 """The metrics of training per wave: `RUN_DIR/metrics/vw-V.jsonl`, one JSON object per line.
 
-The last stage of a virtual worker writes, because the losses are there. A line is what one wave did; whoever draws a
-curve adds up minibatches and samples. Numbers that are not finite, which JSON does not have, become null. Files are cut
-into segments like those of a history, with an index from which curves of long runs are drawn (`observe.down_sampled`).
+The last stage of a virtual worker writes them, because it has the losses. A line covers one wave; curves add up
+minibatches and samples. Numbers that are not finite, which JSON does not have, become null. Files are divided into
+segments like those of a history, with an index for curves of long runs (`observe.down_sampled`).
 
-This is a run's own record, every wave of it, kept with the run. What a cluster tells while it works, to be fetched by
-Prometheus from every process, is `observe.metric_names` and what goes with it.
+This is the permanent record of a run. For the metrics of a cluster's processes, scraped by Prometheus, see
+`observe.metric_names`.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class WaveMetrics:
     p: int
     """Its last minibatch."""
     minibatches: int
-    """In this wave."""
+    """Minibatches in this wave."""
     samples: int
     weight: int
-    """What the mean loss is over: the samples, or what the job key `mean_over` says."""
+    """Total weight of the mean loss: the samples, or according to the job key `mean_over`."""
     loss: float | None
-    """Mean over the samples, or over what `mean_over` says; None if it is not finite."""
+    """Mean over the samples, or according to `mean_over`; None if it is not finite."""
     learning_rate: float | None
-    """Of the next update; None on a stage without parameters."""
+    """Learning rate of the next update; None on a stage without parameters."""
     gradient_norm: float | None
-    """Of the last gradient that was stepped, before it was clipped; None without clipping."""
+    """Norm of the last gradient stepped, before clipping; None without clipping."""
     max_norm: float | None
     """The limit of that norm; None without clipping."""
     losses: dict[str, float | None] = field(default_factory=dict)
@@ -60,14 +60,14 @@ class TimedWave:
 
 
 class MetricsWriter(Protocol):
-    """Takes the waves of one virtual worker in their order. Used by one thread."""
+    """Writer of the waves of one virtual worker, in order. Not thread-safe."""
 
     def write(self, wave: WaveMetrics) -> None:
         """Record one wave."""
         ...
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         ...
 
 
@@ -78,7 +78,7 @@ class NullMetrics(MetricsWriter):
         """Without effect."""
 
     def on_alarm(self, listener: Callable[[HistoryIncomplete], None]) -> None:
-        """Never: no wave is to be kept."""
+        """No-op: no wave is written."""
 
     def close(self) -> None:
         """Nothing is open."""
@@ -88,15 +88,15 @@ class Metrics(MetricsWriter):
     """Appends to a file, one unbuffered write per wave, so that a killed process leaves whole lines only."""
 
     def __init__(self, path: Path, *, clock: Clock = SYSTEM_CLOCK, segment_bytes: int = SEGMENT_BYTES) -> None:
-        """Open or make `path` and its folder.
+        """Open or create `path` and its folder.
 
         Args:
-            path: of its first segment; the others stand beside it.
+            path: of its first segment; the others are beside it.
             clock: gives the times.
-            segment_bytes: how long a segment becomes before it is compressed.
+            segment_bytes: size above which a segment is closed and compressed.
 
         Raises:
-            OSError: the file cannot be had, though the disk is well.
+            OSError: the file cannot be opened, for another reason than a failing disk.
         """
         self._clock = clock
         self._file = LineFile(path, segment_bytes=segment_bytes, reduction=WaveReduction())
@@ -126,7 +126,7 @@ def metrics_path(run_dir: Path, vw: int) -> Path:
 
 
 class WaveReduction(Reduction):
-    """Consecutive waves as one: their sums, the mean loss, and the state at the end."""
+    """Reduction of consecutive waves: sums, mean loss, and the state at the end."""
 
     fields = frozenset({"t", *(each.name for each in fields(WaveMetrics))})
 
@@ -139,7 +139,7 @@ class WaveReduction(Reduction):
             return None
         if not isinstance(values, dict):
             return None
-        values = {"weight": values.get("samples"), "losses": {}, **values}  # which lines of older runs lack
+        values = {"weight": values.get("samples"), "losses": {}, **values}  # missing in lines of older runs
         if not values.keys() >= self.fields:
             return None
         counts = all(
@@ -186,7 +186,7 @@ def _weighted_mean(pairs: Iterable[tuple[float | None, int]]) -> float | None:
     return sum(value * weight for value, weight in known) / total if total else None
 
 
-#: The keys of a line that are measurements, besides its time.
+#: The keys of measurements in a line, besides its time.
 _MEASURED = ("loss", "learning_rate", "gradient_norm", "max_norm")
 
 #: Numbers that JSON's readers agree on.
@@ -195,10 +195,10 @@ _MEASURES = (int, float, type(None))
 
 
 def read_metrics(run_dir: Path) -> list[TimedWave]:
-    """The waves of all virtual workers of a run, in the order of time; empty where it wrote none.
+    """The waves of all virtual workers of a run, in order of time; empty if it wrote none.
 
-    Of each virtual worker at most `down_sampled.MOST_POINTS`: where there were more, each stands for as many in a row.
-    Lines that are torn or of another kind are passed over.
+    At most `down_sampled.MOST_POINTS` per virtual worker: of longer runs, each stands for several consecutive waves.
+    Torn lines and lines of other kinds are skipped.
 
     Raises:
         OSError: a file cannot be read.

@@ -1,4 +1,4 @@
-"""Opens the Prometheus endpoint of a process if configured; only then prometheus-client is imported."""
+"""The Prometheus endpoint of a process, if configured; prometheus-client is imported only then."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = get_logger(__name__)
 
 @contextmanager
 def metrics_endpoint(host: str, port: int | None, role: Role, *sources: Source) -> Iterator[int | None]:
-    """Serve the metrics of this process inside a `with`; the port, or None where `port` is None and nothing is served.
+    """Serve the metrics of this process in a `with` block; yields the port, or None if `port` is None.
 
     Raises:
         PortInUse: the port is in use.
@@ -25,7 +25,7 @@ def metrics_endpoint(host: str, port: int | None, role: Role, *sources: Source) 
         yield None
         return
     try:
-        import prometheus_client  # noqa: F401 - is it there?
+        import prometheus_client  # noqa: F401 - availability check
     except ImportError as error:
         raise UserError("--metrics-port needs the extra `metrics`: pip install 'hetpipe[metrics]'") from error
     from hetpipe.observe.prometheus import MetricsServer, registry_of

@@ -1,4 +1,4 @@
-"""Prometheus's view of this process: a registry built from the list of metrics, and the HTTP endpoint that serves it.
+"""The Prometheus registry of this process, built from the list of metrics, and its HTTP endpoint.
 
 Imports prometheus-client, so import it late: `observe.metrics_endpoint` does.
 """
@@ -25,7 +25,7 @@ from hetpipe.observe.readings import Distribution, Reading, Source, sorted_by_fa
 
 _log = get_logger(__name__)
 
-#: Scrapes at the same time, further connections are closed; and how long one may take to send its request.
+#: Maximum number of concurrent scrapes (further connections are closed), and the timeout of a request.
 MAX_SCRAPES = 8
 REQUEST_SECONDS = 5.0
 
@@ -42,7 +42,7 @@ def registry_of(role: Role, sources: Sequence[Source]) -> CollectorRegistry:
 
 
 class _Collector:
-    """Asks the sources at every scrape."""
+    """Reads the sources at every scrape."""
 
     def __init__(self, role: Role, sources: Sequence[Source]) -> None:
         self._role = role
@@ -54,7 +54,7 @@ class _Collector:
             yield _filled(family)
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics that have a value now."""
+        """All metrics with a current value."""
         try:
             found = sorted_by_family((reading for source in self._sources for reading in source()), self._role)
         except Exception:
@@ -87,7 +87,7 @@ def _filled(family: Family, readings: Iterable[Reading] = ()) -> Metric:
 
 
 def _cumulative(distribution: Distribution) -> list[tuple[str, float]]:
-    """Buckets as Prometheus has them: each counts everything up to its end."""
+    """Cumulative buckets, in Prometheus's form."""
     so_far, buckets = 0, []
     for end, count in zip((*map(str, CALL_BUCKETS), "+Inf"), distribution.counts, strict=True):
         so_far += count
@@ -107,7 +107,7 @@ class MetricsServer:
         """
         self._server = _listening(host, port)
         self._server.set_app(make_wsgi_app(registry))
-        #: The port, also where 0 let the system choose it.
+        #: The actual port, also if 0 was requested.
         self.port: int = self._server.server_port
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_LOOK_UP_SECONDS,), name="metrics", daemon=True
@@ -137,15 +137,15 @@ class _Handler(WSGIRequestHandler):
     timeout = REQUEST_SECONDS
 
     def log_message(self, *_arguments: object) -> None:
-        """Scrapes are no news."""
+        """No-op: scrapes are not logged."""
 
     def get_stderr(self) -> io.StringIO:
-        """The error stream of a failed scrape, which is in the log."""
+        """The error stream of a failed scrape, redirected to the log."""
         return io.StringIO()
 
 
 class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
-    """A thread per scrape, a few at most."""
+    """A server with a bounded number of threads, one per scrape."""
 
     daemon_threads = True
     request_queue_size = 2 * MAX_SCRAPES
@@ -156,13 +156,13 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """Bind, without the look-up of the machine's name that HTTP servers begin with."""
+        """Bind, without the host-name lookup of the standard HTTP server."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Begin a scrape, or close the connection when there are enough."""
+        """Start a scrape, or close the connection at the limit."""
         if self._free.acquire(blocking=False):
             super().process_request(request, client_address)
         else:

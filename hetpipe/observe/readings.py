@@ -1,7 +1,6 @@
 """A metric's value at one moment, independent of Prometheus's library.
 
-A source is called at every scrape and copies facts that exist anyway, so nothing is counted on the path of a
-minibatch.
+A source is called at every scrape and copies existing facts, so that minibatches have no cost for metrics.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ class Distribution:
     """The value of a histogram."""
 
     counts: tuple[int, ...]
-    """Values in each bucket, not summed up; one more than there are upper ends."""
+    """Values in each bucket, not cumulative; one more than the upper bounds."""
     total: float
     """Sum of the values."""
 
@@ -29,15 +28,15 @@ class Reading:
     name: str
     value: float | Distribution
     labels: tuple[object, ...] = ()
-    """In the order of the list; written as text."""
+    """Label values as text, in the order of the list."""
 
 
-#: Asked at every scrape, from any thread; must return soon.
+#: Called at every scrape, from any thread; must return quickly.
 Source = Callable[[], Iterable[Reading]]
 
 
 def sorted_by_family(readings: Iterable[Reading], role: Role) -> Mapping[Family, list[Reading]]:
-    """The readings of a process of that role, by metric in the order of the list; metrics without any are left out.
+    """The readings of a process of that role, by metric in the order of the list; metrics without any are omitted.
 
     Raises:
         ValueError: a metric is not in the list, is another role's, or has other labels.
@@ -58,4 +57,4 @@ def _check(reading: Reading, role: Role) -> None:
     if len(reading.labels) != len(family.labels):
         raise ValueError(f"{reading.name} has the labels {family.labels}, not {reading.labels}")
     if isinstance(reading.value, Distribution) != (family.kind == "histogram"):
-        raise ValueError(f"{reading.name} is a {family.kind}; {reading.value!r} is no value of one")
+        raise ValueError(f"{reading.name} is a {family.kind}; {reading.value!r} is not a valid value")

@@ -1,7 +1,7 @@
 """Counters of the calls of this process's gRPC servers, by status; updated in `wire.server`.
 
-One `RPC_COUNTERS` per process, like the log: a process has one role, whatever servers it runs. Counting takes about a
-microsecond, on calls that take hundreds.
+One `RPC_COUNTERS` per process, like the log: a process has one role, even with several servers. Counting takes about a
+microsecond per call of hundreds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.observe.metric_names import CALL_BUCKETS
 from hetpipe.observe.readings import Distribution, Reading
 
-#: Limit of distinct call names, against peers that invent names: further ones count as `OTHER`.
+#: Limit of distinct call names, against peers that send arbitrary names: further ones count as `OTHER`.
 MAX_CALLS = 100
 OTHER = "other"
 
@@ -32,7 +32,7 @@ class _Context(Protocol):
     """The used part of gRPC's context of a call."""
 
     def code(self) -> _Code | None:
-        """The status that the handler has set; None: none, so far."""
+        """The status set by the handler; None: not set."""
         ...
 
 
@@ -45,7 +45,7 @@ class _Call:
 
 
 class RpcCounters:
-    """Counts by call, for which its short name stands (`Push`). Thread-safe."""
+    """Counters by short name of the call (`Push`). Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -53,7 +53,7 @@ class RpcCounters:
 
     @contextmanager
     def answering(self, method: str, context: _Context, clock: Clock = SYSTEM_CLOCK) -> Iterator[None]:
-        """A context manager around a handler: counts the call as `handled` however it ends."""
+        """A context manager around a handler that counts the call as `handled` at any end."""
         began = clock.monotonic()
         try:
             yield
@@ -63,7 +63,7 @@ class RpcCounters:
             self.handled(method, status=status, seconds=clock.monotonic() - began)
 
     def handled(self, method: str, *, status: str, seconds: float) -> None:
-        """A call has ended: `method` as gRPC names it (`/SERVICE/CALL`), `status` the name of its gRPC status."""
+        """Count an ended call: `method` is gRPC's name (`/SERVICE/CALL`), `status` the name of its gRPC status."""
         with self._lock:
             call = self._call(method)
             call.counts[bisect_left(CALL_BUCKETS, seconds)] += 1
@@ -71,7 +71,7 @@ class RpcCounters:
             call.by_status[status] += 1
 
     def refused(self, method: str, *, reason: str) -> None:
-        """A call was refused with a typed error; `reason` is the name of its class."""
+        """Count a call rejected with a typed error; `reason` is the name of its class."""
         with self._lock:
             self._call(method).refused[reason] += 1
 
@@ -96,5 +96,5 @@ class RpcCounters:
         return self._calls.setdefault(name, _Call())
 
 
-#: Of this process.
+#: The counters of this process.
 RPC_COUNTERS = RpcCounters()

@@ -4,9 +4,9 @@
     shard-0.0001.jsonl   segment 1, begun when segment 0 was long enough; the last one is the one that is written
     shard-0.jsonl.gz     segment 0 once it is compressed: a whole gzip file of its own
 
-A segment is compressed beside itself, forced to disk, renamed, and only then deleted, so at every moment each line is
-in one of the two files; where both are there, they hold the same. Who writes to a segment holds a shared lock on it, so
-that no process compresses a segment that another one still writes.
+The compressed file is written beside the segment, synced and renamed before the segment is deleted, so at any time each
+line is in one of the two files; if both exist, they are equal. A writer holds a shared lock on its segment, so that no
+process compresses a segment that another one still writes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = get_logger(__name__)
 _NAME = re.compile(r"(?P<stem>[^.]+)(?:\.(?P<number>\d{4,}))?\.jsonl(?:\.gz)?")
 _PACKED = ".gz"
 
-#: A segment that is longer is compressed, and another one begun.
+#: Size above which a segment is closed and compressed.
 SEGMENT_BYTES = 4 << 20
 
 #: Offsets within a segment are below this; a position in all of them is segment · `_SPAN` + offset.
@@ -45,13 +45,13 @@ def segment_path(path: Path, number: int) -> Path:
 
 
 def packed_path(path: Path, number: int) -> Path:
-    """The same once it is compressed."""
+    """The compressed file of segment `number` of the stream `path`."""
     plain = segment_path(path, number)
     return plain.with_name(plain.name + _PACKED)
 
 
 def segments_of(path: Path) -> list[int]:
-    """The segments of the stream `path` that are there, plain or compressed, rising."""
+    """The existing segments of the stream `path`, plain or compressed, ascending."""
     found = (_NAME.fullmatch(each.name) for each in path.parent.glob(f"{path.stem}.*"))
     return sorted({int(name["number"] or 0) for name in found if name is not None and name["stem"] == path.stem})
 
@@ -63,10 +63,10 @@ def streams_in(folder: Path, stem: str) -> list[Path]:
 
 
 def open_segment(path: Path, number: int) -> IO[bytes] | gzip.GzipFile:
-    """A segment to read from, whether it is compressed or not, or is being compressed.
+    """Open a segment for reading, compressed or not, also while it is being compressed.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: it does not exist.
         OSError: it cannot be read.
     """
     packed, plain = packed_path(path, number), segment_path(path, number)
@@ -78,7 +78,7 @@ def open_segment(path: Path, number: int) -> IO[bytes] | gzip.GzipFile:
 
 
 def read_lines(path: Path, position: int = 0) -> Iterator[bytes]:
-    """The lines of the stream `path` from a position on; none if there is no such stream.
+    """The lines of the stream `path` from a position on; empty if it does not exist.
 
     Raises:
         OSError: a segment cannot be read.
@@ -92,15 +92,15 @@ def read_lines(path: Path, position: int = 0) -> Iterator[bytes]:
 
 
 def position_of(number: int, offset: int) -> int:
-    """A position: larger for later lines, whatever is compressed meanwhile."""
+    """A position, which increases with the lines and is independent of compression."""
     return number * _SPAN + offset
 
 
 def open_last(path: Path) -> tuple[int, int]:
-    """Open the last segment of the stream `path` to append to it, or its first one; its number and a descriptor.
+    """Open the last segment of the stream `path` for appending, or create its first; returns number and descriptor.
 
     Raises:
-        OSError: it cannot be had.
+        OSError: it cannot be opened.
     """
     for _ in range(_ATTEMPTS):
         number = max(segments_of(path), default=0)
@@ -111,14 +111,14 @@ def open_last(path: Path) -> tuple[int, int]:
         if is_last and os.fstat(descriptor).st_nlink:
             return number, descriptor
         os.close(descriptor)
-    raise OSError(f"{path} is rotated by others again and again")
+    raise OSError(f"{path} is repeatedly rotated by other processes")
 
 
 def open_for_writing(path: Path, number: int) -> int:
-    """A descriptor that appends to a segment, with the writers' lock.
+    """Open a segment for appending, with the writers' lock.
 
     Raises:
-        OSError: it cannot be had.
+        OSError: it cannot be opened.
     """
     descriptor = os.open(segment_path(path, number), os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     with suppress(OSError):  # a file system without locks: then no process can compress it, either
@@ -143,7 +143,7 @@ def _compress(plain: Path) -> None:
         with (
             replacing(plain.with_name(plain.name + _PACKED)) as temporary,
             temporary.open("wb") as raw,
-            # Without name and time the same lines give the same bytes.
+            # Without name and time, equal lines give equal bytes.
             gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as target,
         ):
             shutil.copyfileobj(source, target, 1 << 20)

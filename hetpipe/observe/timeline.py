@@ -1,8 +1,8 @@
 """The timeline of the real pipeline: the activities of each stage, in the trace format of Perfetto and Chrome.
 
-While a run goes on, each process appends its activities to a *fragment* of its own (JSON lines). At the end
-`merge_timelines` makes one trace of all fragments: one Chrome "process" per virtual worker, one "thread" per stage,
-and beside it threads for the transfers that run in the background of that stage's computation.
+During a run, each process appends its activities to a *fragment* of its own (JSON lines). At the end `merge_timelines`
+merges all fragments into one trace: one Chrome "process" per virtual worker, one "thread" per stage, and additional
+threads for the transfers in the background of that stage's computation.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from hetpipe.observe.line_file import LineFile
 #: The type of an activity's arguments; shown in the viewer.
 Value = int | float | str
 
-#: Events held in memory before they are written, and the longest they are held.
+#: Maximum number of buffered events, and the maximum time before they are written.
 _FLUSH_EVENTS = 256
 _FLUSH_SECONDS = 2.0
-#: Per fragment; later activities are counted and dropped. Viewers get slow far below the sum of a few of these.
+#: Limit per fragment; later activities are counted and dropped. Viewers are slow far below the sum of a few of these.
 MAX_EVENTS = 200_000
 
-#: Chrome thread numbers per stage: the first is the stage's, the others are for transfers side by side.
+#: Chrome thread numbers per stage: the first is the stage's, the others are for concurrent transfers.
 _THREADS_PER_STAGE = 100
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -46,29 +46,29 @@ class Activity(enum.Enum):
     BACKWARD = "B"
     STEP = "step"
     REDUCE = "reduce"
-    """Gradients are added up over replicas."""
+    """Gradients are summed over replicas."""
     WAIT = "wait"
     EVALUATE = "evaluate"
     CHECKPOINT = "checkpoint"
     MOVE = "move"
-    """Layers go to and come from other stages, at a barrier."""
+    """Layers are exchanged with other stages, at a barrier."""
     PUSH = "push"
     PULL = "pull"
     SEND = "send"
-    """A frame on its way to a neighbour; only simulations see it by itself."""
+    """A frame in transit to a neighbour; recorded separately by simulations only."""
 
     @property
     def is_transfer(self) -> bool:
-        """It runs beside the stage's computation, so it gets a thread of its own in the picture."""
+        """Whether it runs concurrently to the stage's computation, and so gets a thread of its own in the trace."""
         return self in (Activity.PUSH, Activity.PULL, Activity.SEND)
 
     def label(self, p: int | None) -> str:
-        """`F12`, `B12`; the others are not numbered by name."""
+        """`F12`, `B12`; other names have no number."""
         return f"{self.value}{p}" if p is not None and len(self.value) == 1 else self.value
 
 
 class TimelineWriter(Protocol):
-    """Takes finished activities. Implementations are thread-safe."""
+    """Writer of finished activities. Implementations are thread-safe."""
 
     def record(
         self, activity: Activity, *, start_seconds: float, end_seconds: float, p: int | None = None, **args: Value
@@ -79,8 +79,8 @@ class TimelineWriter(Protocol):
             activity: its kind.
             start_seconds: by the monotonic clock.
             end_seconds: by the same clock.
-            p: the minibatch it was done for.
-            args: more values to show.
+            p: its minibatch.
+            args: additional values.
         """
         ...
 
@@ -106,11 +106,11 @@ class NullTimeline(TimelineWriter):
         return nullcontext()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """No-op: nothing is buffered."""
 
 
 class Timeline(TimelineWriter):
-    """Appends to a fragment. At most `_FLUSH_EVENTS` activities are in memory, and lost if the process is killed."""
+    """Appends to a fragment. At most `_FLUSH_EVENTS` buffered activities are lost if the process is killed."""
 
     def __init__(
         self,
@@ -123,24 +123,24 @@ class Timeline(TimelineWriter):
         clock: Clock = SYSTEM_CLOCK,
         host: str | None = None,
     ) -> None:
-        """Open or make the fragment `path` and its folder.
+        """Open or create the fragment `path` and its folder.
 
         Args:
             path: this process's own fragment.
-            process_index: order of the virtual worker in the picture, from 0.
+            process_index: order of the virtual worker in the trace, from 0.
             process_name: `virtual worker 0`.
             thread_index: order of the stage within it, from 0.
             thread_name: `stage 0`.
-            clock: its monotonic time must be the one that `record` is given.
+            clock: the source of the times passed to `record`.
             host: processes of one host share the monotonic clock; by default this machine's name.
 
         Raises:
-            OSError: the file cannot be had, though the disk is well.
+            OSError: the file cannot be opened, for another reason than a failing disk.
         """
         self._clock = clock
         self._lock = threading.Lock()
         self._is_closed = False
-        #: Not yet written, as `record` was given them: writing is cheaper in bulk than between two minibatches.
+        #: Buffered arguments of `record`: writing in bulk is cheaper than between two minibatches.
         self._pending: list[tuple[Activity, float, float, int | None, dict[str, Value]]] = []
         self._num_recorded = 0
         self._num_dropped = 0
@@ -267,11 +267,10 @@ class _Part:
 
 
 def merge_timelines(fragments: Iterable[Path], out: Path) -> None:
-    """Write one trace in Chrome's JSON format from all fragments; replaces `out` at once, when it is complete.
+    """Merge all fragments into one trace in Chrome's JSON format, replacing `out` atomically.
 
-    Times of processes on one host line up exactly, as they share a monotonic clock; hosts are lined up by their wall
-    clocks. The trace begins at 0. Lines that are torn (a killed process) or not understood are left out, and fragments
-    that do not exist are skipped.
+    Times of processes on one host are aligned exactly, as they share a monotonic clock; hosts are aligned by their wall
+    clocks. The trace begins at 0. Torn lines (of a killed process), unknown lines and missing fragments are skipped.
 
     Raises:
         OSError: a fragment cannot be read or `out` not be written.
@@ -284,7 +283,7 @@ def merge_timelines(fragments: Iterable[Path], out: Path) -> None:
         _write_trace(temporary, parts, shifts, begin_us)
         temporary.replace(out)
     except OSError:
-        # The partial file would keep a full disk full.
+        # The partial file would take space on a full disk.
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
@@ -329,7 +328,7 @@ def _read_entry(entry: dict[str, Any], parts: list[_Part]) -> None:
 
 
 def _origin(values: dict[str, Any]) -> _Origin:
-    """The origin in `values`; raises what `_read` passes over."""
+    """The origin in `values`; raises the errors that `_read` skips."""
     return _Origin(
         process_index=int(values["process_index"]),
         process_name=str(values["process_name"]),

@@ -17,7 +17,7 @@ _log = get_logger(__name__)
 
 
 def cache_folder(environment: Mapping[str, str], name: str = "profiles") -> Path:
-    """Where measurements are cached, by the XDG Base Directory Specification: `$XDG_CACHE_HOME/hetpipe/NAME`.
+    """The folder of cached measurements, by the XDG Base Directory Specification: `$XDG_CACHE_HOME/hetpipe/NAME`.
 
     >>> str(cache_folder({"XDG_CACHE_HOME": "/cache"})), str(cache_folder({"HOME": "/home/me", "XDG_CACHE_HOME": "x"}))
     ('/cache/hetpipe/profiles', '/home/me/.cache/hetpipe/profiles')

@@ -139,13 +139,13 @@ def measure_chain(
     clock: Clock,
     on_layer: Callable[[int], None],
 ) -> Measurement:
-    """Measure every layer of `subject` on `device`, which profiles call `device_type`.
+    """Measure every layer of `subject` on `device`.
 
     Args:
         subject: the job's code.
-        device: where it runs.
-        device_type: its device type.
-        sampling: how often each layer runs.
+        device: for the computation.
+        device_type: its type in profiles.
+        sampling: number of runs of each layer.
         clock: times CPU work.
         on_layer: called with the index of each layer before it is measured.
 
@@ -161,7 +161,7 @@ def measure_chain(
             on_layer(position)
             with told_as_the_users(layer, values):
                 run = LayerRun(subject, layer, device)
-                # The layer may work in place, and its inputs are what the layer before it keeps.
+                # The layer may modify its inputs, which the previous layer has saved.
                 inputs = _copies(values)
                 values, saved = trace_saved(run, values)
                 work = trace_work(run, _copies(inputs))

@@ -28,7 +28,7 @@ from hetpipe.values.precision import Precision
 #: Version of the format; a new one invalidates all older measurements.
 _METHOD = 3
 
-#: Top names of modules that are hetpipe's own; whichever of its programs measures is also the main module.
+#: Top-level names of hetpipe's own modules, including the main module of the measuring program.
 _OWN = frozenset({hetpipe.__name__, "__main__", "__mp_main__"})
 
 #: Folders of packages that are installed, not the user's.
@@ -49,7 +49,7 @@ class Fingerprint:
     """Of one minibatch, by position."""
     batch_size: int
     device: str
-    """What the device calls itself."""
+    """Name reported by the device."""
     num_threads: int
     torch_version: str
     precision: Precision
@@ -92,7 +92,7 @@ def digests(modules: Mapping[str, ModuleType], folder: Path) -> dict[str, str]:
     found = {}
     for name, module in sorted(modules.items()):
         file = getattr(module, "__file__", None)
-        # Thousands of modules are not the user's: compare their paths as text, for speed.
+        # Thousands of modules are not the user's: comparing their paths as text is faster.
         if file is None or not file.startswith(f"{folder}/") or name.partition(".")[0] in _OWN:
             continue
         path = Path(file)

@@ -15,7 +15,7 @@ from hetpipe.profiler.machine import processor_name, versions
 from hetpipe.values.link_measurement import LinksFingerprint, MeasuredLinks, merged, still_valid
 from hetpipe.values.policies import LinkKind
 
-#: What stages of one node use, unless a job says otherwise.
+#: The kind of link between stages of one node, unless a job says otherwise.
 WITHIN_NODE_TRANSPORT: LinkKind = "shared_memory"
 
 
@@ -26,9 +26,9 @@ class LinkCache:
         """Open the cache in the cache folder of `environment`.
 
         Args:
-            environment: names the folder.
-            machine: what the machine calls itself.
-            device_types: of its devices, as these call themselves; how many there are of each does not matter.
+            environment: determines the folder.
+            machine: host name.
+            device_types: names reported by its devices, regardless of their number.
         """
         self._machine = machine
         self._files = MeasurementCache(cache_folder(environment, "links"), MeasuredLinks)
@@ -57,9 +57,9 @@ class NodeLinks:
         """Open the cache in the cache folder of `environment`.
 
         Args:
-            environment: names the folder.
-            machine: what the machine calls itself.
-            node: what its agent calls it.
+            environment: determines the folder.
+            machine: host name.
+            node: name of its agent's node.
             device_types: of its devices.
         """
         self._machine = machine

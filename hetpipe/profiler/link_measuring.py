@@ -2,7 +2,7 @@
 
 Both are measured by round trips of equal payloads. Small ones give the latency; the additional time of large ones gives
 the bandwidth. Sizes grow until one transfer is long enough to be timed, so that a slow link is not saturated for
-minutes and a fast one is not judged by a message too small to time.
+minutes and a fast one is not measured by a message too small to time.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Effort:
 
     small_bytes: int = 256
     first_bytes: int = 256 << 10
-    """The first size that is tried for large messages; each next one is four times as large."""
+    """Initial size of large messages; each further one is four times as large."""
     largest_bytes: int = MAX_BYTES
     long_enough_seconds: float = 0.02
-    """A round trip of this length is long enough to be timed."""
+    """Minimum duration of a timed round trip."""
     small: Sampling = field(default_factory=lambda: Sampling(warm_up=20, least=50, most_seconds=0.5, tolerance=0.02))
     large: Sampling = field(
         default_factory=lambda: Sampling(warm_up=1, least=5, most=100, most_seconds=0.8, tolerance=0.02)

@@ -20,26 +20,26 @@ class LinkOrder:
     """Request to measure a link."""
 
     role: Literal["await", "call", "copies"]
-    """`copies`: no link, but between host memory and this node's devices."""
+    """`copies`: measure copies between host memory and this node's devices instead of a link."""
     node: Name
-    """Where the process is."""
+    """Node of the process."""
     other: Name = ""
-    """Where the other end is; the same for a link within a node."""
+    """Node of the other end; the same for a link within a node."""
     transport: LinkKind = "gloo"
     job_id: Name = "links"
-    """For whose plan it is measured; with `number` it names both ends to each other."""
+    """Job for which it is measured; with `number` it identifies both ends."""
     number: Count = 0
-    """Of the measurement, among those for the job."""
+    """Number of the measurement among those for the job."""
     with_copies: bool = False
     """Measure copies to this node's devices, too, after the link."""
     port: Count = 0
-    """Where `await` awaits; 0: on any free port."""
+    """Listening port of the role `await`; 0: any free port."""
     host: Name = "127.0.0.1"
-    """Own address, under which the other end reaches this process."""
+    """Address at which the other end reaches this process."""
     address: Name = ""
-    """Where the other end awaits this process, for `call`."""
+    """Address of the other end, for the role `call`."""
     deadline_seconds: Seconds = 60.0
-    """For the other end to come, and again for all messages together."""
+    """Timeout for the connection of the other end, and likewise for all messages together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,14 +15,14 @@ class ProfileOrder:
     job: dict[str, Any]
     """The validated job, as `Job.model_dump(mode="json")`."""
     import_path: str
-    """Folder that user code is imported from first."""
+    """First folder from which user code is imported."""
     cache_folder: str
     with_cpu: bool = False
     """Measure the CPU even where there are CUDA devices."""
     types: tuple[str, ...] | None = None
-    """Measure these alone of what is here; None: all that is here."""
+    """Measure only these local types; None: all local types."""
     fresh: bool = False
-    """Do not look for earlier measurements."""
+    """Ignore cached measurements."""
     repeats: int | None = None
     """Samples per layer; None: as many as a stable median needs."""
 
@@ -33,4 +33,4 @@ class ProfileAnswer:
 
     measurements: tuple[Measurement, ...]
     cached: tuple[str, ...]
-    """The device types whose measurements were made before."""
+    """Device types with cached measurements."""

@@ -31,7 +31,7 @@ class Target:
 
     device: torch.device
     key: str
-    """Of its measurement in the cache."""
+    """Key of its measurement in the cache."""
 
 
 def carry_out(order: ProfileOrder, clock: Clock, on_step: Callable[[ProfileStep], None]) -> ProfileAnswer:
@@ -50,7 +50,7 @@ def carry_out(order: ProfileOrder, clock: Clock, on_step: Callable[[ProfileStep]
 
 
 def targets_of(subject: Subject, order: ProfileOrder) -> dict[str, Target]:
-    """Device type → device to measure; everything the user has imported so far is part of the cache key."""
+    """Device type → device to measure; all user modules imported so far are part of the cache key."""
     devices = devices_here(with_cpu=order.with_cpu)
     import_path = Path(order.import_path)
     return {

@@ -23,13 +23,13 @@ class Sampling:
     """Stopping rule for the measurements of one layer."""
 
     warm_up: int = 3
-    """Runs before the first that counts: memory is allocated, kernels are chosen and loaded."""
+    """Warm-up runs, in which memory is allocated and kernels are selected and loaded."""
     least: int = 20
-    """Samples taken in any case."""
+    """Minimum number of samples."""
     most: int = 1000
-    """No more samples than these."""
+    """Maximum number of samples."""
     tolerance: float = 0.01
-    """Relative standard error of the median that is good enough."""
+    """Sufficient relative standard error of the median."""
     least_seconds: float = _LEAST_SECONDS
     most_seconds: float = _MOST_SECONDS
 

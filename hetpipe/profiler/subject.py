@@ -31,7 +31,8 @@ from hetpipe.values.policies import POLICIES
 MINIBATCH = Minibatch(1)
 VIRTUAL_WORKER = VirtualWorkerIndex(0)
 
-#: Samples, from everywhere in the data, whose lengths are compared; of a stream, one of each of the first minibatches.
+#: Number of samples, spread over the data, whose lengths are compared; of a stream, one of each of the first
+#: minibatches.
 _COMPARED_SAMPLES = 8
 
 
@@ -52,7 +53,7 @@ def load_subject(job: Job, import_path: Path) -> Subject:
     Raises:
         CallableError, JobError: unusable callables, by their path in the job.
     """
-    # The cheapest first, as the first mistake ends it; with the first optimizer torch imports its compiler.
+    # The cheapest checks first; with the first optimizer torch imports its compiler.
     check_optimizer_names(job.optimizer, import_path)
     load_callable(str(job.model), import_path)
     loss = load_loss(job, import_path)
@@ -87,7 +88,7 @@ def has_unequal_lengths(subject: Subject) -> bool:
     if expected is None:
         return False
     count = len(subject.train)
-    if stream_of(subject.train) is not None:  # farther ones would cost reading it
+    if stream_of(subject.train) is not None:  # later samples would require reading the stream
         count = min(count, _COMPARED_SAMPLES * subject.job.batch_size)
     compared = dict.fromkeys(number * (count - 1) // (_COMPARED_SAMPLES - 1) for number in range(_COMPARED_SAMPLES))
     try:

@@ -1,4 +1,4 @@
-"""Lost safety as text: while a run is followed, in its status, and in its last words. Pure."""
+"""Conditions as text: while a run is followed, in its status, and in its final message. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hetpipe.values.events import ConditionCleared, ConditionRaised, JobEvent
 
 ConditionEvent = ConditionRaised | ConditionCleared
 
-#: Others that a sentence names.
+#: Maximum number of further subjects named in a sentence.
 _MAX_NAMED = 3
 
 
@@ -43,7 +43,7 @@ def _also(others: Sequence[str]) -> str:
 
 
 def _named(names: Sequence[str]) -> str:
-    """The first few of them."""
+    """The first few names."""
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return f"{', '.join(names[:_MAX_NAMED])}{more}"
 
@@ -56,7 +56,7 @@ def condition_lines(conditions: Iterable[Condition]) -> list[str]:
 
 
 def _summed_up(found: list[Condition]) -> tuple[bool, float, str]:
-    """A line about the conditions of one kind, and where it stands among others."""
+    """A line about the conditions of one kind, with its sort key."""
     holding = [one for one in found if one.holds]
     first = min(holding or found, key=lambda one: one.since)
     times = sum(one.times for one in found)
@@ -95,11 +95,11 @@ class HeardConditions:
                         over = replace(known, cleared=event.cleared, clearance=event.sentence)
                         self._found[kind, who] = over
             case _:
-                """It is about something else."""
+                """No-op: other events are ignored."""
 
     @property
     def all(self) -> tuple[Condition, ...]:
-        """All of it, by the time at which it began."""
+        """All conditions, by start time."""
         return tuple(sorted(self._found.values(), key=lambda one: one.since))
 
     def current(self) -> Iterator[str]:

@@ -42,10 +42,10 @@ _TEXT_COLUMNS = {1}
 
 
 class LiveView(View):
-    """State, totals, virtual workers, the latest evaluation, conditions; everything else scrolls above them."""
+    """A live table of state, totals, virtual workers, latest evaluation and conditions, below scrolling remarks."""
 
     def __init__(self, stream: TextIO, *, name: str, clock: Clock) -> None:
-        """Begin to show the run of job `name` on the terminal `stream`."""
+        """Start displaying the run of job `name` on the terminal `stream`."""
         self._name = name
         self._clock = clock
         self._began = clock.monotonic()

@@ -1,10 +1,10 @@
-"""A model with its cuts, as SVG: layers from top to bottom, and between them what is alive there. Pure.
+"""A model with its cuts, as SVG: layers from top to bottom, and between them the bytes of a cut. Pure.
 
-Decided here: where everything is. `templates/model.svg.j2` draws it in the colours of `templates/model.css`.
+This module computes the layout; `templates/model.svg.j2` draws it in the colours of `templates/model.css`.
 
-A box is a layer; beside it, each kind of virtual worker has a column in the colours of its stages. Between two layers
-are two bars, what goes forward over a cut there and what comes back; the border of a stage is a line across. Where no
-stage may end, the line is dashed and says why; so does a layer that cannot be cut itself.
+A box is a layer; beside it, each kind of virtual worker has a column in the colours of its stages. Two bars between
+layers are the bytes sent forward and backward over a cut there; the border of a stage is a line across. Where no stage
+may end, the line is dashed and has the reason; so has a layer that cannot be cut itself.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _TEXT_WIDTH = 400
 _SPACE = 14
 _LETTER_WIDTH = 6.4
 
-#: Stages beyond take the colours again.
+#: Number of colours; further stages reuse them.
 NUM_COLOURS = 6
 
-#: More values than this are counted in what is said on hovering.
+#: Maximum number of values in a tooltip; the rest is counted.
 _MOST_ALIVE = 12
 
-#: Class and meaning of everything that has a colour.
+#: CSS class and meaning of each colour.
 LEGEND: tuple[tuple[str, str], ...] = (
-    ("forward", "moves forward at a cut"),
-    ("backward", "comes back: gradients"),
+    ("forward", "sent forward over a cut"),
+    ("backward", "sent backward: gradients"),
     ("border", "border of stages"),
     ("barred", "no cut there"),
 )
@@ -49,7 +49,7 @@ LEGEND: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class StageColumn:
-    """The stages of virtual workers that are alike."""
+    """The stages of virtual workers with equal pipelines."""
 
     heading: str
     cuts: tuple[int, ...]
@@ -99,7 +99,7 @@ def draw_model(layers: Sequence[LayerProfile], columns: Sequence[StageColumn], *
 
 
 class _Picture:
-    """Places everything on the canvas."""
+    """The layout."""
 
     def __init__(self, layers: Sequence[LayerProfile], columns: Sequence[StageColumn]) -> None:
         self._layers = layers
@@ -146,7 +146,7 @@ class _Picture:
     def _boxes(self, index: int) -> Iterator[_Rect]:
         for at, column in enumerate(self._columns):
             stage = sum(cut <= index for cut in column.cuts)
-            # The boxes of one stage hang together.
+            # The boxes of one stage are connected.
             tail = 0 if index + 1 == len(self._layers) or index + 1 in column.cuts else _GAP
             x, height = _SPACE + at * _COLUMN_WIDTH, _BOX_HEIGHT + tail
             what = f"{column.heading}, stage {stage}: {self._layers[index].name}"
@@ -197,7 +197,7 @@ class _Picture:
 
 
 def _alive(values: Sequence[AliveValue]) -> str:
-    """What is said on hovering: the largest values first."""
+    """The tooltip: the largest values first."""
     shown = sorted(values, key=lambda value: -value.num_bytes)
     lines = [
         f"{value.name}: {bytes_text(value.num_bytes)}{'' if value.has_gradient else ', no gradient'}"
@@ -212,7 +212,7 @@ def _reasons(forbidden: Sequence[ForbiddenCut]) -> str:
 
 
 def _fitting(text: str, width: float) -> str:
-    """As much as there is room for.
+    """Truncate a text to the available width.
 
     >>> _fitting("encoder.layer.0", 64)
     'encoder.l…'

@@ -1,8 +1,8 @@
-"""Pages and pictures from the templates in `report/templates`, each whole by itself: nothing is loaded from elsewhere.
+"""Pages and pictures from the templates in `report/templates`, self-contained: nothing is loaded from elsewhere.
 
-Templates hold the markup, style sheets the look, and the modules beside this one the values. What a template is given
-is text, and escaped where it stands; only what a template has rendered and what the package ships (`Markup`) counts as
-markup. An undefined variable in a template is an error. Pure, except for reading the files of the package.
+Templates have the markup, style sheets the appearance, and the other modules of this package the values. Values are
+text, and escaped by the template; only rendered templates and shipped files (`Markup`) are markup. An undefined
+variable in a template is an error. Pure, except for reading the files of the package.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _PACKAGE, _FOLDER = "hetpipe.report", "templates"
 
 
 def render(template: str, **values: object) -> Markup:
-    """One template, such as `plan.html.j2`, filled in.
+    """Render one template, such as `plan.html.j2`.
 
     Raises:
-        UndefinedError: of jinja2: it uses a name that is not among `values`.
+        UndefinedError: of jinja2: the template uses a name that is not among `values`.
     """
     return Markup(_environment().get_template(template).render(**values))  # noqa: S704 - templates escape by themselves
 
@@ -40,17 +40,17 @@ def render_page(
     scripts: Sequence[Markup] = (),
     **values: object,
 ) -> str:
-    """A whole document: a template that extends `page.html.j2`.
+    """Render a whole document: a template that extends `page.html.j2`.
 
     Args:
         template: its file.
-        title: heads the page; any text.
+        title: heading of the page; any text.
         subtitle: any text.
         styles: style sheets, in order.
-        scripts: run in order once all elements are there. No other script runs, so none that a name smuggles in.
+        scripts: run in order once all elements exist. No other script runs, in particular none injected by a name.
         values: for the template.
     """
-    # Else a browser would end the element, or not see its end.
+    # Otherwise a browser would end the element early, or miss its end.
     assert not any("</style" in style.lower() for style in styles)
     assert not any("</script" in script.lower() or "<!--" in script for script in scripts)
     page = render(
@@ -74,7 +74,7 @@ def resource(name: str) -> Markup:
 @cache
 def shipped(path: str) -> Markup:
     """The text of a file of this package, by its path in `hetpipe`; shipped files are trusted markup."""
-    return Markup(files("hetpipe").joinpath(path).read_text(encoding="utf-8"))  # noqa: S704 - nobody else's text
+    return Markup(files("hetpipe").joinpath(path).read_text(encoding="utf-8"))  # noqa: S704 - shipped text only
 
 
 @cache
@@ -88,7 +88,7 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters |= {"bytes": bytes_text, "percent": percent, "rate": rate, "time": time_text}
-    # For data of scripts: as short as JSON can be, in the order in which it was given, and nothing that is no JSON.
+    # Data of scripts: compact, strictly valid JSON in the given order.
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return environment
 

@@ -1,10 +1,10 @@
-"""A pipeline at work, as SVG: one row per stage, time to the right. Pure: activities in, text out.
+"""A running pipeline, as SVG: one row per stage, time to the right. Pure.
 
-Decided here: where everything is. `templates/pipeline.svg.j2` draws it in the colours of `templates/pipeline.css`.
+This module computes the layout; `templates/pipeline.svg.j2` draws it in the colours of `templates/pipeline.css`.
 
 In a row, boxes are computations with the number of their minibatch, forward lighter than backward. Lines between rows
-are activations on their way down and gradients on their way up; thin bars under a row are pushes and pulls. What is
-left empty of a row is waiting, marked where it is for weights.
+are activations (down) and gradients (up); thin bars under a row are pushes and pulls. Gaps in a row are waits, marked
+if they are for weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hetpipe.decide.simulator.result import ActivityKind, SimulatedActivity
 from hetpipe.report.page import render
 from hetpipe.report.quantities import time_text
 
-#: Pixels. A row is its label, its boxes, then its pushes and pulls; the label comes again for those who scroll.
+#: Pixels. A row has its label, its boxes, then its pushes and pulls; the label is repeated for scrolling.
 _MARGIN = 6
 _TOP = 26
 _LABEL_HEIGHT = 15
@@ -34,7 +34,7 @@ _MOST_WIDTH = 12_000
 _TICK_DISTANCE = 90
 _LETTER_WIDTH = 6.6
 
-#: Class and meaning of everything that has a colour.
+#: CSS class and meaning of each colour.
 LEGEND: tuple[tuple[str, str], ...] = (
     ("forward", "forward; lines: activations"),
     ("backward", "backward; lines: gradients"),
@@ -64,7 +64,7 @@ def draw_pipeline(
     """The picture of `rows` from 0 to `end_ticks`.
 
     Args:
-        activities: of the whole run, in any order; those of other stages are left out.
+        activities: of the whole run, in any order; those of other stages are ignored.
         rows: from top to bottom; the stages of a virtual worker one below the other.
         end_ticks: later activities are omitted, longer ones are cut off.
         title: its accessible name; any text.
@@ -112,7 +112,7 @@ class _Box:
     kind: str
     rect: _Rect
     number: _Text | None
-    """None where there is no room for it."""
+    """None if it does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class _Row:
 
 
 class _Picture:
-    """Places everything on the canvas."""
+    """The layout."""
 
     def __init__(self, activities: Sequence[SimulatedActivity], rows: Sequence[PictureRow], end_ticks: int) -> None:
         self._rows = rows
@@ -162,7 +162,7 @@ class _Picture:
         )
 
     def _pixels_per_tick(self) -> float:
-        """So that an average box has room for its number."""
+        """The scale at which an average box can contain its number."""
         lengths = [
             one.end_ticks - one.start_ticks
             for position in self._tops
@@ -213,7 +213,7 @@ class _Picture:
             yield _Text("label", x, y, row.label)
 
     def _waits(self, found: Sequence[SimulatedActivity], top: int) -> Iterator[_Rect]:
-        """Gaps that end in the instant in which weights arrive."""
+        """Gaps that end at the arrival of weights."""
         arrivals = {one.end_ticks for one in found if one.kind is ActivityKind.PULL}
         arrivals |= {one.end_ticks for one in self._publishes}
         free_since = 0
@@ -232,7 +232,7 @@ class _Picture:
         return _Box(_COMPUTATIONS[one.kind], rect, number)
 
     def _moves(self, moves: Iterable[SimulatedActivity], top: int) -> Iterator[_Line]:
-        """From the lower edge of the sender to the upper edge of the receiver, or the other way round."""
+        """A line from the sender's edge to the receiver's."""
         for one in moves:
             assert one.vw is not None
             assert one.stage is not None

@@ -1,6 +1,6 @@
-"""A plan as one page of HTML that needs nothing else: bars, a picture of the simulated pipeline, the reasons. Pure.
+"""A plan as a self-contained HTML page: bars, a picture of the simulated pipeline, the reasons. Pure.
 
-Here are its values; the page is `templates/plan.html.j2`, which escapes names of models, layers, nodes and types.
+This module computes the values of `templates/plan.html.j2`, which escapes names of models, layers, nodes and types.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from hetpipe.report.plan_view import PlanFacts, PlanView, SpeedView, StageView, 
 from hetpipe.report.quantities import bytes_text, of_bytes_text, time_text
 from hetpipe.report.text import count, rate
 
-#: The picture: so many minibatches of each virtual worker, in whole waves, and so many rows.
+#: Limits of the picture: minibatches of each virtual worker, in whole waves, and rows.
 _SHOWN_MINIBATCHES = 32
 _FEWEST_WAVES = 2
 _MOST_WAVES = 4
 _MOST_ROWS = 24
 
-#: Simulated beyond the picture's end, so that nothing in it drains.
+#: Waves simulated beyond the picture's end, so that no pipeline drains in it.
 _MORE_WAVES = 2
 
 #: Classes of the style sheet, and their meanings.
@@ -97,8 +97,8 @@ def page_of(view: PlanView, reasons: Reasons, picture: Picture) -> str:
 
     Args:
         view: the plan to show.
-        reasons: why it is so, in full.
-        picture: the pipeline at work, and the model.
+        reasons: of the plan, in full.
+        picture: the simulated pipeline, and the model.
     """
     pipelines = [
         {
@@ -139,7 +139,7 @@ def _model_of(facts: PlanFacts) -> Markup:
 
 
 def picture_of(facts: PlanFacts) -> Picture:
-    """Simulate the first waves of a plan and draw them; where there are many virtual workers, one of each kind first.
+    """Simulate the first waves of a plan and draw them; of many virtual workers, one of each kind first.
 
     Raises:
         PlanError: the plan cannot be simulated.
@@ -186,7 +186,7 @@ def _some(workers: Sequence[int]) -> str:
 
 
 def _shown_workers(facts: PlanFacts) -> list[int]:
-    """As many as there is room for; different ones before more of the same."""
+    """The virtual workers drawn, within the limit; different ones before equal ones."""
     groups = [pipeline.workers for pipeline in view_of(facts).pipelines]
     order = [workers[0] for workers in groups] + [vw for workers in groups for vw in workers[1:]]
     shown: list[int] = []
@@ -200,7 +200,7 @@ def _shown_workers(facts: PlanFacts) -> list[int]:
 
 
 def _wave_end(activities: Iterable[SimulatedActivity], vw: int, minibatch: int) -> int:
-    """When the backward of a minibatch is through."""
+    """End of the last backward of a minibatch."""
     return max(
         one.end_ticks
         for one in activities
@@ -243,6 +243,6 @@ def _stage(index: int, stage: StageView, longest_ms: float) -> _Stage:
 
 
 def _bar(whole: float, parts: Sequence[tuple[str, float, str]], what: str) -> Bar:
-    """Of each part its kind, its amount, and its label."""
+    """A bar from kind, amount and label of each part."""
     shown = [BarPart(kind, 100 * amount / whole) for kind, amount, _ in parts if amount and whole]
     return Bar(tuple(shown), "; ".join([what, *(text for _, amount, text in parts if text and amount)]))

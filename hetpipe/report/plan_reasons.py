@@ -1,6 +1,6 @@
 """The reasons for a plan: its bottleneck, the losses of alternatives, the effect of another N or cut. Pure.
 
-Everything follows from the plan by the planner's own formulas, changing one thing and keeping the rest.
+All reasons follow from the plan by the planner's own formulas, by changing one thing and keeping the rest.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from hetpipe.values.cluster import LinkSpec, node_of
 from hetpipe.values.plan_document import Alternative, PlanDocument, PlannedBorder
 from hetpipe.values.profile import AliveValue
 
-#: A closed form and a simulation that differ by less agree.
+#: Relative difference up to which closed form and simulation are considered equal.
 _CLOSE = 0.02
 
-#: More are only counted: values that are alive at a border, and groups of forbidden cuts.
+#: Maximum number listed: live values at a border, and groups of forbidden cuts.
 _MOST_ALIVE = 5
 _MOST_FORBIDDEN = 40
 
@@ -35,29 +35,29 @@ class Reasons:
     """The reasons for a plan, in sentences."""
 
     bound: str
-    """What holds the job back."""
+    """The bottleneck of the job."""
     rejected: tuple[Alternative, ...]
     """Fastest first; impossible ones last. Each has its loss and the reason."""
     waves: tuple[str, ...]
-    """Why this N."""
+    """The reasons for N."""
     cuts: tuple[str, ...]
-    """Why these cuts."""
+    """The reasons for the cuts."""
     borders: tuple[BorderReasons, ...] = ()
-    """Of each border of stages."""
+    """The reasons for each border of stages."""
     forbidden: tuple[str, ...] = ()
-    """Where the model cannot be cut, and why."""
+    """Places where the model cannot be cut, with reasons."""
 
 
 @dataclass(frozen=True, slots=True)
 class BorderReasons:
-    """Why one stage ends where it does."""
+    """The reasons for the end of one stage."""
 
     heading: str
     """`virtual worker 0, stage 0 | 1: before layer 3 (h.2)`."""
     crossing: str
-    """What is alive there, and the bytes each way."""
+    """The live values, and the bytes in each direction."""
     alternatives: tuple[str, ...]
-    """Where else it could be, what would move there, and why it is not."""
+    """Alternative borders, their bytes, and why they were not chosen."""
 
 
 def reasons_of(facts: PlanFacts) -> Reasons:
@@ -82,7 +82,7 @@ def _further(left: int) -> tuple[str, ...]:
 
 
 def _border(border: PlannedBorder, several: Collection[int]) -> BorderReasons:
-    """In words; `several`: the virtual workers that stand for others."""
+    """A border in words; `several`: the virtual workers that represent others."""
     whose = f"virtual worker {border.virtual_worker}{' and those alike' if border.virtual_worker in several else ''}"
     forward, backward = bytes_text(border.forward_bytes), bytes_text(border.backward_bytes)
     moves = f"{forward} forward ({time_text(border.forward_ms)}), {backward} back ({time_text(border.backward_ms)})"
@@ -103,7 +103,7 @@ def _border(border: PlannedBorder, several: Collection[int]) -> BorderReasons:
 
 
 def alive_text(value: AliveValue) -> str:
-    """A value that crosses, with its size.
+    """A value that crosses the border, with its size.
 
     >>> alive_text(AliveValue(name="h.0:0", num_bytes=4096, has_gradient=True))
     'h.0:0 4 KiB'
@@ -119,7 +119,7 @@ class _Forecast:
 
     memory: MemoryModel
     slowest: int
-    """The virtual worker that holds the others back."""
+    """The slowest virtual worker."""
     stages: tuple[int, ...]
     """Its stage times in ticks."""
     rate: JobRate
@@ -135,7 +135,7 @@ class _Forecast:
 
     @property
     def waits_for_flight(self) -> bool:
-        """The limit of minibatches in flight binds, not the longest stage."""
+        """Whether the limit of minibatches in flight is the bottleneck, not the longest stage."""
         return minibatches_per_tick(self.stages, self.memory) * max(self.stages) < 1 - SAME
 
 
@@ -186,17 +186,17 @@ def _forecast_of_own_waves(facts: PlanFacts, waves: Sequence[int]) -> _Forecast:
 def _bound(facts: PlanFacts, forecast: _Forecast) -> str:
     if forecast.network_binds:
         return (
-            f"The network card of {forecast.rate.busiest_node} binds: it lets "
-            f"{rate(forecast.rate.network_samples_per_second)} samples/s through, where the stages alone would do "
+            f"The network card of {forecast.rate.busiest_node} is the bottleneck: it allows "
+            f"{rate(forecast.rate.network_samples_per_second)} samples/s, the stages alone "
             f"{rate(forecast.rate.compute_samples_per_second)}."
         )
     if forecast.rate.round_trip_binds:
         bound = facts.plan.staleness
         return (
-            f"The round trip of weights binds (push, sum, publish, pull), with D = {bound} and N = "
-            f"{forecast.memory.minibatches_per_wave}: it lets "
-            f"{rate(forecast.rate.round_trip_samples_per_second)} samples/s through, where the stages alone would do "
-            f"{rate(forecast.rate.compute_samples_per_second)}; a larger D or N lets more."
+            f"The round trip of weights (push, sum, publish, pull) is the bottleneck, with D = {bound} and N = "
+            f"{forecast.memory.minibatches_per_wave}: it allows "
+            f"{rate(forecast.rate.round_trip_samples_per_second)} samples/s, the stages alone "
+            f"{rate(forecast.rate.compute_samples_per_second)}; a larger D or N raises the limit."
         )
     if forecast.waits_for_flight:
         return _flight_binds(forecast)
@@ -226,8 +226,8 @@ def _flight_binds(forecast: _Forecast) -> str:
     longest = time_text(milliseconds(max(forecast.stages)))
     if forecast.memory.policy.drains:
         return (
-            f"Draining binds: virtual worker {forecast.slowest} empties its pipeline of {time_text(whole_ms)} after "
-            f"every wave of {n}; without that its longest stage, {longest}, would."
+            f"Draining is the bottleneck: virtual worker {forecast.slowest} drains a pipeline of {time_text(whole_ms)} "
+            f"after every wave of {n}; without that its longest stage would be, with {longest}."
         )
     k = len(forecast.stages)
     behind, held = min(
@@ -235,8 +235,8 @@ def _flight_binds(forecast: _Forecast) -> str:
         key=lambda entry: entry[1] / entry[0] if entry[0] else float("inf"),
     )
     return (
-        f"The minibatches in flight bind: virtual worker {forecast.slowest} holds at most {held} on a way of "
-        f"{time_text(milliseconds(behind))}; its longest stage alone, {longest}, would let more through."
+        f"The minibatches in flight are the bottleneck: virtual worker {forecast.slowest} has at most {held} in a "
+        f"pipeline of {time_text(milliseconds(behind))}; its longest stage alone, {longest}, would allow more."
     )
 
 
@@ -250,11 +250,11 @@ def _why_waves(facts: PlanFacts, forecast: _Forecast) -> list[str]:
         return [_why_proportional(plan)]
     if plan.allocation == "parallel":
         v, b = len(plan.virtual_workers), facts.costs.profile.batch_size
-        return [f"N = {n} makes up the global batch: {count(v, 'virtual worker')} × {n} × {b} samples = {v * n * b}."]
+        return [f"N = {n} gives the global batch: {count(v, 'virtual worker')} × {n} × {b} samples = {v * n * b}."]
     if facts.options.minibatches_per_wave is not None:
         sentences = [f"N = {n} was given."]
     else:
-        sentences = [f"N = {n} is the smallest within 2 % of the fastest; larger waves keep weights back for longer."]
+        sentences = [f"N = {n} is the smallest within 2 % of the fastest; larger waves delay weights for longer."]
     most_stages = max(len(worker.stages) for worker in plan.virtual_workers)
     step = facts.options.accumulate
     if n - step >= forecast.memory.policy.least_minibatches_per_wave(most_stages):
@@ -264,7 +264,7 @@ def _why_waves(facts: PlanFacts, forecast: _Forecast) -> list[str]:
 
 
 def _why_proportional(plan: PlanDocument) -> str:
-    """How equally long the waves of virtual workers are, by the closed form."""
+    """The durations of the virtual workers' waves, by the closed form."""
     batch_size = plan.batch_size or 1
     lengths = [
         1000 * n * batch_size / worker.samples_per_second
@@ -293,7 +293,7 @@ def _with_waves_of(facts: PlanFacts, forecast: _Forecast, minibatches_per_wave: 
 
 
 def _largest_shortage(facts: PlanFacts, minibatches_per_wave: int) -> str | None:
-    """The stage of the plan that misses most memory under another N."""
+    """The largest shortage of memory among the plan's stages under another N."""
     costs, memory = facts.costs, facts.memory(minibatches_per_wave)
     worst, sentence = 0, None
     for vw, stages in enumerate(facts.simulated.workers):
@@ -335,7 +335,7 @@ def _why_cuts(facts: PlanFacts, forecast: _Forecast) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """A layer at the edge of a stage goes to the neighbour."""
+    """The move of a stage's first or last layer to its neighbour."""
 
     source: int
     target: int

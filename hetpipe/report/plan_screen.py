@@ -1,4 +1,4 @@
-"""A plan on the terminal: one screen, from 80 columns on; with or without colour, in ASCII where there is no more."""
+"""A plan on one screen of a terminal of at least 80 columns; with or without colour, in ASCII if necessary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hetpipe.report.plan_view import PipelineView, PlanView, SpeedView, StageVie
 from hetpipe.report.quantities import of_bytes_text, time_text
 from hetpipe.report.text import count, percent, rate
 
-#: Columns from which on a stage is one line; below, a second one has the layers and the rest.
+#: Minimum width for one line per stage; below it, a second line has the layers and the rest.
 _WIDE_COLUMNS = 104
 _MOST_BAR_COLUMNS = 24
 _GOOD_BAR_COLUMNS = 10
@@ -23,7 +23,7 @@ _LEAST_BAR_COLUMNS = 4
 _SPEED_BAR_COLUMNS = 18
 _MOST_NAME_COLUMNS = 20
 _MOST_LAYER_NAME_COLUMNS = 28
-#: Limits: equal virtual workers whose devices are listed, different ones that are drawn.
+#: Maximum number of equal virtual workers with listed devices, and of different ones drawn.
 _MOST_OTHERS = 7
 _MOST_PIPELINES = 8
 
@@ -51,8 +51,8 @@ def show_plan(view: PlanView, reasons: Reasons, console: Console, *, why: Litera
     Args:
         view: the plan to show.
         reasons: its reasons; `brief` shows the bottleneck only.
-        console: where; its width is kept to.
-        why: how many of the reasons.
+        console: destination; its width is the limit.
+        why: amount of reasons.
     """
     pen = _Pen(is_ascii=not console.encoding.startswith("utf"))
     parts: list[RenderableType] = [
@@ -75,7 +75,7 @@ def show_plan(view: PlanView, reasons: Reasons, console: Console, *, why: Litera
 
 @dataclass(frozen=True, slots=True)
 class _Pen:
-    """Makes text for this terminal."""
+    """Text rendering for this terminal."""
 
     is_ascii: bool
 
@@ -85,14 +85,14 @@ class _Pen:
         return "crop" if self.is_ascii else "ellipsis"
 
     def text(self, text: str, style: str = "") -> Text:
-        # Names come from files; none may move the cursor.
+        # Names come from files, and must not move the cursor.
         shown = "".join(character if character.isprintable() else "?" for character in text)
         if self.is_ascii:
             shown = shown.translate(_ASCII).encode("ascii", "replace").decode("ascii")
         return Text(shown, style=style)
 
     def bar(self, width: int, whole: float, parts: _Parts) -> Text:
-        """Parts of a whole, side by side; the rest is free. A part shows from half a cell on."""
+        """A bar of adjacent parts; the rest is free. Parts below half a cell are not shown."""
         bar = Text()
         done, position = 0.0, 0
         for amount, (glyph, style) in parts:
@@ -110,7 +110,7 @@ class _Pen:
 
 
 def _grid(rows: Iterable[tuple[Text, ...]]) -> Table:
-    """Columns as wide as they need; the last one wraps."""
+    """Columns of minimum width; the last one wraps."""
     table = Table.grid(padding=(0, 2))
     cells = list(rows)
     for position in range(len(cells[0]) if cells else 0):
@@ -143,7 +143,7 @@ class _Column:
 
 
 class _Stages:
-    """The stages, one or two lines each; all pipelines share their columns, so that bars compare."""
+    """The stages, one or two lines each; all pipelines share the column widths, so that bars are comparable."""
 
     def __init__(self, view: PlanView, width: int, pen: _Pen) -> None:
         self._view = view
@@ -247,7 +247,7 @@ class _Stages:
         return detail
 
     def _others(self, pipeline: PipelineView) -> Iterator[Text]:
-        """The devices of the virtual workers that are not drawn, as many to a line as there is room for."""
+        """The devices of the virtual workers that are not drawn, filling lines."""
         shown = pipeline.workers[1 : _MOST_OTHERS + 1]
         line = ""
         for worker, devices in zip(shown, pipeline.devices[1:], strict=False):
@@ -312,7 +312,7 @@ def _memory_parts(stage: StageView) -> _Parts:
 
 def _why(reasons: Reasons, pen: _Pen) -> Iterator[RenderableType]:
     yield Text()
-    yield pen.text("alternatives, against this plan", "bold")
+    yield pen.text("alternatives, compared with this plan", "bold")
     rows = [
         (
             pen.text(one.name),
@@ -321,7 +321,7 @@ def _why(reasons: Reasons, pen: _Pen) -> Iterator[RenderableType]:
         )
         for one in reasons.rejected
     ]
-    yield _grid(rows) if rows else pen.text("nothing else was looked at", "dim")
+    yield _grid(rows) if rows else pen.text("no alternatives were considered", "dim")
     for heading, sentences in (("why this N", reasons.waves), ("why these cuts", reasons.cuts)):
         yield Text()
         yield pen.text(heading, "bold")

@@ -1,7 +1,7 @@
-"""A plan as it is shown, on a terminal or as a page: values that both draw, with their words. Pure.
+"""The displayed content of a plan, common to terminal and page. Pure.
 
-Virtual workers whose pipelines cost the same on the same types are shown once: an ED plan is one picture, however many
-virtual workers it has.
+Virtual workers whose pipelines have equal costs on equal types are shown once: an ED plan is one pipeline, for any
+number of virtual workers.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from hetpipe.values.plan_document import (
 ALL_REDUCE = "allreduce"
 SINGLE = "single:"
 
-#: Rates that differ by less are shown as equal.
+#: Relative difference up to which rates are shown as equal.
 SAME = 5e-4
 
-#: More names than this are not read but counted.
+#: Maximum number of names listed; the rest is counted.
 _MOST_NAMES = 8
 
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """A plan with its inputs, from which everything shown is derived."""
+    """A plan with its inputs, from which the content is derived."""
 
     plan: PlanDocument
     costs: Costs
@@ -53,7 +53,7 @@ class PlanFacts:
 
     @cached_property
     def simulated(self) -> SimulatedPlan:
-        """The plan as the simulator takes it."""
+        """The plan in the simulator's form."""
         return simulated_plan(self.plan, self.costs)
 
 
@@ -69,12 +69,12 @@ class StageView:
     """`stem … head`."""
     forward_ms: float
     backward_ms: float
-    """With the forward again, where the stage recomputes."""
+    """Time of the backward, including the recomputed forward."""
     receive_ms: float
     parameter_bytes: int
-    """Of all copies and the optimizer's tensors."""
+    """Bytes of all weight copies and the optimizer's state."""
     activation_bytes: int
-    """Of all minibatches in flight."""
+    """Bytes of all minibatches in flight."""
     reserve_bytes: int
     device_bytes: int
     in_flight: int
@@ -83,7 +83,7 @@ class StageView:
     is_bottleneck: bool
     is_estimated: bool
     utilisation: float | None = None
-    """MFU; None where it is not known."""
+    """MFU; None if unknown."""
 
     @property
     def time_ms(self) -> float:
@@ -92,45 +92,45 @@ class StageView:
 
     @property
     def memory_bytes(self) -> int:
-        """All that the stage keeps."""
+        """Total memory of the stage."""
         return self.parameter_bytes + self.activation_bytes + self.reserve_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineView:
-    """Virtual workers that are alike."""
+    """Virtual workers with equal pipelines."""
 
     workers: tuple[int, ...]
     stages: tuple[StageView, ...]
-    """Of the first of them."""
+    """Stages of the first of them."""
     devices: tuple[tuple[DeviceId, ...], ...]
-    """Of each of them, stage by stage."""
+    """Devices of each of them, stage by stage."""
     samples_per_second: float
-    """Of each, by itself."""
+    """Rate of each, without the others."""
     bottleneck_ms: float
     is_slowest: bool
 
     @property
     def heading(self) -> str:
-        """`virtual workers 0–3, alike`."""
+        """`virtual workers 0–3, equal`."""
         if len(self.workers) == 1:
             return f"virtual worker {self.workers[0]}"
-        return f"virtual workers {_ranges(self.workers)}, alike"
+        return f"virtual workers {_ranges(self.workers)}, equal"
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedView:
-    """One way to train, and how fast it is."""
+    """One way to train, with its rate."""
 
     name: str
     samples_per_second: float | None
-    """None: it cannot be done."""
+    """None: not feasible."""
     remark: str
 
 
 @dataclass(frozen=True, slots=True)
 class PlanView:
-    """Everything on the screen and the page, but the reasons."""
+    """The content of screen and page, except the reasons."""
 
     title: str
     subtitle: str
@@ -170,7 +170,7 @@ def view_of(facts: PlanFacts) -> PlanView:
 
 
 def best_single(alternatives: Sequence[Alternative]) -> Alternative | None:
-    """The fastest device by itself; None if none holds the model."""
+    """The fastest single device; None if the model fits on none."""
     able = [one for one in alternatives if one.name.startswith(SINGLE) and one.samples_per_second is not None]
     return max(able, key=_rate_of, default=None)
 
@@ -187,12 +187,12 @@ def _speeds(plan: PlanDocument) -> tuple[SpeedView, ...]:
     for name, other in zip(names, others, strict=True):
         speeds.append(SpeedView(name, other.samples_per_second, other.reason))
     if single is None and any(one.name.startswith(SINGLE) for one in plan.alternatives):
-        speeds.append(SpeedView("one device", None, "none holds the whole model"))
+        speeds.append(SpeedView("one device", None, "the whole model fits on none"))
     return tuple(speeds)
 
 
 def _remarks(plan: PlanDocument) -> Iterator[str]:
-    """Whatever the simulation finds faster than the plan."""
+    """Alternatives that are faster than the plan, according to the simulation."""
     least = plan.predicted.samples_per_second * (1 + SAME)
     faster = [one for one in plan.alternatives if _rate_of(one) > least]
     baselines = [one for one in faster if one.name == ALL_REDUCE or one.name.startswith(SINGLE)]
@@ -200,7 +200,7 @@ def _remarks(plan: PlanDocument) -> Iterator[str]:
     if allocations:
         best = max(allocations, key=_rate_of)
         yield (
-            f"By the simulation {best.name} would be faster, {rate(_rate_of(best))} samples/s: plan it with "
+            f"According to the simulation {best.name} would be faster, {rate(_rate_of(best))} samples/s: plan it with "
             f"--allocation {best.name}."
         )
     for one in baselines[:1]:
@@ -212,8 +212,8 @@ def _remarks(plan: PlanDocument) -> Iterator[str]:
             )
         else:
             yield (
-                f"One {one.name.removeprefix(SINGLE)} is faster than this plan: where the whole model fits on a "
-                "device, that is the better way."
+                f"One {one.name.removeprefix(SINGLE)} is faster than this plan: prefer it if the whole model fits on a "
+                "device."
             )
 
 
@@ -242,7 +242,7 @@ def _pipelines(facts: PlanFacts) -> tuple[PipelineView, ...]:
 
 
 def _cost_of(stage: PlannedStage) -> tuple[object, ...]:
-    """All of a stage but its device's name."""
+    """The costs of a stage, for the comparison of pipelines."""
     return tuple(value for key, value in stage if key != "device")
 
 
@@ -305,7 +305,7 @@ def _model_speed(predicted: Predicted) -> list[tuple[str, str]]:
         share = percent(predicted.model_flops_utilisation)
         told.append(("MFU", f"{share} of the peak of the devices in use"))
     elif predicted.model_flops_utilisation_reason is not None:
-        told.append(("MFU", f"not given: {predicted.model_flops_utilisation_reason}"))
+        told.append(("MFU", f"unknown: {predicted.model_flops_utilisation_reason}"))
     return told
 
 
@@ -328,7 +328,7 @@ def _waves(plan: PlanDocument) -> str:
 
 
 def _host_memory(nodes: Sequence[PlannedNode]) -> list[tuple[str, str]]:
-    """The peak of each node, those that are alike together."""
+    """The peak per node, with equal nodes grouped."""
     if not nodes:
         return []
     alike: dict[str, list[str]] = {}
@@ -353,7 +353,7 @@ def _most_minibatches(plan: PlanDocument) -> str:
 def _crossing(facts: PlanFacts) -> str:
     total = facts.plan.predicted.cross_node_bytes_per_minibatch
     if not total:
-        return "nothing leaves its node"
+        return "no traffic between nodes"
     per_wave = sum(
         flow.num_bytes
         for flow in flows_of(facts.simulated, facts.costs)
@@ -366,7 +366,7 @@ def _crossing(facts: PlanFacts) -> str:
         parts = "all of it pushes and pulls"
     else:
         parts = f"{bytes_text(total - weights)} activations and gradients, {bytes_text(weights)} pushes and pulls"
-    return f"{bytes_text(total)} leave a node per minibatch: {parts}"
+    return f"{bytes_text(total)} between nodes per minibatch: {parts}"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -375,7 +375,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers, neighbours joined: `0–2, 5`."""
+    """Ascending numbers as ranges: `0–2, 5`."""
     ends: list[list[int]] = []
     for number in numbers:
         if ends and number == ends[-1][1] + 1:

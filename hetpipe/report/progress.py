@@ -33,7 +33,7 @@ STATE_TEXTS: dict[JobState, str] = {
 
 
 def headings(table: ProgressTable) -> list[str]:
-    """Headings of the live table; the bound on the distance stands with its column."""
+    """Headings of the live table; the column of the distance includes its bound."""
     bound = "no bound" if table.staleness is None else f"D = {table.staleness}"
     return ["worker", "stages: layers on device", "clock", f"ahead ({bound})", "samples/s", "loss", "waiting", "ETA"]
 
@@ -49,7 +49,7 @@ def cells(table: ProgressTable) -> list[list[str]]:
             rate(row.samples_per_second),
             loss_text(row),
             percent(row.waiting_share),
-            # All end at one barrier.
+            # All virtual workers end at the same barrier.
             duration(table.eta_seconds),
         ]
         for row in table.rows

@@ -7,7 +7,7 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def significant(value: float) -> str:
-    """Three digits that mean something, never an exponent.
+    """Format with three significant digits, never with an exponent.
 
     >>> significant(0.03141), significant(8.4249), significant(0.99996), significant(1234.5), significant(0.0)
     ('0.0314', '8.42', '1.00', '1234', '0')
@@ -28,15 +28,15 @@ def time_text(milliseconds: float) -> str:
     >>> time_text(8.4249), time_text(0.0042), time_text(12345.0)
     ('8.42 ms', '4.20 µs', '12.3 s')
     """
-    if milliseconds >= 10_000:  # noqa: PLR2004 - so many digits are hard to read
+    if milliseconds >= 10_000:  # noqa: PLR2004 - for readability
         return f"{significant(milliseconds / 1000)} s"
-    if 0 < milliseconds < 0.01:  # noqa: PLR2004 - so are so many zeros
+    if 0 < milliseconds < 0.01:  # noqa: PLR2004 - for readability
         return f"{significant(milliseconds * 1000)} µs"
     return f"{significant(milliseconds)} ms"
 
 
 def bytes_text(num_bytes: float) -> str:
-    """A size, in the unit that memory is sold in.
+    """A size in binary units.
 
     >>> bytes_text(0), bytes_text(1536), bytes_text(12 << 30), bytes_text(10.55 * 2**30)
     ('0 bytes', '1.5 KiB', '12 GiB', '10.6 GiB')

@@ -1,4 +1,4 @@
-"""A played timeline as plain text: a stage is two lines, its boxes and below them the weights they compute with. Pure.
+"""A simulated timeline as plain text: per stage a line of boxes, and below it the weights that they use. Pure.
 
     time     0       2       4
     stage 0 [F1]            [B1*   ]
@@ -6,7 +6,7 @@
     stage 1     [F1][B1*   ]
                  W0  W0
 
-Everything is ASCII and nothing depends on colour. What is wider than the screen goes on below, like music.
+Everything is ASCII and nothing depends on colour. A timeline wider than the screen continues below, like a score.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hetpipe.report.schedule_view import (
 )
 from hetpipe.report.text import columns
 
-#: Lines of boxes after which the rest is left out.
+#: Maximum number of lines of boxes.
 _MOST_LINES = 400
 
 #: Least distance between two times of the axis.
@@ -75,7 +75,7 @@ class _Strip:
         self._units = units - units % self._step if units > self._step else units
 
     def lines(self) -> Iterator[str]:
-        """Piece by piece, each with its axis, a blank line behind each; then whether something is left out."""
+        """The pieces, each with its axis and followed by a blank line; then a remark if the rest is omitted."""
         end = self._timeline.end
         pieces = range(0, end, self._units)
         most = max(1, _MOST_LINES // (2 * len(self._labels) + 2))
@@ -88,7 +88,7 @@ class _Strip:
                 yield self._line("", versions[start * self._unit : stop * self._unit])
             yield ""
         if len(pieces) > most:
-            yield f"and so on to time {end}; --svg FILE draws all of it, --json has every box"
+            yield f"continues to time {end}; --svg FILE draws all of it, --json has every box"
             yield ""
 
     def _line(self, label: str, text: str) -> str:
@@ -109,7 +109,7 @@ class _Strip:
         return f"[{inner:{(box.end - box.start) * self._unit - 2}}]"
 
     def _placed(self, texts: Iterable[tuple[int, str]]) -> str:
-        """Texts at their units of time, in the order of time; none reaches into the next one."""
+        """Texts at their units of time, in order of time, without overlaps."""
         line = ""
         for at, text in texts:
             line = f"{line:{at * self._unit}}{text}"

@@ -1,7 +1,7 @@
-"""A played timeline as SVG, in the look of the papers' figures: forwards blue, backwards green, updates checkered.
+"""A simulated timeline as SVG, in the style of the papers' figures: forwards blue, backwards green, updates checkered.
 
-A file of its own that needs no fonts, scripts or page around it. Its description holds all that it shows, as text.
-Decided here: where everything is. `templates/schedule.svg.j2` draws it in the colours of `templates/schedule.css`.
+A self-contained file without fonts, scripts or a page. Its description has the whole content as text. This module
+computes the layout; `templates/schedule.svg.j2` draws it in the colours of `templates/schedule.css`.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ class _Row:
 
     label: _Text
     boxes: list[_Path]
-    """Of each kind all in one."""
+    """One path per kind of box."""
     inscriptions: list[tuple[str, list[_Text]]]
-    """What is written into the boxes, by its class."""
+    """The texts in the boxes, by class."""
     facts: list[_Text]
 
 
 class _Drawing:
-    """Places everything on the canvas."""
+    """The layout."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -131,7 +131,7 @@ class _Drawing:
         return round(max(boxes, texts, swatches, title)) + 2 * _MARGIN
 
     def _description(self) -> list[str]:
-        """All of the picture as sentences, line by line."""
+        """The whole picture as sentences."""
         rows = [f"Stage {stage.stage}: {_sequence(stage)}." for stage in self._timeline.stages]
         lines = [setting_of(self._timeline.pipeline), *self._texts[1:]]
         return ["Time to the right, one row for each stage.", *(f"{line}." for line in lines), *rows]

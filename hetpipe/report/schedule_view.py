@@ -1,4 +1,4 @@
-"""A played timeline in words, for the terminal and the picture alike. Pure."""
+"""A simulated timeline in words, for the terminal and the picture. Pure."""
 
 from __future__ import annotations
 

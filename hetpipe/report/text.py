@@ -19,7 +19,7 @@ _PLAIN_VALUE = re.compile(r"[^\s\"'=]+")
 
 
 def duration(seconds: float | None) -> str:
-    """A time as people say it.
+    """A duration for people.
 
     >>> duration(4.2), duration(65.0), duration(7384.0), duration(None)
     ('4.2 s', '1 min 05 s', '2 h 03 min', '?')
@@ -124,7 +124,7 @@ def _is_number(text: str) -> bool:
 
 
 def shown_path(path: Path, current: Path) -> str:
-    """`path` as the user would type it in the folder `current`.
+    """`path` relative to the folder `current` if below it, else absolute.
 
     >>> shown_path(Path("/home/me/runs/a"), Path("/home/me")), shown_path(Path("/data/a"), Path("/home/me"))
     ('runs/a', '/data/a')

@@ -1,7 +1,7 @@
-"""The display of a running run: the interface, and the line view. `live` has the terminal view.
+"""The display of a run in progress: the interface, and the line view. `live` has the terminal view.
 
-`LineView` writes one structured line every few seconds, for pipes and logs; `live.LiveView` keeps a table on a
-terminal; `CallbackView` hands events to a function; `SilentView` shows nothing.
+`LineView` writes one structured line every few seconds, for pipes and logs; `live.LiveView` shows a table on a
+terminal; `CallbackView` passes events to a function; `SilentView` shows nothing.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from hetpipe.values.events import (
     Waiting,
 )
 
-#: Seconds between two lines about the progress, and between two evaluations.
+#: Interval of lines about progress, and of those about evaluations, in seconds.
 LINE_SECONDS = 5.0
 EVALUATION_SECONDS = 1.0
 
-#: Seconds until the same wait is shown again; doubled each time, up to the last.
+#: Interval of repeated lines about the same wait, in seconds: doubled each time, up to the maximum.
 WAIT_SECONDS = 10.0
 MAX_WAIT_SECONDS = 300.0
 
 
 class View(Protocol):
-    """The display of one run. Belongs to one thread. Never raises because its output is closed: the run goes on."""
+    """The display of one run. Not thread-safe. Never raises because its output is closed: the run continues."""
 
     def show(self, event: JobEvent) -> None:
         """Show an event of the job."""
         ...
 
     def say(self, sentence: str) -> None:
-        """Show a remark that is no event."""
+        """Show a remark that is not an event."""
         ...
 
     def close(self) -> None:
@@ -55,13 +55,13 @@ class SilentView(View):
     """Shows nothing."""
 
     def show(self, event: JobEvent) -> None:
-        """Without effect."""
+        """No-op."""
 
     def say(self, sentence: str) -> None:
-        """Without effect."""
+        """No-op."""
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """No-op: nothing is buffered."""
 
 
 class CallbackView(SilentView):
@@ -76,7 +76,7 @@ class CallbackView(SilentView):
 
 
 class LineView(View):
-    """One `key=value` line per event. Progress and evaluations come often, so each kind keeps to a pace."""
+    """One `key=value` line per event. Lines about progress and evaluations are rate-limited."""
 
     def __init__(self, stream: TextIO, clock: Clock) -> None:
         self._stream: TextIO | None = stream
@@ -126,12 +126,12 @@ class LineView(View):
             self._stream.write(f"t={self._clock.monotonic() - self._began:.1f} {line}\n")
             self._stream.flush()
         except (OSError, ValueError):
-            # Its reader is gone, or the stream is closed.
+            # The reader has exited, or the stream is closed.
             self._stream = None
 
 
 def same_wait(one: Waiting, other: Waiting) -> bool:
-    """True if both report the same wait: they differ in numbers only, as in its duration or a clock."""
+    """Whether both report the same wait, that is, differ only in numbers such as duration or clock."""
     return _NUMBERS.sub("0", one.sentence) == _NUMBERS.sub("0", other.sentence) and other.seconds >= one.seconds
 
 
@@ -139,7 +139,7 @@ _NUMBERS = re.compile(r"\d+(\.\d+)?")
 
 
 class _Waits:
-    """Lets a new wait through at once, and the same one again more and more rarely."""
+    """Rate limit of waits: a new one is shown immediately, repetitions at growing intervals."""
 
     def __init__(self) -> None:
         self._newest: Waiting | None = None
@@ -147,7 +147,7 @@ class _Waits:
         self._next = 0.0
 
     def admit(self, event: Waiting, line: str, *, now: float) -> str | None:
-        """The line if its time has come."""
+        """The line if it is due."""
         is_same = self._newest is not None and same_wait(self._newest, event)
         self._newest = event
         if is_same and now < self._next:
@@ -158,7 +158,7 @@ class _Waits:
 
 
 class _Pace:
-    """Lets one line through every so many seconds, and the first at once; keeps the newest of those between."""
+    """Rate limit: the first line immediately, then one per interval; the newest line in between is kept."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -166,7 +166,7 @@ class _Pace:
         self._held_back: str | None = None
 
     def admit(self, line: str, *, now: float) -> str | None:
-        """The line if its time has come."""
+        """The line if it is due."""
         if self._admitted_at is not None and now - self._admitted_at < self._seconds:
             self._held_back = line
             return None
@@ -174,6 +174,6 @@ class _Pace:
         return line
 
     def release(self) -> str | None:
-        """The line that was kept, once."""
+        """The kept line, once."""
         line, self._held_back = self._held_back, None
         return line

@@ -1,1 +1,1 @@
-"""A run from job to result: folder, services, following, verdict."""
+"""The execution of a run, from job to result: folder, services, following, verdict."""

@@ -1,4 +1,4 @@
-"""A process of this command that reports: it imports the user's code or measures, and answers one question."""
+"""Child processes of a command that import the user's code or measure, report progress, and return one answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hetpipe.runs.outcome import error_of
 from hetpipe.server.agent.child import Child, ChildSpec, Listener
 from hetpipe.values.commands import exit_sentence
 
-#: Longest wait for the next message, which is how late a deadline may be noticed.
+#: Polling interval for messages, the delay of detecting a deadline.
 _POLL_SECONDS = 0.25
 
 #: Timeout for the remaining output of a process that has answered.
@@ -43,7 +43,7 @@ class ReportingChild:
             raise JobFailed(f"{title} could not be started: {error}") from error
 
     def next_message(self, *, timeout_seconds: float) -> dict[str, Any] | None:
-        """The next message, which is no error; None: there was none in `timeout_seconds`.
+        """The next message that is not an error; None if there was none within `timeout_seconds`.
 
         Raises:
             HetpipeError: the error that the process reported; `JobFailed` where it has another name.
@@ -76,9 +76,9 @@ def reporting_child(spec: ChildSpec, title: str, *, starter: Starter = spawn) ->
     """A process that executes a request; it ends with the block.
 
     Args:
-        spec: what to start.
+        spec: the process.
         title: of the process, for error messages: `the process that measures the model`.
-        starter: starts it.
+        starter: launches it.
 
     Raises:
         JobFailed: it could not be started.
@@ -102,12 +102,12 @@ def ask_child(
     """Start a process and wait for its answer (`hetpipe.server.agent.child_main.answer_once`).
 
     Args:
-        spec: what to start.
+        spec: the process.
         title: of the process, for error messages: `the process that measures the model`.
         on_message: receives every message before the answer; called in this thread.
-        patience_seconds: how long the process may be silent; None: any time.
-        starter: starts it.
-        clock: measures that.
+        patience_seconds: timeout without a message; None: no timeout.
+        starter: launches it.
+        clock: for the timeout.
 
     Returns:
         The answer, as plain JSON values.
@@ -125,7 +125,7 @@ def ask_child(
                 silent_seconds = clock.monotonic() - heard
                 if patience_seconds is not None and silent_seconds >= patience_seconds:
                     last = f"; its last phase was {phase}" if phase else ""
-                    raise DeadlineExceeded(f"gave up after {silent_seconds:.0f} s without a word of {title}{last}")
+                    raise DeadlineExceeded(f"{title} has reported nothing for {silent_seconds:.0f} s{last}")
                 continue
             if "ok" in message:
                 return message["ok"]

@@ -2,8 +2,8 @@
 
 Events come from the coordinator's stream, deaths from the supervisor, interrupts from signal handlers; each is a
 message in one queue, and `Follower.handle` processes them one by one. The first interrupt requests a barrier with a
-checkpoint, the second one ends everything. A service that died and is not restarted is the cause of all later
-is heard later, so it is told at once.
+checkpoint, the second one ends everything. The death of a service that is not restarted is the root cause of all later
+failures, so it is reported first.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from hetpipe.values.events import JobEnded, JobEvent, JobState, StateChanged, St
 from hetpipe.values.ids import JobId
 from hetpipe.wire.calls import STOP_JOB, SUBMIT_JOB, StopJobRequest, SubmitJobRequest
 
-#: Longest wait for the next message, which is how late a deadline may be noticed.
+#: Polling interval for messages, the delay of detecting a deadline.
 _POLL_SECONDS = 0.25
 
-#: Between two notices of starting services.
+#: Interval of notices of starting services.
 _NOTICE_SECONDS = 5.0
 
 
@@ -50,7 +50,7 @@ class Remark:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorLost:
-    """The stream of events broke and could not be mended."""
+    """The stream of events broke and could not be reopened."""
 
     error: str
     """Class name in `hetpipe.errors`."""
@@ -64,12 +64,12 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class Detached:
-    """A request to end this process, but not the run: SIGTERM where the run is a cluster's."""
+    """A request to end this process, but not the run: SIGTERM while following a job on a cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopRefused:
-    """The coordinator did not take the wish to stop."""
+    """The coordinator did not accept the request to stop."""
 
     error: HetpipeError
 
@@ -82,7 +82,7 @@ class JobPort(Protocol):
     """The followed job."""
 
     def ask_stop(self, mode: StopMode) -> None:
-        """Ask it to stop; returns at once."""
+        """Request a stop, without waiting for it."""
         ...
 
 
@@ -94,12 +94,12 @@ class Ending:
     error: str = ""
     """Class name in `hetpipe.errors`, or of the Python exception; empty unless it failed."""
     sentences: tuple[str, ...] = ()
-    """Why, unless it finished."""
+    """The reasons, unless it finished."""
     result: dict[str, Any] | None = None
     detached: bool = False
-    """It did not: it is not followed any more, and stood there."""
+    """It has not ended: following ended in this state."""
     lost_contact: bool = False
-    """Its state is unknown; on a cluster the run may go on."""
+    """Its state is unknown; on a cluster the run may continue."""
     conditions: tuple[Condition, ...] = ()
     """The conditions of the run, by start time."""
 
@@ -110,13 +110,13 @@ class RunningJob:
     def __init__(
         self, client: CoordinatorPort, submission: Submission, inbox: Inbox, *, clock: Clock, when_lost: str = ""
     ) -> None:
-        """Prepare; nothing is called.
+        """Prepare, without any call.
 
         Args:
             client: of the coordinator.
             submission: the job.
-            inbox: where events go.
-            clock: measures how long a broken connection is mended.
+            inbox: receives the events.
+            clock: for the timeout of reconnecting.
             when_lost: the fix for the user when the coordinator is lost; the end of a sentence.
         """
         self._client = client
@@ -126,7 +126,7 @@ class RunningJob:
         self._when_lost = when_lost
         #: Number of the last event received.
         self._last = 0
-        #: It has begun to train. From then on a resubmission resumes from its newest checkpoint.
+        #: Training has begun: a resubmission resumes from its newest checkpoint.
         self._has_begun = False
         #: A stop was requested, so it is not resubmitted once it has begun.
         self._is_to_stop = False
@@ -137,7 +137,7 @@ class RunningJob:
         """Submit the job to the coordinator. Once, before everything else.
 
         Raises:
-            HetpipeError: it did not.
+            HetpipeError: the coordinator did not accept it.
         """
         self._job_id = self._client.invoke(SUBMIT_JOB, SubmitJobRequest(self._submission)).job_id
         return self._job_id
@@ -148,7 +148,7 @@ class RunningJob:
         self._has_begun = True
 
     def watch(self) -> None:
-        """Begin to put events into the inbox. Once."""
+        """Start passing events to the inbox. Once."""
         threading.Thread(target=self._watch, name="job-events", daemon=True).start()
 
     def ask_stop(self, mode: StopMode) -> None:
@@ -157,10 +157,10 @@ class RunningJob:
         threading.Thread(target=self._stop, args=(mode,), name="job-stop", daemon=True).start()
 
     def _watch(self) -> None:
-        self._mending.whole()  # it has just taken the job
+        self._mending.whole()  # it has just accepted the job
         try:
             while not self._heard_all():
-                """The stream was broken; now it may be whole again."""
+                """Handle an attempt to reopen the broken stream."""
         except HetpipeError as error:
             hint = f"; {self._when_lost}" if self._when_lost else ""
             self._inbox.put(CoordinatorLost(type(error).__name__, f"{error}{hint}"))
@@ -169,7 +169,7 @@ class RunningJob:
         """Receive events until the job has ended or the stream breaks; False if it broke and may be reopened.
 
         Raises:
-            HetpipeError: it broke for good.
+            HetpipeError: it broke permanently.
         """
         try:
             for numbered in self._client.watch_job(self._job_id, after=self._last):
@@ -224,7 +224,7 @@ def _is_to_stop(event: JobEvent) -> bool:
 
 
 def _mends(mending: Mending, error: Unavailable | UnknownJob) -> bool:
-    """Rest; whether it is worth another attempt."""
+    """Back off; returns whether to make another attempt."""
     try:
         mending.broke(error)
     except HetpipeError:
@@ -241,7 +241,7 @@ class OwnServices(Protocol):
         ...
 
     def given_up(self, *, is_queued: bool) -> str:
-        """The reason to give up waiting, as a sentence; empty without one."""
+        """The reason to stop waiting, as a sentence; empty without one."""
         ...
 
 
@@ -264,12 +264,12 @@ class Follower:
         Args:
             job: the followed job.
             view: displays events.
-            inbox: where messages come from.
-            clock: measures the wait after a second interrupt.
-            stop_now_seconds: how long after a second interrupt the end of the job is waited for; 0 where its processes
-                are ended from here anyway.
+            inbox: source of the messages.
+            clock: for the timeout after a second interrupt.
+            stop_now_seconds: timeout for the end of the job after a second interrupt; 0 if this process ends its
+            processes.
             services: those started for the run; None: those of a cluster.
-            on_training: called whenever the job is reported to train.
+            on_training: called whenever the job is reported to be training.
         """
         self._job = job
         self._view = view
@@ -280,15 +280,15 @@ class Follower:
         self._on_training = on_training
         #: Time of the last notice of starting services.
         self._noticed = clock.monotonic()
-        #: When to stop waiting after the second interrupt, in monotonic seconds.
+        #: Deadline after the second interrupt, in monotonic seconds.
         self._give_up_at: float | None = None
         self._num_interrupts = 0
-        #: It trains, so a stop has a barrier to come to.
+        #: It is training, so that a stop takes effect at a barrier.
         self._is_training = False
         #: Its last reported state.
         self._state = JobState.SUBMITTED
         self._conditions = HeardConditions()
-        #: How it ended; None before.
+        #: Its ending; None before.
         self.ending: Ending | None = None
 
     def run(self) -> Ending:
@@ -355,7 +355,7 @@ class Follower:
             self.ending = _STOPPED_NOW
 
     def _look_after_services(self) -> None:
-        """Report the starting services of this run, and give up silent ones."""
+        """Report the starting services of this run; fail if one is silent for too long."""
         if self._services is None or not self._state.is_queued or self.ending is not None:
             return
         sentence = self._services.given_up(is_queued=True)

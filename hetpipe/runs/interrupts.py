@@ -12,17 +12,17 @@ from typing import Any, Self
 class Interrupts:
     """Handles the signals in a `with` block; the previous handlers are restored at its end.
 
-    Until `listen` each signal raises `KeyboardInterrupt` in the main thread, as Python does for Ctrl-C; from then on
-    the listener is called in its place. Outside the main thread, where Python allows no handlers, it takes nothing.
+    Until `listen` each signal raises `KeyboardInterrupt` in the main thread, as Python does for Ctrl-C; after that the
+    listener is called instead. A no-op outside the main thread, where Python allows no handlers.
     """
 
     def __init__(self, signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> None:
         self._signals = signals
         self._before: dict[signal.Signals, Any] = {}
         self._listener: Callable[[signal.Signals], None] | None = None
-        #: The newest one; None before the first.
+        #: The newest signal; None before the first.
         self.newest: signal.Signals | None = None
-        #: Signals taken so far.
+        #: Number of signals so far.
         self.count = 0
 
     def __enter__(self) -> Self:

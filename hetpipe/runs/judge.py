@@ -11,22 +11,22 @@ from hetpipe.check import check_run, history_files
 from hetpipe.errors import UserError
 from hetpipe.values.rewinds import run_folders
 
-#: Histories above this are left to `hetpipe check`. About half a minute of checking.
+#: Maximum size of histories that are checked here, in about half a minute.
 MAX_BYTES = 256 * 1024 * 1024
 
-#: Size from which on the user gets a notice of the check.
+#: Size above which the check is announced to the user.
 _TOLD_BYTES = 8 * 1024 * 1024
 
 
 def count_violations(run_dir: Path, *, say: Callable[[str], None]) -> int | None:
-    """Violations of the promises in the run's histories; None when one is not here, not whole, or they are too long."""
+    """Count the violations in the run's histories; None if one is not local, incomplete, or they are too large."""
     if _is_off(run_dir):
-        say("no history was kept (`history: off`), so nothing of the run is verified")
+        say("no history was written (`history: off`), so the run cannot be verified")
         return None
     histories = histories_of(run_dir)
     streams = [files for where in histories for files in history_files(where).values()]
     if len(streams) < sum(map(_num_processes, histories)):
-        # Some processes wrote theirs on other machines; the local part alone would look torn.
+        # Some processes wrote theirs on other machines; the local part alone would look incomplete.
         return None
     size = sum(_plain_bytes(file) for files in streams for file in files)
     if size > MAX_BYTES:
@@ -47,7 +47,7 @@ def count_violations(run_dir: Path, *, say: Callable[[str], None]) -> int | None
 
 
 def histories_of(run_dir: Path) -> list[Path]:
-    """The folders of a run with a history of their own: its own, and those of rewinds after which it trained."""
+    """The folders of a run with a history: its own, and those of rewinds after which it trained."""
     own, *rewinds = run_folders(run_dir)
     return [own, *(where for where in rewinds if any(_stages(where)))]
 

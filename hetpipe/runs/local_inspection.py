@@ -1,7 +1,7 @@
-"""The inspection of a job that runs on this machine: in a process of its own, while the run's services start.
+"""The inspection of a job that runs on this machine, in a child process, while the run's services start.
 
 It finds every mistake that can be found without training: optimizer, schedule, imports, loss, metrics, data, model, one
-minibatch, and a model whose layers compute something else. The job is then submitted with the report, so no agent
+minibatch, and a difference between the model and its layers. The job is then submitted with the report, so no agent
 inspects the model again.
 """
 
@@ -27,22 +27,22 @@ from hetpipe.values.plan import ModelReport
 def inspect_locally(
     job: Job, import_path: Path, *, run_folder: Path, logs: Path, shell: Shell, on_phase: Callable[[str, float], None]
 ) -> ModelReport:
-    """Inspect the job's code and its model, as an agent on this machine would.
+    """Inspect the job's code and its model, like an agent on this machine.
 
     Args:
         job: the job.
         import_path: the first folder to import user code from.
         run_folder: the folder of the run, to which the model is written for its stages.
         logs: the folder for the output of the process.
-        shell: the world around.
+        shell: the command's environment.
         on_phase: receives the phase of the process and its duration in seconds, every second; called in this thread.
 
     Raises:
         CallableError, JobError: the job cannot be trained, by its path in the job.
-        JobFailed: the process ended before it was done.
-        DeadlineExceeded: it was silent for longer than the job's `patience.inspection`.
+        JobFailed: the process ended without an answer.
+        DeadlineExceeded: the process was silent for longer than the job's `patience.inspection`.
     """
-    # As for an agent on this machine.
+    # Like an agent on this machine.
     own = {**shell.environment, **SERVICE_ENVIRONMENT}
     environment = {**child_environment(own, job.environment, None), **SINGLE_THREADED}
     order = InspectionOrder(

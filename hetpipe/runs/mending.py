@@ -1,7 +1,7 @@
-"""Reconnecting to a coordinator while following a job, which may go on without it; each outage is reported once.
+"""Reconnecting to a coordinator while following a job, which may continue without it; each outage is reported once.
 
-No wait is endless: for one that does not answer, one that does not know the job, and one at which nobody leads the job
-(`Contact`, and the watches of `CoordinatorClient`) there is a bound each, after which the watch ends with a sentence.
+Every wait has a deadline: for a coordinator that does not answer, for one to which the job is unknown, and for one
+without a leader of the job (`Contact`, and the watches of `CoordinatorClient`).
 """
 
 from __future__ import annotations
@@ -13,43 +13,43 @@ from hetpipe.errors import NobodyLeads, Unavailable, UnknownJob
 from hetpipe.values.events import JobStatus
 from hetpipe.wire.coordinator_client import SILENT_SECONDS
 
-#: How long a broken connection is mended before the coordinator counts as lost, and the pause between two attempts.
+#: Time after which an unreachable coordinator counts as lost, and the pause between two attempts.
 MEND_SECONDS = 600.0
 _PAUSE_SECONDS = 0.5
 
-#: How long a job may be unknown to a coordinator. A new one gives up unreported jobs later (`Patience`).
+#: Time for which a job may be unknown to a coordinator. A new one fails unreported jobs later (`Patience`).
 UNKNOWN_SECONDS = 90.0
 
 
 class Mending:
-    """One watch on a coordinator. Not thread-safe."""
+    """The connection state of one watch on a coordinator. Not thread-safe."""
 
     def __init__(
         self, clock: Clock, *, say: Callable[[str], None], is_over: Callable[[], bool] = lambda: False
     ) -> None:
-        """Begin with a coordinator that has not answered yet: before its first answer nothing is retried.
+        """Start before the first answer of the coordinator, until which nothing is retried.
 
         Args:
-            clock: measures how long.
+            clock: for timeouts.
             say: called with each change of the connection, as one sentence.
-            is_over: whether there is nothing left to watch: a local coordinator ends with its run.
+            is_over: whether the run has ended, and with it a local coordinator.
         """
         self._clock = clock
         self._say = say
         self._is_over = is_over
         self._was_whole = False
-        #: Since when it is broken, in monotonic seconds; None while it is not.
+        #: Start of the outage, in monotonic seconds; None without one.
         self._broken_since: float | None = None
-        #: Since when the job is unknown to the coordinator.
+        #: Time since which the job is unknown to the coordinator.
         self._unknown_since: float | None = None
         self._has_said = False
 
     def whole(self) -> None:
-        """The coordinator has answered."""
+        """Record an answer of the coordinator."""
         self._was_whole = True
         if self._has_said and self._broken_since is not None:
             seconds = self._clock.monotonic() - self._broken_since
-            self._say(f"the coordinator is there again after {seconds:.0f} s")
+            self._say(f"the coordinator is reachable again after {seconds:.0f} s")
         self._broken_since = self._unknown_since = None
         self._has_said = False
 
@@ -57,7 +57,7 @@ class Mending:
         """Back off; returns when the next attempt is due. An outage that ends with the second attempt is not reported.
 
         Raises:
-            Unavailable, UnknownJob: `error`, because there will be none.
+            Unavailable, UnknownJob: `error`, if there will be no further attempt.
         """
         if not self._was_whole or self._is_over():
             raise error
@@ -68,7 +68,7 @@ class Mending:
             self._unknown_since = now
         if self._unknown_since is not None and (waited := now - self._unknown_since) >= UNKNOWN_SECONDS:
             raise UnknownJob(
-                f"{error}; the coordinator answers, and has not known the job for {waited:.0f} s"
+                f"{error}; the coordinator answers, but the job has been unknown to it for {waited:.0f} s"
             ) from error
         if self._broken_since is None:
             self._broken_since = now
@@ -77,7 +77,7 @@ class Mending:
         elif not self._has_said:
             self._has_said = True
             what = "does not answer" if self._unknown_since is None else "does not know the job yet"
-            self._say(f"the coordinator {what}; trying again until it is there")
+            self._say(f"the coordinator {what}; retrying")
         self._clock.sleep(_PAUSE_SECONDS)
 
 
@@ -85,7 +85,7 @@ class Contact:
     """Polling of a job's status. Not thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
-        """Begin with a job that has a leader."""
+        """Start with a job that has a leader."""
         self._clock = clock
         self._led = clock.monotonic()
 

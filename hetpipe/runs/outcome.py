@@ -1,4 +1,4 @@
-"""The result of a command: exit status, and its one sentence or JSON line. Pure except for `Output`."""
+"""The result of a command: exit status, and a sentence or a JSON line. Pure except for `Output`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class ExitStatus(IntEnum):
 
     OK = 0
     FAILED = 1
-    """Something went wrong, or a check did not pass."""
+    """An error, or a failed check."""
     USAGE = 2
-    """The user's input cannot be used: options, the job, a folder."""
+    """Invalid user input: options, the job, a folder."""
     LOST_CONTACT = 75
-    """The coordinator does not answer any more; its job may go on, and the same command may find it again."""
+    """The coordinator does not answer any more; its job may continue, and the same command may follow it again."""
     INTERRUPTED = 130
     """Ended by Ctrl-C (128 + the number of SIGINT), by shells' convention."""
     DETACHED = 143
-    """Told to end (128 + the number of SIGTERM) while it followed a job on a cluster, which goes on without it."""
+    """Ended by SIGTERM (128 + its number) while following a job on a cluster, which continues."""
 
 
 def error_class(name: str) -> type[HetpipeError]:
@@ -73,12 +73,12 @@ class Output:
         self.people.flush()
 
     def note(self, sentence: str) -> None:
-        """Say something beside the answer, where complaints go."""
+        """Print a remark to the stream of errors."""
         self.complaints.write(f"{sentence}\n")
         self.complaints.flush()
 
     def answer(self, value: Mapping[str, Any], *lines: str) -> None:
-        """Print the answer of a command: `value` as the JSON line with `--json`, else the lines."""
+        """Print the result of a command: `value` as the JSON line with `--json`, else the lines."""
         if self.machine is None:
             self.say(*lines)
             return

@@ -1,4 +1,4 @@
-"""Resolution of a user's request to the job to train: a new run, or one that resumes another one."""
+"""Resolve a user's request to the job to train: a new run, or one that resumes another one."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def new_run(
     """The request of a new run.
 
     Args:
-        source: the job; None only with `resume`, which then means the old run's.
-        overrides: laid over it.
-        resume: folder or URL of the run to go on with, from its newest checkpoint.
+        source: the job; None only with `resume`: the job of the old run.
+        overrides: applied to the job.
+        resume: folder or URL of the run to resume from its newest checkpoint.
         coordinator: `HOST:PORT` of a running cluster; None: this machine.
-        shell: the world around.
+        shell: the command's environment.
 
     Raises:
-        JobError: with every mistake of the job, or every key that must stay and does not.
-        UserError: there is no job, or the run to resume is not one, is finished, or still going on.
+        JobError: with every mistake of the job, or every changed key that must not change.
+        UserError: there is no job, or the run to resume does not exist, is finished, or still running.
         CheckpointError: that run has no complete checkpoint.
     """
     if resume is not None:
@@ -56,12 +56,12 @@ def new_run(
 
 @dataclass(frozen=True, slots=True)
 class _Old:
-    """The run to go on with."""
+    """The run to resume."""
 
     job: Job
     num_samples: Callable[[], int]
     place: str
-    """Where its checkpoints are."""
+    """Location of its checkpoints."""
     shown: str
     """Its name in messages and commands."""
 
@@ -76,7 +76,7 @@ def _in_folder(path: Path, shell: Shell) -> _Old:
 
 
 def _in_store(url: str) -> _Old:
-    # Whether it is running cannot be seen there; it would not be disturbed.
+    # It may still be running, which cannot be determined here; resuming does not disturb it.
     with TemporaryDirectory(prefix="hetpipe-run-") as name:
         fetch_documents(url, Path(name))
         folder = RunFolder(Path(name))
@@ -101,5 +101,5 @@ def _resumed(
         import_path=shell.current,
         restore=found.folder,
         coordinator=coordinator,
-        remarks=tuple(f"{reason}; going on from {name}" for reason in found.passed_over),
+        remarks=tuple(f"{reason}; resuming from {name}" for reason in found.passed_over),
     )

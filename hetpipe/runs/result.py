@@ -1,4 +1,4 @@
-"""The result of a run as a value: what `hetpipe.train` returns and `hetpipe train --json` prints."""
+"""The result of a run: the return value of `hetpipe.train`, and the output of `hetpipe train --json`."""
 
 from __future__ import annotations
 
@@ -51,39 +51,39 @@ class StageResult:
     activation_bytes: int
     """Tensors saved by forwards for their backwards."""
     gradient_norm: float | None
-    """Of the last gradient, before clipping; None without clipping."""
+    """Norm of the last gradient, before clipping; None without clipping."""
     learning_rate: float | None
-    """Of the next update; None on a stage without parameters."""
+    """Learning rate of the next update; None on a stage without parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """One evaluation, as `evaluations.jsonl` has it."""
+    """One evaluation, as in `evaluations.jsonl`."""
 
     epoch: int
     clock: int
     minibatches: int
-    """In those weights since the start of the training, over all virtual workers."""
+    """Minibatches in those weights since the start of the training, over all virtual workers."""
     samples: int
     rewinds: int
-    """How often the whole job had gone back to a checkpoint by then."""
+    """Number of rewinds of the job up to then."""
     values: dict[str, float | None]
     """`loss` and the job's metrics; None if not finite."""
     within_epoch: bool = False
-    """Made while the epoch was under way, by one virtual worker; else at its end, by all."""
+    """Made during the epoch, by one virtual worker; else at its end, by all."""
     whole: bool = True
-    """Over all of the evaluation data."""
+    """Covers all of the evaluation data."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResults:
-    """The evaluations of the run, without those that a rewind has undone."""
+    """The evaluations of the run, without those undone by a rewind."""
 
     number: int = 0
     best: EvaluationResult | None = None
-    """The first one with the least loss of those over all of the evaluation data; None without any."""
+    """The first one with the lowest loss among those over all of the evaluation data; None without any."""
     listed: tuple[EvaluationResult, ...] = ()
-    """In order; of more than a hundred that many, evenly spaced, among them the first, the best and the last."""
+    """In order; at most a hundred, evenly spaced, including the first, the best and the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +92,11 @@ class TrainResult:
 
     run_dir: Path
     waves: int
-    """Committed, over all virtual workers."""
+    """Committed samples, over all virtual workers."""
     minibatches: int
     samples: int
     wall_seconds: float
-    """From the moment all stages were ready; start-up does not count."""
+    """Seconds since all stages were ready, without the start-up."""
     samples_per_second: float
     loss: LossRange
     eval: dict[str, int | float | None]
@@ -108,14 +108,14 @@ class TrainResult:
     global_clock: int
     bytes: Traffic
     waiting_seconds: dict[int, float]
-    """Per virtual worker: a wanted clock was not published yet."""
+    """Per virtual worker: time without work because a required clock was not published."""
     idle_seconds: dict[int, float]
-    """Per virtual worker: nothing to compute at all."""
+    """Per virtual worker: time without work for another reason."""
     losses: dict[str, LossRange] = field(default_factory=dict)
     """Each loss by name, of a job with several, of which `loss` is the weighted sum."""
     evaluations: EvaluationResults = field(default_factory=EvaluationResults)
     deaths: dict[int, int] = field(default_factory=dict)
-    """Per virtual worker: its incarnations that ended before the run; it was restarted, or the others went on."""
+    """Per virtual worker: number of its incarnations that ended before the run."""
     skipped_updates: dict[int, int] = field(default_factory=dict)
     """Per virtual worker: updates skipped because a gradient overflowed (`precision: fp16`)."""
     rewinds: int = 0
@@ -126,20 +126,20 @@ class TrainResult:
     proof: ProofReport | None = None
     """The proof of the model before training; None if unknown."""
     tokens_per_second: float | None = None
-    """None where samples are no sequences of tokens."""
+    """None where samples are not sequences of tokens."""
     model_flops_utilisation: float | None = None
-    """MFU: operations of the model per second, as a share of the devices' peak; None where either is not known."""
+    """MFU: operations of the model per second, as a share of the devices' peak; None if either is unknown."""
     model_flops_utilisation_reason: str | None = None
-    """Why there is no MFU; None where there is one."""
+    """The reason for the absence of MFU; None if there is one."""
     stages: tuple[StageResult, ...] = ()
-    """By virtual worker and stage; those that reported."""
+    """The stages that reported, by virtual worker and stage."""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TrainResult:
         """The inverse of `to_json`.
 
         Raises:
-            ProtocolViolation: it is no such object.
+            ProtocolViolation: it is not such an object.
         """
         return revive(cls, dict(values))
 

@@ -1,12 +1,12 @@
-"""The changes of a job that `--resume` permits, and the reasons not to resume a run. Pure.
+"""Validation of a resume: the keys of a job that must not change, and finished runs. Pure.
 
 A checkpoint is written by the model's own names, so the cut, the devices, the number of parameter servers and that of
 virtual workers may change. It holds weights of one model, a ledger of the samples of one data set, and states of one
-optimizer: the keys that these depend on must stay.
+optimizer: the keys that these depend on must not change.
 
-Numbers go on where they were. The clock does, whatever N is: the first minibatch after it is clock·N + 1 with the new
-N. Minibatches and samples are counted over all virtual workers, so a run given by `minibatches` has as many as its new
-number of virtual workers makes, those before the resume among them. Learning rates go on at the number of updates that
+Counts continue. So does the clock, for any N: the first minibatch after it is clock·N + 1 with the new N. Minibatches
+and samples are counted over all virtual workers, so the length of a run given by `minibatches` follows from its new
+number of virtual workers, and includes those before the resume. Learning rates continue at the number of updates that
 each optimizer has made.
 """
 
@@ -31,7 +31,7 @@ class _Fixed:
 
 
 def _momentum_of_rmsprop(job: Job) -> str:
-    """Whether there is any. Torch begins with the momentum of other optimizers when it is wanted."""
+    """Presence of RMSprop's momentum. Other optimizers of torch create their momentum when it is first needed."""
     used = job.optimizer.name == "RMSprop" and job.optimizer.arguments.get("momentum", 0)
     return "above 0" if used else "0"
 
@@ -53,13 +53,14 @@ _FIXED = (
 
 
 def check_resumed(old: Job, new: Job) -> None:
-    """Refuse to go on with `new` where `old` was stopped.
+    """Reject a job `new` that cannot continue a run of `old`.
 
     Raises:
-        JobError: with every key that must stay.
+        JobError: with every key that must not change.
     """
     problems = [
-        f"{fixed.path}: is {fixed.of(new)} here and {fixed.of(old)} in the run to resume, but must stay: {fixed.reason}"
+        f"{fixed.path}: is {fixed.of(new)} here and {fixed.of(old)} in the run to resume, but must not change: "
+        f"{fixed.reason}"
         for fixed in _FIXED
         if fixed.of(new) != fixed.of(old)
     ]
@@ -68,19 +69,19 @@ def check_resumed(old: Job, new: Job) -> None:
 
 
 def check_not_finished(job: Job, progress: Progress, *, num_samples: int, where: str) -> None:
-    """Refuse to go on from `progress` when `job` has nothing left to do there.
+    """Reject a resume from `progress` at which `job` is finished.
 
     Args:
         job: of the new run.
         progress: of the checkpoint.
         num_samples: of the training set.
-        where: names the old run.
+        where: name of the old run.
 
     Raises:
         UserError: it is finished.
     """
     if job.minibatches is not None and not job.is_planned:
-        return  # how many are wanted depends on the number of virtual workers
+        return  # the total depends on the number of virtual workers
     if not is_finished(progress, job.data_spec(num_samples)):
         return
     if job.epochs is not None:
@@ -89,6 +90,6 @@ def check_not_finished(job: Job, progress: Progress, *, num_samples: int, where:
         each = 2 * -(-progress.minibatches // job.num_workers)
         done, longer = f"{progress.minibatches} of {job.total_minibatches} minibatches", f"--set minibatches={each}"
     raise UserError(
-        f"{where} is finished: it trained {done}, so there is nothing to resume; train on with {longer}, "
+        f"{where} is finished: it trained {done}, so there is nothing to resume; continue training with {longer}, "
         f"or use its weights with `hetpipe export {where} model.safetensors`"
     )

@@ -1,11 +1,11 @@
-"""The folder of a run: its name, its lookup, and the files that the command line writes into it.
+"""The folder of a run: its name, its lookup, and the files written by the command line.
 
-    run.json     who runs it, written at the start
+    run.json     the processes of the run, written at the start
     job.json     the job
-    submission.json  the job as it is handed in to a cluster, so that whoever comes again means the same one
-    result.json  how it ended; not there while it runs, or when the program that followed it was killed
-    trace.json   the picture of the pipeline, made of trace/*.jsonl at the end
-    rewind-N/    where the run went on after its N-th rewind, laid out like this folder
+    submission.json  the job as submitted to a cluster, so that a repeated command refers to the same job
+    result.json  its ending; missing while it runs, or if the program that followed it was killed
+    trace.json   the trace of the pipeline, merged from trace/*.jsonl at the end
+    rewind-N/    the continuation of the run after its N-th rewind, with the same layout
 
 `plan.json`, `facts.json`, `forecast.json`, `profile.json` and `cluster.yaml` are the coordinator's; histories,
 checkpoints and logs each process's own.
@@ -34,10 +34,10 @@ from hetpipe.values.rewinds import run_folders
 from hetpipe.values.storage_url import is_url, place_of_run
 from hetpipe.values.wire import from_json, plain, revive
 
-#: Where runs go by default, in the current folder.
+#: Default folder of runs, in the current folder.
 RUNS = Path("runs")
 
-#: Names the newest run in `RUNS` that came to train; a symbolic link.
+#: Symbolic link in `RUNS` to the newest run that began to train.
 LATEST = "latest"
 
 _RECORD, _JOB, _RESULT, _FORECAST, _FACTS = "run.json", "job.json", "result.json", "forecast.json", "facts.json"
@@ -50,21 +50,21 @@ class RunRecord:
 
     run_dir: str
     name: str
-    """The job's."""
+    """Name of the job."""
     host: str
     """Host of the program that follows the run."""
     started_wall: float
     """Seconds since 1970."""
     job_id: str = ""
-    """Empty until the job is submitted."""
+    """Job id; empty until the job is submitted."""
     coordinator: str = ""
-    """`HOST:PORT`; empty until it is known."""
+    """`HOST:PORT` of the coordinator; empty until it is known."""
     local: bool = True
     """The services of the run were started for it alone, on `host`."""
     pids: dict[str, int] = field(default_factory=dict)
     """Process ids on `host`: `hetpipe`, and of a local run `coordinator`, `parameter-server-0`, …, `agent`."""
     restored_from: str | None = None
-    """The checkpoint it began with."""
+    """The checkpoint from which it was resumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class RunResult:
     state: str
     errors: tuple[str, ...]
     values: dict[str, Any]
-    """The whole object; of a run with a result, that of `train --json` and `state`."""
+    """The whole object; for a run with a result, that of `train --json` and `state`."""
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
@@ -86,14 +86,14 @@ class RunResult:
 
 
 class RunFolder:
-    """One run's folder. All writes replace a file at once, when the new one is complete."""
+    """The folder of one run. Files are replaced atomically."""
 
     def __init__(self, path: Path, *, runs_dir: Path = RUNS) -> None:
-        """Name the folder; nothing is written.
+        """Refer to a folder, without access to it.
 
         Args:
             path: the folder.
-            runs_dir: whose `latest` is to name it once it trains.
+            runs_dir: folder whose link `latest` will refer to it once it trains.
         """
         #: Absolute.
         self.path = path.absolute()
@@ -101,10 +101,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, run_dir: Path | None, *, name: str, clock: Clock, runs_dir: Path = RUNS) -> RunFolder:
-        """Make the folder of a new run: `run_dir`, or one in `runs_dir` named after the job and the time.
+        """Create the folder of a new run: `run_dir`, or one in `runs_dir` named after the job and the time.
 
         Raises:
-            UserError: `run_dir` holds a run already, or cannot be made.
+            UserError: `run_dir` already has a run, or cannot be created.
         """
         try:
             if run_dir is None:
@@ -113,12 +113,12 @@ class RunFolder:
                 run_dir.mkdir(parents=True, exist_ok=True)
                 folder = cls(run_dir, runs_dir=runs_dir)
                 if any((folder.path / name).exists() for name in (_RECORD, _JOB, _SUBMISSION)):
-                    raise UserError(f"--run-dir {run_dir}: there is a run in it already; name a new folder")
+                    raise UserError(f"--run-dir {run_dir}: already contains a run; name a new folder")
             (folder.path / "logs").mkdir(exist_ok=True)
         except OSError as error:
             where = run_dir or runs_dir
             raise UserError(
-                f"cannot make the run's folder {where}: {error.strerror}; name another with --run-dir"
+                f"cannot create the run's folder {where}: {error.strerror}; name another with --run-dir"
             ) from error
         return folder
 
@@ -129,7 +129,7 @@ class RunFolder:
 
     @property
     def state(self) -> Path:
-        """The folder of acknowledged state of a local run's parameter servers."""
+        """The folder of persistent state of a local run's parameter servers."""
         return self.path / "state"
 
     def write_job(self, job: Job) -> None:
@@ -140,8 +140,8 @@ class RunFolder:
         """The job of the run.
 
         Raises:
-            UserError: the folder is no run.
-            JobError: the file was changed and is no job any more.
+            UserError: the folder is not a run.
+            JobError: the file was changed and is not a valid job any more.
         """
         path = self.path / _JOB
         try:
@@ -154,7 +154,7 @@ class RunFolder:
 
     @property
     def place(self) -> str:
-        """Where its checkpoints are: the URL of the run in its job's storage, or this folder."""
+        """Location of its checkpoints: the URL of the run in its job's storage, or this folder."""
         try:
             return place_of_run(str(self.path), self.read_job().storage)
         except HetpipeError:
@@ -203,7 +203,7 @@ class RunFolder:
         """The content of `run.json`.
 
         Raises:
-            UserError: the folder is no run.
+            UserError: the folder is not a run.
         """
         path = self.path / _RECORD
         try:
@@ -219,7 +219,7 @@ class RunFolder:
         self._write(_RESULT, {"state": state, **values})
 
     def read_result(self) -> RunResult | None:
-        """The content of `result.json`, or None while there is none.
+        """The content of `result.json`; None if it does not exist.
 
         Raises:
             UserError: it cannot be read.
@@ -232,20 +232,20 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read: {error}") from error
         if not isinstance(values, dict):
-            raise UserError(f"{path} holds no JSON object")
+            raise UserError(f"{path} does not contain a JSON object")
         return RunResult(str(values.get("state", "")), tuple(map(str, values.get("errors", ()))), values)
 
     def read_num_samples(self) -> int:
         """The number of samples of the run's training set.
 
         Raises:
-            UserError: the run did not come so far as to know.
+            UserError: the run ended before that was known.
         """
         path = self.path / _FACTS
         try:
             return int(json.loads(path.read_bytes())["num_samples"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} cannot be read, so the size of the training set is not known: {error}") from error
+            raise UserError(f"{path} cannot be read, so the size of the training set is unknown: {error}") from error
 
     def read_forecast(self) -> PlanDocument | None:
         """The planner's forecast, or None for a run that was not planned.
@@ -257,10 +257,10 @@ class RunFolder:
         return read_document(PlanDocument, path) if path.exists() else None
 
     def merge_trace(self) -> None:
-        """Make `trace.json` of the processes' fragments, if there are any; so for each rewind.
+        """Merge the processes' fragments, if any, into `trace.json`; likewise for each rewind.
 
         Raises:
-            OSError: they cannot be read, or it cannot be written.
+            OSError: a file cannot be read or written.
         """
         for where in run_folders(self.path):
             fragments = list((where / "trace").glob("*.jsonl"))
@@ -278,10 +278,10 @@ class RunFolder:
             raise UserError(f"cannot write {self.path / name}: {error.strerror}") from error
 
     def point_latest(self) -> None:
-        """Let `latest` name this run, which trains, or is a coordinator's to train.
+        """Point `latest` at this run, which trains, or has been submitted.
 
-        A failed attempt leaves `latest` at the run before it, which is the one to inspect or to
-        resume. A convenience, so an unwritable folder is no error.
+        A failed attempt leaves `latest` at the previous run, which is the one to inspect or to resume. An unwritable
+        folder is not an error.
         """
         link = self._runs_dir / LATEST
         unfinished = link.with_name(f".{LATEST}.{os.getpid()}")
@@ -298,10 +298,10 @@ class RunFolder:
 
 
 def fresh_folder(runs_dir: Path, name: str, clock: Clock) -> Path:
-    """A new folder in `runs_dir`, named after `name` and the time, with -2, -3 … behind it when there is one already.
+    """Create a folder in `runs_dir`, named after `name` and the time, with the suffix -2, -3 … if it already exists.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     runs_dir.mkdir(parents=True, exist_ok=True)
     stamp = datetime.fromtimestamp(clock.wall()).astimezone().strftime("%Y%m%d-%H%M%S")
@@ -317,10 +317,10 @@ def fresh_folder(runs_dir: Path, name: str, clock: Clock) -> Path:
 
 
 def find_run(run_dir: Path | None, *, runs_dir: Path = RUNS) -> RunFolder:
-    """The run in `run_dir`, or the latest one in `runs_dir`.
+    """Find the run in `run_dir`, or the latest one in `runs_dir`.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no run.
     """
     if run_dir is not None:
         folder = RunFolder(run_dir.resolve())
@@ -336,7 +336,7 @@ def find_run(run_dir: Path | None, *, runs_dir: Path = RUNS) -> RunFolder:
 
 
 def _started(runs_dir: Path) -> Iterator[tuple[float, RunFolder]]:
-    """The runs in `runs_dir` with the time of their start; other folders are ignored."""
+    """The runs in `runs_dir` with their start times; other folders are ignored."""
     for path in sorted({entry.resolve() for entry in runs_dir.glob("*")}):
         folder = RunFolder(path)
         try:

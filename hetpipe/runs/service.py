@@ -1,7 +1,7 @@
-"""One service process: started, waited for until it is ready, watched, ended.
+"""One service process: start, readiness, monitoring, termination.
 
-A service leads a session of its own, so that Ctrl-C at the terminal does not reach it. It holds the read end of a pipe
-whose write end is ours: if this process dies, however it dies, the service ends too (`--exit-with-parent`).
+A service has a session of its own, so that Ctrl-C at the terminal does not reach it. It holds the read end of a pipe
+whose write end is in this process, so that it ends with this process in any case (`--exit-with-parent`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from hetpipe.forking.process import Launch, Starter, pipe, spawn
 from hetpipe.phases import PHASE
 from hetpipe.values.commands import exit_sentence, last_words
 
-#: Between two polls of a starting service.
+#: Polling interval of a starting service.
 _LOOK_SECONDS = 0.2
 
-#: How much of a service's output is looked at for its last words, in bytes.
+#: Bytes read from the end of a service's output for its last line.
 _TAIL_BYTES = 4_096
 
 
@@ -34,12 +34,12 @@ class ServiceSpec:
     """A service process to start."""
 
     key: str
-    """Names its files and its entry in run.json: `parameter-server-1`."""
+    """Name of its files and of its entry in run.json: `parameter-server-1`."""
     title: str
-    """Names it in a sentence: `parameter server 1`."""
+    """Its name in a sentence: `parameter server 1`."""
     command: Sequence[str]
     logs: Path
-    """The folder for its log (`KEY.log`) and its bare output (`KEY.out`)."""
+    """The folder of its log (`KEY.log`) and its output (`KEY.out`)."""
     starts_processes: bool = False
     """It starts processes of its own."""
 
@@ -55,7 +55,7 @@ class ServiceDeath:
     last_words: str
     """The last line of its output; empty without any."""
     verdict: str = ""
-    """The consequence, as the end of the sentence; empty if obvious."""
+    """The consequence, as the end of the sentence; may be empty."""
 
     def __str__(self) -> str:
         """One sentence."""
@@ -67,7 +67,7 @@ class ServiceDeath:
 class Service:
     """A running service. Thread-safe.
 
-    Start it from a thread that lives as long as the run: the kernel tells a child of its parent's death when the
+    Start it from a thread that lives as long as the run: the kernel sends a child's parent-death signal when the
     *thread* that started it ends.
     """
 
@@ -86,8 +86,8 @@ class Service:
             spec: the process.
             environment: the whole environment of the process.
             on_death: called once, from a thread, when it ends unexpectedly.
-            starter: starts it.
-            clock: measures its silence.
+            starter: launches it.
+            clock: for the timeout of readiness.
 
         Raises:
             JobFailed: it could not be started.
@@ -101,14 +101,14 @@ class Service:
         self._asked_to_end = False
         self._address = ""
         self._clock = clock
-        #: Its phase before it is ready, if reported; and the time of its last report.
+        #: Its reported phase before it is ready, and the time of its last report.
         self._phase = ""
         self._heard = clock.monotonic()
         command = [*spec.command, "--log", str(spec.logs / f"{spec.key}.log"), "--exit-with-parent"]
         try:
             with ExitStack() as its_ends, ExitStack() as our_ends:
                 output = its_ends.enter_context(self._output.open("ab"))
-                #: Where the output of this process begins: another one may have had the file before.
+                #: Offset of this process's output: an earlier process may have written to the file.
                 self._output_start = output.tell()
                 stdin, self._stdin = pipe(its_ends, our_ends)
                 self._stdout, stdout = pipe(our_ends, its_ends)
@@ -139,11 +139,11 @@ class Service:
         return self._address
 
     def wait_ready(self, *, patience_seconds: float) -> str:
-        """Wait for its ready line, for as long as it lives and is not silent for too long; the address it serves.
+        """Wait for its ready line; returns the address it serves.
 
         Raises:
-            JobFailed: it ended before.
-            DeadlineExceeded: it reported nothing for `patience_seconds`.
+            JobFailed: it ended before it was ready.
+            DeadlineExceeded: it was silent for `patience_seconds`.
         """
         while not self._settled.wait(_LOOK_SECONDS):
             if self.silent_seconds >= patience_seconds:
@@ -175,7 +175,7 @@ class Service:
         return f"{self.spec.title} ({self._phase})" if self._phase else self.spec.title
 
     def ask_to_end(self) -> None:
-        """Send SIGTERM; from now on its end is no death."""
+        """Send SIGTERM; its end is expected from now on."""
         self._asked_to_end = True
         self._process.send_signal(signal.SIGTERM)
 
@@ -184,7 +184,7 @@ class Service:
         return self._exited.wait(timeout_seconds)
 
     def kill(self) -> None:
-        """Send SIGKILL; nothing happens when it is gone."""
+        """Send SIGKILL; no effect if it has ended."""
         self._asked_to_end = True
         self._process.send_signal(signal.SIGKILL)
 
@@ -197,7 +197,7 @@ class Service:
                 if address and not self._address:
                     self._address = address
                     self._settled.set()
-        # It closed its output, which it does by ending; `_wait` has the exit status.
+        # Its output is closed because it has ended; `_wait` gets the exit status.
 
     def _wait(self) -> None:
         self._process.wait()
@@ -226,7 +226,7 @@ class Service:
 
 
 def _address_in(line: bytes) -> str:
-    """The address of a ready line; empty for any other line."""
+    """The address in a ready line; empty for any other line."""
     return str(_object_in(line).get("address", ""))
 
 
@@ -261,7 +261,7 @@ def end_services(services: Sequence[Service], *, grace_seconds: float) -> None:
         timer.cancel()
 
 
-#: How long the kernel may take to end a killed process.
+#: Timeout for the end of a killed process.
 _KILLED_SECONDS = 5.0
 
 

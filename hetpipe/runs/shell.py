@@ -1,4 +1,4 @@
-"""The external dependencies of commands, as a value: the machine's own by default, fakes in tests."""
+"""The external dependencies of commands as a value, replaced by fakes in tests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CoordinatorPort(Protocol):
         ...
 
     def watch_job(self, job_id: JobId | None = None, *, after: int = 0) -> Iterator[NumberedEvent]:
-        """The events of a job, to the last."""
+        """The events of a job, until its last."""
         ...
 
     def watch_clocks(self, job_id: JobId | None = None) -> Iterator[ClockSnapshot]:
@@ -51,7 +51,7 @@ def _fork_server() -> ForkServer:
 
 
 def _open_docker(environment: Mapping[str, str]) -> DockerPort:
-    from hetpipe.deploy.engine import open_client  # most commands do without the docker SDK
+    from hetpipe.deploy.engine import open_client  # most commands do not need the docker SDK
 
     return open_client(environment)
 
@@ -67,31 +67,31 @@ def _open_coordinator(address: str, tls: Tls | None) -> CoordinatorPort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shell:
-    """The world around a command."""
+    """The environment of a command."""
 
     clock: Clock = SYSTEM_CLOCK
     environment: Mapping[str, str] = field(default_factory=_environment)
     current: Path = field(default_factory=Path.cwd)
-    """The folder to import user code from; displayed paths are relative to it."""
+    """The folder from which user code is imported; displayed paths are relative to it."""
     tls: Path | None = field(default_factory=_tls_folder)
     """Folder with this command's certificates; None: plaintext."""
     open_coordinator: Callable[[str, Tls | None], CoordinatorPort] = _open_coordinator
-    """The coordinator at `HOST:PORT`."""
+    """Creates a client of the coordinator at `HOST:PORT`."""
     programs: Programs = field(default_factory=Programs)
-    """What the services of a local run are."""
+    """Programs of the services of a local run."""
     fork_server: ForkServer = field(default_factory=_fork_server)
-    """Starts the processes of a local run."""
+    """Launches the processes of a local run."""
     inspection: Sequence[str] = ChildPrograms().inspection
-    """What inspects the job of a local run; `--report-fd N` is added."""
+    """Program of the inspection of a local run; `--report-fd N` is added."""
     open_docker: Callable[[Mapping[str, str]], DockerPort] = _open_docker
-    """The Docker engine that an environment names."""
+    """Opens the Docker engine named by the environment."""
 
     def is_screen(self, stream: TextIO) -> bool:
-        """Whether `stream` is a terminal that can be drawn on, again and again."""
+        """Whether `stream` is a terminal on which a live display can be drawn."""
         return stream.isatty() and self.environment.get("TERM") != "dumb"
 
     def connect(self, address: str) -> CoordinatorPort:
-        """The coordinator at `HOST:PORT`; it is connected to with the first call.
+        """Create a client of the coordinator at `HOST:PORT`, which connects at the first call.
 
         Raises:
             UserError: the address or the folder of certificates is unusable.
@@ -99,6 +99,6 @@ class Shell:
         return self.open_coordinator(address, None if self.tls is None else Tls(self.tls))
 
     def alone(self) -> Shell:
-        """The same world for a run on this machine alone, whose services listen on loopback without TLS."""
+        """The same environment for a local run, whose services listen on loopback without TLS."""
         environment = {name: value for name, value in self.environment.items() if name != TLS_VARIABLE}
         return replace(self, tls=None, environment=environment)

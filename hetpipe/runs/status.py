@@ -1,4 +1,4 @@
-"""The status of a run: from its coordinator if there is one, else from its files."""
+"""The status of a run, from its coordinator if it has one, else from its files."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ STARTING, ENDING, DIED, UNKNOWN, NO_JOB = "starting", "ending", "died", "unknown
 _AWAY = frozenset(LifeState) - {LifeState.STARTING, LifeState.READY, LifeState.DONE}
 
 
-#: How such a virtual worker comes back.
+#: Conditions for such a virtual worker's restart.
 _WAYS_ON = {
-    LifeState.AWAITING: "it comes back after a pause, once its agents and all parameter servers are there",
-    LifeState.OUT: "`hetpipe workers add {vw}` brings it back",
+    LifeState.AWAITING: "it is restarted after a back-off, once its agents and all parameter servers are available",
+    LifeState.OUT: "`hetpipe workers add {vw}` restarts it",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationsSoFar:
-    """The evaluations of a run, without those that a rewind has undone."""
+    """The evaluations of a run, without those undone by a rewind."""
 
     number: int
     best: EvaluationResult | None
-    """None where none was over all of the evaluation data."""
+    """None if no evaluation covered all of the evaluation data."""
     last: EvaluationResult
 
     def __str__(self) -> str:
@@ -94,29 +94,29 @@ class RunSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """One run at one moment."""
+    """A snapshot of one run."""
 
     run_dir: str
     name: str
     state: str
-    """Of its job; or `ending` (its services have ended, its history is being checked), `died` (its processes are gone
-    and it has no result), `unknown` (its coordinator does not answer), `no job` (the coordinator has none)."""
+    """State of its job; or `ending` (its services have ended, its history is being checked), `died` (its processes are
+    gone and it has no result), `unknown` (its coordinator does not answer), `no job` (the coordinator has none)."""
     processes: tuple[ProcessStatus, ...] = ()
     clocks: dict[int, int] = field(default_factory=dict)
     global_clock: int | None = None
     remark: str = ""
-    """The reason of its failure, or the fix."""
+    """The reason for its failure, or the fix."""
     workers: tuple[WorkerStatus, ...] = ()
     straggler: int | None = None
-    """The virtual worker for which the others mostly wait."""
+    """The virtual worker that the others mostly wait for."""
     slow: tuple[Straggling, ...] = ()
-    """The stages that take longer than planned."""
+    """Stages that are slower than planned."""
     rewinds: int = 0
-    """How often the whole job went back to a checkpoint."""
+    """Number of rewinds of the job."""
     queue: QueuePlace | None = None
-    """Of a job that is pending."""
+    """Position in the queue, if pending."""
     job_id: str | None = None
-    """Of the coordinator; None if unknown."""
+    """Number of agents of the coordinator; None if unknown."""
     conditions: tuple[Condition, ...] = ()
     """The conditions of the run."""
     proof: ProofReport | None = None
@@ -150,7 +150,7 @@ class RunStatus:
         }
 
     def lines(self, current: Path) -> list[str]:
-        """The status for people; paths as seen from the folder `current`."""
+        """The status as text for people; paths are relative to the folder `current`."""
         where = f" ({shown_path(Path(self.run_dir), current)})" if self.run_dir else ""
         lines = [f"{self.name or 'run'}: {self.state}{where}"]
         if self.queue is not None:
@@ -178,7 +178,7 @@ class RunStatus:
         """Present and past problems: conditions, rewinds, lost virtual workers, stragglers."""
         yield from condition_lines(self.conditions)
         if self.rewinds:
-            yield f"the whole job went back to a checkpoint {count(self.rewinds, 'time')}"
+            yield f"the job was rewound to a checkpoint {count(self.rewinds, 'time')}"
         for worker in self.workers:
             if worker.deaths or worker.state in _AWAY:
                 yield _life_text(worker, is_over=self.state != JobState.RUNNING)
@@ -188,13 +188,13 @@ class RunStatus:
 
 
 def worker_json(worker: WorkerStatus) -> dict[str, Any]:
-    """One virtual worker; without devices, unless it has just been given some."""
+    """The JSON object of a virtual worker; with devices only if they have just been assigned."""
     value: dict[str, Any] = plain(WorkerStatus, worker)
     return value if worker.devices else {key: entry for key, entry in value.items() if key != "devices"}
 
 
 def _life_text(worker: WorkerStatus, *, is_over: bool) -> str:
-    """The incarnation, counted from 1, with the state of a virtual worker unless it is computing normally."""
+    """The life, counted from 1, and the state of a virtual worker that is not computing normally."""
     lost = f", lost {count(worker.deaths, 'time')}" if worker.deaths else ""
     state = "" if worker.state is LifeState.READY else f", {worker.state}"
     way = "" if is_over or worker.state not in _WAYS_ON else f": {_WAYS_ON[worker.state].format(vw=worker.vw)}"
@@ -211,7 +211,7 @@ def status_of_run(folder: RunFolder, shell: Shell) -> RunStatus:
     """The status of the run in `folder`.
 
     Raises:
-        UserError: it is no run.
+        UserError: it is not a run.
     """
     return replace(_status_of_run(folder, shell), checkpoints=folder.checkpoints_url)
 
@@ -260,7 +260,7 @@ def _ask(address: str, job_id: JobId | None, shell: Shell) -> JobStatus:
 
 def status_of_job(status: JobStatus, result: RunResult | None = None) -> RunStatus:
     """The status of a job from its coordinator, completed by its `result`."""
-    # The last progress before a rewind, or before the end, is out of date.
+    # Progress from before a rewind, or before the end, is outdated.
     progress = status.progress if status.state is JobState.RUNNING else None
     clocks = {int(vw): int(clock) for vw, clock in status.clocks.local.items()} if status.clocks else {}
     global_clock = int(status.clocks.global_clock) if status.clocks else None
@@ -313,7 +313,7 @@ def _speed_now(progress: ProgressTable) -> RunSpeed:
 
 
 def _speed_of(result: RunResult | None) -> RunSpeed | None:
-    """From the result of an ended run; those of earlier versions have some of the figures."""
+    """The speed in the result of an ended run; results of earlier versions may lack figures."""
     told = {} if result is None else result.values
     if "samples_per_second" not in told:
         return None
@@ -345,9 +345,9 @@ def _without_coordinator(folder: RunFolder, record: RunRecord, shell: Shell) -> 
         state = UNKNOWN
         remark = f"the coordinator at {record.coordinator or '(no address yet)'} does not answer"
     elif any_up:
-        state, remark = UNKNOWN, "its coordinator does not answer, but some of its processes are there"
+        state, remark = UNKNOWN, "its coordinator does not answer, but some of its processes are running"
     elif not record.job_id and _exists(record.pids.get("hetpipe", 0)):
-        state, remark = STARTING, "its services are coming up"
+        state, remark = STARTING, "its services are starting"
     elif _is_hetpipe(record.pids.get("hetpipe", 0)):
         state, remark = ENDING, "its services have ended; its history is being checked, which may take half a minute"
     else:
@@ -372,7 +372,7 @@ _ROLES: tuple[tuple[str, Literal["coordinator", "parameter_server", "agent"]], .
 
 
 def _services(record: RunRecord) -> tuple[ProcessStatus, ...]:
-    """The services of a local run, and whether their processes are there."""
+    """The services of a local run, and whether their processes are running."""
     found = []
     for prefix, role in _ROLES:
         for key, pid in sorted(record.pids.items()):
@@ -384,14 +384,14 @@ def _services(record: RunRecord) -> tuple[ProcessStatus, ...]:
 
 
 def is_running_here(record: RunRecord) -> bool:
-    """Whether services of that local run are still running on this machine."""
+    """Whether services of the local run are still running on this machine."""
     return record.local and record.host == socket.gethostname() and any(p.state == _UP for p in _services(record))
 
 
 def is_service(pid: int, run_dir: str) -> bool:
     """Whether process `pid` of this machine is a service of the run in `run_dir`: its log is named in its arguments.
 
-    A reused process number is not mistaken for the process.
+    So a reused process id is not mistaken for the process.
     """
     try:
         return f"{run_dir}/".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -400,7 +400,7 @@ def is_service(pid: int, run_dir: str) -> bool:
 
 
 def _is_hetpipe(pid: int) -> bool:
-    """Whether process `pid` of this machine is `hetpipe`, and not another one with a reused number."""
+    """Whether process `pid` of this machine is `hetpipe`, and not another one with a reused id."""
     try:
         return pid > 0 and b"hetpipe" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

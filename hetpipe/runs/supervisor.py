@@ -1,10 +1,10 @@
 """The services of a run on this machine: one coordinator, N parameter servers, one agent.
 
-They are the programs of a cluster, started here and ended with the run. Order: whoever is used by
-another starts first and ends last, so the coordinator starts first; at the end the agent goes first, with its stages,
-then the parameter servers, then the coordinator.
+They are the programs of a cluster, started here and ended with the run. Dependencies start first and end last: the
+coordinator starts first; at the end the agent is ended first, with its stages, then the parameter servers, then the
+coordinator.
 
-One that ends unexpectedly is restarted, with the same arguments and on the same port, as `runs.restarts` decides.
+A service that ends unexpectedly is restarted with the same arguments and port, as decided by `runs.restarts`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log = get_logger(__name__)
 #: From SIGTERM to SIGKILL.
 GRACE_SECONDS = 3.0
 
-#: Limit of remembered deaths of a service: beyond it the backoff is at its maximum anyway.
+#: Maximum number of recorded deaths of a service; the backoff is at its maximum before.
 _MAX_DEATHS = 16
 
 #: The shell's exit status for a program that cannot be started.
@@ -63,7 +63,7 @@ class Services:
     devices: DeviceOffer
     logs: Path
     state: Path
-    """The folder of the parameter servers' persistent state, in a folder each."""
+    """The parent folder of the parameter servers' persistent state."""
     programs: Programs = field(default_factory=Programs)
     restart_rules: RestartRules = RULES
     patience_seconds: float = 60.0
@@ -72,21 +72,21 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class ServiceRestart:
-    """A service has died, and was started again."""
+    """The death and restart of a service."""
 
     key: str
-    """Of the service (`ServiceSpec`)."""
+    """Key of the service (`ServiceSpec`)."""
     death: ServiceDeath
     pid: int
-    """The new process."""
+    """Id of the new process."""
 
     def __str__(self) -> str:
         """One sentence."""
-        return f"{self.death}; it was started again (pid {self.pid})"
+        return f"{self.death}; it was restarted (pid {self.pid})"
 
 
 class _Rank(IntEnum):
-    """The order in which services start; they end in the opposite one."""
+    """The order in which services start; they end in reverse."""
 
     COORDINATOR = 0
     PARAMETER_SERVER = 1
@@ -102,18 +102,18 @@ class _Kept:
     service: Service
     #: Its `HOST:PORT`; empty before it is known, and without a server.
     address: str = ""
-    #: When it died, in monotonic seconds.
+    #: Times of its deaths, in monotonic seconds.
     deaths: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_DEATHS))
     #: Its last death; None before the first.
     death: ServiceDeath | None = None
-    #: When it is to be started again; None while it runs, and when it is given up.
+    #: Time of its restart; None while it runs, and if it is not restarted any more.
     due: float | None = None
 
 
 class Supervisor:
-    """Keeps the services of one run. Use it in a `with` block, which ends them however it is left.
+    """Supervises the services of one run. Use it in a `with` block, which ends them in any case.
 
-    Belongs to one thread (`Service`); `on_death` and `on_restart` are called from others.
+    Not thread-safe (`Service`); `on_death` and `on_restart` are called from other threads.
     """
 
     def __init__(
@@ -126,14 +126,14 @@ class Supervisor:
         starter: Starter = spawn,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Prepare; nothing is started.
+        """Prepare, without starting anything.
 
         Args:
             services: to start.
-            environment: the services', before the additions of `SERVICE_ENVIRONMENT`.
+            environment: of the services, before the additions of `SERVICE_ENVIRONMENT`.
             on_death: called when a service has ended unexpectedly and is not restarted.
             on_restart: called when one was restarted.
-            starter: starts their processes.
+            starter: launches their processes.
             clock: for backoff and timeouts.
         """
         self._services = services
@@ -142,13 +142,13 @@ class Supervisor:
         self._on_restart = on_restart
         self._starter = starter
         self._clock = clock
-        #: Guards what follows; notified when a service is due, and at the end.
+        #: Guards the following attributes; notified when a restart is due, and at the end.
         self._changed = threading.Condition(threading.RLock())
         self._kept: dict[str, _Kept] = {}
         self._is_stopping = False
-        #: Since when all services are ready and the job still waits; None otherwise.
+        #: Time since which all services are ready and the job still waits; None otherwise.
         self._lacking_since: float | None = None
-        #: All services are started; then `_outcome` is the coordinator's address, or why they are not.
+        #: Set once all services are started, or failed; `_outcome` is the coordinator's address or the reason.
         self._begun = threading.Event()
         self._outcome: str | HetpipeError = ""
         #: Set once all services are gone, so that their starting thread may end.
@@ -180,9 +180,9 @@ class Supervisor:
         return self.wait_started()
 
     def wait_started(self) -> str:
-        """Wait until all services are started, and the coordinator is ready; its address.
+        """Wait until all services are started and the coordinator is ready; returns its address.
 
-        The others register as they come up. That takes no longer than the coordinator may be silent.
+        The others register once they are ready. This is bounded by the timeout for a silent coordinator.
 
         Raises:
             JobFailed, DeadlineExceeded: one cannot be started, or the coordinator ends or is silent before it is ready.
@@ -193,7 +193,7 @@ class Supervisor:
         return self._outcome
 
     def _start_all(self) -> str:
-        """Start all services, as far as nobody stops them meanwhile; the coordinator's address.
+        """Start all services, unless stopped concurrently; returns the coordinator's address.
 
         Raises:
             As `wait_started`.
@@ -213,7 +213,7 @@ class Supervisor:
         declared = [] if offer.num_cpu_devices is None else ["--cpu-devices", str(offer.num_cpu_devices)]
         if offer.devices_per_gpu > 1:
             declared += ["--devices-per-gpu", str(offer.devices_per_gpu)]
-        # The run ends with the agent: there is no barrier left at which a worker could leave.
+        # The run ends with the agent: there is no further barrier at which a worker could leave.
         command = [*programs.agent, *to_coordinator, *declared, "--drain-seconds", "0"]
         self._start(_Rank.AGENT, "agent", "the agent", command)
         return address
@@ -225,10 +225,10 @@ class Supervisor:
             return ", ".join(filter(None, (kept.service.awaited for kept in self._kept.values())))
 
     def given_up(self, *, is_queued: bool) -> str:
-        """The reason to give up waiting, as a sentence; empty without one.
+        """The reason to stop waiting, as a sentence; empty without one.
 
         Args:
-            is_queued: the job has not got its devices and parameter servers yet.
+            is_queued: the job does not have its devices and parameter servers yet.
         """
         patience = self._services.patience_seconds
         with self._changed:
@@ -252,7 +252,7 @@ class Supervisor:
         with self._changed:
             self._is_stopping = True
             self._changed.notify_all()
-        # Nothing is started from now on.
+        # No service is started from now on.
         for rank in sorted(_Rank, reverse=True):
             group = [kept.service for kept in self._kept.values() if kept.rank is rank]
             end_services(group, grace_seconds=grace_seconds)
@@ -282,7 +282,7 @@ class Supervisor:
         return Service(spec, environment=self._environment, on_death=on_death, starter=self._starter, clock=self._clock)
 
     def _start_again(self, kept: _Kept) -> None:
-        """Start a service again, where others look for it. The lock is held."""
+        """Restart a service at its previous address. The lock is held."""
         kept.due = None
         if kept.rank is not _Rank.AGENT:
             kept.address = kept.address or kept.service.address
@@ -318,7 +318,7 @@ class Supervisor:
         self._on_death(final)
 
     def _keep(self) -> None:
-        """Start all, and restart the due ones. This thread lives as long as its processes (`Service`)."""
+        """Start all services, and restart due ones. This thread lives as long as its processes (`Service`)."""
         try:
             self._outcome = self._start_all()
         except HetpipeError as error:

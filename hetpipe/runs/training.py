@@ -1,10 +1,10 @@
-"""A run from its job to its result, the same for `hetpipe train`, `hetpipe submit` and `hetpipe.train`.
+"""The execution of a run, from job to result, for `hetpipe train`, `hetpipe submit` and `hetpipe.train`.
 
-Without a coordinator's address the services are started here first and ended afterwards; all that lies between, handing
-the job in and following it, is the same. Whatever happens, `train` returns how the run ended and leaves result.json.
+Without a coordinator's address the services are started here first and ended afterwards; submitting the job and
+following it are the same. In any case `train` returns the ending of the run and writes result.json.
 
-A follower of a job on a cluster does not own it: SIGTERM ends only the following, and a later command with the same
-folder follows the same job, which `submission.json` there names.
+A follower of a job on a cluster does not own it: SIGTERM ends only the follower, and a later command with the same
+folder follows the same job, which is recorded in `submission.json`.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from hetpipe.values.plan_document import PlanDocument
 from hetpipe.values.rewinds import discard_model_file
 from hetpipe.values.wire import plain
 
-#: Like `GRACE_SECONDS`, after a second interrupt.
+#: `GRACE_SECONDS` after a second interrupt.
 _HASTY_GRACE_SECONDS = 0.5
 
-#: How long a coordinator elsewhere may take to end a job after a second interrupt.
+#: Timeout for a remote coordinator to end a job after a second interrupt.
 _REMOTE_STOP_SECONDS = 5.0
 
-#: Duration of the inspection from which on its phase is displayed.
+#: Duration of a phase of the inspection above which it is displayed.
 _NOTICE_SECONDS = 5.0
 
 
@@ -62,15 +62,15 @@ class RunRequest:
 
     job: Job
     import_path: Path
-    """The first folder to import user code from."""
+    """The first folder from which user code is imported."""
     restore: str | None = None
-    """The checkpoint to begin with: an absolute path, or a URL."""
+    """The checkpoint to resume from: an absolute path, or a URL."""
     coordinator: str | None = None
-    """`HOST:PORT` of a running cluster; None: on this machine, with services of its own."""
+    """`HOST:PORT` of a running cluster; None: a local run with its own services."""
     detaches: bool = False
-    """SIGTERM ends the following, not the run; only on a cluster that stays."""
+    """SIGTERM ends the follower and not the run; only on a persistent cluster."""
     remarks: tuple[str, ...] = ()
-    """Remarks before the run begins."""
+    """Remarks displayed before the run begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class RunEnd:
     result: TrainResult | None = None
     """None unless it finished, or stopped at a barrier."""
     error: str = ""
-    """Class name in `hetpipe.errors`; empty unless it failed, or its result could not be written down."""
+    """Class name in `hetpipe.errors`; empty unless it failed, or its result could not be written."""
     sentences: tuple[str, ...] = ()
     """The reasons, unless it finished and its result is recorded."""
     interrupted: bool = False
@@ -92,9 +92,9 @@ class RunEnd:
     forecast: PlanDocument | None = None
     """The planner's forecast, if it planned the run."""
     detached: bool = False
-    """It goes on, and is not followed any more."""
+    """The run continues without this follower."""
     job_id: str = ""
-    """Of the coordinator; empty without a submission."""
+    """Job id; empty without a submission."""
     conditions: tuple[Condition, ...] = ()
     """The conditions of the run."""
     checkpoints: str = ""
@@ -112,7 +112,7 @@ class RunEnd:
         return status_of(self.exception()) if self.state is JobState.FAILED else ExitStatus.FAILED
 
     def exception(self) -> HetpipeError:
-        """The exception for a Python caller."""
+        """The exception raised to a Python caller."""
         return error_of(self.error, self.sentences)
 
     def to_json(self) -> dict[str, Any]:
@@ -131,12 +131,12 @@ class Training:
     def __init__(
         self, request: RunRequest, folder: RunFolder, shell: Shell, *, view: View, interrupts: Interrupts
     ) -> None:
-        """Prepare; nothing is started or written.
+        """Prepare, without starting or writing anything.
 
         Args:
             request: the job to train.
-            folder: the run's own, new.
-            shell: the world around.
+            folder: the run's folder, new.
+            shell: the command's environment.
             view: displays events; closed when the run has ended.
             interrupts: entered by the caller.
         """
@@ -186,7 +186,7 @@ class Training:
         return self._leave(ending) if goes_on else self._conclude(ending)
 
     def _begin(self) -> None:
-        """Record the request. A later command with the folder continues it."""
+        """Record the request, so that a later command with this folder can continue it."""
         if self._request.detaches:
             self._submission = submission_of(self._request, self._folder)
             self._folder.write_submission(self._submission)
@@ -201,7 +201,7 @@ class Training:
             self._folder.write_job(self._request.job)
         try:
             before = self._folder.read_record()
-        except UserError:  # it did not come so far
+        except UserError:  # it ended before that
             return None
         self._record = replace(self._record, job_id=before.job_id, started_wall=before.started_wall)
         return None
@@ -213,7 +213,7 @@ class Training:
         return Ending(state=JobState.STOPPED, sentences=("the run was stopped before it began",))
 
     def _leave(self, ending: Ending) -> RunEnd:
-        """The run goes on without this process; nothing of it is written here."""
+        """The ending of a follower whose run continues; the result is not written here."""
         where, address = shown_path(self._folder.path, self._shell.current), self._request.coordinator
         self._note(pids={})
         again = f"follow it again with: hetpipe submit --run-dir {where} --coordinator {address}"
@@ -221,7 +221,7 @@ class Training:
             told = f"{ending.sentences[-1]}; {again}"
         elif self._record.job_id:
             told = (
-                f"detached from job {self._record.job_id}, which goes on; {again}; stop it with: hetpipe stop {where}"
+                f"detached from job {self._record.job_id}, which continues; {again}; stop it with: hetpipe stop {where}"
             )
         else:
             told = f"terminated before the job was submitted; {again}"
@@ -238,7 +238,7 @@ class Training:
     def _on_cluster(self) -> Ending:
         assert self._request.coordinator is not None
         address = self._request.coordinator
-        hint = f"the run may still go on; look with: hetpipe status --coordinator {address}"
+        hint = f"the run may still continue; check it with: hetpipe status --coordinator {address}"
         return self._follow(address, when_lost=hint, stop_now_seconds=_REMOTE_STOP_SECONDS)
 
     def _on_this_machine(self) -> Ending:
@@ -277,7 +277,7 @@ class Training:
         return ending
 
     def _inspect(self) -> ModelReport:
-        """Find the mistakes of the job, while the services start.
+        """Inspect the job while the services start.
 
         Raises:
             HetpipeError: the job cannot be trained, or its inspection failed.
@@ -293,7 +293,7 @@ class Training:
 
         def on_phase(phase: str, seconds: float) -> None:
             elapsed = clock.monotonic() - began
-            # A phase is displayed if it lasts: short ones would be a line each.
+            # Only long phases are displayed.
             if elapsed >= _NOTICE_SECONDS and seconds >= 1.0:
                 sentence = f"waiting for the inspection of the model, which is {phase} ({seconds:.0f} s)"
                 self._view.show(Waiting(sentence, elapsed))
@@ -322,7 +322,7 @@ class Training:
             submission = self._submission or replace(submission_of(request, self._folder), model=model)
             job = RunningJob(client, submission, self._inbox, clock=clock, when_lost=when_lost)
             if self._record.job_id and self._folder.has_begun:
-                # Who has forgotten it must not train it a second time.
+                # A coordinator without a record of the job must not train it a second time.
                 job.know(JobId(self._record.job_id))
             else:
                 self._note(job_id=job.hand_in())
@@ -342,12 +342,12 @@ class Training:
             client.close()
 
     def _on_signal(self, number: signal.Signals) -> None:
-        """A signal has come; in the main thread, between any two of its steps."""
+        """Handle a signal; in the main thread, between any two of its steps."""
         detaches = self._request.detaches and number is signal.SIGTERM
         self._inbox.put(Detached() if detaches else Interrupted())
 
     def _restarted(self, restart: ServiceRestart) -> None:
-        """A service was started again; called from another thread."""
+        """Handle the restart of a service; called from another thread."""
         try:
             with self._noting:
                 self._note(pids={**self._record.pids, restart.key: restart.pid})
@@ -377,7 +377,7 @@ class Training:
             checkpoints=self._folder.checkpoints_url,
         )
         if self._request.coordinator is None:
-            # The coordinator of this run may have been stopped before it did.
+            # The coordinator of this run may have been stopped before it did so.
             try:
                 discard_model_file(self._folder.path)
             except OSError as error:
@@ -410,7 +410,7 @@ class Training:
             return None
 
     def _with_hint(self, ending: Ending, *, resumable: bool) -> tuple[str, ...]:
-        """The sentences of `ending`; with the way to resume for an interrupted run."""
+        """The sentences of `ending`; for an interrupted run with the command to resume it."""
         broke_off = ending.state is not JobState.FINISHED and not isinstance(
             error_of(ending.error, ending.sentences), UserError
         )
@@ -422,7 +422,7 @@ class Training:
 
 
 def end_of(folder: RunFolder, result: RunResult) -> RunEnd:
-    """The ending of a run that another process followed, from its result.json."""
+    """The ending of a run followed by another process, from its result.json."""
     state = JobState(result.state)
     has_result = state is not JobState.FAILED and "clocks" in result.values
     stopped = ("the run was stopped before its end",) if state is JobState.STOPPED else ()
@@ -441,7 +441,7 @@ def end_of(folder: RunFolder, result: RunResult) -> RunEnd:
 
 
 def record_of(request: RunRequest, folder: RunFolder, shell: Shell) -> RunRecord:
-    """The beginnings of run.json."""
+    """The initial content of run.json."""
     return RunRecord(
         run_dir=str(folder.path),
         name=request.job.name,
@@ -466,7 +466,7 @@ def submission_of(request: RunRequest, folder: RunFolder) -> Submission:
 
 
 def resume_command(run_dir: Path, current: Path, coordinator: str | None) -> str:
-    """The command that resumes a run, as typed in `current`.
+    """The command that resumes a run, for use in `current`.
 
     Args:
         run_dir: its folder.
@@ -479,14 +479,14 @@ def resume_command(run_dir: Path, current: Path, coordinator: str | None) -> str
 
 
 def planning_remark(job: Job) -> str:
-    """The steps before the run can start, and assumptions; empty if the job states everything."""
+    """The steps before the run can start, and assumptions; empty if the job needs no planning."""
     if job.is_planned:
         return "the model is measured first" if is_to_measure(job) else ""
     steps = ["the model is measured"] if is_to_measure(job) else []
     if job.cluster.file is None:
         within, between = (f"{link.effective_bytes_per_second / 1e9:g} GB/s" for link in (WITHIN_NODE, BETWEEN_NODES))
         steps.append(
-            f"links that were not measured are assumed to carry {within} within a node and {between} between nodes (no "
+            f"unmeasured links are assumed to carry {within} within a node and {between} between nodes (no "
             "cluster.file)"
         )
     return f"the run is planned first{': ' if steps else ''}{', '.join(steps)}"

@@ -193,7 +193,7 @@ class TestReading:
         encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
         old = rsa.generate_private_key(65537, 1024).private_bytes(encoding, form, serialization.NoEncryption())
         for key in (key_to_pem(new_key()), old):
-            with pytest.raises(UserError, match="do not belong together"):
+            with pytest.raises(UserError, match="do not match"):
                 authority_from_pem(root.certificate_pem, key)
 
     def test_keys_that_cannot_be_read(self, root: Authority) -> None:
@@ -204,7 +204,7 @@ class TestReading:
                 authority_from_pem(root.certificate_pem, key)
 
     def test_certificates_that_name_nobody(self, root: Authority) -> None:
-        with pytest.raises(UserError, match="make one with `hetpipe certs issue`"):
+        with pytest.raises(UserError, match="create one with `hetpipe certs issue`"):
             facts_of(root.certificate_pem)
         with pytest.raises(UserError, match="must be a PEM file"):
             facts_of(b"garbage")
@@ -217,5 +217,5 @@ class TestReading:
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .sign(root.key, hashes.SHA256())
         )
-        with pytest.raises(UserError, match="names no process of hetpipe"):
+        with pytest.raises(UserError, match="does not name a process of hetpipe"):
             facts_of(certificate.public_bytes(serialization.Encoding.PEM))

@@ -48,12 +48,14 @@ class TestAuthority:
         for name in {"ca.pem", "ca-key.pem"} - {left}:
             (folder / name).unlink()
         kept = content(folder)
-        with pytest.raises(UserError, match="holds an authority already; choose another folder, or keep this one"):
+        with pytest.raises(UserError, match="already contains an authority; choose another folder, or keep this one"):
             init_authority(folder)
         assert content(folder) == kept
 
     def test_without_one_nothing_is_issued(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match=r"holds no ca\.pem with ca-key\.pem; make one with `hetpipe certs init`"):
+        with pytest.raises(
+            UserError, match=r"does not contain ca\.pem with ca-key\.pem; create one with `hetpipe certs init`"
+        ):
             issue_certificate(tmp_path, AGENT, days=1)
         assert list(tmp_path.iterdir()) == []
 
@@ -95,7 +97,9 @@ class TestIssue:
     def test_what_is_not_there_is_named(self, folder: Path) -> None:
         with pytest.raises(UserError, match=r"cannot read .*cert\.pem: No such file"):
             read_facts(folder)
-        with pytest.raises(UserError, match=r"holds no signer-cert\.pem .*`hetpipe certs issue DIR coordinator`"):
+        with pytest.raises(
+            UserError, match=r"does not contain signer-cert\.pem .*`hetpipe certs issue DIR coordinator`"
+        ):
             read_signer(folder)
 
     def test_a_stage_is_nobody_whom_a_service_could_be(self) -> None:

@@ -136,7 +136,7 @@ def test_off_writes_nothing_and_says_that_nothing_is_verified(tmp_path: Path) ->
 
     assert not (tmp_path / "history").exists()
     assert count_violations(tmp_path, say=said.append) is None
-    assert said == ["no history was kept (`history: off`), so nothing of the run is verified"]
+    assert said == ["no history was written (`history: off`), so the run cannot be verified"]
 
 
 def test_a_summary_is_a_fraction_of_the_full_history(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def plan(
         costs: what stages cost.
         minibatches_per_wave: N.
         recompute: devices whose stages recompute.
-        alternatives: what else was looked at.
+        alternatives: other plans that were considered.
     """
     memory = MemoryModel(minibatches_per_wave=minibatches_per_wave)
     planned = [_worker(stages, costs, memory, recompute) for stages in workers]

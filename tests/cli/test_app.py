@@ -117,7 +117,7 @@ def test_run_dir() -> None:
     assert Path("mine/result.json").exists()
     again = invoke("train", "job.yaml", *CLUSTER, "--run-dir", "mine")
     assert again.exit_code == 2
-    assert "there is a run in it already" in again.stderr
+    assert "already contains a run" in again.stderr
 
 
 def test_submit_follows_the_run() -> None:
@@ -172,12 +172,12 @@ def test_resume_says_what_it_passes_over() -> None:
     assert result.exit_code == 0, result.output
     (submission,) = coordinator.submissions
     assert submission.restore == str(old.path / "checkpoints" / "clock-00000006")
-    assert "clock-00000009 was never completed; going on from clock-00000006" in result.output
+    assert "clock-00000009 was never completed; resuming from clock-00000006" in result.output
     assert f"{torn} has " in result.output
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(None, "has no complete checkpoint"), ("{}", "so the size of the training set is not known")]
+    ("content", "words"), [(None, "has no complete checkpoint"), ("{}", "so the size of the training set is unknown")]
 )
 def test_what_cannot_be_resumed(content: str | None, words: str) -> None:
     assert invoke("train", "job.yaml", *CLUSTER).exit_code == 0
@@ -269,8 +269,8 @@ def test_watched_clocks_wait_for_a_coordinator_that_goes_away() -> None:
         ["vw0.clock=2", "vw1.clock=1"],
     ]
     assert result.stderr.splitlines() == [
-        "the coordinator does not answer; trying again until it is there",
-        "the coordinator is there again after 2 s",
+        "the coordinator does not answer; retrying",
+        "the coordinator is reachable again after 2 s",
     ]
     nobody = invoke("clocks", "--watch", *CLUSTER, coordinator=Away())
     assert (nobody.exit_code, nobody.stderr) == (1, "error: gone\n")

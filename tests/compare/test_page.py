@@ -154,7 +154,7 @@ def test_nothing_finished(tmp_path: Path) -> None:
     text = page([diverged("wave", 3)], tmp_path)
     parsed = Page(text)
     assert "wave, seed 3 diverged at minibatch 37" in parsed.text
-    assert "No run has measured anything that could be drawn." in parsed.text
+    assert "No run has measurements to draw." in parsed.text
     assert not {"script", "noscript", "figure"} & {tag for tag, _ in parsed.elements}
     assert "default-src 'none'; style-src 'unsafe-inline'\"" in text
 

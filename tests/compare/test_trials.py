@@ -60,7 +60,7 @@ def test_a_mistake_of_the_job_is_not_blamed_on_policies(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (Asked("wave,stach", 1), "--weights knows no 'stach'; did you mean `stash`"),
+        (Asked("wave,stach", 1), "--weights 'stach' is unknown; did you mean `stash`"),
         (Asked(" , ", 1), "--weights names no policy; choose among wave, stash"),
         (Asked("wave", 0), "--seeds is 0; give 1 or more"),
         (Asked("wave", 1, (), ["optimizer.lr=0.1"]), "give a policy and a setting: flush:optimizer.lr=0.1"),

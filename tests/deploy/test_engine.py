@@ -152,7 +152,7 @@ def test_a_store_image_that_is_missing() -> None:
 def test_a_project_is_up_only_once() -> None:
     docker = FakeDocker()
     started(docker)
-    with pytest.raises(UserError, match="mine is up already; end it with `hetpipe down --project mine`"):
+    with pytest.raises(UserError, match="mine is already up; end it with `hetpipe down --project mine`"):
         engine_of(docker).check(deployment())
 
 

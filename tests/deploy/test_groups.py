@@ -100,8 +100,8 @@ def test_a_job_takes_the_cut_of_its_plan() -> None:
     [
         ({"workers": {"stages": 2}}, {}, "leave one out"),
         ({}, {"batch_size": 8}, "minibatches of 8 samples, the job has 4"),
-        ({}, {"weights": "flush"}, "weight policy flush, the job's is wave"),
-        ({"parameter_servers": {"placement": "ed_local"}}, {}, "say balanced or round_robin"),
+        ({}, {"weights": "flush"}, "weight policy flush, the job has wave"),
+        ({"parameter_servers": {"placement": "ed_local"}}, {}, "use balanced or round_robin"),
     ],
 )
 def test_plans_that_a_run_cannot_follow(changes: dict[str, Any], of_plan: dict[str, Any], sentence: str) -> None:

@@ -288,7 +288,9 @@ class TestCommands:
             assert (program, arguments[0]) in {("python", "-m"), ("hetpipe", "serve")}, name
             module = import_module(server.SERVICES.get(arguments[1], arguments[1]))
             monkeypatch.setattr(module, "run_service", keep, raising=False)
-            assert module.main(arguments[2:]) == (parsed[-1].told_status if workload.component == "agent" else 0), name
+            assert module.main(arguments[2:]) == (
+                parsed[-1].sigterm_exit_status if workload.component == "agent" else 0
+            ), name
             if workload.component in SERVICES:
                 ports = {
                     name: getattr(parsed[-1], option)
@@ -301,7 +303,7 @@ class TestCommands:
         """An Indexed Job takes status 0 for the end of an index, and counts every other one that it does not ignore."""
         for workload in by_component(workloads, "agent"):
             (container,) = workload.containers
-            (option,) = [word for word in workload.command(container) if word.startswith("--told-status=")]
+            (option,) = [word for word in workload.command(container) if word.startswith("--sigterm-exit-status=")]
             ignored = [
                 rule["onExitCodes"]
                 for rule in workload.spec["podFailurePolicy"]["rules"]

@@ -138,9 +138,9 @@ def test_options() -> None:
         ({"job": job(workers={"stages": 1}, parameter_servers={"placement": "ed_local"})}, "multi-node-heterogeneous"),
         (
             {"job": job(cluster={"file": {"version": 1, **CLUSTER}})},
-            "has the node n0, and --agents make cpu-0, titan-v",
+            "has the node n0, but --agents gives cpu-0, titan-v",
         ),
-        ({"code": {"model.py": "x" * MOST_JOB_BYTES}}, "a ConfigMap holds"),
+        ({"code": {"model.py": "x" * MOST_JOB_BYTES}}, "limit of a ConfigMap"),
     ],
 )
 def test_what_cannot_be_rendered(changes: dict[str, Any], sentence: str) -> None:

@@ -45,16 +45,16 @@ def test_all_as_it_must_be() -> None:
     passed, said = run(RULES, FakeNetwork(NAMES, {("10.0.0.1", 7400)}))
     assert passed
     assert said == [
-        "coordinator:7400: open, as it must be",
-        "redis:6379: closed, as it must be",
-        "shards:7410: closed, as it must be",
+        "coordinator:7400: open, as required",
+        "redis:6379: closed, as required",
+        "shards:7410: closed, as required",
     ]
 
 
 def test_one_forbidden_connection_of_many_addresses_is_enough() -> None:
     passed, said = run(RULES, FakeNetwork(NAMES, {("10.0.0.1", 7400), ("10.0.0.4", 7410)}))
     assert not passed
-    assert "shards:7410: OPEN at 10.0.0.4, and forbidden" in said
+    assert "shards:7410: OPEN at 10.0.0.4, but forbidden" in said
     assert said[-1].startswith("the rules of this network are not enforced")
 
 
@@ -72,7 +72,7 @@ def test_it_waits_for_what_is_not_there_yet() -> None:
 def test_without_the_other_side_nothing_is_proven(names: Mapping[str, tuple[str, ...]], missing: str) -> None:
     passed, said = run(RULES, FakeNetwork(names, {("10.0.0.1", 7400)}))
     assert not passed
-    assert said == [f"{missing}, so nothing is proven"]
+    assert said == [f"{missing}, so the check is inconclusive"]
 
 
 def test_a_malformed_address() -> None:

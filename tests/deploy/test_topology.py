@@ -168,9 +168,9 @@ def test_whoever_hands_the_job_in_waits_for_all_members() -> None:
 @pytest.mark.parametrize(
     ("folders", "sentence"),
     [
-        ({"code": "/"}, "would hide their own files"),
-        ({"code": "/tmp"}, "would hide their own files"),
-        ({"more": ("/usr",)}, "would hide their own files"),
+        ({"code": "/"}, "hide their own files"),
+        ({"code": "/tmp"}, "hide their own files"),
+        ({"more": ("/usr",)}, "hide their own files"),
         ({"code": "/home/me"}, "all private keys are below it"),
         ({"more": ("/home",)}, "all private keys are below it"),
         ({"runs": "/home/me/.local/state"}, "all private keys are below it"),

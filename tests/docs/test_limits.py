@@ -117,7 +117,7 @@ def test_the_page_tells_how_refusals_are_logged() -> None:
     assert LINES_PER_SECOND_PER_PEER == 1.0
     assert f"all together have {LINES_AT_ONCE} and {LINES_PER_SECOND:g} per second" in page
     assert f"every {SUMMARY_SECONDS:g} s one line" in page
-    assert f"refused {REFUSALS_AT_ONCE} times for what it may not do" in page
+    assert f"refused {REFUSALS_AT_ONCE} times for missing permissions" in page
     assert f"below {REFUSALS_PER_SECOND:g} per second" in page
 
 

@@ -246,7 +246,7 @@ def test_a_closed_history_refuses(open_history: Callable[..., History]) -> None:
     history = open_history()
     history.close()
     history.close()
-    with pytest.raises(ValueError, match="too late"):
+    with pytest.raises(ValueError, match="is closed"):
         history.publish(clock=1)
 
 

@@ -101,7 +101,7 @@ def test_long_text_is_cut_in_the_middle(path: Path) -> None:
     (line,) = lines(path)
     for text in (line["text"], line["deep"][0]["k"], line["many"]):
         assert len(text) < MAX_TEXT_LENGTH + 100
-        assert "characters left out" in text
+        assert "characters omitted" in text
     assert line["text"].endswith("the end")
 
 

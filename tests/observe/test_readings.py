@@ -27,7 +27,7 @@ def test_the_order_is_that_of_the_list() -> None:
         (Reading("hetpipe_wishes", 1), "hetpipe_wishes is not in the list of metrics"),
         (Reading("hetpipe_children", 1, ("stage",)), "exposed by agent, not by a coordinator"),
         (Reading("hetpipe_jobs", 1), r"has the labels \('state',\), not \(\)"),
-        (Reading("hetpipe_rpc_seconds", 1.0, ("Push",)), "is a histogram; 1.0 is no value of one"),
+        (Reading("hetpipe_rpc_seconds", 1.0, ("Push",)), "is a histogram; 1.0 is not a valid value"),
         (Reading("hetpipe_jobs", Distribution((1,), 1.0), ("running",)), "is a gauge"),
     ],
 )

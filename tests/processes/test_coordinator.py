@@ -93,4 +93,4 @@ def test_who_is_killed_while_there_is_none_comes_back(tmp_path: Path) -> None:
     assert outcome.result["staleness"]["violations"] == 0
     assert outcome.result["deaths"] == {"0": 0, "1": 1}
     assert f"(pid {victim} on " in outcome.stderr
-    assert f"the coordinator (pid {coordinator}) was killed by SIGKILL; it was started again" in outcome.stderr
+    assert f"the coordinator (pid {coordinator}) was killed by SIGKILL; it was restarted" in outcome.stderr

@@ -28,7 +28,7 @@ def test_parameter_servers_that_are_killed_are_started_again_and_the_run_goes_on
     victims = pids_of(status, "parameter_server")
     for victim in victims:
         kill(victim)
-    wait_until(lambda: train.stderr().count("was started again") == 2, timeout_seconds=30.0, what="successors")
+    wait_until(lambda: train.stderr().count("was restarted") == 2, timeout_seconds=30.0, what="successors")
     before = newest_manifest(train)
     wait_until(lambda: newest_manifest(train) > before, timeout_seconds=60.0, what="later checkpoint")
     after = train.status()
@@ -37,7 +37,7 @@ def test_parameter_servers_that_are_killed_are_started_again_and_the_run_goes_on
     outcome = train.finish()
     assert outcome.returncode == 130
     assert outcome.result["staleness"]["violations"] == 0
-    assert all(f"(pid {victim}) was killed by SIGKILL; it was started again" in outcome.stderr for victim in victims)
+    assert all(f"(pid {victim}) was killed by SIGKILL; it was restarted" in outcome.stderr for victim in victims)
 
 
 @pytest.mark.exhaustive

@@ -76,7 +76,7 @@ def test_the_coordinator_and_the_clock_shard_without_its_disk_at_once(tmp_path: 
     outcome = train.finish(120.0)
 
     check(case, train, outcome)
-    assert f"(pid {coordinator}) was killed by SIGKILL; it was started again" in outcome.stderr
+    assert f"(pid {coordinator}) was killed by SIGKILL; it was restarted" in outcome.stderr
     assert "has lost its state of the job" in outcome.stderr
     assert check_run(train.run_dir / "rewind-1", require_complete=True).ok
 

@@ -146,4 +146,6 @@ def test_of_many_virtual_workers_each_kind_is_drawn() -> None:
 def test_a_plan_without_alternatives() -> None:
     facts = plans.equal_mix()
     bare = PlanFacts(facts.plan.model_copy(update={"alternatives": ()}), facts.costs, facts.options)
-    assert "Nothing else was looked at." in Page(page_of(view_of(bare), reasons_of(bare), Picture(Markup(), ""))).text
+    assert (
+        "No alternatives were considered." in Page(page_of(view_of(bare), reasons_of(bare), Picture(Markup(), ""))).text
+    )

@@ -46,19 +46,21 @@ def test_compute_binds() -> None:
 def test_the_round_trip_of_weights_binds() -> None:
     bound = reasons_of(two_stages(minibatches_per_wave=2, staleness=0)).bound
     assert bound.startswith(
-        "The round trip of weights binds (push, sum, publish, pull), with D = 0 and N = 2: it lets "
+        "The round trip of weights (push, sum, publish, pull) is the bottleneck, with D = 0 and N = 2: it allows "
     )
-    assert "a larger D or N lets more." in bound
+    assert "a larger D or N raises the limit." in bound
 
 
 def test_a_network_card_binds() -> None:
     bound = reasons_of(two_stages(bandwidth=5e8, minibatches_per_wave=2)).bound
-    assert bound.startswith("The network card of n0 binds: it lets ")
+    assert bound.startswith("The network card of n0 is the bottleneck: it allows ")
 
 
 def test_too_few_minibatches_in_flight_bind() -> None:
     reasons = reasons_of(two_stages(minibatches_per_wave=1))
-    assert reasons.bound.startswith("The minibatches in flight bind: virtual worker 0 holds at most 1 on a way of ")
+    assert reasons.bound.startswith(
+        "The minibatches in flight are the bottleneck: virtual worker 0 has at most 1 in a pipeline of "
+    )
     assert reasons.waves[0] == "N = 1 was given."
     assert reasons.waves[-1].startswith("With these cuts N = 2 gives ")
     assert "more" in reasons.waves[-1]
@@ -111,11 +113,11 @@ def test_a_single_stage_has_no_cut() -> None:
 def test_in_2bw_the_global_batch_decides_on_n() -> None:
     facts = two_stages(minibatches_per_wave=4)
     facts = replace(facts, plan=facts.plan.model_copy(update={"allocation": "parallel"}))
-    assert reasons_of(facts).waves == ("N = 4 makes up the global batch: 1 virtual worker × 4 × 32 samples = 128.",)
+    assert reasons_of(facts).waves == ("N = 4 gives the global batch: 1 virtual worker × 4 × 32 samples = 128.",)
 
 
 def test_what_crosses_nodes_is_told_by_kind() -> None:
     mixed = dict(view_of(plans.equal_mix()).facts)["over the network"]
     assert "activations and gradients, " in mixed
     within = dict(view_of(plans.node_by_node()).facts)["over the network"]
-    assert within.endswith("leave a node per minibatch: all of it pushes and pulls")
+    assert within.endswith("between nodes per minibatch: all of it pushes and pulls")

@@ -84,7 +84,7 @@ def test_bars_are_drawn_to_scale() -> None:
 def test_pipelines_that_are_alike_are_shown_once() -> None:
     lines = screen(plans.equal_mix(), 120)
     assert sum(" TITAN_RTX " in line for line in lines) == 1
-    assert any(line.startswith("virtual workers 0–3, alike") for line in lines)
+    assert any(line.startswith("virtual workers 0–3, equal") for line in lines)
     (others,) = [line for line in lines if line.startswith("  virtual worker 1: ")]
     assert others.endswith(" · 3: n2/3, n3/3, n1/3, n0/3"), "as many to a line as there is room for"
     assert "  virtual worker 3: n2/3, n3/3, n1/3, n0/3" in screen(plans.equal_mix(), 60)
@@ -110,7 +110,7 @@ def test_totals_and_comparisons() -> None:
     assert "N = 4 minibatches; memory allows 5" in text
     assert "idle" in text
     assert "n3/4 (QUADRO_P4000)" in text
-    assert "MiB leave a node per minibatch" in text
+    assert "MiB between nodes per minibatch" in text
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -131,7 +131,7 @@ def test_why_a_plan_has_no_utilisation_is_told() -> None:
     facts = plans.equal_mix()
     facts = replace(facts, plan=with_utilisation(facts.plan, facts.costs.profile, facts.costs.cluster))
     assert "MFU" in "\n".join(screen(facts, 120))
-    assert "not given: the profile has no FLOPs of its layers; create it again" in "\n".join(screen(facts, 200))
+    assert "unknown: the profile has no FLOPs of its layers; create it again" in "\n".join(screen(facts, 200))
 
 
 def test_policy_and_schedule() -> None:
@@ -173,14 +173,14 @@ def test_what_is_faster_than_the_plan_is_said_plainly() -> None:
     plan = facts.plan.model_copy(update={"alternatives": better})
     text = " ".join(screen(replace(facts, plan=plan), 120))
     assert "All-reduce would be faster" in text
-    assert "By the simulation HD would be faster, 1000000 samples/s: plan it with --allocation HD." in text
+    assert "According to the simulation HD would be faster, 1000000 samples/s: plan it with --allocation HD." in text
     assert "faster" not in " ".join(screen(facts, 120))
 
 
 def test_why_names_the_rejected_and_what_they_lose() -> None:
     facts = plans.equal_mix()
     lines = screen(facts, 120, why="full")
-    heading = lines.index("alternatives, against this plan")
+    heading = lines.index("alternatives, compared with this plan")
     told = {line.split()[0]: line for line in lines[heading + 1 :] if line.strip()}
     assert "290 samples/s   loses 69.4 %; number 2 is the slowest" in told["HD"]
     assert "222 samples/s   loses 76.5 %" in told["allreduce"]

@@ -92,7 +92,7 @@ def test_a_long_timeline_is_cut_and_says_so() -> None:
     timeline = play(Pipeline(num_stages=8, num_minibatches=400))
     lines = picture_lines(timeline, 80)
     assert len(lines) < 430
-    assert f"and so on to time {timeline.end}; --svg FILE draws all of it, --json has every box" in lines
+    assert f"continues to time {timeline.end}; --svg FILE draws all of it, --json has every box" in lines
 
 
 @pytest.mark.parametrize("timeline", TIMELINES)

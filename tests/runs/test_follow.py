@@ -88,7 +88,7 @@ def test_a_service_that_was_started_again_is_told() -> None:
     case = Case()
     case.follower.handle(ServiceRestart("parameter-server-1", DEATH, 124))
     assert case.view.remarks == [
-        "parameter server 1 (pid 123) was killed by SIGKILL; it was started again (pid 124)",
+        "parameter server 1 (pid 123) was killed by SIGKILL; it was restarted (pid 124)",
     ]
     assert case.follower.ending is None
 
@@ -250,16 +250,16 @@ def test_a_broken_stream_is_mended() -> None:
     heard = [inbox.get(timeout=10.0) for _ in range(4)]
     assert heard == [
         Heard(StateChanged(JobState.RUNNING)),
-        Remark("the coordinator does not answer; trying again until it is there"),
-        Remark("the coordinator is there again after 1 s"),
+        Remark("the coordinator does not answer; retrying"),
+        Remark("the coordinator is reachable again after 1 s"),
         Heard(JobEnded(JobState.FINISHED)),
     ]
 
 
 def test_remarks_are_shown() -> None:
     case = Case()
-    case.follower.handle(Remark("the coordinator is there again after 1 s"))
-    assert case.view.remarks == ["the coordinator is there again after 1 s"]
+    case.follower.handle(Remark("the coordinator is reachable again after 1 s"))
+    assert case.view.remarks == ["the coordinator is reachable again after 1 s"]
 
 
 def test_a_stream_that_stays_broken_is_given_up() -> None:
@@ -279,8 +279,8 @@ def test_a_new_coordinator_that_knows_nothing_is_given_the_same_job_again() -> N
     heard = [inbox.get(timeout=10.0) for _ in range(4)]
     assert heard == [
         Heard(StateChanged(JobState.STARTING)),
-        Remark("the coordinator does not know the job yet; trying again until it is there"),
-        Remark("the coordinator is there again after 1 s"),
+        Remark("the coordinator does not know the job yet; retrying"),
+        Remark("the coordinator is reachable again after 1 s"),
         Heard(JobEnded(JobState.FINISHED)),
     ]
     assert [handed_in.request_id for handed_in in coordinator.submissions] == ["request-1"] * 3
@@ -328,7 +328,7 @@ def test_and_not_for_ever() -> None:
     attempts = int(UNKNOWN_SECONDS / 0.5) + 1
     inbox = watched(FakeCoordinator([StateChanged(JobState.RUNNING), *[FORGOTTEN] * attempts]))
     heard = [inbox.get(timeout=10.0) for _ in range(3)]
-    sentence = "job small-1 is not known here; the coordinator answers, and has not known the job for 90 s"
+    sentence = "job small-1 is not known here; the coordinator answers, but the job has been unknown to it for 90 s"
     assert heard[-1] == CoordinatorLost("UnknownJob", sentence)
 
 

@@ -108,7 +108,7 @@ def test_one_that_is_silent_for_its_patience_is_given_up_and_ended(tmp_path: Pat
     body = "phase(str(os.getpid()), 1.0)\nphase(str(os.getpid()), 2.0)\nsys.stdin.read()\n"
     shell = replace(shell_of(tmp_path, body), clock=clock)
     job = small_job(patience={"inspection": "4s"})
-    expected = r"gave up after 4 s without a word of the inspection of the model; its last phase was \d+"
+    expected = r"the inspection of the model has reported nothing for 4 s; its last phase was \d+"
     with pytest.raises(DeadlineExceeded, match=expected):
         inspect_locally(job, tmp_path, run_folder=tmp_path, logs=tmp_path, shell=shell, on_phase=on_phase)
     assert ends(pids[0])

@@ -31,8 +31,8 @@ def test_each_outage_is_told_once() -> None:
         case.mending.broke(GONE)
     case.mending.whole()
     case.mending.whole()
-    away = "the coordinator does not answer; trying again until it is there"
-    assert case.said == [away, "the coordinator is there again after 1 s"] * 2
+    away = "the coordinator does not answer; retrying"
+    assert case.said == [away, "the coordinator is reachable again after 1 s"] * 2
 
 
 def test_a_coordinator_that_stays_away_is_lost() -> None:

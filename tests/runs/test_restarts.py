@@ -36,9 +36,7 @@ def test_one_that_dies_now_and_then_is_never_given_up() -> None:
 def test_the_fifth_death_within_a_minute_is_one_too_many() -> None:
     assert isinstance(decide([0.0, 1.0, 2.0, 3.0]), RestartAt)
     assert isinstance(decide([0.0, 15.0, 30.0, 45.0, 60.0]), RestartAt)
-    assert decide([0.0, 15.0, 30.0, 45.0, 59.0]) == GiveUp(
-        "it is not started again, as it has died 5 times within 60 s"
-    )
+    assert decide([0.0, 15.0, 30.0, 45.0, 59.0]) == GiveUp("it is not restarted, as it has died 5 times within 60 s")
 
 
 @given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=20))

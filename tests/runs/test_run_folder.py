@@ -49,13 +49,13 @@ def test_a_folder_with_a_run_is_not_used_again() -> None:
     run_dir = Path("mine")
     run_dir.mkdir()
     make(run_dir=run_dir)
-    with pytest.raises(UserError, match="there is a run in it already"):
+    with pytest.raises(UserError, match="already contains a run"):
         make(run_dir=run_dir)
 
 
 def test_a_folder_that_cannot_be_made() -> None:
     Path("file").write_text("")
-    with pytest.raises(UserError, match="cannot make the run's folder file/run"):
+    with pytest.raises(UserError, match="cannot create the run's folder file/run"):
         make(run_dir=Path("file/run"))
 
 
@@ -128,7 +128,7 @@ def test_what_is_no_run_is_said_so() -> None:
         with pytest.raises(UserError, match="cannot be read"):
             read()
     (folder.path / "result.json").write_text("[]")
-    with pytest.raises(UserError, match="holds no JSON object"):
+    with pytest.raises(UserError, match="does not contain a JSON object"):
         folder.read_result()
     (folder.path / "job.json").write_text(json.dumps({"name": "x"}))
     with pytest.raises(JobError):

@@ -28,7 +28,7 @@ from tests.polling import wait_until
 from tests.support.fake_clock import FakeClock
 
 #: What brings back whoever is to come back.
-AWAITED = "it comes back after a pause, once its agents and all parameter servers are there"
+AWAITED = "it is restarted after a back-off, once its agents and all parameter servers are available"
 
 #: More than any process id.
 NO_PID = 1 << 30
@@ -170,9 +170,9 @@ def test_lives_and_whoever_holds_the_others_up_are_told(folder: RunFolder) -> No
     status = ask(folder, FakeCoordinator(status=running))
     assert status.lines(folder.path.parent)[2:] == [
         "speed: 300 samples/s",
-        "the whole job went back to a checkpoint 2 times",
+        "the job was rewound to a checkpoint 2 times",
         "virtual worker 1: life 2, lost 1 time",
-        "virtual worker 2: life 5, lost 5 times, out: `hetpipe workers add 2` brings it back",
+        "virtual worker 2: life 5, lost 5 times, out: `hetpipe workers add 2` restarts it",
         "virtual worker 3: life 1, leaving",
         f"virtual worker 4: life 1, awaiting: {AWAITED}",
         "the others mostly wait for virtual worker 1, which is the slowest",

@@ -219,7 +219,7 @@ def test_one_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
     with supervisor_of(services(tmp_path, agent=agent), deaths=deaths, restarts=restarts) as supervisor:
         supervisor.start()
         death = deaths.get(timeout=10.0)
-    reason = "no devices; it is not started again, as it has died 3 times within 60 s"
+    reason = "no devices; it is not restarted, as it has died 3 times within 60 s"
     assert str(death) == f"the agent (pid {death.pid}) ended with exit code 1: {reason}"
     assert deaths.empty()
     assert restarts.qsize() == 2
@@ -244,7 +244,7 @@ def test_one_that_dies_is_started_again_where_others_look_for_it(tmp_path: Path)
         state = ["--state", str(tmp_path / "state" / "shard-1")]
         arguments = ["--coordinator", "h:1", "--index", "1", *state, "--port", "7301"]
         assert command_line(restart.pid)[4 : 4 + len(arguments)] == arguments
-        assert str(restart).endswith(f"was killed by SIGKILL; it was started again (pid {restart.pid})")
+        assert str(restart).endswith(f"was killed by SIGKILL; it was restarted (pid {restart.pid})")
     assert not any(Path(f"/proc/{pid}").exists() for pid in after.values())
     assert deaths.empty()
 

@@ -176,7 +176,7 @@ def test_who_is_told_to_end_detaches_and_who_comes_after_means_the_same_job(fold
     where = f"runs/{folder.path.name}"
     assert (end.exit_status, end.exit_status.value, first.stops) == (ExitStatus.DETACHED, 143, [])
     (sentence,) = end.sentences
-    assert sentence.startswith("detached from job small-1, which goes on; follow it again with: hetpipe submit ")
+    assert sentence.startswith("detached from job small-1, which continues; follow it again with: hetpipe submit ")
     assert sentence.endswith(f"--run-dir {where} --coordinator 127.0.0.1:7300; stop it with: hetpipe stop {where}")
     assert folder.read_result() is None
 
@@ -334,7 +334,7 @@ def test_a_job_that_is_to_be_planned_gets_every_cpu_this_program_may_use(monkeyp
         (
             auto_job(),
             (
-                "the run is planned first: the model is measured, links that were not measured are assumed to carry "
+                "the run is planned first: the model is measured, unmeasured links are assumed to carry "
                 "2 GB/s within a node and 1.25 GB/s between nodes (no cluster.file)"
             ),
         ),

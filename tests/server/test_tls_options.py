@@ -99,7 +99,7 @@ def test_a_coordinator_without_a_signer_certifies_nobody(refused: Run, tmp_path:
     for name in ("ca.pem", "cert.pem", "key.pem"):
         (tmp_path / name).write_bytes((Path(folder_of("coordinator")) / name).read_bytes())
     said = refused("coordinator", "--tls", str(tmp_path))
-    assert said.endswith("make one with `hetpipe certs issue DIR coordinator`\n")
+    assert said.endswith("create one with `hetpipe certs issue DIR coordinator`\n")
 
 
 def test_insecurity_is_logged(tmp_path: Path, refused: Run) -> None:

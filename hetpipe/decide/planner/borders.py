@@ -45,7 +45,7 @@ class Forbidden(Protocol):
 
     @property
     def reason(self) -> str:
-        """Why the model cannot be cut there."""
+        """The reason why the model cannot be cut there."""
         ...
 
 
@@ -102,7 +102,7 @@ def place_text(forbidden: Forbidden) -> str:
 
 
 def too_few_cuts(num_stages: int, max_stages: int, forbidden: Sequence[Forbidden], *, fix: str) -> str:
-    """Why there cannot be so many stages: the reasons of the forbidden cuts, each once, and the fix.
+    """The message for too many stages: the reasons for the forbidden cuts, each once, and the fix.
 
     >>> too_few_cuts(3, 2, [ForbiddenCut(before="b", upto="b", reason="n is written before it")], fix="use 2")
     '3 stages cannot share a model that can be cut into 2 at most: no cut before b: n is written before it; use 2'

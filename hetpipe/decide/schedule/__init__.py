@@ -1,1 +1,1 @@
-"""In which order does a stage compute, and how many minibatches are in flight? Pure."""
+"""The order of a stage's computations, and its number of minibatches in flight. Pure."""

@@ -1,4 +1,4 @@
-"""How many minibatches are between forward and backward at a stage? One bound, for the runtime and the planner."""
+"""The bound on the minibatches between forward and backward at a stage, for the runtime and the planner."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def in_flight(
 
 
 def bound_of(weights: WeightPolicy, schedule: Schedule) -> PerStage:
-    """S_i as a function of (i, K, N), for whoever asks often."""
+    """S_i as a function of (i, K, N), for repeated calls."""
     return _whole_wave if schedule == "gpipe" else POLICIES[weights].in_flight
 
 

@@ -87,7 +87,7 @@ class Order(Protocol):
 
 
 def nothing_ready(view: StageView) -> Wait:
-    """Why neither direction can run."""
+    """The reason why neither direction can run."""
     if view.num_in_flight >= view.limit or not view.more_forwards:
         return Wait("a gradient from the next stage")
     return Wait("activations from the previous stage" if view.num_in_flight == 0 else "activations or gradients")

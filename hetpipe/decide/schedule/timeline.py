@@ -26,7 +26,7 @@ from hetpipe.values.policies import POLICIES, Policy, Schedule, WeightPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """What is played: K equal stages and one segment of minibatches.
+    """The simulated pipeline: K equal stages and one segment of minibatches.
 
     Raises:
         PlanError: a number is out of range, the policy needs another N, or cannot use the schedule.
@@ -101,7 +101,7 @@ class Pipeline:
 
     @property
     def steady_utilisation(self) -> float:
-        """How much of its time a stage computes in a run without end, whatever is played of it.
+        """Share of its time that a stage computes in the steady state, independent of the simulated length.
 
         Under `flush` every wave fills and drains the pipeline: N/(N + K − 1) (GPipe §2.3; 2BW §2). Else the credits
         decide: min over i of S_i/(K − i), and never more than 1 (the planner's closed form for equal stages).
@@ -128,7 +128,7 @@ class Box:
     through: Minibatch
     """The newest own update in the weights it computes with, before any prediction."""
     steps_ahead: int
-    """How many updates ahead these weights are predicted; 0: they are not (PipeOptim eq. 4)."""
+    """Number of updates by which these weights are predicted ahead; 0: not predicted (PipeOptim eq. 4)."""
     makes_update: bool
     """Whether an update follows: of a backward, at its end."""
 
@@ -142,7 +142,7 @@ class Update:
     """A new weight version."""
 
     at: int
-    """When: the end of a backward. Units of time."""
+    """Time of the update, the end of a backward, in units."""
     through: Minibatch
     """The last minibatch whose update it contains: that of the backward."""
 
@@ -190,7 +190,7 @@ class Timeline:
 
     @property
     def end(self) -> int:
-        """When the last backward ends, on the first stage. Units of time; the first forward begins at 0."""
+        """End of the last backward, on the first stage, in units of time; the first forward begins at 0."""
         return max(stage.boxes[-1].end for stage in self.stages)
 
     @property
@@ -247,16 +247,16 @@ class _Stage:
         self._forwarded = self._backwarded = 0
         #: First stage: the next minibatch, and since when it may start.
         self._opened = (0, 0)
-        #: When what is not used yet came from the neighbours, in the order of p.
+        #: Arrival times of unused inputs from the neighbours, in the order of p.
         self.activations: deque[int] = deque()
         self.gradients: deque[int] = deque()
-        #: When the computation under way ends; None: there is none.
+        #: End of the computation in progress; None without one.
         self.busy_until: int | None = None
         self._boxes: list[Box] = []
 
     @property
     def is_done(self) -> bool:
-        """Whether all minibatches are back."""
+        """Whether all backwards are complete."""
         return self._backwarded == self._pipeline.num_minibatches
 
     def begin(self, order: Order, now: int) -> None:

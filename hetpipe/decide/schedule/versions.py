@@ -66,7 +66,7 @@ class VersionTable:
         return self._updated(p - 1, start) if self.is_predicting else self.forward_through(p, start=start)
 
     def forward_steps_ahead(self, p: int, *, start: int = 0) -> int:
-        """s: how many updates ahead of its weights the forward of p computes (PipeOptim eq. 4; 0: none).
+        """s: the number of updates by which the forward of p is ahead of its weights (PipeOptim eq. 4; 0: none).
 
         The updates that its backward will have seen beyond them, K − i − 1 in a full pipeline; under `spectrain`
         ⌊i/2⌋ more.

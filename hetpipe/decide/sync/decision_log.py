@@ -360,7 +360,7 @@ class DecisionLog:
         return tuple(self._life_seen(vw, incarnation) for vw, incarnation in sorted(self.lives.items()))
 
     def pending_publish_reason(self) -> str:
-        """What keeps the published clock from advancing, as a phrase."""
+        """The reason why the published clock does not advance, as a phrase."""
         wanted = self.published + 1
         absent = [vw for vw, newcomer in self.newcomers.items() if not newcomer.is_complete]
         if not self._has_started and absent:

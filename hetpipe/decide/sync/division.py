@@ -64,7 +64,7 @@ def turns(per_wave: Mapping[VirtualWorkerIndex, int]) -> Iterator[VirtualWorkerI
 
 
 def shares(minibatches: int, per_wave: Sequence[int]) -> tuple[int, ...]:
-    """How many minibatches each member computes if they compute `minibatches` on average, dealt as by `turns`.
+    """Number of minibatches of each member if they compute `minibatches` on average, dealt as by `turns`.
 
     >>> shares(5, (2, 2)), shares(10, (4, 1)), shares(3, (4, 1))
     ((5, 5), (16, 4), (5, 1))

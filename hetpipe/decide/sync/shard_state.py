@@ -35,7 +35,7 @@ from hetpipe.values.ids import Clock, Incarnation, StageIndex, Term, VirtualWork
 from hetpipe.values.plan import SlicePlan
 from hetpipe.values.requests import PushHeader, Requester, SliceHeader
 
-#: How far a push may be ahead of the commits when D = ∞: the only bound on what is staged on a slow shard.
+#: Maximum distance of a push from the commits when D = ∞: the only bound on staged waves of a slow shard.
 MAX_WAVES_AHEAD = 16
 
 

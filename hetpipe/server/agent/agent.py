@@ -60,13 +60,13 @@ _log = get_logger(__name__)
 #: Leases without an answer after which the coordinator counts as lost.
 LOST_AFTER_LEASES = 2.0
 
-#: Longest pause of the main loop: how late the loss of the coordinator may be noticed.
+#: Longest pause of the main loop, the delay of detecting the loss of the coordinator.
 _LOOP_SECONDS = 0.2
 
-#: Pause after a call that failed.
+#: Pause after a failed call.
 _RETRY_SECONDS = 0.3
 
-#: How long the last news may take to arrive.
+#: Timeout for the last reports to be delivered.
 _FLUSH_SECONDS = 1.0
 
 
@@ -83,24 +83,24 @@ class AgentConfig:
     """`HOST:PORT`."""
     devices: tuple[AgentDevice, ...]
     tls: Tls | None = None
-    """Who this agent is; None: plaintext."""
+    """Credentials of this agent; None: plaintext."""
     environment: Mapping[str, str]
-    """The children's, before the agent's additions."""
+    """Environment of the children, before the agent's additions."""
     drain_seconds: float = 0.0
-    """The grace period in which its stages leave the run on termination; 0: they are ended at once."""
+    """Grace period in which its stages leave the run on termination; 0: they are ended immediately."""
     exit_with_coordinator: bool = False
-    """End with an error when the coordinator is lost, instead of waiting for it to come back."""
+    """End with an error when the coordinator is lost, instead of waiting for it."""
     start_seconds: float = 30.0
     """Timeout for the first contact with the coordinator."""
     programs: Programs = field(default_factory=Programs)
     fork_server: ForkServer = field(default_factory=lambda: ForkServer(None))
-    """Starts the children."""
+    """Launches the children."""
     roots: Roots = field(default_factory=Roots)
-    """Below which folders jobs may have their code and their runs."""
+    """Folders below which jobs may have their code and their runs."""
     first_metrics_port: int | None = None
-    """Where the stage on device 0 serves its metrics, those on the next devices on the next ports; None: nowhere."""
+    """Metrics port of the stage on device 0; stages on later devices use the following ports. None: no metrics."""
     first_link_port: int | None = None
-    """Where the stage on device 0 awaits the next stage, likewise; None: on any free port."""
+    """Link port of the stage on device 0, likewise; None: any free port."""
     machine: str = ""
     """The machine's host name, the key of cached link measurements. Empty: none are cached."""
 
@@ -160,12 +160,12 @@ class Agent:
             ),
             clock=clock,
         )
-        #: Orders for the main loop; None wakes it.
+        #: Commands for the main loop; None wakes it.
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         #: Set on termination; its threads end.
         self._asked_to_end = threading.Event()
         self._stopping = threading.Event()
-        #: Number of the last command carried out, and the registration it was given under.
+        #: Number of the last command executed, and its registration.
         self._done = (Registration(""), 0)
         self._coordinator_lost = False
         #: The reason why this agent was replaced or rejected; None otherwise.
@@ -192,7 +192,7 @@ class Agent:
         return self._membership.silent_seconds
 
     def stop(self) -> None:
-        """Let `run` drain and end its children, leave and return, or let `start` give up."""
+        """Make `run` drain and end its children, leave and return, or make `start` fail."""
         self._asked_to_end.set()
         self._membership.cancel_start()
         self._orders.put(None)
@@ -201,7 +201,7 @@ class Agent:
         """Register and start the threads. Once, before `run`.
 
         Raises:
-            HetpipeError: the coordinator did not take the registration.
+            HetpipeError: the coordinator did not accept the registration.
         """
         try:
             self._membership.start(wait_seconds=self._config.start_seconds)
@@ -215,7 +215,7 @@ class Agent:
         """Work until `stop`; then let the stages leave the run, end all children, and leave the cluster.
 
         Raises:
-            PeerUnreachable: the coordinator is lost, and the agent is to end with it.
+            PeerUnreachable: the coordinator is lost, and the agent is configured to end with it.
             MemberReplaced: another process has registered under this node's name.
         """
         grace_seconds = GRACE_SECONDS
@@ -250,7 +250,7 @@ class Agent:
     # -- the main loop ---------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        """Let the stages leave, as far as there is time; they may need the coordinator's orders for it."""
+        """Let the stages leave within the grace period, while commands are still executed."""
         departure = Departure(
             ask=self._ask_to_depart,
             stages=self._children.stages,
@@ -279,13 +279,15 @@ class Agent:
         if order.registration is None:
             self._obey(order.numbered)
         elif not self._membership.is_led:
-            _log.error("command_refused", sequence=order.numbered.sequence, reason="its coordinator leads no more")
+            _log.error(
+                "command_refused", sequence=order.numbered.sequence, reason="its coordinator is no longer the leader"
+            )
         elif order.registration == self.registered.registration and order.numbered.sequence > self._last_command():
             self._obey(order.numbered)
             self._done = (order.registration, order.numbered.sequence)
 
     def _last_command(self) -> int:
-        """Number of the last command carried out under the newest registration."""
+        """Number of the last command executed under the newest registration."""
         registration, sequence = self._done
         return sequence if registration == self.registered.registration else 0
 
@@ -319,7 +321,7 @@ class Agent:
         return self._client.invoke(CERTIFY_STAGE, request).pem
 
     def _look_after_coordinator(self) -> None:
-        """Say when it is away, and when it is back. The children go on without it, unless the agent is to end, too."""
+        """Log losses and returns of the coordinator. The children continue, unless the agent is configured to end."""
         if self._replaced is not None:
             raise self._replaced
         silent = self._membership.silent_seconds
@@ -335,7 +337,7 @@ class Agent:
         who = f"the coordinator at {self._config.coordinator} has not answered agent {self._config.node} for"
         if self._config.exit_with_coordinator:
             raise PeerUnreachable(f"{who} {silent:.1f} s; all its stage processes were ended")
-        _log.warning("coordinator_lost", sentence=f"{who} {silent:.1f} s; its stage processes go on without it")
+        _log.warning("coordinator_lost", sentence=f"{who} {silent:.1f} s; its stage processes continue without it")
 
     def _known_links(self) -> MeasuredLinks:
         """The measurements of this node's links so far."""
@@ -392,7 +394,7 @@ class Agent:
         except (Unavailable, Busy, UnknownMember) as error:
             self._pause_after(error)
         except HetpipeError:
-            # Sending it again would be refused again.
+            # A retry would be rejected again.
             _log.exception("news_refused", batch=batch.number)
             self._outbox.confirm(batch)
         else:

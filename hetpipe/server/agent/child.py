@@ -1,7 +1,7 @@
 """One child process of the agent: configured through its standard input, reporting through a pipe, killed by group.
 
-The child leads a session of its own, so Ctrl-C at the agent's terminal does not reach it and its own children can be
-ended with it. Its standard input stays open as long as the agent lives: its end tells the child that the agent is gone.
+The child has a session of its own, so Ctrl-C at the agent's terminal does not reach it and its own children can be
+ended with it. Its standard input stays open as long as the agent lives; at its end the child exits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_LINE_BYTES = 16 * 1024 * 1024
 #: Seconds the pipe may stay open after the child and its group are gone.
 _DRAIN_SECONDS = 1.0
 
-#: How much of the log is looked at for the last words, in bytes.
+#: Bytes read from the end of the log for its last line.
 _TAIL_BYTES = 4_096
 
 
@@ -37,7 +37,7 @@ class ChildSpec:
     """A child process to start."""
 
     name: str
-    """For logs and threads."""
+    """Name in logs and of threads."""
     command: Sequence[str]
     """Program and arguments; `--report-fd N` is added."""
     first_line: str
@@ -45,7 +45,7 @@ class ChildSpec:
     environment: Mapping[str, str]
     """The whole environment."""
     log_path: Path
-    """Standard output and error go there, appended."""
+    """Standard output and error are appended to this file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class Child:
         return self._process.pid
 
     def send_signal(self, number: signal.Signals) -> bool:
-        """Send a signal to the child and its group; False when the child has come to its end already."""
+        """Send a signal to the child and its group; False if the child has already ended."""
         return self._process.signal_group(number)
 
     def _read(self, read_end: int) -> None:

@@ -40,8 +40,8 @@ class ReportPipe:
 def answer_once(pipe: ReportPipe, work: Callable[[], object]) -> int:
     """Report what `work` returns (plain JSON values) as `{"ok": ...}`; the exit status.
 
-    An exception is reported as `{"error": NAME, "problems": [sentence, ...]}`. One of the user's code leaves a
-    traceback on standard error, and the sentence names the file that this goes to.
+    An exception is reported as `{"error": NAME, "problems": [sentence, ...]}`. For an exception of the user's code, the
+    traceback is written to standard error, and the sentence names the log file.
     """
     try:
         answer = {"ok": work()}
@@ -51,7 +51,7 @@ def answer_once(pipe: ReportPipe, work: Callable[[], object]) -> int:
             traceback.print_exc()
             problems[-1] += _where_the_traceback_is()
         answer = {"error": _public_name(error), "problems": problems}
-    except Exception as error:  # noqa: BLE001 - the user's code may raise anything; it is told as one sentence
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything; reported as one sentence
         traceback.print_exc()
         answer = {"error": type(error).__name__, "problems": [f"{type(error).__name__}: {error}"]}
     pipe.write(json.dumps(answer))
@@ -59,12 +59,12 @@ def answer_once(pipe: ReportPipe, work: Callable[[], object]) -> int:
 
 
 def _public_name(error: HetpipeError) -> str:
-    """Its class in `hetpipe.errors`, as classes derived elsewhere are unknown to the receiver."""
+    """The error's class in `hetpipe.errors`, as classes derived elsewhere are unknown to the receiver."""
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == HetpipeError.__module__)
 
 
 def _where_the_traceback_is() -> str:
-    """The end of a sentence; empty where standard error is no file."""
+    """The end of a sentence; empty if standard error is not a file."""
     try:
         output = Path("/proc/self/fd/2").readlink()
     except OSError:
@@ -90,4 +90,4 @@ def run_child(main: Callable[[ReportPipe, bytes], int]) -> NoReturn:
     status = main(pipe, first_line)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # threads blocked in the network must not hold the process up
+    os._exit(status)  # threads blocked on the network must not delay the exit

@@ -1,4 +1,4 @@
-"""The processes an agent has started: stages and inspections, by job."""
+"""The child processes of an agent: stages, inspections and link measurements, by job."""
 
 from __future__ import annotations
 
@@ -80,25 +80,25 @@ class Programs:
     allowed_environment: Sequence[str] | None = None
     """Patterns of the environment variables that jobs may inherit and set; None: any."""
     starter: Starter = spawn
-    """Starts their processes."""
+    """Launches their processes."""
 
     def allowing(self, patterns: Sequence[str]) -> Programs:
         """The same programs, limited to importing matching modules for a job.
 
         Raises:
-            UserError: a pattern is empty, or there is none.
+            UserError: a pattern is empty, or there are no patterns.
         """
         options = [f"{OPTION}={pattern}" for pattern in checked_patterns(patterns)]
         return replace(self, stage=(*self.stage, *options), inspection=(*self.inspection, *options))
 
 
-#: Names the port of a stage process's Prometheus endpoint in its environment; empty: none.
+#: Environment variable with the port of a stage process's Prometheus endpoint; empty: no endpoint.
 METRICS_PORT = "HETPIPE_METRICS_PORT"
 
-#: The same of the port on which a stage process awaits the next stage; empty: any free one.
+#: Environment variable with the link port of a stage process; empty: any free port.
 LINK_PORT = "HETPIPE_LINK_PORT"
 
-#: Timeout for the connection of the other end of a measured link, and again for all messages.
+#: Timeout for the connection of the other end of a measured link, and likewise for all messages.
 LINK_SECONDS = 25.0
 
 ChildKind = Literal["stage", "inspection", "link"]
@@ -113,7 +113,7 @@ class ChildCounts:
     started: Counter[ChildKind] = field(default_factory=Counter)
     exited: Counter[tuple[ChildKind, Outcome]] = field(default_factory=Counter)
     later_lives: int = 0
-    """Stages that were started for a later incarnation of their virtual worker."""
+    """Stages started for a later incarnation of their virtual worker."""
 
 
 class Children:
@@ -137,20 +137,19 @@ class Children:
         """Prepare; nothing is started.
 
         Args:
-            tell: gets the reports of children.
-            environment: the children's, before additions.
-            clock: paces their end.
-            programs: their programs.
-            first_metrics_port: where the stage on device 0 serves its metrics, those on the next devices on the next
-                ports; None: nowhere.
-            first_link_port: where the stage on device 0 awaits the next stage, those on the next devices on the next
-                ports; None: on any free ones.
-            certificates: certifies stages; None without TLS.
-            roots: below which folders jobs may have their code and their runs; None: anywhere.
+            tell: receives the reports of children.
+            environment: of the children, before additions.
+            clock: for the grace period of termination.
+            programs: the children's programs.
+            first_metrics_port: metrics port of the stage on device 0; stages on later devices use the following ports.
+            None: no metrics.
+            first_link_port: link port of the stage on device 0, likewise; None: any free port.
+            certificates: certificates of stages; None without TLS.
+            roots: folders below which jobs may have their code and their runs; None: anywhere.
         """
         self._roots = roots or Roots()
         self._tell = tell
-        # A child has no identity or that of its own certificate, never the agent's.
+        # A child never has the agent's identity: it has none, or that of its own certificate.
         inherited = {name: value for name, value in environment.items() if name != TLS_VARIABLE}
         self._environment = inherited
         self._certificates = certificates
@@ -162,7 +161,7 @@ class Children:
         self._inspections: dict[JobId, Child] = {}
         #: Ends of measured links.
         self._ends: dict[StageKey, Child] = {}
-        #: Times of their requests, in monotonic seconds.
+        #: Time of each stage's request, in monotonic seconds.
         self._asked: dict[StageKey, float] = {}
         #: The ready reports of live stages.
         self._ready: dict[StageKey, StageNews] = {}
@@ -247,10 +246,10 @@ class Children:
             inspection.ended(error.errno or 1, str(error))
 
     def measure_link(self, command: MeasureLinkCommand, node: AgentId, *, host: str) -> None:
-        """Start one end of a link measurement, unless it is running.
+        """Start the process for one end of a link measurement, unless it is running.
 
         Args:
-            command: which end of which link.
+            command: the end and the link.
             node: this agent's node.
             host: address under which other nodes reach this one.
         """
@@ -292,7 +291,7 @@ class Children:
     def _link_order(
         self, command: MeasureLinkCommand, key: StageKey, *, node: AgentId, host: str
     ) -> tuple[LinkOrder, Mapping[str, str]]:
-        """The configuration of the process and its environment, with a certificate of its own for an encrypted link.
+        """Configuration and environment of the process, with a certificate of its own for an encrypted link.
 
         Raises:
             HetpipeError: the coordinator does not certify it.
@@ -392,7 +391,7 @@ class Children:
             self._certificates.forget(key)
 
     def _environment_of(self, job: Mapping[str, Any], child: str) -> Mapping[str, str]:
-        """The environment of a process that runs a job's code: the agent's variables that pass, and the job's own.
+        """The environment of a process that runs a job's code: permitted variables of the agent, and those of the job.
 
         Raises:
             UserError: the job names a variable that this agent does not allow.
@@ -416,7 +415,7 @@ class Children:
         return {**environment, TLS_VARIABLE: str(self._certificates.make(key))}
 
     def _not_started(self, key: StageKey, error: Exception, exit_code: int) -> None:
-        # No traceback for a mistake of the job: it might show the environment.
+        # No traceback for a mistake in the job: it might reveal the environment.
         told = {"reason": str(error)} if isinstance(error, UserError) else {"exc_info": error}
         _log.error("stage_not_started", stage=str(key), **told)
         # A stage unknown to a new coordinator is certified in its next incarnation.
@@ -460,11 +459,11 @@ class Children:
     def _add(
         self, table: dict[Any, Child], key: StageKey | JobId, spec: ChildSpec, listener: Listener, kind: ChildKind
     ) -> None:
-        # Not under the lock, which heartbeats need: the fork server may still import torch.
+        # Without the lock, which heartbeats need: the fork server may still be importing torch.
         is_entered = threading.Event()
 
         def on_exit(exit_code: int, last_words: str) -> None:
-            is_entered.wait()  # a child that ends at once finds itself in the table
+            is_entered.wait()  # the entry exists even if the child ends immediately
             listener.on_exit(exit_code, last_words)
 
         if isinstance(key, StageKey):
@@ -489,7 +488,7 @@ def _storage_of(job: Mapping[str, Any]) -> str | None:
     """The object store of a job's document, which the stage validates; here only its URL is needed.
 
     Raises:
-        UserError: it is no text.
+        UserError: it is not text.
     """
     storage = job.get("storage")
     if storage is not None and not isinstance(storage, str):
@@ -504,7 +503,7 @@ def _outcome(exit_code: int) -> Outcome:
 
 
 class Inspection:
-    """One inspection: its steps, and then its outcome, or the end without one."""
+    """One inspection: its steps, then its result, or its exit without one."""
 
     def __init__(self, job_id: JobId, tell: Callable[[AgentNews], None]) -> None:
         self._job_id = job_id
@@ -515,7 +514,7 @@ class Inspection:
         """Handle a line of the inspection.
 
         Raises:
-            ProtocolViolation: it is no line of an inspection.
+            ProtocolViolation: it is not a line of an inspection.
         """
         if self._told:
             return
@@ -524,7 +523,7 @@ class Inspection:
         except (ValueError, RecursionError) as error:
             raise ProtocolViolation(f"an inspection reported invalid JSON: {error}") from error
         if not isinstance(answer, dict):
-            raise ProtocolViolation("an inspection reported something else than a JSON object")
+            raise ProtocolViolation("an inspection reported a value that is not a JSON object")
         if answer.get("kind") == PHASE:
             phase: StagePhase = revive(StagePhase, answer)
             self._tell(InspectionPhase(self._job_id, phase.phase, phase.seconds))
@@ -542,12 +541,12 @@ class Inspection:
         self._tell(result)
 
     def refused(self, error: UserError) -> None:
-        """It is not started."""
+        """Report that it is not started."""
         self._told = True
         self._tell(InspectionResult(self._job_id, None, type(error).__name__, (str(error),)))
 
     def ended(self, exit_code: int, last_words: str) -> None:
-        """Its process is gone; without an answer before, that is the outcome."""
+        """Handle the exit of its process, which is a failure if it has not answered."""
         if self._told:
             return
         self._told = True
@@ -569,7 +568,7 @@ class LinkEnd:
         """Handle a line of the process.
 
         Raises:
-            ProtocolViolation: it is no line of a measuring process.
+            ProtocolViolation: it is not a line of a measuring process.
         """
         said: dict[str, Any] = from_json(dict[str, Any], line)
         if self._told or said.get("kind") == PHASE:
@@ -585,11 +584,11 @@ class LinkEnd:
             self.failed("; ".join(problems) or "the measuring process gave no reason")
 
     def failed(self, problem: str) -> None:
-        """Nothing comes of it."""
+        """Report a failed measurement."""
         self._end(LinkResult(self._job_id, self._number, problem=problem))
 
     def ended(self, exit_code: int, last_words: str) -> None:
-        """Its process is gone; without an answer before, that is the outcome."""
+        """Handle the exit of its process, which is a failure if it has not answered."""
         words = f"; its last output: {last_words}" if last_words else ""
         if not self._told:
             self.failed(f"the measuring process {exit_sentence(exit_code)} before it reported{words}")

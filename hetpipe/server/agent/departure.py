@@ -1,8 +1,8 @@
 """The graceful termination of an agent: its virtual workers drain and leave.
 
 At the agent's request the coordinator drains every virtual worker with a stage here, and they leave at the next
-barrier: their work counts, and no timeout has to detect their absence. A worker that exceeds the grace period is
-killed, and then evicted as after any death.
+barrier: their work counts, and no failure detection is needed. A worker that exceeds the grace period is killed, and
+then evicted like any dead one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _log = get_logger(__name__)
 
 
 class Departure:
-    """The progress of a departure, and its deadline. Belongs to one thread."""
+    """The progress of a departure, and its deadline. Not thread-safe."""
 
     def __init__(
         self, *, ask: Callable[[], None], stages: Callable[[], Sequence[StageKey]], clock: Clock, seconds: float
@@ -26,11 +26,11 @@ class Departure:
         """Begin now.
 
         Args:
-            ask: requests the departure from the coordinator; idempotent. Raises `UnknownMember` if it has
-                forgotten the agent, which then registers again; another `HetpipeError` if it is unreachable.
-            stages: the live ones.
+            ask: requests the departure from the coordinator; idempotent. Raises `UnknownMember` if the agent has to
+            register again, another `HetpipeError` if the coordinator is unreachable.
+            stages: returns the live stages.
             clock: for the deadline.
-            seconds: how long to wait at most.
+            seconds: timeout.
         """
         self._ask = ask
         self._stages = stages
@@ -42,7 +42,7 @@ class Departure:
         self._num_left = -1
 
     def is_over(self) -> bool:
-        """Look once; whether there is nothing left to wait for, or no time."""
+        """Check once; True if no stages are left, or the timeout has expired."""
         stages = self._stages()
         if not stages:
             _log.info("no_stages_left")
@@ -60,7 +60,7 @@ class Departure:
         return False
 
     def _asks(self) -> bool:
-        """Request the departure, or find that the agent must register first; True if the coordinator answers."""
+        """Request the departure, unless the agent must register first; True if the coordinator answers."""
         try:
             self._ask()
         except UnknownMember as error:

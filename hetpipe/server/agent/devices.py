@@ -14,12 +14,12 @@ from hetpipe.values.run import AgentDevice
 
 @dataclass(frozen=True, slots=True)
 class DeviceOffer:
-    """What a node offers of its devices."""
+    """The devices that a node offers."""
 
     num_cpu_devices: int | None = None
     """Offer this many CPU devices and no others; None: the CUDA devices."""
     devices_per_gpu: int = 1
-    """Devices that each GPU is offered as; more than one if several stages are to share a GPU."""
+    """Devices offered per GPU; more than one if stages share a GPU."""
 
 
 def discover_devices(
@@ -33,11 +33,11 @@ def discover_devices(
 
     Args:
         node: name of the node.
-        num_cpu_devices: declare this many CPU devices and no others; None: the CUDA devices, or without any one CPU
-            device per CPU. A CPU device is no more than a place for a stage process, so there may be more than CPUs.
-        devices_per_gpu: offer each GPU as so many devices with an equal part of its memory, the first of every GPU
-            before the second of any.
-        has_nvidia: whether it is worth asking torch for CUDA devices, whose import takes seconds.
+        num_cpu_devices: offer this many CPU devices and no others; None: the CUDA devices, or without any one CPU
+        device per CPU. A CPU device is only a slot for a stage process, so there may be more than CPUs.
+        devices_per_gpu: number of devices per GPU, with equal parts of its memory; the first of every GPU precede the
+        second ones.
+        has_nvidia: an NVIDIA driver is present; otherwise torch is not imported, which takes seconds.
 
     Raises:
         UserError: `num_cpu_devices` or `devices_per_gpu` is not positive.

@@ -1,8 +1,8 @@
 """The environment variables of a process that runs user code. Pure; values are never inspected.
 
-A variable reaches a job because the job names it (`environment.inherit`), its value being that of the agent, or because
-the job gives it (`environment.set`). Where jobs come from other machines, the operator's list must name it, too. What
-programs need to run at all, and what hetpipe itself owns, comes with every process.
+A job gets a variable by inheriting it from the agent (`environment.inherit`) or by setting it (`environment.set`).
+Where jobs come from other machines, the operator's list must also permit it. Variables that every program needs, and
+hetpipe's own, are always passed on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hetpipe.job.sections import EnvironmentSection
 #: The option of agents.
 OPTION = "--allow-environment"
 
-#: Variables of the agent's environment that every process has, whatever a job states.
+#: Variables of the agent's environment that every process inherits.
 ALWAYS = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "HOSTNAME", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR"),
     *("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_*", "XDG_*", "SSL_CERT_*", "COVERAGE_*"),
@@ -31,9 +31,9 @@ def child_environment(
     """The environment of a process that runs a job's code, before its agent's additions.
 
     Args:
-        own: the agent's.
-        wish: the job's.
-        allowed: patterns of names that jobs may inherit and set here; None: any, and without a wish they inherit all.
+        own: the agent's environment.
+        wish: the job's section `environment`.
+        allowed: patterns of names that jobs may inherit and set here; None: any, and by default all are inherited.
 
     Raises:
         UserError: the job names a variable that is not allowed here; the message has no values.
@@ -55,10 +55,10 @@ def missing(own: Mapping[str, str], wish: EnvironmentSection) -> tuple[str, ...]
 
 
 def checked_allowed(patterns: Sequence[str]) -> tuple[str, ...]:
-    """The same patterns.
+    """Validate patterns; returns them unchanged.
 
     Raises:
-        UserError: one is empty.
+        UserError: a pattern is empty.
     """
     if not all(patterns):
         raise UserError(f"{OPTION} is empty; name a variable or a pattern, for example `{OPTION} 'WANDB_*'`")
@@ -66,7 +66,7 @@ def checked_allowed(patterns: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_pattern(name: str) -> bool:
-    """Whether an entry of a list stands for any number of variables.
+    """Whether an entry of a list is a pattern.
 
     >>> is_pattern("WANDB_*"), is_pattern("HF_HOME")
     (True, False)
@@ -75,7 +75,7 @@ def is_pattern(name: str) -> bool:
 
 
 def passed_on(allowed: Sequence[str]) -> tuple[str, ...]:
-    """The variables to pass to an agent's container for a list: no patterns, and none that every program has.
+    """The variables of a list to pass to an agent's container: neither patterns nor variables that every program has.
 
     >>> passed_on(["HF_HOME", "WANDB_*", "PATH"])
     ('HF_HOME',)

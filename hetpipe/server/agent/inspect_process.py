@@ -9,7 +9,7 @@ from hetpipe.server.agent.child_main import ReportPipe, answer_once, run_child
 
 
 def main(pipe: ReportPipe, first_line: bytes) -> int:
-    """Carry out the `InspectionOrder` of the first line; the exit status."""
+    """Execute the `InspectionOrder` of the first line; returns the exit status."""
     import torch
 
     from hetpipe.clock import SYSTEM_CLOCK
@@ -22,7 +22,7 @@ def main(pipe: ReportPipe, first_line: bytes) -> int:
     def tell(step: ProfileStep) -> None:
         pipe.write(json.dumps({"step": wire.plain(ProfileStep, step)}))
 
-    # As stage processes do.
+    # Like stage processes.
     torch.set_num_threads(1)
     settle_memory(one_heap=True)
 

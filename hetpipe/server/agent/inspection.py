@@ -1,7 +1,7 @@
-"""Looks at the user's code before anything is planned: does it import, does it fit together, how large is it?
+"""Inspection of the user's code before planning: imports, consistency, sizes.
 
-It also proves that the layers compute what the model computes (`docs/semantics/proof.md`), and for a job that is
-planned without a profile it measures the model, as `hetpipe profile` does.
+It also proves that the layers compute the same as the model (`docs/semantics/proof.md`), and for a job that is planned
+without a profile it measures the model, like `hetpipe profile`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from hetpipe.values.precision import AUTOCAST_DTYPES, Precision
 from hetpipe.values.rewinds import MODEL_FILE
 from hetpipe.values.suggest import join_names
 
-#: The comparisons of a proof, in order, as reports name them.
+#: Names of a proof's comparisons in reports, in order.
 CHECKED = (
     "data read twice and made twice",
     "model made twice",
@@ -68,7 +68,7 @@ CHECKED = (
     "loss without memory",
 )
 
-#: Of a job whose tokens/s are unknown.
+#: Remark for a job without tokens/s.
 UNEQUAL_LENGTHS = (
     "samples have different numbers of tokens, so tokens/s are not reported (`tokens_per_sample` sets their mean), and "
     "operations are those of the first minibatch"
@@ -84,7 +84,7 @@ def carry_out(order: InspectionOrder, clock: Clock, on_step: Callable[[ProfileSt
         on_step: called before each layer is measured.
 
     Raises:
-        CallableError, JobError: what cannot be used, by its path in the job.
+        CallableError, JobError: unusable callables, by their path in the job.
     """
     report_phase("importing the user's code and building model and data")
     job = Job.model_validate(order.job)
@@ -104,7 +104,7 @@ def _carry_out(
         with_cpu=CPU_TYPE in order.measure,
         types=order.measure,
     )
-    # Before more of the user's modules is imported: so `hetpipe profile` and a run find each other's measurements.
+    # Before more of the user's modules are imported, so that `hetpipe profile` and runs share measurements.
     targets = targets_of(subject, profile) if order.measure else {}
     model = None
     if order.with_model:
@@ -125,10 +125,10 @@ def _carry_out(
 
 @contextmanager
 def _missing_kernels_told(precision: Precision) -> Iterator[None]:
-    """Complete the error of an operation for which torch has no kernel of the precision on the CPU.
+    """Explain the error of an operation for which torch has no kernel of the precision on the CPU.
 
     Raises:
-        CallableError: says what to change.
+        CallableError: with the fix.
     """
     try:
         yield
@@ -146,16 +146,16 @@ def _missing_kernels_told(precision: Precision) -> Iterator[None]:
 
 
 def hand_over(subject: Subject, import_path: Path, folder: Path, *, samples: int) -> tuple[str, tuple[str, ...]]:
-    """Write the model into the folder of the run, so that no stage needs the whole of it, nor records it again.
+    """Write the model into the folder of the run, so that no stage has to build or record the whole model.
 
     Args:
-        subject: whose model has been proven, and is as it was made.
-        import_path: that it was imported from.
+        subject: the job's code, with a proven, unmodified model.
+        import_path: folder from which it was imported.
         folder: of the run.
-        samples: of a minibatch that the model takes.
+        samples: of a minibatch for the model.
 
     Returns:
-        The file's digest, empty where there is none; and what the user should know of it.
+        The file's digest, empty without a file; and remarks for the user.
     """
     job = subject.job
     build = partial(build_model, job, import_path)
@@ -164,8 +164,8 @@ def hand_over(subject: Subject, import_path: Path, folder: Path, *, samples: int
     notices: tuple[str, ...] = ()
     if construction != "meta":
         why = (
-            f"The model cannot be built without its weights ({why}), so each stage builds it whole, one after the "
-            "other on a node, and then keeps its own part"
+            f"The model cannot be built without its weights ({why}), so each stage builds the whole model, one at a "
+            "time on a node, and then keeps its own part"
         )
         notices = (why,)
     if construction is None:
@@ -173,7 +173,7 @@ def hand_over(subject: Subject, import_path: Path, folder: Path, *, samples: int
     try:
         return write_model_file(folder / MODEL_FILE, subject.chain, construction), notices
     except OSError as error:
-        why = f"{folder / MODEL_FILE} cannot be written ({error}), so each stage builds the whole model for itself"
+        why = f"{folder / MODEL_FILE} cannot be written ({error}), so each stage builds the whole model"
         return "", (*notices, why)
 
 
@@ -181,7 +181,7 @@ def inspect_subject(subject: Subject, import_path: Path) -> ModelReport:
     """Import the job's other callables, run the minibatch through the model, and report sizes.
 
     Raises:
-        CallableError, JobError: what cannot be used, by its path in the job.
+        CallableError, JobError: unusable callables, by their path in the job.
     """
     evaluation = build_eval_data(subject.job, import_path)
     load_metrics(subject.job, import_path)
@@ -224,7 +224,7 @@ def prove_subject(subject: Subject, import_path: Path, clock: Clock) -> ProofRep
         clock: for durations.
 
     Raises:
-        CallableError, JobError: the job would train to something else; with the first place and the fix.
+        CallableError, JobError: the layers do not compute the same; with the first difference and the fix.
     """
     started = clock.monotonic()
     check_stages(subject)
@@ -244,7 +244,7 @@ def prove_subject(subject: Subject, import_path: Path, clock: Clock) -> ProofRep
 
 
 def check_stages(subject: Subject) -> None:
-    """Refuse more stages than a model that is cut by its own forward has layers, and say what keeps it whole.
+    """Reject more stages than a model that is cut by its own forward has layers, and report what prevents cuts.
 
     Raises:
         CallableError: naming the fix.
@@ -313,7 +313,7 @@ def _from_second(dataset: MapDataset, batch_size: int) -> range:
 
 
 def _prove_order(job: Job, import_path: Path, train: MapDataset) -> None:
-    """Check that every process will have the samples in the same order.
+    """Check that every process gets the samples in the same order.
 
     Raises:
         CallableError: the sampler fails, or gives another order when it is called again.
@@ -331,11 +331,11 @@ def _prove_order(job: Job, import_path: Path, train: MapDataset) -> None:
 
 
 def _prove_model(subject: Subject, import_path: Path) -> Proof:
-    """Prove it on few samples, or on a whole minibatch if it takes no fewer."""
+    """Prove the model on few samples, or on a whole minibatch if it does not accept fewer."""
     job = subject.job
     whole = job.batch_size
     for count in dict.fromkeys((min(PROVEN_SAMPLES, whole), whole)):
-        # The second minibatch has other samples, as far as there are some.
+        # The second minibatch has other samples, if there are enough.
         first, second = (
             read_minibatch(
                 subject.train,
@@ -371,8 +371,8 @@ def _prove_model(subject: Subject, import_path: Path) -> Proof:
 
 
 def _run(chain: tuple[Layer, ...], batch: Batch, sizes: list[int]) -> Values:
-    """Run one minibatch layer by layer, noting how many elements each one returns."""
-    # The first layer may work in place, and the minibatch may be needed again.
+    """Run one minibatch layer by layer; returns the number of output elements of each."""
+    # The first layer may modify its input, and the minibatch may be needed again.
     values = tuple(value.clone() for value in batch.inputs)
     for layer in chain:
         weights: Mapping[str, torch.Tensor] = {

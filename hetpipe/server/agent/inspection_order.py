@@ -11,18 +11,18 @@ from hetpipe.values.plan import ModelReport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectionOrder:
-    """Look at this."""
+    """Request for an inspection."""
 
     job: dict[str, Any]
     """The validated job, as `Job.model_dump(mode="json")`."""
     import_path: str
-    """Folder that user code is imported from first."""
+    """First folder from which user code is imported."""
     with_model: bool
     """Report the model."""
     measure: tuple[str, ...]
-    """Device types of this machine that the model is measured on."""
+    """Device types of this machine on which the model is measured."""
     cache_folder: str
-    """Of earlier measurements."""
+    """Folder of cached measurements."""
     run_folder: str = ""
     """The folder to which the model is written for its stages; empty: it is not written."""
 

@@ -9,7 +9,7 @@ from hetpipe.server.agent.child_main import ReportPipe, answer_once, run_child
 
 
 def main(pipe: ReportPipe, first_line: bytes) -> int:
-    """Carry out the `LinkOrder` of the first line; the exit status."""
+    """Execute the `LinkOrder` of the first line; returns the exit status."""
     import os
 
     import torch
@@ -24,7 +24,7 @@ def main(pipe: ReportPipe, first_line: bytes) -> int:
     def tell(address: str) -> None:
         pipe.write(json.dumps({"address": address}))
 
-    # As stage processes do.
+    # Like stage processes.
     torch.set_num_threads(1)
     settle_memory(one_heap=True)
 

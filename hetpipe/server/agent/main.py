@@ -1,4 +1,4 @@
-"""`hetpipe serve agent`: one per node. It starts the processes that import user code, and never does so itself."""
+"""`hetpipe serve agent`: one per node. It starts the processes that import user code, and never imports it itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from hetpipe.values.identity import Role
 from hetpipe.wire.listening import is_loopback
 from hetpipe.wire.tls import TLS_VARIABLE
 
-#: Short enough to have ended within the 10 s that container runtimes give by themselves.
+#: Shorter than the default grace period of container runtimes, 10 s.
 DRAIN_SECONDS = 8.0
 _LONGEST_DRAIN_SECONDS = 86_400.0
 
@@ -44,8 +44,8 @@ _LARGEST_STATUS = 255
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until terminated; the exit status."""
-    parser = new_parser("agent", "The agent of one node: offers its devices and starts the stages on them.")
+    """Run until terminated; returns the exit status."""
+    parser = new_parser("agent", "The agent of one node: offers its devices and starts stages on them.")
     parser.add_argument("--coordinator", required=True, metavar="HOST:PORT", help="address of the coordinator")
     parser.add_argument("--node", metavar="NAME", help="name of this node, unique in the cluster (its host name)")
     parser.add_argument("--host", default="127.0.0.1", help="address other nodes reach this one by (%(default)s)")
@@ -63,8 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--stage-port",
         type=port,
         metavar="FIRST",
-        help="have the stage on device I await the next stage on port FIRST+I (default: any free port); links of the "
-        "kind gloo take further free ports",
+        help="link port of the stage on device I is FIRST+I (default: any free port); gloo links use further free "
+        "ports",
     )
     parser.add_argument(
         "--stage-metrics-port",
@@ -76,15 +76,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         OPTION,
         action="append",
         metavar="PATTERN",
-        help="import for jobs no module but those whose full name matches (* ? […]; may be given again); '*' for all, "
-        "which is the default where only this machine reaches --host",
+        help="allow jobs to import modules whose full name matches (* ? […]; repeatable); '*' for all, the default if "
+        "--host is reachable from this machine only",
     )
     parser.add_argument(
         ENVIRONMENT_OPTION,
         action="append",
         metavar="PATTERN",
-        help="let jobs inherit and set the environment variables whose name matches (* ?; may be given again); '*' for "
-        "all, which is the default where only this machine reaches --host, else none",
+        help="allow jobs to inherit and set environment variables whose name matches (* ?; repeatable); '*' for all, "
+        "the default if --host is reachable from this machine only, else none",
     )
     add_root_options(parser, with_code=True)
     parser.add_argument(
@@ -95,25 +95,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=_seconds,
         default=DRAIN_SECONDS,
         metavar="S",
-        help="on SIGTERM, let the virtual workers with a stage here finish their wave and leave the "
-        "run for so long, then end them (default: %(default)g); 0: end them at once, as a second SIGTERM does",
+        help="grace period after SIGTERM in which virtual workers with a stage here finish their wave and leave the "
+        "run (default: %(default)g); 0: end them immediately, as does a second SIGTERM",
     )
     parser.add_argument(
-        "--told-status",
+        "--sigterm-exit-status",
         type=_status,
         default=0,
         metavar="N",
-        help="exit status after SIGTERM (default: 0); for supervisors that treat 0 as done and would not start "
-        "the agent again",
+        help="exit status after SIGTERM (default: 0); for supervisors that treat 0 as completion and would not restart "
+        "the agent",
     )
     options = parser.parse_args(arguments)
     status = run_service("agent", options, lambda shutdown: _serve(options, shutdown))
-    return status or options.told_status
+    return status or options.sigterm_exit_status
 
 
 def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
     tls = open_tls(options, options.host)
-    # Forked processes have no identity or that of their own certificate, never the agent's.
+    # Forked processes never have the agent's identity: they have none, or that of their own certificate.
     inherited = {name: value for name, value in os.environ.items() if name != TLS_VARIABLE}
     fork_server = own_fork_server({**inherited, **SINGLE_THREADED})
     fork_server.begin()
@@ -147,7 +147,7 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
     shutdown.on_ask(agent.stop)
     with (
         metrics_endpoint(options.host, options.metrics_port, "agent", partial(readings, agent)),
-        # It waits for its coordinator without limit, so a liveness probe that ended it meanwhile would gain nothing.
+        # It waits for its coordinator without limit, so a restart by a liveness probe would not help.
         alive(options.host, options.health_port) as now_serves,
     ):
         if not started(agent.start, shutdown):
@@ -158,25 +158,25 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
 
 
 def _seconds(text: str) -> float:
-    """A length of time, for `add_argument(type=…)`."""
+    """Parse a duration, for `add_argument(type=…)`."""
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
     if not 0.0 <= seconds <= _LONGEST_DRAIN_SECONDS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 to {_LONGEST_DRAIN_SECONDS:.0f}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to {_LONGEST_DRAIN_SECONDS:.0f}")
     return seconds
 
 
 def _status(text: str) -> int:
-    """An exit status, for `add_argument(type=…)`."""
+    """Parse an exit status, for `add_argument(type=…)`."""
     if not text.isascii() or not text.isdigit() or int(text) > _LARGEST_STATUS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no exit status; write a number from 0 to {_LARGEST_STATUS}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an exit status; write a number from 0 to {_LARGEST_STATUS}")
     return int(text)
 
 
 def _allowed_environment(host: str, patterns: Sequence[str] | None) -> tuple[str, ...] | None:
-    """The variables that jobs may inherit and set; None: any.
+    """Patterns of variables that jobs may inherit and set; None: any.
 
     Raises:
         UserError: a pattern is empty.
@@ -187,7 +187,7 @@ def _allowed_environment(host: str, patterns: Sequence[str] | None) -> tuple[str
 
 
 def _programs(host: str, patterns: Sequence[str] | None) -> Programs:
-    """The programs of children. A submitter chooses their imports, so an agent that others reach must limit these.
+    """The programs of children. Jobs choose their imports, so an agent reachable from other machines must limit these.
 
     Raises:
         UserError: the limit is missing.
@@ -197,6 +197,6 @@ def _programs(host: str, patterns: Sequence[str] | None) -> Programs:
     if is_loopback(host):
         return Programs()
     raise UserError(
-        f"--host {host} is reached by other machines, so say which modules jobs may have imported here: "
+        f"--host {host} is reachable from other machines, so limit the modules that jobs may import here: "
         f"{OPTION} 'my_project.*', or {OPTION} '*' if you trust everyone who can submit jobs with all installed modules"
     )

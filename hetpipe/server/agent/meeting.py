@@ -1,8 +1,8 @@
 """Connection setup: a stage, its neighbours and its replicas find and connect to each other before computing.
 
-Every stage first listens and registers its addresses with the clock shard; it connects once its neighbours have done
-so, it calls the previous stage, lets the next one in, and meets the same stage of the other virtual workers. In this
-order too. So no cycle of waits can arise.
+Every stage first listens and registers its addresses with the clock shard. Once its neighbours have done so, it
+connects to the previous stage, accepts the next one, and joins its replicas in the other virtual workers, in this
+order, which excludes cycles of waits.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _log = get_logger(__name__)
 MEETING_SECONDS = 120.0
 _POLL_SECONDS = 0.05
 
-#: Timeout for the presence of a neighbour. The coordinator gives up a silent one much
-#: sooner, with its whole virtual worker; one that reports its phase is waited for.
+#: Timeout for the presence of a neighbour. The coordinator evicts a silent one much sooner, with its whole virtual
+#:#: worker; one that reports its phase is waited for.
 JOIN_SECONDS = 24 * 3600.0
 
 _LOOPBACK = "127.0.0.1"
@@ -51,7 +51,7 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """Everyone a stage talks to directly, but for shards."""
+    """The peers of a stage except shards."""
 
     upstream: Link | None
     downstream: Link | None
@@ -60,7 +60,7 @@ class Neighbours:
     """The kind of the link downstream, after any refusal of memory, and the reason; None on the last stage."""
 
     def close(self) -> None:
-        """Leave them."""
+        """Close the connections."""
         for each in (self.upstream, self.downstream, self.replicas):
             if each is not None:
                 each.close()
@@ -75,14 +75,14 @@ def meet(
     port: int = 0,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Neighbours:
-    """Join, and connect with everyone.
+    """Join, and connect to all peers.
 
     Args:
-        job: states links and replicas.
-        config: the stage's.
+        job: defines links and replicas.
+        config: of the stage.
         clock_shard: the directory of stages' addresses.
         tls: the stage's identity; None: plaintext.
-        port: on which it awaits the next stage; 0 lets the system choose.
+        port: for the next stage; 0: any free port.
         clock: measures the waits.
 
     Raises:
@@ -160,7 +160,7 @@ class _StageMeeting:
 
     def _cut(self, neighbour: StageIndex, pace: LinkTime | None) -> Cut:
         n = self._minibatches_per_wave
-        # As many minibatches as may be in flight, each with a norm beside it, and a barrier.
+        # As many minibatches as may be in flight, each with a norm, and a barrier.
         limits = LinkLimits(incoming_frames=2 * n + 2, outgoing_frames=4)
         return Cut(own=self._own, neighbour=replace(self._own, stage=neighbour), limits=limits, pace=pace)
 
@@ -170,10 +170,10 @@ class _StageMeeting:
     # -- replicas ----------------------------------------------------------------------------------------------------
 
     def _host_for_replicas(self) -> str:
-        """The address at which replicas meet.
+        """The address of the replicas' rendezvous.
 
         Raises:
-            UserError: gradients would leave the node in the clear.
+            UserError: gradients would leave the node unencrypted.
         """
         workers = self._config.plan.virtual_workers
         same_node = len({node_of(worker.stages[self._identity.stage].device) for worker in workers}) == 1
@@ -182,7 +182,7 @@ class _StageMeeting:
         return _LOOPBACK if tls and same_node else self._config.host
 
     def _await_replicas(self) -> tuple[TCPStore | None, str]:
-        """Serve the rendezvous of this stage's replicas, in virtual worker 0; and where."""
+        """Serve the rendezvous of this stage's replicas, in virtual worker 0; returns its address."""
         if not self._has_replicas or self._identity.vw != 0:
             return None, ""
         return serve_rendezvous(self._replicas_host)
@@ -203,8 +203,7 @@ class _StageMeeting:
     def _join(self, link_address: str, replicas_address: str) -> Meeting:
         """Register this stage's addresses; poll until those of its peers are known, and the peers are present.
 
-        Only present peers are waited for in `accept`: until then the clock shard can answer that this incarnation is
-        over.
+        Only present peers are waited for in `accept`: before, the clock shard can reply that this incarnation is over.
         """
         started = self._clock.monotonic()
         request = JoinRequest(self._own, link_address, replicas_address, only_meets=True)
@@ -216,8 +215,8 @@ class _StageMeeting:
             elapsed = self._clock.monotonic() - started
             if elapsed > JOIN_SECONDS:
                 raise DeadlineExceeded(
-                    f"{self._identity} waited {elapsed:.0f} s for {missing} to come; of its virtual worker are there: "
-                    f"{list(meeting.joined)}"
+                    f"{self._identity} waited {elapsed:.0f} s for {missing} to join; of its virtual worker, stages "
+                    f"{list(meeting.joined)} have joined"
                 )
             self._clock.sleep(_POLL_SECONDS)
 

@@ -1,8 +1,8 @@
-"""News on their way to the coordinator, in numbered batches.
+"""Reports queued for the coordinator, in numbered batches.
 
-A batch keeps its number and content until it is confirmed, so that one whose answer was lost counts once. While the
-coordinator is away the outbox stays small: of a stage's progress, waits and conditions, and of an inspection's steps,
-only the newest is kept.
+A batch keeps its number and content until it is confirmed, so that a resent batch counts once. During an outage of the
+coordinator the outbox is bounded: of a stage's progress, waits and conditions, and of an inspection's steps, only the
+newest report is kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hetpipe.values.run import StageConditions, StagePhase, StageProgress, Stage
 #: Longest delay of a report for batching, in seconds.
 BATCH_SECONDS = 0.5
 
-#: Most news in one batch.
+#: Maximum number of reports in one batch.
 MAX_BATCH = 200
 
 #: Limit of pending reports; beyond it the oldest are dropped. Few reports of a stage cannot be replaced by newer ones.
@@ -36,13 +36,13 @@ class ReportBatch:
 
 
 class Outbox:
-    """The news of one agent. Any thread may put; one thread takes and confirms."""
+    """The reports of one agent. Any thread may put; one thread takes and confirms."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._changed = threading.Condition()
         self._waiting: list[AgentNews] = []
-        #: When the oldest of the waiting came; meaningless when none waits.
+        #: Arrival time of the oldest pending report; undefined if none is pending.
         self._oldest = 0.0
         self._urgent = False
         self._closed = False
@@ -56,7 +56,7 @@ class Outbox:
             if not self._waiting:
                 self._oldest = self._clock.monotonic()
             if _replaceable(news):
-                # The newer one takes the older one's position: else frequent reports would never be sent.
+                # The newer report takes the older one's position: otherwise frequent reports would never be sent.
                 self._waiting = [old for old in self._waiting if not _replaces(news, old)]
             else:
                 self._urgent = True
@@ -64,9 +64,10 @@ class Outbox:
             self._changed.notify_all()
 
     def take(self, *, timeout_seconds: float) -> ReportBatch | None:
-        """The batch to send: the unconfirmed one again, or a new one once it is due; None when nothing is.
+        """The batch to send: the unconfirmed one, or a new one once due; None if none is due.
 
-        Urgent news (anything but progress, waits, conditions and steps) are due at once, others after `BATCH_SECONDS`.
+        Urgent reports (all but progress, waits, conditions and steps) are due immediately, others after
+        `BATCH_SECONDS`.
         """
         deadline = self._clock.monotonic() + timeout_seconds
         with self._changed:
@@ -83,7 +84,7 @@ class Outbox:
         return None
 
     def confirm(self, batch: ReportBatch) -> None:
-        """The coordinator has `batch`."""
+        """Record that the coordinator has received `batch`."""
         with self._changed:
             if self._unconfirmed is batch:
                 self._unconfirmed = None
@@ -97,8 +98,7 @@ class Outbox:
     def restart(self, registration: Registration) -> None:
         """Start a new registration: numbers begin again.
 
-        Unconfirmed reports are sent under it, as the children live on; those that had arrived arrive twice, which is
-        harmless (`JobMachine`).
+        Unconfirmed reports are sent under it, as the children survive; duplicates are harmless (`JobMachine`).
         """
         with self._changed:
             self._registration = registration
@@ -109,7 +109,7 @@ class Outbox:
             self._last_number = 0
 
     def close(self) -> None:
-        """Wake `take`, which gives nothing any more."""
+        """Wake `take`, which returns None from now on."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

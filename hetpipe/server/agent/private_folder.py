@@ -1,7 +1,7 @@
 """A folder for files that must not outlive their process, such as keys.
 
-Its process holds a lock in it, which the kernel releases however the process ends; the next process removes unlocked
-ones.
+Its process holds a lock in it, which the kernel releases at any end of the process; the next process removes unlocked
+folders.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _LOCK = "lock"
 
 
 class PrivateFolder:
-    """One such folder, readable by its owner only. `close` it once."""
+    """A private folder, readable by its owner only. `close` it once."""
 
     def __init__(self, prefix: str) -> None:
-        """Create it among the system's temporary files, and remove those of killed processes.
+        """Create the folder below the system's temporary folder, and remove those of killed processes.
 
         Args:
             prefix: of its name, and of the folders to remove.
@@ -41,7 +41,7 @@ class PrivateFolder:
 
 
 def _lock(folder: Path) -> int:
-    """Lock a new folder; returns the lock. It gets its name last, so that it is never visible without a holder."""
+    """Lock a new folder; returns the lock. The folder is renamed last, so that it is never visible unlocked."""
     unnamed = folder / f"{_LOCK}.new"
     descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -54,7 +54,7 @@ def _lock(folder: Path) -> int:
 
 
 def _remove_abandoned(folder: Path) -> bool:
-    """Remove a folder of this user's whose process is gone; whether it was one."""
+    """Remove a folder of this user whose process is gone; returns whether it was one."""
     try:
         if folder.lstat().st_uid != os.geteuid():
             return False

@@ -1,4 +1,4 @@
-"""The metrics of an agent: its devices, its children, and whether the coordinator answers."""
+"""Metrics of an agent: devices, children, and the reachability of the coordinator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hetpipe.server.agent.children import ChildKind, Outcome
 
 
 def readings(agent: Agent) -> Iterator[Reading]:
-    """Everything, at one moment."""
+    """All metrics, read at one moment."""
     for kind, number in Counter(device.type for device in agent.devices).items():
         yield Reading("hetpipe_devices", number, (kind,))
     counts = agent.children

@@ -1,6 +1,6 @@
 """Builds one stage from its `StageConfig`: the user's code, the layers of its stage, weights, data, and its runner.
 
-`Wiring` has the differences between a stage in its own process and one in a test's thread.
+`Wiring` has what differs between a stage in its own process and one in a test's thread.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ from hetpipe.wire.call import Calls
 
 _log = get_logger(__name__)
 
-#: Longest wait of a stage for anything.
+#: Timeout of every wait of a stage.
 STALL_SECONDS = 600.0
 
 
@@ -97,7 +97,7 @@ class Wiring:
     clock: TimeSource = SYSTEM_CLOCK
     guard: AbstractContextManager[object] = field(default_factory=nullcontext)
     replicas: Replicas | None = None
-    """Of this stage, where the job averages gradients over replicas."""
+    """Replicas of this stage, if the job averages gradients over them."""
     emulator: Emulator | None = None
     """Replaces the device's own emulation; for tests."""
     stall_seconds: float = STALL_SECONDS
@@ -111,7 +111,7 @@ class UserCode:
     data: StageData
     loss: Any
     state_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """What the model's `state_dict` calls a tensor, where that is not its one name."""
+    """Names in the model's `state_dict` of tensors that have several, or another one."""
 
 
 def identity_of(config: StageConfig) -> StageIdentity:
@@ -129,7 +129,7 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
     """Import the user's code and cut out this stage.
 
     Raises:
-        CallableError: something of it cannot be used.
+        CallableError: the user's code cannot be used.
     """
     import_path = Path(config.import_path)
     identity = identity_of(config)
@@ -137,7 +137,7 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
     order_of: Callable[[int], Sequence[int] | None] | None = _shuffled if job.data.is_shuffled else None
     if identity.is_first or identity.is_last:
         train, evaluation = build_datasets(job, import_path)
-        # Before the model is built: workers are forked, and share this process's memory as it is now.
+        # Before the model is built: data workers are forked, and share this process's current memory.
         reader = _reader(job, identity, train, evaluation)
         order_of = epoch_order(job, import_path, train) or order_of
     code = _stage_code(job, config)
@@ -176,7 +176,7 @@ def _stage_code(job: Job, config: StageConfig) -> _StageCode:
     """Build the model, and cut this stage out.
 
     Raises:
-        CallableError: something of the user's code cannot be used.
+        CallableError: the user's code cannot be used.
     """
     import_path = Path(config.import_path)
     identity = identity_of(config)
@@ -195,7 +195,7 @@ def _stage_code(job: Job, config: StageConfig) -> _StageCode:
 
 
 def _shuffled(epoch: int) -> None:
-    """The order of a job that states none: samples are shuffled."""
+    """The default order of samples: shuffled."""
     del epoch
 
 
@@ -239,12 +239,12 @@ class _Chain:
 
 
 def _known_chain(job: Job, config: StageConfig) -> _Chain | None:
-    """The layers as the inspection has found them, with the tensors of this stage alone.
+    """The layers recorded by the inspection, with the tensors of this stage only.
 
-    None where this stage has to find them for itself: the inspection has left no file, or it is not to be read here.
+    None if this stage has to record them: the inspection wrote no file, or it cannot be read here.
 
     Raises:
-        CallableError: the model cannot be made.
+        CallableError: the model cannot be built.
     """
     if not config.plan.model_digest:
         return None
@@ -264,20 +264,20 @@ def _known_chain(job: Job, config: StageConfig) -> _Chain | None:
 
 
 def _model_file(config: StageConfig) -> ModelFile:
-    """That of the inspection; a job that has gone back to a checkpoint may have none in its new folder.
+    """The model file of the inspection; after a rewind, the new folder may have none.
 
     Raises:
-        ModelFileUnusable: it is not there.
+        ModelFileUnusable: it does not exist.
     """
     own, first = Path(config.run_dir) / MODEL_FILE, Path(first_folder(config.run_dir)) / MODEL_FILE
     return open_model_file(own if own.exists() else first, config.plan.model_digest)
 
 
 def _own_chain(job: Job, config: StageConfig) -> _Chain:
-    """The layers of the whole model, built and recorded here; of the other stages, frozen weights and buffers stay.
+    """Build and record the whole model here; the other stages' layers keep only frozen weights and buffers.
 
     Raises:
-        CallableError: something of the user's code cannot be used.
+        CallableError: the user's code cannot be used.
     """
     import_path = Path(config.import_path)
     stage = config.plan.stage(config.vw, config.stage)
@@ -296,8 +296,8 @@ def _own_chain(job: Job, config: StageConfig) -> _Chain:
 
 
 def _turn(config: StageConfig) -> AbstractContextManager[None]:
-    """While a stage of this node has a whole model in its memory, no other one has."""
-    report_phase("waiting for other stages of this node, which build the model one after the other")
+    """A lock of the node: only one stage at a time has a whole model in memory."""
+    report_phase("waiting for other stages of this node, which build the model one at a time")
     path = Path(config.run_dir) / f"building-{config.host}.lock"
     return one_at_a_time(path, SYSTEM_CLOCK, deadline_seconds=STALL_SECONDS)
 
@@ -332,7 +332,7 @@ def policies_in(job: Job, config: StageConfig, layers: Sequence[Layer]) -> tuple
 def _built(
     job: Job, config: StageConfig, code: UserCode | _StageCode, versions: VersionTable, clock: TimeSource
 ) -> BuiltStage:
-    """The stage with its layers; their weights are not loaded."""
+    """Create the stage with its layers, without loading weights."""
     device = torch.device(config.device.torch_device)
     stage = config.plan.stage(config.vw, config.stage)
     policies = policies_in(job, config, code.layers)
@@ -431,7 +431,7 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
 
 
 def _optimizer(job: Job, config: StageConfig, target: FlatBuffer, versions: VersionTable) -> StageOptimizer:
-    """Steps on `target`: ρ, or the weights themselves where no parameter server holds them."""
+    """The optimizer of `target`: ρ, or the weights themselves without parameter servers."""
     return StageOptimizer(
         job.optimizer,
         target,

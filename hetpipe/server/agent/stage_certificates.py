@@ -1,7 +1,7 @@
 """The certificates of an agent's stages: requested when a stage starts, renewed while it lives, deleted with it.
 
-A stage's key never leaves its node: the agent makes it, and the coordinator signs it if the plan puts the stage here.
-Each stage gets a folder of its own, like any other process.
+A stage's key never leaves its node: the agent creates it, and the coordinator certifies it if the plan places the stage
+here. Each stage has a folder of its own, like any other process.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from hetpipe.wire.tls import Material, Tls
 
 _log = get_logger(__name__)
 
-#: A certificate is renewed after this part of its life, and a failed renewal is tried again after the pause.
+#: Share of its validity after which a certificate is renewed, and the pause before a failed renewal is retried.
 _RENEW_AFTER_SECONDS = STAGE_DAYS * 86_400 / 2
 _RETRY_SECONDS = 60.0
 
-#: Asks the coordinator to certify a stage's key: key of the stage, request as PEM, certificate as PEM.
+#: Requests a certificate from the coordinator: key of the stage, request as PEM → certificate as PEM.
 Certify = Callable[[StageKey, bytes], bytes]
 
 
@@ -38,14 +38,14 @@ class _Held:
     key: PrivateKey
     renew_at: float
     version: int
-    """Of the agent's certificates, whose authority was copied."""
+    """Version of the agent's certificates from which the trust anchors were copied."""
 
 
 class StageCertificates:
     """The folders of live stages. Thread-safe."""
 
     def __init__(self, tls: Tls, certify: Certify, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Prepare a private folder for all of them.
+        """Create a private folder for them.
 
         Args:
             tls: the agent's own certificates; its stages have the same trust anchors.
@@ -60,7 +60,7 @@ class StageCertificates:
         self._held: dict[StageKey, _Held] = {}
 
     def make(self, stage: StageKey) -> Path:
-        """The folder of a new stage.
+        """Create the folder of a new stage.
 
         Raises:
             HetpipeError: the coordinator does not certify it, or the folder cannot be written.
@@ -82,7 +82,7 @@ class StageCertificates:
         return folder
 
     def forget(self, stage: StageKey) -> None:
-        """The stage has ended."""
+        """Delete the folder of a stage that has ended."""
         with self._lock:
             held = self._held.pop(stage, None)
         if held is not None:
@@ -111,7 +111,7 @@ class StageCertificates:
             _log.warning("certificate_not_renewed", stage=str(stage), sentence=str(error))
         with self._lock:
             has_ended = stage not in self._held
-        if has_ended:  # meanwhile, so that its folder came back
+        if has_ended:  # during the renewal, which recreated its folder
             shutil.rmtree(held.folder, ignore_errors=True)
 
     def close(self) -> None:

@@ -60,13 +60,13 @@ _log = get_logger(__name__)
 
 
 def main(pipe: ReportPipe, first_line: bytes, *, metrics_port: int | None = None, link_port: int = 0) -> int:
-    """Run the stage of the first line; the exit status.
+    """Run the stage configured by the first line; returns the exit status.
 
     Args:
-        pipe: gets its reports.
+        pipe: receives its reports.
         first_line: its configuration.
-        metrics_port: where it serves its metrics; None: nowhere.
-        link_port: where it awaits the next stage; 0: on any free port.
+        metrics_port: port of its metrics; None: no metrics.
+        link_port: port for the next stage; 0: any free port.
     """
     torch.set_num_threads(1)
     settle_memory(one_heap=True)
@@ -90,7 +90,7 @@ def main(pipe: ReportPipe, first_line: bytes, *, metrics_port: int | None = None
         pipe.write(wire.to_json(StageReport, message))
 
     try:
-        # Whether it is allowed was its agent's business, which did not start otherwise.
+        # The agent has validated that it is permitted.
         failpoints.arm(
             os.environ,
             is_allowed=True,
@@ -101,7 +101,7 @@ def main(pipe: ReportPipe, first_line: bytes, *, metrics_port: int | None = None
         )
         with _metrics(config.host, metrics_port, told):
             done = _run(config, identity, name, report, link_port=link_port)
-    except Exception as error:  # noqa: BLE001 - the outermost frame: whatever it is, one sentence and a status
+    except Exception as error:  # noqa: BLE001 - the outermost frame: any error becomes one sentence and a status
         _log.exception("the stage failed")
         report(_failure(identity, error))
         return 1
@@ -111,7 +111,7 @@ def main(pipe: ReportPipe, first_line: bytes, *, metrics_port: int | None = None
 
 @contextmanager
 def _metrics(host: str, port: int | None, told: StageReadings) -> Iterator[None]:
-    """Serve the metrics of this stage, if possible: a failure here ends no run."""
+    """Serve the metrics of this stage; a failure is not fatal."""
     with ExitStack() as stack:
         try:
             stack.enter_context(metrics_endpoint(host, port, "stage", told.readings))
@@ -124,7 +124,7 @@ def _failure(identity: StageIdentity, error: Exception) -> StageFailed:
     if isinstance(error, HetpipeError):
         return StageFailed(type(error).__name__, str(error), secondary=isinstance(error, Unavailable))
     return StageFailed(
-        type(error).__name__, f"{identity} failed: {type(error).__name__}: {error} (the log has the whole story)"
+        type(error).__name__, f"{identity} failed: {type(error).__name__}: {error} (details are in the log)"
     )
 
 
@@ -137,11 +137,11 @@ def _run(
     link_port: int,
 ) -> StageDone:
     report_phase("importing the user's code and building model and data")
-    # The only place where a stage parses the job: everything is typed from here on.
+    # The only place where a stage parses the job.
     job = Job.model_validate(config.job)
     code = load_user_code(job, config)
     tls = tls_from_environment(os.environ)
-    # As long as the job waits for a parameter server, and no less than for anything else.
+    # The job's timeout for a parameter server, but at least that of every other wait.
     absence_seconds = job.survive.absence.total_seconds()
     patience_seconds = max(STALL_SECONDS, absence_seconds, job.patience.data.total_seconds())
     waits = Waits(who=str(identity), report=report, seconds=patience_seconds)
@@ -176,7 +176,7 @@ def _run(
     runner, client = assemble(job, config, code, wiring)
     end_phases()
     report(StageReady(os.getpid(), link=str(neighbours.link or "")))
-    gc.freeze()  # imported modules stay: the collector need not traverse them again and again
+    gc.freeze()  # exclude imported modules from garbage collections
     try:
         done = runner.run()
         if (peak := peak_bytes(torch.device(config.device.torch_device))) is not None:
@@ -190,7 +190,7 @@ def _run(
 def _parameter_servers(
     config: StageConfig, waits: Waits, tls: Tls | None, *, shares_memory: bool
 ) -> tuple[Sequence[Calls], Calls]:
-    """All shards, behind emulated links where the job has some, and the clock shard; none of them is given up soon."""
+    """Retrying calls to all shards, over emulated links if the job has them, and to the clock shard."""
     addresses = config.shard_addresses
     emulation = config.emulation
     times = emulation.shards if emulation is not None and emulation.shards else (None,) * len(addresses)
@@ -205,14 +205,14 @@ def _parameter_servers(
         return FailpointCalls(SharedMemoryCalls(caller, requester_of(config)) if shares_memory else caller)
 
     shards = [RetryingCalls(over(tensors(index), time), endurances[index]) for index, time in enumerate(times)]
-    # On a connection of its own: reports and the log do not queue behind tensors.
+    # On a separate connection, so that reports and the log do not queue behind tensors.
     return shards, RetryingCalls(FailpointCalls(connect(0)), endurances[0])
 
 
 def _records(
     job: Job, config: StageConfig, identity: StageIdentity, name: str, policies: str
 ) -> tuple[Timeline, History | NullHistory, Metrics | NullMetrics]:
-    """The files that the stage writes in the folder of the run."""
+    """The stage's files in the folder of the run."""
     run_dir = Path(config.run_dir)
     timeline = Timeline(
         run_dir / "trace" / f"{name}.jsonl",

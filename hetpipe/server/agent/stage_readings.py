@@ -1,4 +1,4 @@
-"""The metrics of a stage process: its newest report, which it makes about once a second anyway."""
+"""Metrics of a stage process, from its newest progress report (about once per second)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class StageReadings:
             self._newest = report
 
     def readings(self) -> Iterator[Reading]:
-        """A `Source`; nothing before the first progress."""
+        """A `Source`; empty before the first progress."""
         newest = self._newest
         if newest is None:
             return
         values: dict[str, float | None] = {
             "minibatches_total": newest.minibatches,
-            # Before the first wave it is 0 even after a resume; from there it would jump.
+            # Before the first wave it is 0 even after a resume, and would then jump.
             "waves_total": newest.clock or None,
             "published_clock": newest.published,
             "learning_rate": newest.learning_rate,

@@ -41,9 +41,9 @@ class Attendance:
 
     segment: SegmentRecord
     members: Mapping[VirtualWorkerIndex, Incarnation]
-    """Those of its members that are not evicted."""
+    """Its members that are not evicted."""
     leavers: Mapping[VirtualWorkerIndex, Incarnation] = field(default_factory=dict)
-    """Who left there, or at an earlier barrier, and is not evicted either."""
+    """Workers that left there, or at an earlier barrier, and are not evicted."""
 
     @property
     def start(self) -> Clock:
@@ -60,7 +60,7 @@ class Attendance:
         if clock != self.start:
             raise ProtocolViolation(f"{requester} sends buffers of the barrier at {clock}, not at {self.start}")
         if self.members.get(requester.vw) != requester.incarnation and not self.has_left(requester, clock):
-            raise StaleIncarnation(f"{requester} is no member from the barrier at {clock} on")
+            raise StaleIncarnation(f"{requester} is not a member after the barrier at {clock}")
 
     def has_left(self, requester: Requester, clock: Clock) -> bool:
         """Whether the requester left at this barrier, or before it if `clock` is that of an earlier one."""
@@ -89,10 +89,10 @@ def run_map(header: BuffersHeader, layout: FlatLayout) -> RunMap:
 class BufferExchange:
     """Collects all members' buffers, barrier by barrier. Thread-safe; holds one barrier's at a time."""
 
-    #: Bytes of buffers that one stage may announce, and that one virtual worker may have here at a time.
+    #: Maximum bytes of buffers in one announcement, and of one virtual worker at a time.
     MAX_BYTES = 1 << 30
 
-    #: Buffers that one stage may announce; each costs a view of its own.
+    #: Maximum number of buffers in one announcement; each costs a view.
     MAX_BUFFERS = 10_000
 
     def __init__(self, attendance: Callable[[], Attendance], kept: BufferFiles | None = None) -> None:
@@ -100,7 +100,7 @@ class BufferExchange:
 
         Args:
             attendance: called on every request; its results must be monotonic.
-            kept: persists received buffers; None: they are lost with this process.
+            kept: persists received buffers; None: no persistence.
         """
         self._attendance = attendance
         self._lock = threading.Lock()
@@ -109,12 +109,12 @@ class BufferExchange:
         self._sent: dict[str, dict[VirtualWorkerIndex, torch.Tensor]] = {}
         #: The contributors that passed the barrier at `_clock`, as its members before it.
         self._stayed: set[VirtualWorkerIndex] = set()
-        #: Bytes of it per virtual worker.
+        #: Bytes of these buffers per virtual worker.
         self._held: Counter[VirtualWorkerIndex] = Counter()
         #: buffer name → its average at `_clock`, and at the barriers before.
         self._results: dict[str, torch.Tensor] = {}
         self._earlier: dict[str, torch.Tensor] = {}
-        #: The barrier before.
+        #: The previous barrier.
         self._before = Clock(-1)
         self._kept = kept
         if kept is not None:
@@ -162,7 +162,7 @@ class BufferExchange:
         """Averages of the named buffers.
 
         Raises:
-            ClockNotPublished: those of a virtual worker are still missing; the message names it. BuffersMissing: the
+            ClockNotPublished: buffers of a virtual worker are still missing; the message names it. BuffersMissing: the
             reader's own are missing: an earlier process received but did not persist them. SliceMismatch: as `receive`,
             or a buffer has another size or dtype. ProtocolViolation, StaleIncarnation: the reader is not at this
             barrier and did not leave at the previous one.
@@ -256,7 +256,7 @@ class BufferExchange:
         vw, clock = header.requester.vw, header.clock
         for name in (piece.parameter for piece in header.buffers):
             if name not in self._results and vw not in self._sent.get(name, {}):
-                raise BuffersMissing(f"buffer {name:.200} of virtual worker {vw} itself is not here at clock {clock}")
+                raise BuffersMissing(f"buffer {name:.200} of virtual worker {vw} is missing here at clock {clock}")
 
     def _await(self, name: str, senders: Sequence[VirtualWorkerIndex], attendance: Attendance) -> None:
         sent = self._sent.get(name, {})
@@ -279,7 +279,7 @@ class BufferExchange:
             if long or piece.start != 0 or piece.stop < 0 or piece.dtype not in DTYPE_BYTES:
                 raise SliceMismatch(
                     f"{header.requester} names buffer {piece.parameter!r:.200} [{piece.start}, {piece.stop}) of dtype "
-                    f"{piece.dtype!r:.40}; a buffer travels whole, in a known dtype, under a name of at most "
+                    f"{piece.dtype!r:.40}; a buffer is sent whole, in a known dtype, under a name of at most "
                     f"{MAX_NAME_CHARACTERS} characters"
                 )
         total = sum(slice_bytes(piece) for piece in header.buffers)

@@ -22,12 +22,12 @@ from hetpipe.values.plan import DTYPE_BYTES
 from hetpipe.values.requests import SliceHeader
 from hetpipe.weights.flat import FlatBuffer, aligned
 
-#: Bytes of payload per chunk, as many as one checksum covers on disk, so that a log can take over those of the wire;
+#: Bytes of payload per chunk, equal to the block of a checksum on disk, so that a log can reuse those of the wire;
 #: copying overlaps with sending (benchmarks/wire.py: 1 MiB moves about as fast as 4 MiB).
 CHUNK_BYTES = BLOCK_BYTES
 
 _MAGIC = b"hpC3"
-#: Magic, four zeros, offset, checksum. Behind it the payload is aligned as the chunk is.
+#: Magic, four zeros, offset, checksum. Its size preserves the alignment of the payload.
 _HEAD = struct.Struct(f"<4sIQ{SUM_BYTES}s")
 
 
@@ -106,8 +106,8 @@ def chunks(buffer: FlatBuffer, runs: RunMap) -> Iterator[bytes]:
     for offset in range(0, runs.num_bytes, CHUNK_BYTES):
         parts = stream_parts(memory, runs, offset, min(CHUNK_BYTES, runs.num_bytes - offset))
         chunk = b"".join([_HEAD.pack(_MAGIC, 0, offset, bytes(SUM_BYTES)), *parts])
-        # Its bytes are summed where they lie side by side, and nobody else has seen them yet: the sum is put in place,
-        # rather than all of them copied once more behind it.
+        # The checksum is computed over the contiguous buffer and then written into its place, which avoids another
+        ## copy of the chunk.
         total = checksum(chunk, place=offset, skip=_HEAD.size)
         ctypes.memmove(_address_of(chunk) + _HEAD.size - SUM_BYTES, total, SUM_BYTES)
         yield chunk
@@ -210,7 +210,7 @@ def _checked(chunk: bytes) -> tuple[int, int, bytes]:
             "run the same version on all machines"
         )
     if not is_whole or magic != _MAGIC or zeros:
-        raise DamagedChunk(f"a chunk of {len(chunk)} bytes was damaged on its way: its checksum is wrong")
+        raise DamagedChunk(f"a chunk of {len(chunk)} bytes was damaged in transit: its checksum is wrong")
     return offset, len(chunk) - _HEAD.size, total
 
 

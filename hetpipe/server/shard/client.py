@@ -58,8 +58,8 @@ from hetpipe.wire.calls import (
 _FIRST_PAUSE_SECONDS = 0.002
 _LONGEST_PAUSE_SECONDS = 0.1
 
-#: Timeout for the other shards to reach a state that the clock shard has announced. They read it from the clock shard,
-#: too, so it is no shorter than the patience with a parameter server that is away.
+#: Timeout for the other shards to reach a state that the clock shard has announced. They follow the clock shard, so it
+#:#: is at least the timeout for an unavailable parameter server.
 _SHOWN_SECONDS = 600.0
 
 
@@ -203,7 +203,7 @@ class ShardClient:
                 for chunk in self.clock_shard.download(calls.PULL_BUFFERS, header):
                     receiver.write(chunk)
             except BuffersMissing:
-                is_sent = False  # the clock shard was started again, and had not been able to keep them
+                is_sent = False  # the clock shard was restarted, and had not persisted them
                 raise
             receiver.finish()
 
@@ -216,7 +216,7 @@ class ShardClient:
         Raises:
             DeadlineExceeded: a pull for the old layers did not end in time.
         """
-        # The barrier's weights may be under way twice: once fetched ahead, once because they are needed now.
+        # The barrier's weights may be in transfer twice: prefetched, and requested now.
         idle = self._fetcher.submit(lambda: None)
         if wait([idle], timeout=deadline_seconds).not_done:
             raise DeadlineExceeded(f"{self.requester} waited {deadline_seconds:.0f} s for a pull to end")
@@ -247,7 +247,7 @@ class ShardClient:
         def guarded() -> None:
             try:
                 work()
-            except Exception as error:  # noqa: BLE001 - told to the compute thread, which raises it
+            except Exception as error:  # noqa: BLE001 - passed to the compute thread, which raises it
                 if not self._stopped.is_set():
                     self._listener.on_error(error)
 
@@ -299,7 +299,7 @@ class ShardClient:
         return target
 
     def _on_all_shards(self, work: Callable[[_Share], None]) -> None:
-        """Run `work` for every shard in parallel; raise the first failure after all have ended."""
+        """Run `work` for every shard in parallel; raise the first failure once all have ended."""
         if len(self._shares) == 1:
             work(self._shares[0])
             return
@@ -314,7 +314,7 @@ class ShardClient:
             raise failures[0]
 
     def _until_published(self, work: Callable[[], None], deadline_seconds: float) -> None:
-        """Retry `work` until its result is published and undamaged. Waits for an absent shard do not count."""
+        """Retry `work` until its result is published and undamaged. The deadline excludes outages of a shard."""
         waited = 0.0
         pause = _FIRST_PAUSE_SECONDS
         while True:

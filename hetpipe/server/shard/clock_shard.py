@@ -63,7 +63,7 @@ class ClockShard:
         Args:
             config: configuration of the job.
             history: history of this process.
-            journal: persists events; None: they are lost with this process.
+            journal: persists events; None: no persistence.
             old: state of an earlier process.
             newest_checkpoint: clock of the newest complete checkpoint; None: the start of the run.
             clock: the time of decisions.
@@ -80,15 +80,14 @@ class ClockShard:
         lock = threading.RLock()
         #: Notified at every new record. Guards the log.
         self.bell = threading.Condition(lock)
-        #: The same lock; notified at every record but commits, of which there are far more than of all others.
+        #: The same lock; notified at every record except commits, which far outnumber the others.
         self.news = threading.Condition(lock)
-        #: Shards whose disk fails.
+        #: Shards with a failing disk.
         self._applied: frozenset[ShardIndex] = frozenset()
         self._newest_checkpoint = newest_checkpoint or (lambda: config.progress.clock)
-        #: The latest events of each stage that change nothing when they come again, as they do from those who wait for
-        #: others.
+        #: The latest events of each stage that are no-ops when repeated, as waiting stages do.
         self._known: dict[tuple[type[DecisionEvent], VirtualWorkerIndex, StageIndex], DecisionEvent] = {}
-        #: Where stages await others.
+        #: Addresses on which stages listen for others.
         self._addresses: dict[tuple[VirtualWorkerIndex, StageIndex], Address] = {}
         #: The run document for a coordinator without any state of the job.
         self._run = config.run
@@ -226,7 +225,7 @@ class ClockShard:
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def records_from(self, start: int, *, jumps: bool = False) -> Sequence[Record]:
-        """Available records of `DecisionLog.records_from`; while `bell` is held, none is missed between calls.
+        """Available records of `DecisionLog.records_from`; no record is missed between calls while `bell` is held.
 
         Raises:
             ProtocolViolation: they were truncated, or are not written yet.
@@ -348,7 +347,7 @@ class ClockShard:
         try:
             records = event.tell(self._log)
         except HetpipeError as error:
-            raise StateLost(f"the decision log kept of job {self._job_id} does not fit together: {error}") from error
+            raise StateLost(f"the persisted decision log of job {self._job_id} is inconsistent: {error}") from error
         self._note(event)
         self._remember(records)
 

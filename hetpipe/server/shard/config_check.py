@@ -1,4 +1,4 @@
-"""Validation of a shard's configuration before use: an invalid plan is an error reply, not a crash.
+"""Validation of a shard's configuration before use: an invalid plan causes an error reply instead of a crash.
 
 Pure. Configurations of the coordinator always pass; this guards against other versions, and other clients that reach
 the port.
@@ -74,7 +74,7 @@ def _mistakes(config: ShardConfig) -> Iterator[str]:
         try:
             checked_url(config.storage)
         except ValueError as error:
-            yield f"a storage that cannot be used: {error}"
+            yield f"an unusable storage: {error}"
     every = config.checkpoint_every_waves
     if config.checkpoint_keep < 1 or (every is not None and not 1 <= every < MAX_COUNT):
         yield f"checkpoints every {every} waves of which {config.checkpoint_keep} are kept"
@@ -156,7 +156,7 @@ def _mistakes_of_progress(progress: Progress, data: DataSpec) -> Iterator[str]:
 def _mistakes_of_run(config: ShardConfig, run: RunDocument) -> Iterator[str]:
     plan = run.plan
     if config.shard:
-        yield f"the document of a run on shard {config.shard}; shard 0 keeps it"
+        yield f"the document of a run on shard {config.shard}; it belongs on shard 0"
     if (plan.job_id, plan.term) != (config.job_id, config.term):
         yield f"the document of a run of job {plan.job_id!r:.80} in term {plan.term}"
     if not plan.num_shards == len(run.shards) == config.num_shards:
@@ -178,7 +178,7 @@ def check_run(config: ShardConfig, run: RunDocument) -> None:
     """
     wrong = next(_mistakes_of_run(config, run), None)
     if wrong is not None:
-        raise ProtocolViolation(f"a shard cannot keep {wrong}")
+        raise ProtocolViolation(f"a shard cannot store {wrong}")
 
 
 def check_life(
@@ -198,7 +198,7 @@ def check_life(
         if not least <= value <= most:
             raise ProtocolViolation(f"{what} {value} is not from {least} to {most}")
     if cut and not _is_cut(cut):
-        raise ProtocolViolation(f"{cut!s:.80} is no cut: bounds of stages rise from 0")
+        raise ProtocolViolation(f"{cut!s:.80} is not a cut: bounds of stages increase from 0")
 
 
 def _is_cut(bounds: tuple[int, ...]) -> bool:

@@ -22,7 +22,7 @@ from hetpipe.values.conditions import ConditionKind
 
 _log = get_logger(__name__)
 
-#: Between two looks.
+#: Polling interval.
 LOOK_SECONDS = 1.0
 
 _RESERVE_SHARE = 0.05
@@ -154,14 +154,14 @@ class DiskWatch:
         free = f"{_size(disk.free_bytes)} of {_size(disk.total_bytes)} are free"
         if not is_short(disk, use.needed_bytes, was_short=key in self._short):
             self._short.discard(key)
-            conditions.clear(ConditionKind.DISK_NEARLY_FULL, who, f"{who} has room again: {free}")
+            conditions.clear(ConditionKind.DISK_NEARLY_FULL, who, f"{who} has enough space again: {free}")
         elif key not in self._short:
             self._short.add(key)
             folders = " and ".join(map(str, use.folders))
             wanted = disk.wanted_bytes(use.needed_bytes)
             sentence = (
-                f"{who} is nearly full: {free}, and {_size(wanted)} are wanted: {_size(use.needed_bytes)} for the "
-                f"next two checkpoints and snapshots in {folders}, the rest for histories and logs; make room there, "
+                f"{who} is nearly full: {free}, and {_size(wanted)} are needed: {_size(use.needed_bytes)} for the "
+                f"next two checkpoints and snapshots in {folders}, the rest for histories and logs; free disk space, "
                 "or keep fewer checkpoints (checkpoint.keep)"
             )
             conditions.raise_(ConditionKind.DISK_NEARLY_FULL, who, sentence)
@@ -171,7 +171,7 @@ class DiskWatch:
         while True:
             try:
                 self.look()
-            except Exception:  # noqa: BLE001 - looking must not end; what it found wrong is in the log
+            except Exception:  # noqa: BLE001 - monitoring must not end; the error is logged
                 _log.exception("disk_watch_failed")
             self._clock.sleep(LOOK_SECONDS)
 

@@ -16,7 +16,7 @@ from hetpipe.wire.watchers import Watchers
 #: Streams of one job that may follow its log at a time.
 MAX_FOLLOWERS = MAX_SHARDS + MAX_STAGES
 
-#: Longest time for which commits are kept from followers that gather them, and for which whoever is over may wait on.
+#: Maximum delay of commits for followers that batch them, and of the end of an evicted follower's stream.
 GATHER_SECONDS = 1.0
 
 
@@ -42,8 +42,8 @@ class Followers:
             who: the following stage; None for a shard.
 
         Raises:
-            StaleIncarnation: the stage's incarnation is over, or ended meanwhile.
-            StaleTerm, ProtocolViolation: it belongs to another run, or there are no such records.
+            StaleIncarnation: the stage's incarnation is over, possibly only since the stream began.
+            StaleTerm, ProtocolViolation: it belongs to another run, or the records do not exist.
         """
         position = start
 
@@ -53,7 +53,7 @@ class Followers:
             return self._own.records_from(position, jumps=gathered) or None
 
         after()  # an invalid position is rejected before any wait
-        # The places of shards are reserved, whatever a stage requests.
+        # Streams of shards are reserved: stages cannot use them up.
         with self._watchers[gathered or who is not None].watch(context) as watch:
             while (records := watch.wait(after, look_seconds=GATHER_SECONDS)) is not None:
                 position = records[-1].index + 1

@@ -51,7 +51,7 @@ log = structlog.get_logger(__name__)
 #: Pause before following the log again after it could not be reached.
 _RETRY_SECONDS = 0.2
 
-#: Longest sleep of a follower of its own log before it looks whether it was stopped.
+#: Polling interval of a follower of its own log for the stop.
 _LOOK_UP_SECONDS = 1.0
 
 PartT = TypeVar("PartT")
@@ -72,7 +72,7 @@ class JobShard:
         Args:
             config: configuration of the job.
             history: history of this process.
-            state: persists the shard on disk; None: it is lost with this process.
+            state: persists the shard on disk; None: no persistence.
             conditions: conditions of the job in this process, shared with `state`; None: private ones.
 
         Raises:
@@ -145,9 +145,9 @@ class JobShard:
             keeper.evict(vw)
 
     def of_clock_shard(self, part: PartT | None) -> PartT:
-        """`part`, which only the clock shard has. Raises ProtocolViolation on any other shard."""
+        """Return `part`, which only the clock shard has. Raises ProtocolViolation on any other shard."""
         if part is None:
-            raise ProtocolViolation(f"shard {self.config.shard} is not the clock shard; ask shard 0")
+            raise ProtocolViolation(f"shard {self.config.shard} is not the clock shard; send the request to shard 0")
         return part
 
     def start(
@@ -239,13 +239,13 @@ class JobShard:
             log.exception("following the decision log failed; this shard applies nothing more")
 
     def _term_over(self, error: StaleTerm) -> StateLost:
-        """Handle a later term of the clock shard, of which this shard has not been told and may never be.
+        """Handle a later term of the clock shard for which this shard has not been configured, and may never be.
 
         The coordinator that configured the clock shard configures this shard moments later. If it dies in between, no
         other process knows that this shard lacks the term: state of the old term must not be mistaken for the new
         one's.
         """
-        lost = StateLost(f"shard {self.config.shard} was not told of the job's newest term: {error}")
+        lost = StateLost(f"shard {self.config.shard} was not configured for the job's newest term: {error}")
         lost.__cause__ = error
         return lost
 
@@ -281,12 +281,12 @@ class JobShard:
 
     @property
     def _durable(self) -> int | None:
-        """Number of records not needed again after a restart; None: none will be read again."""
+        """Number of records that a restart does not need; None: a restart reads no records."""
         return None if self._state is None else self._state.pushes.durable_records
 
     @property
     def _is_applied(self) -> bool:
-        """Whether what is staged now would be lost with this process."""
+        """Whether staged waves would be lost with this process (level `applied`)."""
         return self._state is None or self._state.level is AckLevel.APPLIED
 
     def _carry_out(self, record: Record) -> None:
@@ -321,8 +321,8 @@ class JobShard:
 
     def _log_changed(self, how: str) -> StateLost:
         return StateLost(
-            f"shard {self.config.shard} has followed another decision log than the clock shard has now ({how}): "
-            "that one's machine or disk has failed; the job must go back to a checkpoint"
+            f"shard {self.config.shard} has followed another decision log than the clock shard's current one ({how}): "
+            "the clock shard's machine or disk has failed; the job must be rewound to a checkpoint"
         )
 
     def _follow_own(self) -> Iterator[Sequence[Record]]:

@@ -62,7 +62,7 @@ class AckLevel(StrEnum):
     """Durability guarantee of an acknowledged push (`reliability.md` P2)."""
 
     DURABLE = "durable"
-    """It outlives the process; with `fsync` the machine."""
+    """It survives the process; with `fsync` also the machine."""
     APPLIED = "applied"
     """It is in memory only, because the disk failed."""
 
@@ -110,9 +110,9 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-#: Locked by the process whose folder it is; no job.
+#: Lock file of the process that owns the folder; not a job.
 _OWNER = "owner"
-#: The highest number of a coordinator's lead that was seen, as text; no job.
+#: File with the highest fence seen, as text; not a job.
 _FENCE = "fence"
 #: In a run's folder: the folders of its parameter servers.
 _STATE = "state"
@@ -130,12 +130,12 @@ class StateOptions:
     root: Path | None = None
     """A folder for this process alone; None: `state/shard-I` in the folder of each run."""
     fsync: bool = False
-    """Whether what was acknowledged outlives the machine, too."""
+    """Acknowledged data survives the machine, too."""
     disk: DiskIO = SYSTEM_DISK
     limits: PushLimits | None = None
-    """When logs of pushes are shortened; None: by the size of the shard."""
+    """Limits of logs of pushes; None: by the size of the shard."""
     clock: Clock = SYSTEM_CLOCK
-    """Measures how long snapshots take."""
+    """Measures the duration of snapshots."""
 
     def root_of(self, config: ShardConfig) -> Path:
         """The folder of a job."""
@@ -192,13 +192,13 @@ def claim(root: Path) -> int:
         make_dir(root)
         descriptor = os.open(root / _OWNER, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise UserError(f"the state in {root} cannot be kept: {error.strerror}; give another folder") from error
+        raise UserError(f"state cannot be written to {root}: {error.strerror}; give another folder") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         raise UserError(
-            f"another process keeps its state in {root}; give each parameter server a folder of its own (--state)"
+            f"another process uses the state in {root}; give each parameter server a folder of its own (--state)"
         ) from None
     except OSError as error:
         log.warning("state_not_locked", folder=str(root), reason=error.strerror or str(error))
@@ -238,7 +238,7 @@ def read_fence(root: Path) -> int:
     """Highest fence stored in a folder; 0 without one.
 
     Raises:
-        StateLost: it is not a valid fence: no coordinator could ever lead above it.
+        StateLost: it is not a valid fence: no coordinator could have a higher one.
     """
     try:
         highest = int((root / _FENCE).read_text(encoding="ascii"))
@@ -247,7 +247,7 @@ def read_fence(root: Path) -> int:
     except (OSError, ValueError) as error:
         raise StateLost(f"{root / _FENCE} cannot be read: {error}") from None
     if not NO_FENCE <= highest < FENCES.limit:
-        raise StateLost(f"{root / _FENCE} says {highest}, and no lead has a number from {FENCES.limit} on")
+        raise StateLost(f"{root / _FENCE} has the fence {highest}, and fences are below {FENCES.limit}")
     return highest
 
 
@@ -266,7 +266,7 @@ def read_config(folder: Path) -> ShardConfig:
         StateLost: it is incomplete.
     """
     if (folder / _LOST).exists():
-        raise StateLost(f"{folder} lacks what was pushed while its disk failed; the job must go back to a checkpoint")
+        raise StateLost(f"{folder} lacks waves pushed while its disk failed; the job must be rewound to a checkpoint")
     try:
         config: ShardConfig = wire.from_json(ShardConfig, read_snapshot(folder / _JOB).header)
     except ProtocolViolation as error:
@@ -299,7 +299,7 @@ class UnusableJob:
     job_id: JobId
     term: int
     run_dir: str
-    """Where its checkpoints are; empty where that could not be read."""
+    """Location of its checkpoints; empty if that could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,15 +307,15 @@ class StateRepair:
     """Recovered and deleted jobs of a folder."""
 
     fence: int | None
-    """The highest number of a lead that was kept; None for what is no such number."""
+    """The stored fence; None if it is not a valid fence."""
     is_fence_forgotten: bool
     jobs: tuple[UnusableJob, ...]
 
 
 def repair_state(root: Path, *, forget_fence: bool = False) -> StateRepair:
-    """Delete numbers that no coordinator accepts and that therefore keep a parameter server out of its cluster.
+    """Delete fences and terms that no coordinator accepts, so that the parameter server can register again.
 
-    These are a fence and terms of jobs in the reserve above all valid reports (`values.counters`).
+    They are in the reserve above all valid reports (`values.counters`).
 
     Args:
         root: its `--state`, while it is stopped.
@@ -325,7 +325,7 @@ def repair_state(root: Path, *, forget_fence: bool = False) -> StateRepair:
         UserError: there is no such folder, a process uses it, or it cannot be written.
     """
     if not root.is_dir():
-        raise UserError(f"{root} is no folder; give what a parameter server was given as --state")
+        raise UserError(f"{root} is not a folder; give the folder that a parameter server has as --state")
     descriptor = claim(root)
     try:
         try:
@@ -380,13 +380,13 @@ class JobStorage:
         """
         self._config = config
         self._folder = options.folder_of(config)
-        #: What is kept of all jobs lies here.
+        #: Folder of the state of all jobs.
         self.root = options.root_of(config)
         self._lock = threading.Lock()
         self._conditions = conditions or Conditions()
-        #: Logs whose disk fails, and why; with the lock held.
+        #: Logs with a failing disk, and the reasons; guarded by the lock.
         self._failing: dict[Path, DurabilityLost] = {}
-        #: Whether the folder says truly if what is in it is whole.
+        #: The folder's marker of completeness is up to date.
         self._is_told = True
         identity = identity_of(config)
         storage = StorageOptions(
@@ -397,7 +397,7 @@ class JobStorage:
             clock=options.clock,
         )
         pushes, decisions = self._find(identity)
-        #: What an earlier process kept; None: there was none.
+        #: State of an earlier process; None without one.
         self.recovered_pushes: RecoveredPushes | None = None if pushes is None else _in_terms(recovered_pushes, pushes)
         self.recovered_decisions: RecoveredDecisions | None = (
             None if decisions is None else _in_terms(recovered_decisions, decisions)
@@ -433,7 +433,7 @@ class JobStorage:
         return AckLevel.DURABLE if self._is_told and not self._failing else AckLevel.APPLIED
 
     def caught_up(self) -> None:
-        """Handle the end of replay: everything that an earlier process did is done again."""
+        """Handle the end of replay: the state of the earlier process is restored."""
         if self._replay_filter is not None:
             self._replay_filter.is_up_to_date()
 
@@ -450,7 +450,7 @@ class JobStorage:
             self.journal.wait_idle()
 
     def close(self) -> None:
-        """Close the files; they stay."""
+        """Close the files, and keep them."""
         self.pushes.close()
         if self.journal is not None:
             self.journal.close()
@@ -505,7 +505,7 @@ class JobStorage:
             reason = error.strerror or str(error)
             if was_told:
                 log.warning("state_not_written", folder=str(self._folder), reason=reason)
-            self._tell_level(f"{self._folder} cannot be written ({reason}): make room, or replace the disk")
+            self._tell_level(f"{self._folder} cannot be written ({reason}): free disk space, or replace the disk")
         else:
             self._tell_level("; ".join(map(str, self._failing.values())))
 
@@ -513,10 +513,10 @@ class JobStorage:
         """Report the current guarantee to the coordinator; `why` is the problem, if any."""
         who = shard_name(self._config.shard)
         if self.level is AckLevel.APPLIED:
-            sentence = f"{who} cannot keep what is staged (level {AckLevel.APPLIED}): {why}"
+            sentence = f"{who} cannot persist staged waves (level {AckLevel.APPLIED}): {why}"
             self._conditions.raise_(ConditionKind.DURABILITY_LOST, who, sentence)
         else:
-            self._conditions.clear(ConditionKind.DURABILITY_LOST, who, f"{who} keeps what is staged again")
+            self._conditions.clear(ConditionKind.DURABILITY_LOST, who, f"{who} persists staged waves again")
 
     def _delete_other_terms(self, root: Path) -> None:
         for folder in root.glob(f"{self._config.job_id}@*"):
@@ -534,7 +534,7 @@ def _in_terms(read: Callable[[RecoveredLog], T], found: RecoveredLog) -> T:
     try:
         return read(found)
     except ProtocolViolation as error:
-        raise StateLost(f"what was kept cannot be read: {error}") from None
+        raise StateLost(f"the persisted state cannot be read: {error}") from None
 
 
 def _job(folder: Path) -> str:

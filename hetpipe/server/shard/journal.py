@@ -15,8 +15,9 @@ from hetpipe.values import wire
 from hetpipe.values.ids import Incarnation, StageIndex, VirtualWorkerIndex
 from hetpipe.values.run_document import RunDocument
 
-#: Bytes of events that make a snapshot worth while where snapshots are cheap (`SnapshottedLog.is_cheap`), at a barrier,
-#: where there is least to keep, and anywhere: 100,000 events are played again in three seconds.
+#: Bytes of events that trigger a snapshot where snapshots are cheap (`SnapshottedLog.is_cheap`), at a barrier, where
+#: the
+#:#: state is smallest, and anywhere: 100,000 events are replayed in three seconds.
 _CHEAP_BYTES = 256 << 10
 _BARRIER_BYTES = 1 << 20
 _WORTH_BYTES = 4 << 20
@@ -30,9 +31,9 @@ class Address:
     incarnation: Incarnation
     stage: StageIndex
     link: str
-    """For the next stage of its virtual worker; empty: nowhere."""
+    """For the next stage of its virtual worker; empty: none."""
     replicas: str
-    """For the same stage of the other virtual workers; empty: nowhere."""
+    """For the same stage of the other virtual workers; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,10 @@ class RecoveredDecisions:
     """Recovered state and events."""
 
     state: ClockState | None
-    """In which to begin; None: a fresh one."""
+    """Initial state; None: a fresh one."""
     events: tuple[DecisionEvent, ...]
     history: int
-    """Position in the history from which on lines may be repeated."""
+    """Position in the history after which lines may be repeated."""
 
 
 def recovered_decisions(found: RecoveredLog) -> RecoveredDecisions:
@@ -80,8 +81,8 @@ class Journal:
 
     def __init__(self, storage: SnapshottedLog) -> None:
         self._storage = storage
-        #: Bytes of the log that are no reason for a snapshot: one that was to make them superfluous failed. What an
-        #: earlier process left is one, or a log whose process is killed again and again would never be short again.
+        #: Bytes of the log that do not count towards the next snapshot, because a snapshot of them failed. Bytes of an
+        #:#: earlier process do count: otherwise a log would grow without bound if its process is killed repeatedly.
         self._first_bytes = 0
 
     def append(self, event: DecisionEvent) -> None:
@@ -106,7 +107,7 @@ class Journal:
         if self._storage.log.alarm is not None and not self._storage.log.reopen():
             return
         since = self._storage.log.rotate()
-        self._first_bytes = self._storage.log.num_bytes  # should it fail, the next one is tried after as many again
+        self._first_bytes = self._storage.log.num_bytes  # if it fails, the next one is tried after as many again
         number = max(num_records, (self._storage.newest or 0) + 1)
 
         def work() -> None:

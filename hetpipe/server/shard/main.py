@@ -50,8 +50,8 @@ from hetpipe.wire.server import Server
 from hetpipe.wire.serving import Context
 from hetpipe.wire.tls import Tls
 
-#: Threads for calls that move tensors or decide; followers of the log have theirs beside them. So many that a whole run
-#: on one machine, which without TLS may have seven eighths of all threads, still finds 52 beside its followers.
+#: Threads for calls that move tensors or decide, in addition to those of the log's followers. Without TLS, a whole run
+#:#: on one machine may use seven eighths of all threads, which leaves 52 besides its followers.
 CALL_THREADS = 96
 
 #: Share of the machine's memory for all concurrent uploads.
@@ -76,7 +76,7 @@ class DelayedShardServer(ShardServer):
     ) -> None:
         super().__init__(history, tls=tls, state=state, roots=roots)
         self._longest_seconds = longest_seconds
-        self._random = random.Random(seed)  # noqa: S311 - emulation, no secret
+        self._random = random.Random(seed)  # noqa: S311 - emulation, not a secret
 
     def push(self, header: PushHeader, chunks: Iterable[bytes], context: Context) -> PushReply:
         """Implement `ShardServer.push`."""
@@ -106,14 +106,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="begin each push and pull after a random time up to this, to emulate a slow network (%(default)s)",
+        help="delay each push and pull by a random time up to this, to emulate a slow network (%(default)s)",
     )
     parser.add_argument(
         "--state",
         type=Path,
         metavar="DIR",
-        help="keep pushes, weights and decisions in this folder, and go on with what is there: it is for this process "
-        "and its successors alone (default: state/shard-I in the folder of each run, where no other one looks for it)",
+        help="persist pushes, weights and decisions in this folder, and recover from it; for this process and its "
+        "successors only (default: state/shard-I in the folder of each run, which a restarted process does not search)",
     )
     parser.add_argument(
         "--fsync",
@@ -166,7 +166,7 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
         shutdown.on_ask(membership.cancel_start)
         sources = (RPC_COUNTERS.readings, lambda: readings(shards, silent_seconds=membership.silent_seconds))
         with metrics_endpoint(options.host, options.metrics_port, "parameter_server", *sources):
-            # Whoever has jobs already serves them, whether there is a coordinator or not.
+            # Recovered jobs are served even without a coordinator.
             wait_seconds = math.inf if shards.jobs() else _START_SECONDS
             if not started(partial(membership.start, wait_seconds=wait_seconds), shutdown):
                 return

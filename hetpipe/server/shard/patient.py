@@ -1,9 +1,9 @@
 """Retries with exponential backoff while a parameter server is unavailable.
 
 `RetryingCalls` wraps the calls of a stage. A call that fails because its server is unavailable or busy is retried with
-exponential backoff, until a deadline; other errors are not retried, nor is a call whose row
-is not idempotent. A disconnect during a pull restarts it: the next chunk is the first one again. A log is
-followed on from the position reached.
+exponential backoff, until a deadline; other errors are not retried, nor are calls that are not idempotent
+(`wire.calls`). A disconnect during a pull restarts it: the next chunk is the first one again. A log is followed from
+the position reached.
 
 The start and the end of each outage are logged once, and every wait is reported to followers of the run every
 five seconds.
@@ -29,11 +29,11 @@ _log = get_logger(__name__)
 
 T = TypeVar("T")
 
-#: The first rest before a call is repeated, and the longest one, before chance takes up to half of it off.
+#: First and longest pause before a retry; jitter reduces it by up to half.
 _FIRST_REST_SECONDS = 0.05
 _LONGEST_REST_SECONDS = 0.5
 
-#: Longest sleep without a look whether the transport was closed.
+#: Longest sleep without a check for the close of the transport.
 _LOOK_UP_SECONDS = 0.05
 
 
@@ -44,11 +44,11 @@ class Waits:
     who: str
     """The stage, as the beginning of a sentence."""
     report: Callable[[StageReport], None]
-    """Hears of waits; called from any thread."""
+    """Receives reports of waits; called from any thread."""
     seconds: float
-    """Patience: how long a call is repeated after it has failed for the first time."""
+    """Deadline: how long a call is retried after its first failure."""
     clock: TimeSource = SYSTEM_CLOCK
-    # Never the module's own functions: user code draws from these, under seeds.
+    # Not the functions of `random`: user code draws from these, under seeds.
     chance: Callable[[], float] = random.SystemRandom().random
     """Jitter of the backoff, so that clients do not retry at once; from [0, 1)."""
 
@@ -177,7 +177,7 @@ class _Wait:
 
     def __init__(self, endurance: Endurance) -> None:
         self._endurance = endurance
-        #: When it failed for the first time since it last went well, in monotonic seconds; None while it goes well.
+        #: Time of the first failure since the last success, in monotonic seconds; None without one.
         self._since: float | None = None
         self._rest = _FIRST_REST_SECONDS
 

@@ -23,14 +23,14 @@ from hetpipe.weights.flat import FlatBuffer
 
 log = structlog.get_logger(__name__)
 
-#: Bytes of pushes behind a snapshot that make one worth while, beside those that grow with the shard. A shard that is
-#: smaller has the size of one copy of itself in its place, as long as snapshots are cheap (`SnapshottedLog.is_cheap`).
+#: Minimum bytes of pushes since a snapshot that trigger the next one, besides the limit that grows with the shard. For
+#:#: a smaller shard it is the size of one copy, while snapshots are cheap (`SnapshottedLog.is_cheap`).
 _FLOOR_BYTES = 64 << 20
 
-#: Waves behind a snapshot that make one worth while, however small they are: to go over them again takes time.
+#: Waves since a snapshot that trigger the next one, however small they are: their replay takes time.
 _WORTH_WAVES = 500
 
-#: A log is full with so many times what makes a snapshot worth while.
+#: Ratio of the maximum size of a log to the size that triggers a snapshot.
 _FULL = 4
 
 #: Stands for D = ∞ where the log's size is bounded.
@@ -77,7 +77,7 @@ class PushLimits:
     """Size that triggers a snapshot, and maximum size of the log."""
 
     worth_bytes: int
-    """So many bytes behind a snapshot make one worth while, whatever it costs."""
+    """Bytes since a snapshot that trigger the next one at any cost."""
     cheap_bytes: int
     """The same where snapshots are cheap."""
     barrier_bytes: int
@@ -126,13 +126,13 @@ class _LoggedWave:
     """Logged pushes of one wave, of all virtual workers."""
 
     lsn: int
-    """Of the first one."""
+    """LSN of the first push."""
     history: int
-    """Where the history stood before it."""
+    """Position of the history before it."""
     num_bytes: int = 0
 
 
-#: The oldest weights that are alive, held by whoever asks, and the state in which they were complete.
+#: Acquires the oldest live weights, with the state at their completion.
 Oldest = tuple[ClosedState, FlatBuffer]
 
 
@@ -165,17 +165,17 @@ class PushLog:
         self._start = start
         self._history_position = history_position
         self._is_complete = is_complete
-        #: Whether the log was full when a push was last judged: that is logged when it begins.
+        #: The log was full at the last check; logged at the transition.
         self._was_full = False
-        #: Guards what follows; never held while the disk is waited for.
+        #: Guards the following attributes; never held during disk operations.
         self._lock = threading.Lock()
-        #: Those that the oldest weights lack; the others are only counted, since the newest snapshot was begun.
+        #: Pushes that the oldest weights lack; the others are only counted, from the start of the newest snapshot.
         self._waves: dict[int, _LoggedWave] = {}
         self._num_behind = 0
         self._bytes_behind = 0
-        #: clock → where the history stood when its weights were complete; of those that are alive.
+        #: clock → position of the history when its weights were complete, for live weights.
         self._completed_at: dict[Clock, int] = {}
-        #: Records of the decision log that the newest snapshot makes superfluous.
+        #: Number of decision-log records not needed with the newest snapshot.
         self.durable_records = 0
 
     def restore(self, old: RecoveredPushes, found: RecoveredLog) -> None:
@@ -207,7 +207,7 @@ class PushLog:
         num_bytes = sum(memoryview(piece).nbytes for piece in stream)
         with self._lock:
             history = 0 if wave in self._waves else self._history_position()
-            # Before it is written: a snapshot that is taken meanwhile must not make the log forget it.
+            # Before it is written: a concurrent snapshot must not truncate it.
             self._note(self._storage.log.next_lsn, wave, num_bytes, history)
         self._storage.log.sync(self._storage.log.append(header, stream, sums=sums))
 
@@ -229,7 +229,7 @@ class PushLog:
         if not is_full:
             return
         sentence = (
-            f"the log of pushes has {self.num_bytes} bytes, its limit is {self.max_bytes}; it shrinks when slower "
+            f"the log of pushes has {self.num_bytes} bytes, its limit is {self.max_bytes}; it shrinks once slower "
             "virtual workers have committed their waves"
         )
         if not was_full:

@@ -30,8 +30,8 @@ class PushSession:
             header: header of the push.
             indices: positions of its slices in the shard.
             buffer: destination.
-            complete: called after the last byte; returns the watermark of its virtual worker, or raises if it is
-                too late.
+            complete: called after the last byte; returns the watermark of its virtual worker, or raises if the
+            push was superseded or dropped.
         """
         self.header = header
         self.indices = indices
@@ -91,7 +91,7 @@ class PushSession:
 
     def given_up(self) -> MalformedChunk:
         """Reason for rejecting further bytes."""
-        return MalformedChunk(f"this push of {self.header.requester} was given up for a later one")
+        return MalformedChunk(f"this push of {self.header.requester} was superseded by a later one")
 
     def _check_finite(self, piece: ByteRun) -> None:
         start, end = piece.buffer, piece.buffer + piece.num_bytes

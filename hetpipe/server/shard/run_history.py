@@ -33,7 +33,7 @@ def file_history(host: str, pid: int, clock: TimeSource = SYSTEM_CLOCK) -> Histo
         except OSError as error:
             raise UserError(
                 f"shard {config.shard} cannot write {path}: {error.strerror}; every parameter server needs the folder "
-                "of the run at the same path"
+                "of the run under the same path"
             ) from error
 
     return open_history

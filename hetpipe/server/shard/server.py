@@ -81,7 +81,7 @@ from hetpipe.wire.tls import Tls
 
 log = structlog.get_logger(__name__)
 
-#: The reasons of unplanned barriers.
+#: Valid reasons of unplanned barriers.
 _BARRIER_REASONS = (STOP, CHECKPOINT)
 
 
@@ -131,7 +131,7 @@ class ShardServer:
         self._history = history
         self._tls = tls
         self._clock = clock
-        #: Which coordinator may give orders.
+        #: Fence check of coordinators.
         self.fence = FenceGuard()
         #: Held while a job is taken over.
         self._configuring = threading.Lock()
@@ -143,11 +143,11 @@ class ShardServer:
         self._state = state
         self._roots = roots or Roots()
         self._segments = SegmentServer(clock=clock)
-        #: Keeps other processes out of the folder for state; open until this process ends.
+        #: Lock on the folder for state, held until this process ends.
         self._claim: int | None = None
-        #: Jobs of earlier processes, or of this one, whose state on disk is gone or damaged, and why.
+        #: Jobs whose state on disk is lost or damaged, with the reasons.
         self.lost: dict[JobId, str] = {}
-        #: The job in transition from one term to the next: it is served again in a moment.
+        #: The job in transition from one term to the next.
         self._changing_term: JobId | None = None
         self._on_condition: Callable[[], None] = lambda: None
         #: The handlers of this shard's calls, also for callers in the same process.
@@ -199,8 +199,7 @@ class ShardServer:
                 self._changing_term = config.job_id
         try:
             if present is not None:
-                # First of all, as its tensors and files make room for those of the new term: there is no way back to
-                # it.
+                # First of all, to free memory and disk space for the new term: the old one cannot be continued.
                 present.end_streams()
                 present.shard.forget()
             job = self._enter(config)
@@ -270,7 +269,7 @@ class ShardServer:
             return tuple(job.shard for job in self._jobs.values())
 
     def stop(self) -> None:
-        """End every stream and every job; later callers are told to wait for the next process."""
+        """End every stream and every job; later calls fail with a retryable error."""
         with self._lock:
             self._is_ending = True
             jobs, self._jobs = self._jobs, {}
@@ -418,12 +417,12 @@ class ShardServer:
             PermissionDenied: the caller is not one of them, or another one.
         """
         peer = caller_of(context)
-        if not isinstance(peer, NamedPeer):  # a stage follows under its own name; without TLS there are no identities
+        if not isinstance(peer, NamedPeer):  # a stage follows under its own identity; without TLS there are none
             return
         ids = [member.id for member in self._job(job_id).shard.clock_shard.shards]
         own = [index for index, member_id in enumerate(ids) if member_id == peer.member_id]
         if not own:
-            raise PermissionDenied(f"{peer} is none of the {len(ids)} parameter servers of job {job_id}")
+            raise PermissionDenied(f"{peer} is not one of the {len(ids)} parameter servers of job {job_id}")
         if shard is not None and shard not in own:
             raise PermissionDenied(f"{peer} is shard {own[0]} of job {job_id}, and may not act as shard {shard}")
 
@@ -466,7 +465,7 @@ class ShardServer:
         if job is None and lost is not None:
             raise StateLost(lost)
         if job is None and is_ending:
-            raise PeerUnreachable("this parameter server ends")
+            raise PeerUnreachable("this parameter server is shutting down")
         if job is None and is_changing:
             raise PeerUnreachable(f"job {job_id} begins a new term on this parameter server")
         if job is None:

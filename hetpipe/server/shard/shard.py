@@ -35,12 +35,12 @@ class ShardCounts:
     """Counters of a shard."""
 
     pushes: int = 0
-    """Staged."""
+    """Staged pushes."""
     pushed_bytes: int = 0
     duplicate_pushes: int = 0
-    """Of pushes that were staged already."""
+    """Resends of staged pushes."""
     pulls: int = 0
-    """Begun."""
+    """Pulls begun."""
     pulled_bytes: int = 0
 
 
@@ -51,19 +51,19 @@ class ShardFacts:
     counts: ShardCounts
     followed_records: int
     staged_waves: int
-    """First weights among them."""
+    """Including the initial weights."""
     published: Clock
     retained_versions: int
     weight_bytes: int
-    """Of all buffers in use."""
+    """Bytes of all buffers in use."""
     staged_clock: Clock
-    """Every member's waves below it are here whole, or count."""
+    """Every member's waves below it are staged or committed."""
     committed_clock: Clock
-    """Every member's waves below it count."""
+    """Every member's waves below it are committed."""
     durable_clock: Clock
-    """Every member's waves below it are here after a restart, too; without a log, none is."""
+    """Every member's waves below it survive a restart; without a log, none does."""
     log_bytes: int
-    """Of the write-ahead log of pushes."""
+    """Size of the write-ahead log of pushes."""
 
 
 def shard_layout(config: ShardConfig) -> FlatLayout:
@@ -84,7 +84,7 @@ class Shard:
         Args:
             config: configuration of the job.
             history: history of this process.
-            pushes: persists staged pushes; None: they are lost with this process.
+            pushes: persists staged pushes; None: no persistence.
         """
         self.config = config
         self._history = history
@@ -108,8 +108,8 @@ class Shard:
         self._counts = ShardCounts()
         #: Staged pushes of an earlier process that this one has not reached yet, in order.
         self._old: deque[RecoveredPush] = deque()
-        #: Whether there may be records that an earlier process followed and this one has not: until then what is asked
-        #: for may be out of order here only.
+        #: There may be records that an earlier process followed and this one has not: until they are replayed, requests
+        #:#: may be ahead of this shard's state.
         self._is_behind = False
 
     # -- after a restart ---------------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ def test_detached_says_how_to_go_on(world: World) -> None:
     assert "remove the cluster with: hetpipe down\n" in result.stdout
     again = world.up("job.yaml", "--cpu-devices", "2", "--detach")
     assert again.exit_code == 2
-    assert "hetpipe is up already" in again.stderr
+    assert "hetpipe is already up" in again.stderr
 
 
 def test_services_without_a_job(world: World) -> None:
@@ -227,7 +227,7 @@ def test_data_elsewhere_is_shown_read_only(world: World, tmp_path: Path) -> None
         (("--plan", "p.json"), "--plan requires a job"),
         (("job.yaml", "--shards", "2"), "--set parameter_servers.count=2"),
         (("job.yaml", "--cpu-devices", "1"), "needs 2 devices"),
-        (("job.yaml", "--project", "No/Good"), "begins the names of containers"),
+        (("job.yaml", "--project", "No/Good"), "is a prefix of containers' names"),
         (("job.yaml", "--cpu-devices", "2", "--plan", "none.json"), "none.json"),
     ],
 )

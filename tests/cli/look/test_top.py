@@ -103,7 +103,7 @@ def test_who_was_lost_is_away_or_slow_and_that_the_job_went_back_is_told() -> No
     there = replace(running(), progress=replace(picture, rows=rows, slow=slow), workers=(worker,), rewinds=1)
     lines = Picture(there, ()).lines(Path.cwd())
     assert lines[4:8] == [
-        "the whole job went back to a checkpoint 1 time",
+        "the job was rewound to a checkpoint 1 time",
         "virtual worker 1: life 1, lost 1 time, ending",
         "stage 1 of virtual worker 0 takes 2.0 times as long as planned",
         "",
@@ -238,8 +238,8 @@ def test_a_coordinator_that_goes_away_is_waited_for() -> None:
     assert run(Options(coordinator=ADDRESS), output, shell_for(coordinator)) is ExitStatus.OK
     assert isinstance(output.complaints, io.StringIO)
     assert output.complaints.getvalue().splitlines() == [
-        "the coordinator does not answer; trying again until it is there",
-        "the coordinator is there again after 1 s",
+        "the coordinator does not answer; retrying",
+        "the coordinator is reachable again after 1 s",
     ]
 
 

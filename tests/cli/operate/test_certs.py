@@ -72,9 +72,9 @@ def test_programs_read_json() -> None:
 
 
 def test_what_cannot_be_done_is_one_sentence() -> None:
-    assert errors("issue", "ca", "coordinator").endswith("make one with `hetpipe certs init`")
+    assert errors("issue", "ca", "coordinator").endswith("create one with `hetpipe certs init`")
     answer("init", "ca")
-    assert "holds an authority already" in errors("init", "ca")
+    assert "already contains an authority" in errors("init", "ca")
     assert errors("issue", "ca", "janitor", "joe") == (
         "'janitor' is not a role; use one of coordinator, parameter-server, agent, operator, monitor, redis"
     )

@@ -66,7 +66,7 @@ def test_a_plan_from_two_files() -> None:
 def test_why() -> None:
     result = invoke(*FILES, "--why")
     assert result.exit_code == 0, result.output
-    for heading in ("alternatives, against this plan", "why this N", "why these cuts"):
+    for heading in ("alternatives, compared with this plan", "why this N", "why these cuts"):
         assert heading in result.stdout
     assert "single:TITAN_V" in result.stdout
 

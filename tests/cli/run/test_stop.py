@@ -136,7 +136,7 @@ def test_one_that_never_knows_it_again_is_not_asked_for_ever() -> None:
 
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == (
-        "error: job small-1 is not known here; the coordinator answers, and has not known the job for 90 s"
+        "error: job small-1 is not known here; the coordinator answers, but the job has been unknown to it for 90 s"
     )
 
 

@@ -41,7 +41,7 @@ def test_an_agent_that_others_reach_needs_a_list() -> None:
     assert _programs("127.0.0.1", None) == Programs()
     assert _programs("127.0.0.1", ["a"]) == Programs().allowing(["a"])
     assert _programs("192.0.2.1", ["*"]) == Programs().allowing(["*"])
-    with pytest.raises(UserError, match=r"^--host 192\.0\.2\.1 is reached by other machines.*--allow-modules '\*'"):
+    with pytest.raises(UserError, match=r"^--host 192\.0\.2\.1 is reachable from other machines.*--allow-modules '\*'"):
         _programs("192.0.2.1", None)
     with pytest.raises(UserError, match="--allow-modules is empty"):
         _programs("127.0.0.1", [""])

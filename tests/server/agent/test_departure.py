@@ -117,7 +117,7 @@ def test_one_that_has_forgotten_the_agent_is_asked_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--drain-seconds", "-1"), ("--drain-seconds", "soon"), ("--told-status", "256")]
+    ("option", "value"), [("--drain-seconds", "-1"), ("--drain-seconds", "soon"), ("--sigterm-exit-status", "256")]
 )
 def test_options_that_are_none(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):

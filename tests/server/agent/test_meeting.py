@@ -212,7 +212,8 @@ def test_a_stage_that_never_joins_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(meeting, "JOIN_SECONDS", 120.0)
     clock = FakeClock(auto_advance=True)
     _, config = configs([["n0/0", "n0/1"]])
-    with pytest.raises(DeadlineExceeded, match=r"stage 1 .* waited 120 s for stage 0 to come; .* are there: \[1\]"):
+    told = r"stage 1 .* waited 120 s for stage 0 to join; .* stages \[1\] have joined"
+    with pytest.raises(DeadlineExceeded, match=told):
         meet(config, clock_shard([["n0/0", "n0/1"]]), clock=clock)
 
 

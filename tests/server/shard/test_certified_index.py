@@ -68,5 +68,5 @@ def test_a_certificate_of_an_earlier_version_is_refused_with_the_fix(tmp_path: P
     old = cluster().authority().issue(Before(), new_key().public_key(), days=1)  # type: ignore[arg-type]
     assert x509.load_pem_x509_certificate(old)
     (tmp_path / "cert.pem").write_bytes(old)
-    with pytest.raises(UserError, match="make it again with `hetpipe certs issue DIR parameter-server 1`"):
+    with pytest.raises(UserError, match="issue it again with `hetpipe certs issue DIR parameter-server 1`"):
         read_facts(tmp_path)

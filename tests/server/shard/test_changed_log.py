@@ -61,8 +61,8 @@ def test_a_record_that_is_another_than_it_was(tmp_path: Path, second: list[Recor
     shard.stop()
 
     assert clock.asked[:2] == [0, 1]
-    assert [str(error)[:90] for error in lost] == (
-        ["shard 1 has followed another decision log than the clock shard has now (record 1 was Barri"]
+    assert [str(error)[:96] for error in lost] == (
+        ["shard 1 has followed another decision log than the clock shard's current one (record 1 was Barri"]
         if is_lost
         else []
     )

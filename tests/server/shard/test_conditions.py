@@ -110,14 +110,14 @@ class TestState:
         state.journal._storage.append(b"{}")
         raised = only(conditions, KIND)
         assert raised.holds
-        assert raised.sentence.startswith("parameter server 0 cannot keep what is staged (level applied): ")
+        assert raised.sentence.startswith("parameter server 0 cannot persist staged waves (level applied): ")
         for part in (str(tmp_path / "state"), "No space left on device", "free disk space, or replace the disk"):
             assert part in raised.sentence
 
         disk.room = None
         assert state.journal._storage.log.reopen()
         state.journal._storage.log.clear_alarm()
-        assert only(conditions, KIND).clearance == "parameter server 0 keeps what is staged again"
+        assert only(conditions, KIND).clearance == "parameter server 0 persists staged waves again"
         state.close()
         history.close()
 

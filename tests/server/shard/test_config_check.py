@@ -19,7 +19,7 @@ CUT = tuple(range(STAGES + 1))
 
 @pytest.mark.parametrize("cut", [(0,), (1, 2), (0, 2, 2), (0, 3, 1), (0, 1 << 53), tuple(range(300_000))])
 def test_what_is_no_cut(cut: tuple[int, ...]) -> None:
-    with pytest.raises(ProtocolViolation, match=r"is no cut: bounds of stages rise from 0"):
+    with pytest.raises(ProtocolViolation, match=r"is not a cut: bounds of stages increase from 0"):
         check_life(VW, Incarnation(1), 1, cut)
 
 

@@ -217,12 +217,12 @@ class TestRepair:
         with closing(Shard(tmp_path / "state")):
             result = self.run(tmp_path / "state")
         assert result.exit_code == 2
-        assert "another process keeps its state" in result.stderr
+        assert "another process uses the state" in result.stderr
 
     def test_a_folder_that_is_none(self, tmp_path: Path) -> None:
         result = self.run(tmp_path / "none")
         assert result.exit_code == 2
-        assert "is no folder; give what a parameter server was given as --state" in result.stderr
+        assert "is not a folder; give the folder that a parameter server has as --state" in result.stderr
 
 
 def test_the_number_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

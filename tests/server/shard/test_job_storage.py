@@ -205,7 +205,7 @@ class TestFailingDisk:
 
         assert cluster.levels == [AckLevel.DURABLE, AckLevel.APPLIED]
         cluster.processes[1].state.wait_idle()
-        with pytest.raises(StateLost, match="lacks what was pushed while its disk failed"):
+        with pytest.raises(StateLost, match="lacks waves pushed while its disk failed"):
             cluster.boot(1)
 
     def test_with_room_again_the_next_barriers_make_it_durable(self, tmp_path: Path) -> None:

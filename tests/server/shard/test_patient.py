@@ -288,7 +288,7 @@ class ForgetfulClock(MethodCalls):
     def pull_buffers(self, header: object) -> Iterator[bytes]:
         self.asked += 1
         if self.asked == 100:
-            raise BuffersMissing("buffer b of virtual worker 0 itself is not here at clock 3")
+            raise BuffersMissing("buffer b of virtual worker 0 is missing here at clock 3")
         if self.asked < 200:
             raise ClockNotPublished("buffer b of virtual workers [1] at clock 3")
         yield from self.pushed[-1]

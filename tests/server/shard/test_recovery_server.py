@@ -319,7 +319,7 @@ def test_a_job_that_has_ended_is_not_told_as_lost_for_ever(processes: Processes,
 
 def test_two_processes_never_share_a_folder(tmp_path: Path) -> None:
     descriptor = claim(tmp_path / "shard-0")
-    with pytest.raises(UserError, match="another process keeps its state"):
+    with pytest.raises(UserError, match="another process uses the state"):
         claim(tmp_path / "shard-0")
     disclaim(tmp_path / "shard-0", descriptor)
     assert not (tmp_path / "shard-0").exists()

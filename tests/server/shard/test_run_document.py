@@ -122,7 +122,10 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("changed", "wrong"),
         [
-            ({"shard": ShardIndex(1), "num_shards": 2, "clock_shard_address": "h:1"}, "on shard 1; shard 0 keeps it"),
+            (
+                {"shard": ShardIndex(1), "num_shards": 2, "clock_shard_address": "h:1"},
+                "on shard 1; it belongs on shard 0",
+            ),
             ({"term": Term(2)}, "a run of job 'job' in term 1"),
             ({"job_id": JobId("other")}, "a run of job 'job' in term 1"),
             ({"num_shards": 2}, "on 1 shards, planned for 1"),
@@ -169,7 +172,7 @@ def test_over_the_network(control: Caller) -> None:
     assert (described.run, [life.standing for life in described.lives]) == (LATER, ["newcomer"] * 3)
     with pytest.raises(StaleTerm):
         control.invoke(KEEP_RUN, KeepRunRequest(JOB, Term(2), LATER))
-    with pytest.raises(ProtocolViolation, match="a shard cannot keep the document of a run with other data"):
+    with pytest.raises(ProtocolViolation, match="a shard cannot store the document of a run with other data"):
         control.invoke(KEEP_RUN, KeepRunRequest(JOB, Term(1), replace(LATER, data=replace(DATA, seed=1))))
     with pytest.raises(UnknownJob):
         control.invoke(DESCRIBE_RUN, DescribeRunRequest(JobId("other")))

@@ -377,7 +377,7 @@ class TestCalls:
         configs = [replace(config, term=Term(2)) for config in begun.configs]
         begun.controls[0].invoke(CONFIGURE, configs[0])
         wait_until(lambda: begun.handlers[1].jobs() == (), timeout_seconds=SECONDS, what="the end of the old term")
-        assert "was not told of the job's newest term" in begun.handlers[1].lost_jobs()[JOB]
+        assert "was not configured for the job's newest term" in begun.handlers[1].lost_jobs()[JOB]
         with pytest.raises(StateLost):
             begun.pull(0, 1)
 
@@ -473,7 +473,9 @@ class TestRefusals:
                 lambda: wrong.invoke(GET_PROGRESS, GetProgressRequest(requester())),
                 lambda: next(iter(wrong.stream(FOLLOW_LOG, FollowLogRequest(JOB, Term(1), 0)))),
             ):
-                with pytest.raises(ProtocolViolation, match="shard 1 is not the clock shard; ask shard 0"):
+                with pytest.raises(
+                    ProtocolViolation, match="shard 1 is not the clock shard; send the request to shard 0"
+                ):
                     call()
 
     def test_a_config_that_is_none(self, begun: Job) -> None:

@@ -156,9 +156,9 @@ class TestResends:
         assert isinstance(again, PushSession)
         (good,), (bad,) = encode(ones(2.0)), encode(ones(7.0))
         again.write(good)
-        with pytest.raises(MalformedChunk, match="given up"):
+        with pytest.raises(MalformedChunk, match="superseded"):
             stalled.write(bad)  # its bytes come late, and go nowhere
-        with pytest.raises(MalformedChunk, match="given up"):
+        with pytest.raises(MalformedChunk, match="superseded"):
             stalled.finish()
         assert not one.history.of("staged")
         again.finish()
@@ -366,9 +366,9 @@ class TestEviction:
         self.evict(one, 1)
         assert one.buffers[0] == 1
         one.push(requester(0), 0, ones(3.0))
-        with pytest.raises(MalformedChunk, match="given up"):
+        with pytest.raises(MalformedChunk, match="superseded"):
             late.write(encode(ones(100.0)[1:])[0])
-        with pytest.raises(MalformedChunk, match="given up"):
+        with pytest.raises(MalformedChunk, match="superseded"):
             late.finish()
         one.report(requester(0), 0)
 
@@ -395,7 +395,7 @@ class TestEviction:
         one.push(later, None, ones())
         one.clock.initialized(later)
         one.settle()
-        with pytest.raises(MalformedChunk, match="given up"):
+        with pytest.raises(MalformedChunk, match="superseded"):
             unfinished.write(encode(ones())[0])
 
         assert one.buffers[0] == 1
