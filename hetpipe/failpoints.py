@@ -83,14 +83,18 @@ POINTS: Mapping[str, Point] = {
     "membership.evict_decided_not_published": Point(
         "an eviction is decided, but not sent to the clock shard", _COORDINATOR
     ),
-    "repartition.plan_computed": Point("a new plan is computed, but not announced", _COORDINATOR),
-    "repartition.published": Point("the new plan is on disk, not in force", _COORDINATOR),
-    "repartition.some_agents_drained": Point("the old plan's stages have left, the others run", _COORDINATOR),
-    "repartition.layers_half_moved": Point(
-        "the clock shard has the new plan, no incarnation on it is admitted", _COORDINATOR
-    ),
-    "repartition.committed": Point("an incarnation of the new plan is admitted, no stage runs", _COORDINATOR),
-    "repartition.old_plan_not_cleaned": Point("the new plan's stages run, it is still only proposed", _COORDINATOR),
+    "repartition.plan_computed": Point("a new plan is computed, the clock shard is not asked for it", _COORDINATOR),
+    "repartition.requested": Point("the clock shard is asked for a new plan, its answer is not used", _COORDINATOR),
+    "repartition.before_record": Point("the record that changes a plan is decided, but not persistent", _SHARD),
+    "repartition.recorded": Point("the record that changes a plan is persistent, and told to nobody", _SHARD),
+    "repartition.record_read": Point("a stage has read that its layers change, and has sent none", _STAGE),
+    "repartition.layers_half_moved": Point("a stage has sent and got its layers, and is not built anew", _STAGE),
+    "repartition.stage_built": Point("a stage has its new layers, and has computed nothing with them", _STAGE),
+    "replacement.published": Point("the plan for fewer devices is on disk, not in force", _COORDINATOR),
+    "replacement.not_kept": Point("the next incarnation is due, the clock shard does not have its plan", _COORDINATOR),
+    "replacement.kept": Point("the clock shard has the new plan, no incarnation on it is admitted", _COORDINATOR),
+    "replacement.admitted": Point("an incarnation of the new plan is admitted, no stage runs", _COORDINATOR),
+    "replacement.not_settled": Point("the new plan's stages run, it is still only proposed", _COORDINATOR),
     "snapshot.temp_open": Point("the file of a snapshot is open under another name", _SHARD),
     "snapshot.half_written": Point("a snapshot is partly written", _SHARD),
     "snapshot.before_fsync": Point("a snapshot is written, possibly not on disk", _SHARD),

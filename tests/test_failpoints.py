@@ -299,6 +299,7 @@ def test_a_stage_inherits_them_from_its_agent(
 ROLES_OF: Mapping[str, tuple[str, ...]] = {
     "hetpipe/server/shard/failing.py": ("stage",),
     "hetpipe/pipeline/clock_use.py": ("stage",),
+    "hetpipe/pipeline/moving.py": ("stage",),
     "hetpipe/server/member_session.py": ("parameter_server", "agent"),
     "hetpipe/server/coordinator/": ("coordinator",),
     "hetpipe/server/shard/": ("parameter_server",),
@@ -358,4 +359,12 @@ def test_every_place_is_in_the_code_once_for_each_of_its_roles() -> None:
 
 def test_the_table_has_every_injection_point_of_the_design() -> None:
     counts = Counter(name.partition(".")[0] for name in POINTS)
-    assert counts == {"push": 7, "pull": 4, "commit": 4, "membership": 4, "repartition": 6, "snapshot": 7}
+    assert counts == {
+        "push": 7,
+        "pull": 4,
+        "commit": 4,
+        "membership": 4,
+        "repartition": 7,
+        "replacement": 5,
+        "snapshot": 7,
+    }

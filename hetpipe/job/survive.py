@@ -108,8 +108,8 @@ class SurviveSection(Section):
     """
     straggler: Annotated[float, AfterValidator(_checked_factor)] = Field(default=2.0, examples=[2.0])
     """Slowdown factor (from 1.1 to 1000) relative to the plan, compared with the other stages, above which a stage is a
-    straggler: it is reported, and layers are moved to other stages if that pays off. 0: no detection. No layers are
-    moved when `sync.deterministic` is set, as the result would depend on when that happens.
+    straggler: it is reported, and layers are moved to other stages if that pays off. 0: no detection. A
+    deterministic run is moved as well; `decisions.jsonl` has when, and repeats it as a script.
     """
     patience_waves: int = Field(default=5, ge=1, le=_MOST_RESTARTS)
     """Number of consecutive slow waves before a stage counts as a straggler; reports arrive at most once a second."""

@@ -154,11 +154,15 @@ class Emulator:
         self._device = device
         self._clock = clock
         self._random = random.Random(seed)  # noqa: S311 - emulation, no secret
+        self._emulation = emulation
         self._profiled_seconds: dict[Kind, float] = {}
-        if emulation is not None:
+
+    def cover(self, first_layer: int, last_layer: int) -> None:
+        """Emulate the device's time for layers [first_layer, last_layer), where a profile states it."""
+        if self._emulation is not None:
             self._profiled_seconds = {
-                Kind.FORWARD: emulation.forward_seconds,
-                Kind.BACKWARD: emulation.backward_seconds,
+                Kind.FORWARD: self._emulation.forward_of(first_layer, last_layer),
+                Kind.BACKWARD: self._emulation.backward_of(first_layer, last_layer),
             }
 
     def stretch(self, kind: Kind, started: float) -> None:

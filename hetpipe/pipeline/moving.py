@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from hetpipe import failpoints
 from hetpipe.decide.elastic.moving import Crossing, crossing
 from hetpipe.decide.sync.records import SegmentMember, SegmentRecord
 from hetpipe.link.policy import Frame, FrameKind, Link
@@ -72,12 +73,16 @@ class LayerMover:
             return
         assert self._build is not None, "a stage of a run whose plans change knows how it is built"
         started = parts.clock.monotonic()
+        failpoints.reach("repartition.record_read")
         with parts.timeline.span(Activity.MOVE, clock=clock):
             states = self._exchanged(self._own_states(), member.bounds, clock)
+            failpoints.reach("repartition.layers_half_moved")
             with parts.guard:
                 built = self._build(member.bounds)
             self._adopt(built, states, clock)
+            parts.emulator.cover(*member.bounds[stage : stage + 2])
         parts.bounds = member.bounds
+        failpoints.reach("repartition.stage_built")
         _log.info(
             "layers_moved",
             clock=clock,

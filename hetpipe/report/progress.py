@@ -43,7 +43,7 @@ def cells(table: ProgressTable) -> list[list[str]]:
     return [
         [
             str(row.vw),
-            stages_text(row.stages),
+            cut_text(row),
             str(row.clock),
             distance_text(row, table.staleness),
             rate(row.samples_per_second),
@@ -60,6 +60,11 @@ def loss_text(row: VirtualWorkerRow) -> str:
     """The loss, and in brackets each one by name if there are several: `1.234 (main 1.2, aux 0.34)`."""
     each = ", ".join(f"{name} {measure(value)}" for name, value in sorted(row.losses.items()))
     return f"{measure(row.loss)} ({each})" if each else measure(row.loss)
+
+
+def cut_text(row: VirtualWorkerRow) -> str:
+    """Layers and devices of its stages, with the version of its plan once layers have moved."""
+    return stages_text(row.stages) + (f" (plan version {row.version})" if row.version else "")
 
 
 def stages_text(stages: Sequence[StageRow]) -> str:

@@ -307,6 +307,8 @@ class WorkerReplanned(Notice):
     """Expected speed-up of the job, as a fraction: 0.5 is half as fast again; None if the plan only replaces lost
     devices.
     """
+    version: int | None = None
+    """The plan version that it has made between running stages; None: with new processes."""
     kind: Literal["worker_replanned"] = "worker_replanned"
 
     @property
@@ -441,6 +443,8 @@ class VirtualWorkerRow:
     state: LifeState = LifeState.READY
     losses: dict[str, float] = field(default_factory=dict)
     """Name → mean in that wave, of a job with several losses."""
+    version: int = 0
+    """The version of its plan in force, by which `stages` are cut."""
 
 
 @dataclass(frozen=True, slots=True)

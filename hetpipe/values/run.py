@@ -19,6 +19,7 @@ from hetpipe.values.conditions import Condition
 from hetpipe.values.ids import AgentId, Clock, Incarnation, ShardIndex, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.values.link_measurement import MeasuredLinks
 from hetpipe.values.plan import Plan
+from hetpipe.values.sync import PlanVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +50,25 @@ class LinkTime:
 class StageEmulation:
     """Emulation of another device by a stage: profiled times and links."""
 
-    forward_seconds: float
-    """Duration of a minibatch's forward on that device; the real computation must be faster."""
-    backward_seconds: float
-    """Duration of its backward, including the forward again where the plan recomputes."""
+    forward_seconds: tuple[float, ...]
+    """Duration of a minibatch's forward through each layer of the model on that device, whichever of them the stage
+    has; the real computation must be faster.
+    """
+    backward_seconds: tuple[float, ...]
+    """Duration of its backward through each of them, including the forward again where the plan recomputes."""
     upstream: LinkTime | None = None
     """The link to the previous stage; None: not emulated."""
     downstream: LinkTime | None = None
     shards: tuple[LinkTime | None, ...] = ()
     """The link to each shard; empty: not emulated."""
+
+    def forward_of(self, first_layer: int, last_layer: int) -> float:
+        """Seconds of a forward through layers [first_layer, last_layer)."""
+        return math.fsum(self.forward_seconds[first_layer:last_layer])
+
+    def backward_of(self, first_layer: int, last_layer: int) -> float:
+        """Seconds of a backward through them."""
+        return math.fsum(self.backward_seconds[first_layer:last_layer])
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +122,8 @@ class ClockSnapshot:
     """Those of them that would survive a restart of every shard; empty if unknown."""
     applied: tuple[ShardIndex, ...] = ()
     """Shards with a failed disk: what is staged there would be lost with their process, and the job rewound."""
+    plans: dict[VirtualWorkerIndex, PlanVersion] = field(default_factory=dict)
+    """The plan versions in force since the newest barrier; empty before the first one."""
 
 
 @dataclass(frozen=True, slots=True)

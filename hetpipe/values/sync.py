@@ -13,7 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, PlainSerializer
 
-from hetpipe.values.ids import Clock, VirtualWorkerIndex
+from hetpipe.values.bounds import Name, Sentence
+from hetpipe.values.ids import Clock, Incarnation, VirtualWorkerIndex
 from hetpipe.values.policies import POLICIES, Policy, PullTiming, WeightPolicy
 
 #: Bytes encoded as hexadecimal text in JSON.
@@ -127,6 +128,11 @@ class PlanVersion:
         """K."""
         return len(self.bounds) - 1
 
+    def can_become(self, bounds: tuple[int, ...]) -> bool:
+        """Whether a move can cut the layers at `bounds`: as many stages, none of them empty, and the same layers."""
+        rises = all(last > first for first, last in pairwise(bounds))
+        return rises and len(bounds) == len(self.bounds) and (bounds[0], bounds[-1]) == (0, self.bounds[-1])
+
     @property
     def layer_counts(self) -> tuple[int, ...]:
         """Layers of each stage."""
@@ -142,6 +148,33 @@ class PlanChange:
     vw: VirtualWorkerIndex
     bounds: tuple[int, ...]
     """Stage k has the layers [bounds[k], bounds[k + 1])."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMove:
+    """Another cut of a virtual worker, decided while the job trains: it takes effect at the next barrier."""
+
+    incarnation: Incarnation
+    """The one whose layers move; a later one would have others."""
+    bounds: tuple[int, ...]
+    """Stage k has the layers [bounds[k], bounds[k + 1])."""
+    by: Name
+    """What decided it: `straggler`, or `operator`."""
+    reason: Sentence
+    """Why, as a sentence."""
+    predicted_gain: float | None = None
+    """Speed-up of the job that is expected, as a fraction; None: not predicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedMove:
+    """A move that has taken effect."""
+
+    clock: Clock
+    """The barrier at which it did."""
+    version: int
+    """The plan version that it has made."""
+    move: PlanMove
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ from hetpipe.values.requests import (
 from hetpipe.values.run import ClockSnapshot
 from hetpipe.values.run_document import RunDescription, RunDocument
 from hetpipe.values.shard_config import ShardConfig
-from hetpipe.values.sync import Progress
+from hetpipe.values.sync import PlanMove, Progress
 from hetpipe.wire import access
 from hetpipe.wire.call import SMALL_BYTES, Call, Download, Rule, Streaming, Unary, Upload
 from hetpipe.wire.checks import checked_job_id
@@ -368,6 +368,20 @@ class DrainRequest:
     """Index of the virtual worker."""
     incarnation: Incarnation
     """The incarnation to drain."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRequest:
+    """Moves layers between the stages of a virtual worker at the next barrier."""
+
+    job_id: JobId
+    """Job."""
+    term: Term
+    """Version of plan and membership."""
+    vw: VirtualWorkerIndex
+    """Index of the virtual worker."""
+    move: PlanMove
+    """Its new cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -850,6 +864,16 @@ DRAIN = Unary(
     is_order=True,
     max_request_bytes=SMALL_BYTES,
 )
+MOVE = Unary(
+    service=SHARD_SERVICE,
+    name="Move",
+    request=MoveRequest,
+    reply=type(None),
+    access=_COORDINATOR,
+    deadline_seconds=CONTROL_SECONDS,
+    is_order=True,
+    max_request_bytes=SMALL_BYTES,
+)
 ADMIT = Unary(
     service=SHARD_SERVICE,
     name="Admit",
@@ -1017,6 +1041,7 @@ CALLS: Final[tuple[Call, ...]] = (
     REQUEST_BARRIER,
     EVICT,
     DRAIN,
+    MOVE,
     ADMIT,
     KEEP_RUN,
     DESCRIBE_RUN,

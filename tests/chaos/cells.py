@@ -69,7 +69,7 @@ class Cell:
 
     @property
     def row(self) -> str:
-        """Row of the table: push, pull, commit, membership, repartition, snapshot, any."""
+        """Row of the table: push, pull, commit, membership, repartition, replacement, snapshot, any."""
         return self.point.partition(".")[0]
 
     @property
@@ -92,6 +92,8 @@ ONLY = {
     "pull.while_gated": {"stage": ("stage-0",)},
     "commit.before_publish": {"parameter_server": ("shard-0",)},
     "commit.after_publish": {"parameter_server": ("shard-0",)},
+    "repartition.before_record": {"parameter_server": ("shard-0",)},
+    "repartition.recorded": {"parameter_server": ("shard-0",)},
     "snapshot.manifest_on_some_shards": {"parameter_server": ("shard-0",)},
     # Here the manifest is written in two halves and older checkpoints are deleted; the other shards do both with
     # snapshots of a full write-ahead log alone, which a small job does not fill.
@@ -108,7 +110,12 @@ PROVOKED = {
     ("membership.published_not_seen", "parameter_server"): Provocation.VICTIM_REGISTERS,
     ("membership.published_not_seen", "agent"): Provocation.VICTIM_REGISTERS,
     ("membership.evict_decided_not_published", "coordinator"): Provocation.WORKER_DIES,
-    **{(name, "coordinator"): Provocation.WORKER_SLOWS for name in POINTS if name.partition(".")[0] == "repartition"},
+    **{
+        (name, role): Provocation.WORKER_SLOWS
+        for name, point in POINTS.items()
+        if name.partition(".")[0] == "repartition"
+        for role in point.roles
+    },
 }
 
 #: Faults at no point: every role wherever it happens to be, and several at once.
@@ -138,7 +145,9 @@ WITHOUT_DISK = ("shard-0", "shard-1")
 AT_POINTS = (Deed.KILL, Deed.PAUSE)
 
 #: Points nobody can be brought to, and why. A whole group by its name alone.
-UNREACHED: dict[str, str] = {}
+UNREACHED: dict[str, str] = {
+    "replacement": "all devices of a virtual worker of this cluster are one agent's: none continues without it",
+}
 
 
 def all_cells() -> tuple[Cell, ...]:

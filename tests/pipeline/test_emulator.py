@@ -21,29 +21,39 @@ from tests.support.method_calls import MethodCalls
 
 WHO = Requester(JobId("job"), Term(1), VirtualWorkerIndex(0), Life(0), StageIndex(0))
 SLICES = (SliceHeader("a", 0, 500, "float32"), SliceHeader("b", 100, 600, "float64"))  # 2000 + 4000 bytes
-PROFILED = StageEmulation(forward_seconds=2.0, backward_seconds=3.0)
+PROFILED = StageEmulation(forward_seconds=(1.5, 0.5, 7.0), backward_seconds=(1.0, 2.0, 9.0))
+
+
+def profiled(clock: FakeClock, device: DeviceConfig | None = None) -> Emulator:
+    """Of a stage with the first two layers."""
+    emulator = Emulator(device or DeviceConfig("cpu"), clock, seed=0, emulation=PROFILED)
+    emulator.cover(0, 2)
+    return emulator
 
 
 def test_a_computation_takes_its_profiled_time() -> None:
     clock = FakeClock(auto_advance=True)
-    emulator = Emulator(DeviceConfig("cpu"), clock, seed=0, emulation=PROFILED)
+    emulator = profiled(clock)
     clock.advance(0.5)
     emulator.stretch(Kind.FORWARD, 0.0)
     assert clock.monotonic() == 2.0
     emulator.stretch(Kind.BACKWARD, 2.0)
     assert clock.monotonic() == 5.0
+    emulator.cover(1, 3)
+    emulator.stretch(Kind.FORWARD, 5.0)
+    assert clock.monotonic() == 12.5, "of the layers that it has since a move"
 
 
 def test_a_computation_that_was_too_slow_is_not_shortened() -> None:
     clock = FakeClock(auto_advance=True)
     clock.advance(9.0)
-    Emulator(DeviceConfig("cpu"), clock, seed=0, emulation=PROFILED).stretch(Kind.FORWARD, 0.0)
+    profiled(clock).stretch(Kind.FORWARD, 0.0)
     assert clock.monotonic() == 9.0
 
 
 def test_a_straggler_stretches_its_profiled_time() -> None:
     clock = FakeClock(auto_advance=True)
-    emulator = Emulator(DeviceConfig("cpu", slowdown=10.0, jitter=0.5), clock, seed=0, emulation=PROFILED)
+    emulator = profiled(clock, DeviceConfig("cpu", slowdown=10.0, jitter=0.5))
     emulator.stretch(Kind.FORWARD, 0.0)
     assert 20.0 <= clock.monotonic() <= 30.0
 

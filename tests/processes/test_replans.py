@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hetpipe.decide.elastic.script import script_of
+from hetpipe.server.decisions_file import read_decisions
+from hetpipe.values.decisions import MoveDecision, MoveJudgement
 from hetpipe.values.plan import Plan
 from hetpipe.values.wire import from_json
 from tests.polling import wait_until
@@ -75,17 +77,20 @@ def test_layers_move_away_from_a_stage_that_is_ten_times_slower(tmp_path: Path) 
 
     assert [(one["vw"], one["stage"]) for one in slow] == [(1, 1)]
     assert slow[0]["factor"] > 3.0, "how the others fare counts, too, and the machine may be busy"
-    assert "event=worker_replanned vw=1 life=2 before=2-3 after=4-1" in outcome.stderr
+    assert "event=worker_replanned vw=1 life=1 before=2-3 after=4-1" in outcome.stderr
     gained = re.search(r"event=replan_judged vw=1 gained_percent=([\d.]+)", outcome.stderr)
     assert gained is not None
     assert float(gained[1]) > 100.0
     assert outcome.result["deaths"] == {"0": 0, "1": 0}
-    assert waves(train, 1, 1)
-    plan: Plan = from_json(Plan, (train.run_dir / "plans" / "vw-1-life-1.json").read_text())
-    assert [stage.last_layer for stage in plan.virtual_workers[1].stages] == [4, 5]
+    assert not waves(train, 1, 1), "no process was started"
+    decided, judged = read_decisions(train.run_dir)[:2]
+    assert isinstance(decided, MoveDecision)
+    assert isinstance(judged, MoveJudgement)
+    assert (decided.vw, decided.stages, decided.version, decided.by) == (1, (4, 1), 1, "straggler")
+    assert decided.predicted_gain is not None
+    assert decided.predicted_gain > 1.0
+    assert (judged.vw, judged.version) == (1, 1)
+    assert [(line.vw, line.stages) for line in script_of([decided, judged])] == [(1, (4, 1))]
     first: Plan = from_json(Plan, (train.run_dir / "plan.json").read_text())
     assert [stage.last_layer for stage in first.virtual_workers[1].stages] == [2, 5]
-    logs = [path.read_text() for path in (train.run_dir / "logs").glob("vw-1-stage-*.log")]
-    assert not any(
-        json.loads(line)["event"] == "optimizer_state_begins_anew" for log in logs for line in log.splitlines()
-    )
+    assert not (train.run_dir / "plans").exists()

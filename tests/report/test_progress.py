@@ -31,6 +31,12 @@ def test_the_table_has_everything_a_user_asks_of_a_virtual_worker() -> None:
     assert all(len(row) == len(headings(table(3, 4))) for row in cells(table(3, 4)))
 
 
+def test_a_cut_that_has_changed_has_its_version() -> None:
+    two = table(3, 4)
+    moved = replace(two, rows=(two.rows[0], replace(two.rows[1], version=2)))
+    assert [row[1] for row in cells(moved)] == ["0 on n0/0, 1-4 on n0/1", "0 on n0/2, 1-4 on n0/3 (plan version 2)"]
+
+
 def test_several_losses_stand_beside_their_sum() -> None:
     two = table(3, 4)
     several = replace(two, rows=tuple(replace(row, losses={"main": 1.0, "aux": 0.5}) for row in two.rows))

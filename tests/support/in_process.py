@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from unittest.mock import patch
@@ -49,7 +50,7 @@ from hetpipe.values.run import (
     StageReport,
 )
 from hetpipe.values.shard_config import ShardConfig
-from hetpipe.values.sync import DataSpec, Membership, PlanVersion
+from hetpipe.values.sync import DataSpec, Membership, PlanMove, PlanVersion
 from hetpipe.wire.call import Calls
 from hetpipe.wire.calls import PULL, PUSH
 from tests.support.inspection import inspect_job, inspect_once
@@ -243,6 +244,10 @@ class _Cluster:
 
     def _end(self, life: Life, death: Death) -> None:
         """A death happens, or a request to leave, on the thread of a stage."""
+        if death.how == "moved":
+            move = PlanMove(life.incarnation, (0, *accumulate(death.stages)), "operator", "a test asked for it")
+            self._shards[0].clock_shard.move(life.vw, move)
+            return
         others = (self._lives[VirtualWorkerIndex(vw)] for vw in death.also)
         if death.how == "drained":
             for each in (life, *(other for other in others if other.drain())):

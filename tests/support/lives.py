@@ -38,9 +38,11 @@ class Death:
     comes_back: bool = True
     also: tuple[int, ...] = ()
     """Other virtual workers that die in the same moment."""
-    how: Literal["killed", "evicted", "drained"] = "killed"
+    how: Literal["killed", "evicted", "drained", "moved"] = "killed"
     """`evicted`: it lives on, and only the others believe that it is gone. `drained`: it is asked to leave at the next
-    barrier, and comes back, if it does, when it has."""
+    barrier, and comes back, if it does, when it has. `moved`: it lives on, and its layers move at the next barrier."""
+    stages: tuple[int, ...] = ()
+    """Layers of each of its stages from there on, if they move."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +62,8 @@ class Life:
     """It was asked to leave."""
     has_left: bool = False
     """It did."""
+    moved: set[Death] = field(default_factory=set)
+    """Moves of its layers that were asked for."""
     _is_dead: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -75,6 +79,22 @@ class Life:
             is_new, self.is_drained = not self.is_drained, True
         return is_new
 
+    def move(self, death: Death) -> bool:
+        """Its layers are to move; returns whether that is new."""
+        with self._lock:
+            is_new = death not in self.moved
+            self.moved.add(death)
+        return is_new
+
+    def _is_new(self, death: Death) -> bool:
+        match death.how:
+            case "drained":
+                return self.drain()
+            case "moved":
+                return self.move(death)
+            case _:
+                return self.end()
+
     def reach(self, moment: str, number: int, stage: StageIndex) -> None:
         """A stage makes a call.
 
@@ -85,7 +105,7 @@ class Life:
         for death in self.deaths:
             is_here = (death.at, death.stage, death.incarnation) == (moment, stage, self.incarnation)
             if is_here and death.vw == self.vw and death.number in (None, number):
-                if self.drain() if death.how == "drained" else self.end():
+                if self._is_new(death):
                     self.ends(self, death)
                 self.check()
 

@@ -42,7 +42,8 @@ VALUES: Mapping[str, frozenset[str]] = {
         "AgentDevice": "type memory_bytes torch_device",
         "MemberInfo": "pid highest_term highest_fence",
         "ClockSnapshot": "term published global_clock local max_distance epoch minibatches samples barrier "
-        "barrier_reason waves staged durable applied",
+        "barrier_reason waves staged durable applied plans",
+        "PlanVersion": "version bounds planned",
         "HeartbeatRequest": "last_command",
         "Condition": "kind who sentence since cleared clearance times",
         "WatchCommandsRequest": "after",
@@ -162,6 +163,7 @@ _SHARD: Mapping[str, Mapping[str, _Cells]] = {
     "RequestBarrier": _all("job_id term", _TASK),
     "Evict": _all("job_id term vw incarnation", _TASK),
     "Drain": _all("job_id term vw incarnation", _TASK),
+    "Move": _all("job_id term vw move", _TASK),
     "Admit": _all("job_id term vw incarnation", _TASK),
     "KeepRun": _all("job_id term run", _TASK),
     "DescribeRun": _all("job_id", _TASK),

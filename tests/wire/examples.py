@@ -91,7 +91,7 @@ from hetpipe.values.run import (
     StageWaiting,
 )
 from hetpipe.values.run_document import RunDescription
-from hetpipe.values.sync import Progress
+from hetpipe.values.sync import PlanMove, Progress
 from hetpipe.wire import calls
 from tests.decide.lifecycle.test_known_links import copies, link
 from tests.fuzz.decoder import LIVES, RUN, SHARD_CONFIG
@@ -321,6 +321,7 @@ _EXAMPLES: Sequence[object] = (
     calls.Barrier(Clock(8)),
     calls.EvictRequest(_JOB, _TERM, _VW, _LIFE),
     calls.DrainRequest(_JOB, _TERM, _VW, _LIFE),
+    calls.MoveRequest(_JOB, _TERM, _VW, PlanMove(_LIFE, (0, 3, 4), "straggler", "it is slow", 0.5)),
     calls.AdmitRequest(_JOB, _TERM, _VW, _LIFE, 2),
     calls.KeepRunRequest(_JOB, _TERM, RUN),
     calls.DescribeRunRequest(_JOB),

@@ -11,10 +11,10 @@ everything takes twice as long, no stage straggles, and moving layers would not 
 ratio has exceeded the factor for a given number of consecutive windows, and until it has been clearly below for as
 many.
 
-A virtual worker with a deviating stage is replanned, on the job's own thread. If the job gains enough, that incarnation
-leaves at the next barrier, with a checkpoint, and the next one starts with the new plan. If that one does not become
-ready, the previous plan is restored. A virtual worker that waits for an agent which has been gone for half of
-`survive.absence` continues without it, if it has other devices with enough memory.
+A virtual worker with a deviating stage is replanned, on the job's own thread. If the job gains enough, its layers move
+between its running stages at the next barrier (plan-versions.md §4). A virtual worker that waits for an agent which has
+been gone for half of `survive.absence` is restarted without it, if it has other devices with enough memory; if that
+incarnation does not become ready, the previous plan is restored.
 
 Oscillation is prevented: only one virtual worker at a time is replanned, only while all of them compute, only if enough
 is gained and enough of the run is left; and each evaluation of a virtual worker is followed by a cool-down, which
@@ -42,20 +42,28 @@ from hetpipe.decide.elastic.replanning import (
     recut,
 )
 from hetpipe.decide.elastic.virtual_workers import VirtualWorker, VirtualWorkers, WorkersOutput
-from hetpipe.decide.lifecycle.configs import Assignment
-from hetpipe.decide.lifecycle.exchange import Announce, Replan, Replanned, SettleReplan
+from hetpipe.decide.lifecycle.exchange import (
+    Announce,
+    FileJudgement,
+    MoveAnswered,
+    MoveLayers,
+    Replan,
+    Replanned,
+    SettleReplan,
+)
 from hetpipe.decide.lifecycle.progress import StagePlace
 from hetpipe.values.commands import StageKey
 from hetpipe.values.events import ReplanJudged, Straggling, WorkerReplanned
-from hetpipe.values.ids import AgentId, Incarnation, StageIndex, VirtualWorkerIndex
+from hetpipe.values.ids import AgentId, Clock, Incarnation, StageIndex, VirtualWorkerIndex
 from hetpipe.values.life_state import COMPUTING, LifeState
 from hetpipe.values.plan import VirtualWorkerPlan
-from hetpipe.values.run import StageEmulation, StageProgress
+from hetpipe.values.run import ClockSnapshot, StageEmulation, StageProgress
+from hetpipe.values.sync import PlanMove
 
 #: Windows of a virtual worker between two evaluations, as a multiple of those that make a straggler.
 _PAUSE = 10
 
-#: A move costs a barrier and process starts: it must save at least this share of the remaining time.
+#: A move costs a barrier, and takes its time to be noticed: it must save at least this share of the remaining time.
 _LEAST_SAVED_SECONDS = 20.0
 
 
@@ -69,6 +77,8 @@ class _Watched:
     #: The deviation of each of them.
     factors: deque[float]
     incarnation: Incarnation = Incarnation(0)
+    #: Reports up to this clock are of an earlier cut.
+    since: Clock | None = None
     #: The report that ended the latest window; None before the first one of this incarnation, which is not counted.
     last: StageProgress | None = None
     #: Consecutive windows off in either direction; consecutive windows within the bounds.
@@ -98,12 +108,18 @@ class Stragglers:
         for vw, stages in expected.items():
             self.expect(vw, stages)
 
-    def expect(self, vw: VirtualWorkerIndex, stages: Sequence[Expected]) -> None:
-        """Set a new plan of a virtual worker and discard its measurements."""
+    def expect(self, vw: VirtualWorkerIndex, stages: Sequence[Expected], *, since: Clock | None = None) -> None:
+        """Set a new plan of a virtual worker and discard its measurements.
+
+        Args:
+            vw: its index.
+            stages: the reference of each stage.
+            since: the clock from which on its stages compute by the new plan; None: from the start of their processes.
+        """
         for place in [place for place in self._stages if place[0] == vw]:
             del self._stages[place]
         for index, one in enumerate(stages):
-            self._stages[vw, StageIndex(index)] = self._watched(one, Incarnation(0))
+            self._stages[vw, StageIndex(index)] = self._watched(one, Incarnation(0), since)
 
     def add(self, key: StageKey, report: StageProgress) -> bool:
         """Process a report; returns whether it closed a window."""
@@ -112,7 +128,9 @@ class Stragglers:
             return False
         if key.incarnation > stage.incarnation:
             # Another process: its counts are relative to its own start.
-            stage = self._stages[key.vw, key.stage] = self._watched(stage.expected, key.incarnation)
+            stage = self._stages[key.vw, key.stage] = self._watched(stage.expected, key.incarnation, stage.since)
+        if stage.since is not None and report.clock <= stage.since:
+            return False
         last = stage.last
         if last is None and report.minibatches:
             # The first report covers start-up, in which everything is slow.
@@ -153,8 +171,8 @@ class Stragglers:
         found = [self._foreseen(stage) for place, stage in self._stages.items() if place[0] == vw]
         return None if None in found else tuple(one for one in found if one is not None)
 
-    def _watched(self, expected: Expected, incarnation: Incarnation) -> _Watched:
-        return _Watched(expected, deque(maxlen=self._patience), deque(maxlen=self._patience), incarnation)
+    def _watched(self, expected: Expected, incarnation: Incarnation, since: Clock | None) -> _Watched:
+        return _Watched(expected, deque(maxlen=self._patience), deque(maxlen=self._patience), incarnation, since)
 
     def _judge(self, stage: _Watched) -> None:
         seconds, minibatches = stage.windows[-1]
@@ -190,33 +208,48 @@ class Stragglers:
 
 @dataclass(slots=True)
 class _Move:
-    """A new plan being introduced."""
+    """Layers that move between running stages."""
+
+    vw: VirtualWorkerIndex
+    before: VirtualWorkerPlan
+    after: VirtualWorkerPlan
+    recut: Recut | None
+    """The promised times; None if an operator asked for the cut."""
+    gain: float | None
+    """The promised gain."""
+    slowest_seconds: float
+    """Seconds per minibatch of the slowest stage before; 0 if unknown."""
+    move: PlanMove
+    ask_at: float | None
+    """When to request it from the clock shard; None while a request is pending or not needed."""
+    version: int | None = None
+    """The plan version that it has made; None before it is in force."""
+
+
+@dataclass(slots=True)
+class _Replacement:
+    """A plan for fewer devices, being introduced with new processes."""
 
     before: VirtualWorkerPlan
     emulations: tuple[StageEmulation, ...]
-    """Index of the plan before."""
+    """Of the stages of the plan before."""
     after: VirtualWorkerPlan
-    recut: Recut | None
-    """The promised gain; None if it only continues with fewer devices."""
-    gain: float | None
-    slowest_seconds: float
-    """Seconds per minibatch of the slowest stage under the previous plan; 0 if not needed."""
     last: Incarnation
     """The last incarnation under the previous plan."""
-    first: Incarnation | None = None
-    """The first incarnation under the new plan; None before it is ready."""
 
 
 class Repartitions:
     """The moves of one job, one at a time. Not thread-safe; every call takes the monotonic time."""
 
-    def __init__(self, assignment: Assignment, basis: Basis | None) -> None:
+    def __init__(self, lives: VirtualWorkers, basis: Basis | None, *, retry_seconds: float) -> None:
         """Start from the forecast, if any; without a basis nothing is ever moved."""
-        survive = assignment.job.survive
-        self._job = assignment.job
+        self._job = lives.assignment.job
+        survive = self._job.survive
         self._basis = basis
+        self._retry_seconds = retry_seconds
         self._patience = survive.patience_waves
-        known = [worker for worker in assignment.plan.virtual_workers if basis is not None and basis.knows(worker)]
+        workers = lives.plan.virtual_workers
+        known = [worker for worker in workers if basis is not None and basis.knows(worker)]
         self._stragglers = Stragglers(
             {one.index: expected(basis, one) for one in known} if basis is not None and survive.straggler else {},
             factor=survive.straggler,
@@ -230,15 +263,24 @@ class Repartitions:
         #: Virtual workers that cannot do with fewer devices.
         self._needs_all: set[VirtualWorkerIndex] = set()
         #: Virtual workers with devices of which too little is known.
-        self._strangers = {worker.index for worker in assignment.plan.virtual_workers if worker not in known}
+        self._strangers = {worker.index for worker in workers if worker not in known}
+        #: The cuts whose stages are measured.
+        self._cuts = {worker.index: worker.bounds for worker in workers}
         #: The virtual worker being replanned.
         self._asked: VirtualWorkerIndex | None = None
-        self._move: _Move | None = None
+        self._move: _Move | _Replacement | None = None
 
     @property
     def slow(self) -> tuple[Straggling, ...]:
         """The stages that are slower than planned."""
         return self._stragglers.straggling
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a virtual worker is being replanned, or its layers are moving."""
+        return self._asked is not None or (
+            self._move is not None and not (isinstance(self._move, _Move) and self._move.version is not None)
+        )
 
     def heard(self, key: StageKey, report: StageProgress) -> None:
         """Process a progress report of a stage of a newest incarnation."""
@@ -247,6 +289,7 @@ class Repartitions:
 
     def enlarge(self, worker: VirtualWorkerPlan, basis: Basis | None) -> None:
         """Add a new virtual worker; `basis` includes its devices, if they are known."""
+        self._cuts[worker.index] = worker.bounds
         if basis is None or not basis.knows(worker):
             self._strangers.add(worker.index)
             return
@@ -262,10 +305,11 @@ class Repartitions:
             seconds_left: remaining time of the run at its current rate; None: unknown.
             now: monotonic seconds.
         """
-        is_busy = self._asked is not None or self._move is not None
         if self._job.elastic.script:  # it decides everything
             return []
-        if self._basis is None or lives.is_ending or not self._job.has_shards or is_busy:
+        if self._basis is None or lives.is_ending or not self._job.has_shards:
+            return []
+        if self._asked is not None or self._move is not None:
             return []
         return self._ask_for_fewer(lives, self._basis, now=now) or self._ask_for_faster(
             lives, self._basis, seconds_left
@@ -285,7 +329,7 @@ class Repartitions:
     def _ask_for_faster(self, lives: VirtualWorkers, basis: Basis, seconds_left: float | None) -> list[WorkersOutput]:
         """Request a new cut of a deviating virtual worker."""
         settled = all(worker.state in {LifeState.READY, LifeState.OUT} for worker in lives)
-        can_be = not self._job.sync.deterministic and self._job.survive.straggler > 0.0
+        can_be = self._job.survive.straggler > 0.0
         if not (settled and can_be and seconds_left is not None and seconds_left > _LEAST_SAVED_SECONDS):
             return []
         known_here = [worker for worker in lives if worker.vw not in self._strangers]
@@ -294,7 +338,7 @@ class Repartitions:
         known = {vw: seconds for vw, seconds in found.items() if seconds is not None and min(seconds) > 0.0}
         if len(known) < len(found):
             return []
-        workers = lives.assignment.plan.virtual_workers
+        workers = lives.plan.virtual_workers
         rates = {vw: rate(basis.of(workers[vw]), seconds) for vw, seconds in known.items()}
         for vw in sorted(rates, key=lambda vw: rates[vw]):
             worker = workers[vw]
@@ -314,7 +358,7 @@ class Repartitions:
         return []
 
     def planned(self, answer: Replanned, lives: VirtualWorkers, *, now: float) -> list[WorkersOutput]:
-        """Process a new plan; drains the virtual worker unless it is leaving anyway."""
+        """Process a new plan: request the move of layers, or restart the virtual worker by it."""
         self._asked = None
         vw, worker = answer.vw, _of(lives, answer.vw)
         if worker.state is LifeState.READY:
@@ -327,32 +371,116 @@ class Repartitions:
         wanted = LifeState.AWAITING if answer.recut is None else LifeState.READY
         if worker.incarnation != answer.incarnation or worker.state is not wanted or seconds is None:
             # It was lost or rejoined meanwhile, or leaves for another reason.
-            return [SettleReplan(vw, answer.incarnation, is_in_force=False)]
-        before = lives.assignment.plan.virtual_workers[vw]
-        emulations = lives.assignment.emulations[vw] if lives.assignment.emulations else ()
-        self._move = _Move(before, emulations, answer.plan, answer.recut, answer.gain, max(seconds), answer.incarnation)
-        lives.replan(answer.plan, answer.emulations)
+            return [] if answer.recut is not None else [SettleReplan(vw, answer.incarnation, is_in_force=False)]
         if answer.recut is None:
+            before = lives.assignment.plan.virtual_workers[vw]
+            emulations = lives.assignment.emulations[vw] if lives.assignment.emulations else ()
+            self._move = _Replacement(before, emulations, answer.plan, answer.incarnation)
+            lives.replan(answer.plan, answer.emulations)
             return []
         self._moves[vw] += 1
-        return lives.drain(vw, "again", now)
+        slow = ", ".join(f"stage {one.stage} {one.factor:.1f} times" for one in self.slow if one.vw == vw)
+        return self._begin(
+            lives,
+            answer.plan,
+            PlanMove(
+                answer.incarnation,
+                answer.plan.bounds,
+                "straggler",
+                f"compared with the plan, virtual worker {vw} takes: {slow or 'other times'}",
+                answer.gain,
+            ),
+            recut=answer.recut,
+            now=now,
+        )
 
-    def follow(self, lives: VirtualWorkers) -> list[WorkersOutput]:
-        """Continue a move according to the state of its virtual worker."""
+    def request(
+        self, vw: VirtualWorkerIndex, bounds: tuple[int, ...], lives: VirtualWorkers, *, now: float
+    ) -> list[WorkersOutput]:
+        """Move layers as an operator asks for; the caller has checked that it can be."""
+        after = lives.assignment.plan.with_bounds(vw, bounds).virtual_workers[vw]
+        move = PlanMove(_of(lives, vw).incarnation, bounds, "operator", "an operator asked for it")
+        return self._begin(lives, after, move, recut=None, now=now)
+
+    def _begin(
+        self, lives: VirtualWorkers, after: VirtualWorkerPlan, move: PlanMove, *, recut: Recut | None, now: float
+    ) -> list[WorkersOutput]:
+        before = lives.plan.virtual_workers[after.index]
+        seconds = self._stragglers.seconds(after.index)
+        slowest = max(seconds) if seconds is not None else 0.0
+        self._move = _Move(after.index, before, after, recut, move.predicted_gain, slowest, move, ask_at=now)
+        return self.follow(lives, None, now=now)
+
+    def move_answered(self, answer: MoveAnswered, *, now: float) -> None:
+        """Process the clock shard's answer to a request: retry if it was not reached, give up if it refuses."""
         move = self._move
-        if move is None:
-            return []
-        worker = _of(lives, move.before.index)
-        if move.first is not None:
+        if isinstance(move, _Move) and (answer.vw, answer.incarnation) == (move.vw, move.move.incarnation):
+            if answer.outcome == "unreachable":
+                move.ask_at = now + self._retry_seconds
+            elif answer.outcome == "refused" and move.version is None:
+                self._move = None
+
+    def follow(self, lives: VirtualWorkers, clocks: ClockSnapshot | None, *, now: float) -> list[WorkersOutput]:
+        """Continue according to the states and the plan versions of the virtual workers.
+
+        Args:
+            lives: the virtual workers.
+            clocks: the newest clocks; None if there are no new ones.
+            now: monotonic seconds.
+        """
+        move = self._move
+        out: list[WorkersOutput] = []
+        if isinstance(move, _Move):
+            out += self._follow_move(move, lives, now=now)
+        elif move is not None:
+            out += self._follow_replacement(move, lives)
+        if clocks is not None:
+            self._follow_cuts(lives, clocks)
+        return out
+
+    def _follow_move(self, move: _Move, lives: VirtualWorkers, *, now: float) -> list[WorkersOutput]:
+        worker, known = _of(lives, move.vw), lives.versions.get(move.vw)
+        if move.version is None and known is not None and known.bounds == move.move.bounds:
+            return self._in_force(move, known.version, worker, lives)
+        if move.version is not None:
             return self._judge(move, worker)
+        if worker.incarnation != move.move.incarnation or worker.state in {LifeState.OUT, LifeState.DONE}:
+            # It ended before the barrier, at which the next incarnation joins by the plan that it had.
+            self._move = None
+        elif move.ask_at is not None and now >= move.ask_at and worker.state is LifeState.READY:
+            move.ask_at = None
+            plan, shards = lives.assignment.plan, lives.assignment.shards
+            return [MoveLayers(move.vw, move.move, plan.term, shards[0])]
+        return []
+
+    def _follow_replacement(self, move: _Replacement, lives: VirtualWorkers) -> list[WorkersOutput]:
+        worker = _of(lives, move.before.index)
         if worker.state in {LifeState.OUT, LifeState.DONE}:
             self._move = None
             return [SettleReplan(worker.vw, move.last, is_in_force=False)]
         if worker.incarnation > move.last and worker.state is LifeState.READY:
-            return self._in_force(move, worker)
+            return self._replaced(move, worker)
         if worker.incarnation > move.last and worker.state is LifeState.ENDING:
             return self._undo(move, worker, lives)
         return []
+
+    def _follow_cuts(self, lives: VirtualWorkers, clocks: ClockSnapshot) -> None:
+        """Measure the stages by the cuts that are in force, whatever has changed them."""
+        for worker in lives.plan.virtual_workers:
+            if self._cuts[worker.index] == worker.bounds:
+                continue
+            self._cuts[worker.index] = worker.bounds
+            move = self._move
+            if isinstance(move, _Move) and move.vw == worker.index and move.recut is not None:
+                # It has a cut of its own: no other stage is equal to one of these.
+                self._healthy[worker.index] = move.recut.healthy
+                alike = [(worker.index, move.version, stage) for stage in range(len(move.recut.seconds))]
+                of = [Expected(*one) for one in zip(alike, move.recut.seconds, strict=True)]
+                self._stragglers.expect(worker.index, of, since=clocks.published)
+                continue
+            self._healthy.pop(worker.index, None)
+            if self._job.survive.straggler and self._basis is not None and self._basis.knows(worker):
+                self._stragglers.expect(worker.index, expected(self._basis, worker), since=clocks.published)
 
     # -- internals
     # ------------------------------------------------------------------------------------------------------
@@ -364,7 +492,7 @@ class Repartitions:
         return Replan(
             vw=vw,
             incarnation=_of(lives, vw).incarnation,
-            plan=assignment.plan,
+            plan=assignment.plan if gone else lives.plan,
             basis=basis,
             seconds=(),
             healthy=(),
@@ -375,26 +503,29 @@ class Repartitions:
             gone=gone,
         )
 
-    def _in_force(self, move: _Move, worker: VirtualWorker) -> list[WorkersOutput]:
-        new_cut, vw = move.recut, worker.vw
-        if new_cut is None:
+    def _in_force(self, move: _Move, version: int, worker: VirtualWorker, lives: VirtualWorkers) -> list[WorkersOutput]:
+        move.version = version
+        if worker.incarnation != move.move.incarnation or worker.state not in COMPUTING:
+            # The record came first: its next incarnation has the new cut, but cannot be compared with it.
             self._move = None
-            self._healthy.pop(vw, None)
-            if self._job.survive.straggler and self._basis is not None:
-                self._stragglers.expect(vw, expected(self._basis, move.after))
-        else:
-            move.first = worker.incarnation
-            self._healthy[vw] = new_cut.healthy
-            # It has a plan of its own: no other stage is equal to one of these.
-            alike = [(vw, worker.incarnation, stage) for stage in range(len(new_cut.seconds))]
-            self._stragglers.expect(vw, [Expected(*one) for one in zip(alike, new_cut.seconds, strict=True)])
-        told = WorkerReplanned(vw, worker.incarnation, _counts(move.before), _counts(move.after), move.gain)
+        told = WorkerReplanned(
+            move.vw, move.move.incarnation, _counts(move.before), _counts(move.after), move.gain, version
+        )
+        return [Announce(told)]
+
+    def _replaced(self, move: _Replacement, worker: VirtualWorker) -> list[WorkersOutput]:
+        self._move = None
+        vw = worker.vw
+        self._healthy.pop(vw, None)
+        self._cuts[vw] = move.after.bounds
+        if self._job.survive.straggler and self._basis is not None:
+            self._stragglers.expect(vw, expected(self._basis, move.after))
+        told = WorkerReplanned(vw, worker.incarnation, _counts(move.before), _counts(move.after), None)
         return [Announce(told), SettleReplan(vw, worker.incarnation, is_in_force=True)]
 
-    def _undo(self, move: _Move, worker: VirtualWorker, lives: VirtualWorkers) -> list[WorkersOutput]:
+    def _undo(self, move: _Replacement, worker: VirtualWorker, lives: VirtualWorkers) -> list[WorkersOutput]:
         self._move = None
-        if move.recut is None:
-            self._needs_all.add(worker.vw)
+        self._needs_all.add(worker.vw)
         lives.replan(move.before, move.emulations)
         sentence = f"{worker} did not become ready under its new plan; the previous plan is restored"
         return [
@@ -403,9 +534,11 @@ class Repartitions:
         ]
 
     def _judge(self, move: _Move, worker: VirtualWorker) -> list[WorkersOutput]:
-        if worker.incarnation != move.first or worker.state not in COMPUTING:
+        if worker.incarnation != move.move.incarnation or worker.state not in COMPUTING or not move.slowest_seconds:
             # The gain remains unknown.
             self._move = None
+            return []
+        if self._cuts[worker.vw] != move.after.bounds:
             return []
         seconds = self._stragglers.seconds(worker.vw)
         if seconds is None:
@@ -417,7 +550,11 @@ class Repartitions:
             f"the slowest stage of {worker} takes {1000 * slowest:.1f} ms per minibatch under its new plan, "
             f"{1000 * move.slowest_seconds:.1f} ms before"
         )
-        return [Announce(ReplanJudged(worker.vw, gained, sentence))]
+        assert move.version is not None, "a move is judged once it is in force"
+        return [
+            Announce(ReplanJudged(worker.vw, gained, sentence)),
+            FileJudgement(worker.vw, move.version, gained, sentence),
+        ]
 
 
 def _of(lives: VirtualWorkers, vw: VirtualWorkerIndex) -> VirtualWorker:
@@ -437,7 +574,7 @@ def replanned(task: Replan) -> Replanned:
         plan = left_over(task.basis, before, task.gone)
         return Replanned(task.vw, task.incarnation, plan, None, None, _emulations(task, before, plan))
     found = recut(task.basis, before, task.seconds, task.healthy)
-    if found is None or found.worker == before:
+    if found is None or found.worker.bounds == before.bounds:
         return Replanned(task.vw, task.incarnation, None, None, None, ())
     share = gain(found, task.others, staleness=task.staleness)
     if share < task.least_gain:
@@ -446,4 +583,4 @@ def replanned(task: Replan) -> Replanned:
 
 
 def _emulations(task: Replan, before: VirtualWorkerPlan, after: VirtualWorkerPlan | None) -> tuple[StageEmulation, ...]:
-    return played(task.basis, before, after, task.emulations) if after is not None and task.emulations else ()
+    return played(before, after, task.emulations) if after is not None and task.emulations else ()

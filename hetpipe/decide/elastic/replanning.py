@@ -264,35 +264,21 @@ def rate(basis: Basis, seconds: Sequence[float]) -> float:
 
 
 def played(
-    basis: Basis, before: VirtualWorkerPlan, after: VirtualWorkerPlan, emulations: Sequence[StageEmulation]
+    before: VirtualWorkerPlan, after: VirtualWorkerPlan, emulations: Sequence[StageEmulation]
 ) -> tuple[StageEmulation, ...]:
     """The emulations of the stages of `after`, given those of `before`.
 
     Every device of `after` must be one of `before`.
     """
-    costs = Costs(basis.profile, basis.cluster)
-    known = {(s.agent, s.device): (s, e) for s, e in zip(before.stages, emulations, strict=True)}
-    found = []
-    for index, new in enumerate(after.stages):
-        old, emulation = known[new.agent, new.device]
-        kind = basis.kind(old)
-        forward, compute = costs.forward[kind], costs.compute[kind]
-        backward = [both - one for both, one in zip(compute, forward, strict=True)]
-        found.append(
-            replace(
-                emulation,
-                forward_seconds=emulation.forward_seconds * _share(forward, old, new),
-                backward_seconds=emulation.backward_seconds * _share(backward, old, new),
-                upstream=emulation.upstream if index else None,
-                downstream=emulation.downstream if index + 1 < len(after.stages) else None,
-            )
+    known = {(s.agent, s.device): e for s, e in zip(before.stages, emulations, strict=True)}
+    return tuple(
+        replace(
+            known[new.agent, new.device],
+            upstream=known[new.agent, new.device].upstream if index else None,
+            downstream=known[new.agent, new.device].downstream if index + 1 < len(after.stages) else None,
         )
-    return tuple(found)
-
-
-def _share(sums: Sequence[int], old: StagePlan, new: StagePlan) -> float:
-    before = sums[old.last_layer] - sums[old.first_layer]
-    return (sums[new.last_layer] - sums[new.first_layer]) / before if before else 1.0
+        for index, new in enumerate(after.stages)
+    )
 
 
 def _best_cut(basis: Basis, costs: Costs, stages: Sequence[StagePlan]) -> tuple[StagePlan, ...] | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
 from hetpipe.decide.sync.segment import planned_lengths
 from hetpipe.errors import PlanError
-from hetpipe.job.elastic import ScriptLine
+from hetpipe.job.elastic import ScriptLine, ScriptMoment
 from hetpipe.job.file import Job
+from hetpipe.values.decisions import MoveDecision, MoveJudgement
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.plan import Plan
 from hetpipe.values.sync import DataSpec, PlanChange, Progress
@@ -19,6 +20,15 @@ def plan_changes(job: Job) -> tuple[PlanChange, ...]:
     return tuple(
         PlanChange(Clock(line.at.clock), VirtualWorkerIndex(line.vw), (0, *accumulate(line.stages)))
         for line in job.elastic.script
+    )
+
+
+def script_of(decisions: Iterable[MoveDecision | MoveJudgement]) -> tuple[ScriptLine, ...]:
+    """The script that repeats the decisions of a run at their clocks, in order."""
+    moves = [line for line in decisions if isinstance(line, MoveDecision)]
+    return tuple(
+        ScriptLine(at=ScriptMoment(clock=line.at.clock), do=line.do, vw=line.vw, stages=line.stages)
+        for line in sorted(moves, key=lambda line: (line.at.clock, line.vw))
     )
 
 

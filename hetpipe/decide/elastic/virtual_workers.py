@@ -35,6 +35,8 @@ from hetpipe.decide.lifecycle.exchange import (
     Instruction,
     MemberGone,
     MemberRegistered,
+    MoveAnswered,
+    MoveRequested,
     NewPlan,
     NewWorker,
     PersistDrained,
@@ -61,6 +63,7 @@ from hetpipe.values.life_state import COMPUTING, UP, LifeState
 from hetpipe.values.members import MemberId, MemberInfo, MemberRole
 from hetpipe.values.plan import Plan, VirtualWorkerPlan
 from hetpipe.values.run import StageDone, StageEmulation, StageFailed, StagePhase, StageReady
+from hetpipe.values.sync import PlanVersion
 
 
 class LifeStep(StrEnum):
@@ -259,6 +262,8 @@ WorkersInput = (
     | AgentDeparts
     | ShardAnswer
     | Replanned
+    | MoveAnswered
+    | MoveRequested
     | DrainRequested
     | AddRequested
     | DrainedPersisted
@@ -315,6 +320,8 @@ class VirtualWorkers:
         self._out: list[WorkersOutput] = []
         kept = [worker.vw for worker in self if worker.stays_out]
         self._drained = DrainedWorkers(kept, retry_seconds=patience.retry_seconds)
+        #: The plan versions in force, as last reported by the clock shard.
+        self.versions: Mapping[VirtualWorkerIndex, PlanVersion] = {}
         #: Since when no virtual worker is left and one waits for an agent.
         self._alone_since: float | None = None
         self._ticked = now
@@ -332,8 +339,17 @@ class VirtualWorkers:
 
     @property
     def assignment(self) -> Assignment:
-        """The plan of all newest or next incarnations, and the current agents."""
+        """The plan with which all newest or next incarnations start, and the current agents."""
         return self._assignment
+
+    @property
+    def plan(self) -> Plan:
+        """The plan by which virtual workers compute: layers may have moved since their processes started."""
+        plan = self._assignment.plan
+        for vw, version in self.versions.items():
+            if vw < len(plan.virtual_workers) and plan.virtual_workers[vw].bounds == version.planned:
+                plan = plan.with_bounds(vw, version.bounds)
+        return plan
 
     def gone_of(self, vw: VirtualWorkerIndex) -> frozenset[AgentId]:
         """Agents of its next incarnation that are not members."""
@@ -440,6 +456,7 @@ class VirtualWorkers:
             case DrainRequested() | AddRequested():
                 self._on_request(fact, now=now)
             case ClocksReported(clocks=clocks):
+                self.versions = clocks.plans or self.versions
                 for worker in self:
                     if worker.state in COMPUTING and worker.vw in clocks.local:
                         worker.on_clock(clocks.local[worker.vw])

@@ -25,7 +25,7 @@ from hetpipe.values.ids import AgentId, Clock, Incarnation, Term, VirtualWorkerI
 from hetpipe.values.members import MemberId, MemberInfo
 from hetpipe.values.plan import Plan, VirtualWorkerPlan
 from hetpipe.values.run import AgentInfo, ClockSnapshot, StageEmulation
-from hetpipe.values.sync import DataSpec, Progress
+from hetpipe.values.sync import DataSpec, PlanMove, Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +155,25 @@ class ShardCallFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveAnswered:
+    """Answer to a `MoveLayers`."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    outcome: Literal["accepted", "refused", "unreachable"]
+    """`unreachable`: it may have been accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRequested:
+    """An operator asks for another cut of a virtual worker."""
+
+    vw: VirtualWorkerIndex
+    bounds: tuple[int, ...]
+    """Stage k has the layers [bounds[k], bounds[k + 1])."""
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     """A user requests that the job stop."""
 
@@ -246,6 +265,8 @@ Input = (
     | DrainedPersisted
     | ShardCallFailed
     | Replanned
+    | MoveAnswered
+    | MoveRequested
     | DrainRequested
     | AddRequested
     | NewWorker
@@ -355,7 +376,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Replan:
-    """Replan a virtual worker, and store the plan if it is better. Answered by `Replanned`."""
+    """Replan a virtual worker; store the plan, if it needs new processes. Answered by `Replanned`."""
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -373,6 +394,27 @@ class Replan:
     emulations: tuple[StageEmulation, ...]
     gone: frozenset[AgentId] = frozenset()
     """Lost agents that must be replaced, whatever the gain; nothing was measured then."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveLayers:
+    """Move layers of a virtual worker at the next barrier. Answered by `MoveAnswered`."""
+
+    vw: VirtualWorkerIndex
+    move: PlanMove
+    term: Term
+    clock_shard: MemberInfo
+
+
+@dataclass(frozen=True, slots=True)
+class FileJudgement:
+    """Add what a move has gained to the decisions of the run. Not answered."""
+
+    vw: VirtualWorkerIndex
+    version: int
+    """The plan version that it has made."""
+    measured_gain: float | None
+    sentence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,6 +470,8 @@ Task = (
     | PersistDrained
     | Replan
     | SettleReplan
+    | MoveLayers
+    | FileJudgement
     | FetchClocks
     | Release
 )

@@ -167,6 +167,9 @@ class ProgressBoard:
         rows = tuple(
             self._row(vw, locals_[vw.index], slowest, states[vw.index], now=now) for vw in self.plan.virtual_workers
         )
+        if clocks is not None:
+            versions = {vw: plan.version for vw, plan in clocks.plans.items()}
+            rows = tuple(replace(row, version=versions.get(row.vw, 0)) for row in rows)
         rate = sum(row.samples_per_second for row in rows)
         samples = self._start.samples if clocks is None else clocks.samples
         total = total_samples(self._data)

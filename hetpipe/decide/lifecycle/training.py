@@ -22,6 +22,8 @@ from hetpipe.decide.lifecycle.exchange import (
     ClocksReported,
     MemberGone,
     MemberRegistered,
+    MoveAnswered,
+    MoveRequested,
     NewWorker,
     Prepared,
     Replanned,
@@ -79,7 +81,11 @@ class JobTraining:
             adoption.fill(stages, assignment, workers, now=now)
             self._returning = Returning(assignment, stages, adopted, patience=patience, now=now)
         self._lives = VirtualWorkers(assignment, stages, patience=patience, now=now, adopted=workers)
-        self._repartitions = Repartitions(assignment, basis_if_known(prepared.run, assignment.agents))
+        if adopted is not None:
+            self._lives.versions = adopted.clocks.plans
+        self._repartitions = Repartitions(
+            self._lives, basis_if_known(prepared.run, assignment.agents), retry_seconds=patience.retry_seconds
+        )
         self._shard_watch = ShardWatch(assignment.job.survive.absence.total_seconds(), patience.notice_seconds)
         self._evaluations = Evaluations(eval_samples)
         #: Set from the start of the training.
@@ -120,7 +126,7 @@ class JobTraining:
         if self._board is not None:
             self._board.follow(assignment.plan, now=now)
 
-    def handle(self, fact: WorkersInput, *, now: float) -> list[WorkersOutput]:
+    def handle(self, fact: WorkersInput, *, now: float) -> list[WorkersOutput]:  # noqa: C901 - one case per kind of fact
         """Process one fact.
 
         Returns:
@@ -141,12 +147,17 @@ class JobTraining:
                 self.clocks = clocks
             case Replanned():
                 out += self._repartitions.planned(fact, self._lives, now=now)
+            case MoveAnswered():
+                self._repartitions.move_answered(fact, now=now)
+            case MoveRequested(vw=vw, bounds=bounds):
+                out += self._repartitions.request(vw, bounds, self._lives, now=now)
             case Tick():
                 out += self._tick(now=now)
             case _:
                 """it concerns an incarnation"""
         out += self._lives.handle(fact, now=now)
-        out += self._repartitions.follow(self._lives)
+        newest = fact.clocks if isinstance(fact, ClocksReported) else None
+        out += self._repartitions.follow(self._lives, newest, now=now)
         computing = [worker.vw for worker in self._lives if _may_compute(worker)]
         out += map(Announce, _if_any(self._evaluations.without(computing)))
         return out
@@ -214,7 +225,7 @@ class JobTraining:
         self._lives.is_on_hold = self._shard_watch.is_waiting
         if self._board is not None and now - self._pictured >= self._patience.picture_seconds:
             self._pictured = now
-            self._board.follow(self._lives.assignment.plan, now=now)
+            self._board.follow(self._lives.plan, now=now)
             table = self._board.table(self.clocks, states=self._lives.states, now=now)
             speed = speed_of(self._prepared.run.proof, table.samples_per_second, self._peak)
             out.append(

@@ -42,29 +42,29 @@ def emulations(
         stragglers: device → slowdown factor relative to its profile.
     """
     nodes = [node_of(stage.device) for stage in stages]
+    # The policy of a layer goes with it, wherever it is.
+    kept: tuple[LayerPolicy, ...] = ("keep",)
+    policies = [policy for stage in stages for policy in stage.policies or kept * (stage.last - stage.first)]
+    recomputed = [any(runs_of([policy])) for policy in policies]
     return tuple(
         StageEmulation(
-            forward_seconds=slowdown * _seconds(forward),
-            backward_seconds=slowdown * _seconds(total - forward),
+            forward_seconds=tuple(slowdown * _seconds(forward) for forward, _ in ticks),
+            backward_seconds=tuple(slowdown * _seconds(total - forward) for forward, total in ticks),
             upstream=_link(costs, nodes[index], nodes[index - 1]) if with_links and index > 0 else None,
             downstream=_link(costs, nodes[index], nodes[index + 1]) if with_links and index + 1 < len(nodes) else None,
             shards=tuple(_link(costs, nodes[index], shard) for shard in shard_nodes) if with_links else (),
         )
         for index, stage in enumerate(stages)
-        for forward, total in (_ticks(costs, stage),)
+        for ticks in ([_ticks(costs, stage, layer, is_recomputed=again) for layer, again in enumerate(recomputed)],)
         for slowdown in ((stragglers or {}).get(stage.device, 1.0),)
     )
 
 
-def _ticks(costs: Costs, stage: EmulatedStage) -> tuple[int, int]:
-    """Ticks of the forward, and of forward and backward."""
+def _ticks(costs: Costs, stage: EmulatedStage, layer: int, *, is_recomputed: bool) -> tuple[int, int]:
+    """Ticks of the forward through a layer on the device of a stage, and of forward and backward."""
     kind = costs.cluster.devices[stage.device]
-    forward = costs.forward[kind][stage.last] - costs.forward[kind][stage.first]
-    again = sum(
-        costs.forward[kind][stage.first + last] - costs.forward[kind][stage.first + first]
-        for first, last in runs_of(stage.policies)
-    )
-    return forward, costs.compute_ticks(kind, stage.first, stage.last) + again
+    forward = costs.forward[kind][layer + 1] - costs.forward[kind][layer]
+    return forward, costs.compute_ticks(kind, layer, layer + 1, recompute=is_recomputed)
 
 
 def _seconds(ticks: int) -> float:

@@ -34,6 +34,7 @@ from hetpipe.decide.sync.segment import (
     EPOCH,
     EVICT,
     JOIN,
+    PLAN,
     Segment,
     advance,
     divide,
@@ -54,7 +55,16 @@ from hetpipe.values.ids import (
 )
 from hetpipe.values.run import ClockSnapshot
 from hetpipe.values.run_document import LifeSeen
-from hetpipe.values.sync import DataSpec, Membership, PlanChange, PlanVersion, Progress, SyncSpec
+from hetpipe.values.sync import (
+    DataSpec,
+    DecidedMove,
+    Membership,
+    PlanChange,
+    PlanMove,
+    PlanVersion,
+    Progress,
+    SyncSpec,
+)
 
 #: Start position of a reader without state: the newest segment record.
 FROM_NEWEST_SEGMENT = -1
@@ -176,6 +186,10 @@ class LogState:
     """The plan version of every virtual worker ever admitted, as far as its cut is known."""
     moved: tuple[VirtualWorkerIndex, ...] = ()
     """Virtual workers whose plan version has changed since the newest segment record."""
+    moves: dict[VirtualWorkerIndex, PlanMove] = field(default_factory=dict)
+    """Moves that take effect at the next barrier."""
+    decided: dict[VirtualWorkerIndex, DecidedMove] = field(default_factory=dict)
+    """The newest move of each virtual worker that has taken effect."""
 
 
 class DecisionLog:
@@ -224,6 +238,8 @@ class DecisionLog:
         self.per_wave = dict(config.membership.minibatches_per_wave)
         self.plans = dict(config.membership.plans)
         self.moved: tuple[VirtualWorkerIndex, ...] = ()
+        self.moves: dict[VirtualWorkerIndex, PlanMove] = {}
+        self.decided: dict[VirtualWorkerIndex, DecidedMove] = {}
         #: index of a commit record → its epoch and samples; consumed by the writer of the history.
         self._used: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._append(TermRecord(0, config.term))
@@ -336,6 +352,7 @@ class DecisionLog:
             barrier_reason=self.segment.reason,
             waves=self.num_waves,
             staged={vw: _staged_clock(m) for vw, m in self.members.items()} if self._has_started else before,
+            plans=dict(self.progress.plans),
         )
 
     def newest_lives(self) -> tuple[LifeSeen, ...]:
@@ -575,6 +592,35 @@ class DecisionLog:
             self._settle()
         return self._since(before)
 
+    def move(self, vw: VirtualWorkerIndex, move: PlanMove) -> Sequence[Record]:
+        """Move layers between the stages of a virtual worker at the next barrier, without new processes.
+
+        The move is dropped if that incarnation is evicted or leaves before, or the run ends there. A later one
+        replaces it. No effect if its layers are cut like that already, or the run is over.
+
+        Raises:
+            StaleIncarnation: that incarnation does not count.
+            WaveOutOfOrder: it counts from the next barrier on.
+            ProtocolViolation: the job has a script, which decides all changes; or the cut is none of its layers into as
+                many stages.
+        """
+        before = self.num_records
+        self._member(vw, move.incarnation)
+        if self.config.plan_changes:
+            raise ProtocolViolation(f"the script of the job decides how virtual worker {vw} is cut; change it there")
+        known = self.plans.get(vw)
+        if known is None or not known.can_become(move.bounds):
+            cut = "unknown" if known is None else str(list(known.layer_counts))
+            raise ProtocolViolation(
+                f"virtual worker {vw} cannot be cut at {list(move.bounds)}: its stages have {cut} layers, and a move "
+                "keeps their number and all layers"
+            )
+        if not self.finished and known.bounds != move.bounds:
+            self.moves[vw] = move
+            self._ask(PLAN)
+            self._settle()
+        return self._since(before)
+
     def evict(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> Sequence[Record]:
         """Evict a virtual worker: it no longer counts, its staged waves are dropped, committed ones stand.
 
@@ -770,6 +816,13 @@ class DecisionLog:
 
     def _change_plans(self, after: Clock, upto: Clock) -> None:
         """Make the changes of plans decided for the barriers at the clocks after `after`, up to `upto`."""
+        moves, self.moves = self.moves, {}
+        for vw, move in sorted(moves.items()):
+            member, known = self.members.get(vw), self.plans.get(vw)
+            if known is not None and member is not None and member.incarnation == move.incarnation:
+                moved = PlanVersion(known.version + 1, move.bounds, known.planned)
+                self._set_plan(vw, moved)
+                self.decided[vw] = DecidedMove(upto, moved.version, move)
         for change in self.config.plan_changes:
             plan = self.plans.get(change.vw)
             if plan is not None and after < change.clock <= upto:

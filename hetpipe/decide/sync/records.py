@@ -120,6 +120,11 @@ class SegmentRecord:
         """All at the barrier: members that continue, and those that leave."""
         return (*self.members, *self.left)
 
+    @property
+    def has_moves(self) -> bool:
+        """Whether layers of a member that continues change their stages."""
+        return any(member.moved and not member.joined for member in self.members)
+
     def per_wave(self, default: int) -> dict[VirtualWorkerIndex, int]:
         """Member → N_v, in index order; `default` where the record has none."""
         return {member.vw: member.minibatches_per_wave or default for member in self.members}

@@ -809,18 +809,20 @@ class WorkerQuarantined(_message.Message):
     def __init__(self, vw: _Optional[int] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class WorkerReplanned(_message.Message):
-    __slots__ = ("vw", "incarnation", "before", "after", "foreseen")
+    __slots__ = ("vw", "incarnation", "before", "after", "foreseen", "version")
     VW_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     BEFORE_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     FORESEEN_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     vw: int
     incarnation: int
     before: _containers.RepeatedScalarFieldContainer[int]
     after: _containers.RepeatedScalarFieldContainer[int]
     foreseen: float
-    def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., before: _Optional[_Iterable[int]] = ..., after: _Optional[_Iterable[int]] = ..., foreseen: _Optional[float] = ...) -> None: ...
+    version: int
+    def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., before: _Optional[_Iterable[int]] = ..., after: _Optional[_Iterable[int]] = ..., foreseen: _Optional[float] = ..., version: _Optional[int] = ...) -> None: ...
 
 class ReplanJudged(_message.Message):
     __slots__ = ("vw", "gained", "sentence")
@@ -883,7 +885,7 @@ class StageRow(_message.Message):
     def __init__(self, first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
 
 class VirtualWorkerRow(_message.Message):
-    __slots__ = ("vw", "stages", "clock", "distance", "samples_per_second", "loss", "waiting_share", "memory_bytes", "state", "losses")
+    __slots__ = ("vw", "stages", "clock", "distance", "samples_per_second", "loss", "waiting_share", "memory_bytes", "state", "losses", "version")
     class LossesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -901,6 +903,7 @@ class VirtualWorkerRow(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     LOSSES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     vw: int
     stages: _containers.RepeatedCompositeFieldContainer[StageRow]
     clock: int
@@ -911,7 +914,8 @@ class VirtualWorkerRow(_message.Message):
     memory_bytes: int
     state: str
     losses: _containers.ScalarMap[str, float]
-    def __init__(self, vw: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageRow, _Mapping]]] = ..., clock: _Optional[int] = ..., distance: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., loss: _Optional[float] = ..., waiting_share: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ..., losses: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    version: int
+    def __init__(self, vw: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageRow, _Mapping]]] = ..., clock: _Optional[int] = ..., distance: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., loss: _Optional[float] = ..., waiting_share: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ..., losses: _Optional[_Mapping[str, float]] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Straggling(_message.Message):
     __slots__ = ("vw", "stage", "factor")

@@ -287,6 +287,32 @@ class DrainRequest(_message.Message):
     incarnation: int
     def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., vw: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
+class PlanMove(_message.Message):
+    __slots__ = ("incarnation", "bounds", "by", "reason", "predicted_gain")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_GAIN_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    bounds: _containers.RepeatedScalarFieldContainer[int]
+    by: str
+    reason: str
+    predicted_gain: float
+    def __init__(self, incarnation: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ..., by: _Optional[str] = ..., reason: _Optional[str] = ..., predicted_gain: _Optional[float] = ...) -> None: ...
+
+class MoveRequest(_message.Message):
+    __slots__ = ("job_id", "term", "vw", "move")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    VW_FIELD_NUMBER: _ClassVar[int]
+    MOVE_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    term: int
+    vw: int
+    move: PlanMove
+    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., vw: _Optional[int] = ..., move: _Optional[_Union[PlanMove, _Mapping]] = ...) -> None: ...
+
 class AdmitRequest(_message.Message):
     __slots__ = ("job_id", "term", "vw", "incarnation", "num_stages", "minibatches_per_wave", "bounds")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]

@@ -63,12 +63,12 @@ class StageEmulation(_message.Message):
     UPSTREAM_FIELD_NUMBER: _ClassVar[int]
     DOWNSTREAM_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
-    forward_seconds: float
-    backward_seconds: float
+    forward_seconds: _containers.RepeatedScalarFieldContainer[float]
+    backward_seconds: _containers.RepeatedScalarFieldContainer[float]
     upstream: LinkTime
     downstream: LinkTime
     shards: _containers.RepeatedCompositeFieldContainer[ShardLinkTime]
-    def __init__(self, forward_seconds: _Optional[float] = ..., backward_seconds: _Optional[float] = ..., upstream: _Optional[_Union[LinkTime, _Mapping]] = ..., downstream: _Optional[_Union[LinkTime, _Mapping]] = ..., shards: _Optional[_Iterable[_Union[ShardLinkTime, _Mapping]]] = ...) -> None: ...
+    def __init__(self, forward_seconds: _Optional[_Iterable[float]] = ..., backward_seconds: _Optional[_Iterable[float]] = ..., upstream: _Optional[_Union[LinkTime, _Mapping]] = ..., downstream: _Optional[_Union[LinkTime, _Mapping]] = ..., shards: _Optional[_Iterable[_Union[ShardLinkTime, _Mapping]]] = ...) -> None: ...
 
 class WorkerEmulation(_message.Message):
     __slots__ = ("stages",)
@@ -205,7 +205,7 @@ class Member(_message.Message):
     def __init__(self, info: _Optional[_Union[MemberInfo, _Mapping]] = ..., order: _Optional[int] = ..., lease_seconds_left: _Optional[float] = ...) -> None: ...
 
 class ClockSnapshot(_message.Message):
-    __slots__ = ("term", "published", "global_clock", "local", "max_distance", "epoch", "minibatches", "samples", "barrier", "barrier_reason", "waves", "staged", "durable", "applied")
+    __slots__ = ("term", "published", "global_clock", "local", "max_distance", "epoch", "minibatches", "samples", "barrier", "barrier_reason", "waves", "staged", "durable", "applied", "plans")
     class LocalEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -227,6 +227,13 @@ class ClockSnapshot(_message.Message):
         key: int
         value: int
         def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    class PlansEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: PlanVersion
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[PlanVersion, _Mapping]] = ...) -> None: ...
     TERM_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_CLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +248,7 @@ class ClockSnapshot(_message.Message):
     STAGED_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
+    PLANS_FIELD_NUMBER: _ClassVar[int]
     term: int
     published: int
     global_clock: int
@@ -255,7 +263,8 @@ class ClockSnapshot(_message.Message):
     staged: _containers.ScalarMap[int, int]
     durable: _containers.ScalarMap[int, int]
     applied: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, term: _Optional[int] = ..., published: _Optional[int] = ..., global_clock: _Optional[int] = ..., local: _Optional[_Mapping[int, int]] = ..., max_distance: _Optional[int] = ..., epoch: _Optional[int] = ..., minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., barrier: _Optional[int] = ..., barrier_reason: _Optional[str] = ..., waves: _Optional[int] = ..., staged: _Optional[_Mapping[int, int]] = ..., durable: _Optional[_Mapping[int, int]] = ..., applied: _Optional[_Iterable[int]] = ...) -> None: ...
+    plans: _containers.MessageMap[int, PlanVersion]
+    def __init__(self, term: _Optional[int] = ..., published: _Optional[int] = ..., global_clock: _Optional[int] = ..., local: _Optional[_Mapping[int, int]] = ..., max_distance: _Optional[int] = ..., epoch: _Optional[int] = ..., minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., barrier: _Optional[int] = ..., barrier_reason: _Optional[str] = ..., waves: _Optional[int] = ..., staged: _Optional[_Mapping[int, int]] = ..., durable: _Optional[_Mapping[int, int]] = ..., applied: _Optional[_Iterable[int]] = ..., plans: _Optional[_Mapping[int, PlanVersion]] = ...) -> None: ...
 
 class Condition(_message.Message):
     __slots__ = ("kind", "who", "sentence", "since", "cleared", "clearance", "times")

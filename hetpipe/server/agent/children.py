@@ -82,13 +82,9 @@ class Programs:
     allowed_environment: Sequence[str] | None = None
     """Patterns of the environment variables that jobs may inherit and set; None: any."""
     starter: Starter = spawn
-<<<<<<< HEAD
-    """Starts their processes."""
+    """Launches their processes."""
     sent_code: SentCode | None = None
     """The code that was sent along with jobs; None: none is accepted."""
-=======
-    """Launches their processes."""
->>>>>>> main
 
     def allowing(self, patterns: Sequence[str]) -> Programs:
         """The same programs, limited to importing matching modules for a job.
@@ -570,13 +566,8 @@ class Inspection:
         self._told = True
         self._tell(result)
 
-<<<<<<< HEAD
     def refused(self, error: HetpipeError) -> None:
-        """It is not started."""
-=======
-    def refused(self, error: UserError) -> None:
         """Report that it is not started."""
->>>>>>> main
         self._told = True
         self._tell(InspectionResult(self._job_id, None, type(error).__name__, (str(error),)))
 

@@ -444,7 +444,10 @@ def _optimizer(job: Job, config: StageConfig, target: FlatBuffer, versions: Vers
 
 def _emulator(job: Job, config: StageConfig, clock: TimeSource) -> Emulator:
     seed = job.seed + 1000 * config.vw + config.stage
-    return Emulator(config.device, clock, seed=seed, emulation=config.emulation)
+    emulator = Emulator(config.device, clock, seed=seed, emulation=config.emulation)
+    stage = config.plan.stage(config.vw, config.stage)
+    emulator.cover(stage.first_layer, stage.last_layer)
+    return emulator
 
 
 def _clipping(job: Job) -> Clipping | None:

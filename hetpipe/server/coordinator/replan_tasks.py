@@ -1,8 +1,9 @@
 """Long operations of a repartition: planning, files, the clock shard. They run on the job's own thread.
 
-`RUN_DIR/plans` holds the plan of every repartition that took effect, `vw-V-life-I.json`, where I is the first
-incarnation on it; a pending one, or one pending when the coordinator died, is `proposed.json`. Plans of virtual workers
-that join a running job are there, too. They are for people only: the run document of the clock shard is authoritative.
+`RUN_DIR/plans` holds the plan of every repartition with new processes that took effect, `vw-V-life-I.json`, where I is
+the first incarnation on it; a pending one, or one pending when the coordinator died, is `proposed.json`. Plans of
+virtual workers that join a running job are there, too. They are for people only: the run document of the clock shard is
+authoritative. `RUN_DIR/decisions.jsonl` has the moves between running stages.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from pathlib import Path
 from hetpipe import failpoints
 from hetpipe.decide.elastic.repartitions import replanned
 from hetpipe.decide.lifecycle.configs import with_agents
-from hetpipe.decide.lifecycle.exchange import Admit, NewPlan, Replan, Replanned, SettleReplan
+from hetpipe.decide.lifecycle.exchange import Admit, FileJudgement, NewPlan, Replan, Replanned, SettleReplan
 from hetpipe.errors import CheckpointError
 from hetpipe.observe.log import get_logger
+from hetpipe.server.decisions_file import append_decision
+from hetpipe.values.decisions import MoveJudgement
 from hetpipe.values.ids import Clock, JobId
 from hetpipe.values.plan import Plan
 from hetpipe.values.wire import to_json
@@ -39,9 +42,10 @@ class ReplanTasks:
                 _log.info("replan_does_not_pay", job=self._job_id, vw=task.vw, gain=found.gain, least=task.least_gain)
             if found.plan is not None:
                 failpoints.reach("repartition.plan_computed")
+            if found.plan is not None and found.recut is None:
                 workers = tuple(found.plan if vw.index == task.vw else vw for vw in task.plan.virtual_workers)
                 _write(run_dir, "proposed.json", replace(task.plan, virtual_workers=workers))
-                failpoints.reach("repartition.published")
+                failpoints.reach("replacement.published")
         except Exception:  # noqa: BLE001 - whatever it is, the job goes on by the plan that it has
             _log.exception("not_replanned", job=self._job_id, vw=task.vw)
             return Replanned(task.vw, task.incarnation, None, None, None, ())
@@ -52,12 +56,17 @@ class ReplanTasks:
         proposed = _folder(run_dir) / "proposed.json"
         try:
             if task.is_in_force:
-                failpoints.reach("repartition.old_plan_not_cleaned")
+                failpoints.reach("replacement.not_settled")
                 proposed.replace(proposed.with_name(f"vw-{task.vw}-life-{task.incarnation}.json"))
             else:
                 proposed.unlink(missing_ok=True)
         except Exception:  # noqa: BLE001 - see above
             _log.exception("replan_not_settled", job=self._job_id, vw=task.vw)
+
+    def judge(self, task: FileJudgement, run_dir: str, *, wall: float) -> None:
+        """Add what a move has gained to the decisions of the run."""
+        line = MoveJudgement("judge", task.vw, task.version, task.measured_gain, task.sentence, wall)
+        append_decision(Path(run_dir), line)
 
     def make_way(self, task: Admit, new: NewPlan, port: Calls) -> None:
         """Store a new plan on the clock shard before it admits the first incarnation on it.
@@ -65,14 +74,14 @@ class ReplanTasks:
         Raises:
             HetpipeError: the clock shard is unreachable.
         """
-        failpoints.reach("repartition.some_agents_drained")
+        failpoints.reach("replacement.not_kept")
         run = port.invoke(DESCRIBE_RUN, DescribeRunRequest(self._job_id)).run
         if task.vw >= len(run.plan.virtual_workers):
             self._file(f"vw-{task.vw}-life-{task.incarnation}.json", new.plan, run.submission.run_dir)
         agents = with_agents(run.agents, new.agents)
         run = replace(run, plan=new.plan, agents=agents, emulations=new.emulations)
         port.invoke(KEEP_RUN, KeepRunRequest(self._job_id, new.plan.term, run))
-        failpoints.reach("repartition.layers_half_moved")
+        failpoints.reach("replacement.kept")
 
     def _file(self, name: str, plan: Plan, run_dir: str) -> None:
         """Write the plan of a joining virtual worker. Never raises: see `settle`."""

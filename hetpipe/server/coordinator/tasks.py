@@ -31,8 +31,11 @@ from hetpipe.decide.lifecycle.exchange import (
     Evict,
     EvictAcknowledged,
     FetchClocks,
+    FileJudgement,
     FinalClocks,
     Input,
+    MoveAnswered,
+    MoveLayers,
     PersistDrained,
     Prepare,
     Prepared,
@@ -49,7 +52,15 @@ from hetpipe.decide.lifecycle.known_cluster import PlanningInputs
 from hetpipe.decide.lifecycle.planning import PLANNER, Planner, plan_run, with_forecast
 from hetpipe.decide.sync.division import unused
 from hetpipe.decide.sync.segment import STOP
-from hetpipe.errors import CheckpointError, HetpipeError, JobError, StaleIncarnation, StoreUnavailable, UserError
+from hetpipe.errors import (
+    CheckpointError,
+    HetpipeError,
+    JobError,
+    StaleIncarnation,
+    StoreUnavailable,
+    Unavailable,
+    UserError,
+)
 from hetpipe.job.file import Job
 from hetpipe.observe.log import get_logger
 from hetpipe.roots import Roots
@@ -78,6 +89,7 @@ from hetpipe.wire.calls import (
     EvictRequest,
     GetShardClocksRequest,
     KeepRunRequest,
+    MoveRequest,
     ReleaseRequest,
     RequestBarrierRequest,
 )
@@ -146,7 +158,7 @@ class JobTasks:
         self._clock = clock
         self._replans = ReplanTasks(job_id)
 
-    def run(self, task: Task) -> Input | None:  # noqa: C901, PLR0911 - one case per kind of task
+    def run(self, task: Task) -> Input | None:  # noqa: C901, PLR0911, PLR0912 - one case per kind of task
         """Execute a task; return its fact for the machine. Never raises."""
         match task:
             case Prepare() | Rewind():
@@ -165,6 +177,11 @@ class JobTasks:
                 return self._replans.replan(task, self._submission.run_dir)
             case SettleReplan():
                 self._replans.settle(task, self._submission.run_dir)
+                return None
+            case MoveLayers():
+                return self._move(task)
+            case FileJudgement():
+                self._replans.judge(task, self._submission.run_dir, wall=self._clock.wall())
                 return None
             case FetchClocks():
                 return FinalClocks(self._last_clocks(task))
@@ -346,7 +363,7 @@ class JobTasks:
         )
         self._with_shard(task.clock_shard, lambda port: port.invoke(calls.ADMIT, request))
         if new is not None:
-            failpoints.reach("repartition.committed")
+            failpoints.reach("replacement.admitted")
         return AdmitAcknowledged(task.vw, task.incarnation, folder)
 
     def _drain(self, task: Drain) -> DrainAcknowledged:
@@ -365,6 +382,23 @@ class JobTasks:
             _log.warning("not_kept_who_is_out", job=self._job_id, reason=str(error))
             return DrainedPersisted(task.out, is_kept=False)
         return DrainedPersisted(task.out, is_kept=True)
+
+    def _move(self, task: MoveLayers) -> MoveAnswered:
+        request = MoveRequest(self._job_id, task.term, task.vw, task.move)
+        outcome: Literal["accepted", "refused", "unreachable"] = "accepted"
+        try:
+            self._with_shard(task.clock_shard, lambda port: port.invoke(calls.MOVE, request))
+        except Unavailable as error:
+            outcome = "unreachable"
+            _log.warning("move_not_requested", job=self._job_id, vw=task.vw, reason=str(error))
+        except HetpipeError as error:
+            outcome = "refused"
+            _log.info("move_refused", job=self._job_id, vw=task.vw, reason=str(error))
+        except Exception:  # noqa: BLE001 - whatever it is, the job goes on by the plan that it has
+            outcome = "refused"
+            _log.exception("move_refused", job=self._job_id, vw=task.vw)
+        failpoints.reach("repartition.requested")
+        return MoveAnswered(task.vw, task.move.incarnation, outcome)
 
     def _last_clocks(self, task: FetchClocks) -> ClockSnapshot | None:
         request = GetShardClocksRequest(self._job_id)

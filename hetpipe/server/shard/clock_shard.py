@@ -9,12 +9,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from hetpipe import failpoints
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.clock import Clock as TimeSource
 from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT, DecisionLog, LogConfig
 from hetpipe.decide.sync.records import BarrierRecord, CommitRecord, EvictRecord, PublishRecord, Record, SegmentRecord
 from hetpipe.errors import HetpipeError, ProtocolViolation, StaleTerm, StateLost
 from hetpipe.observe.history import HistoryWriter
+from hetpipe.server.decisions_file import append_decision
 from hetpipe.server.shard.buffer_exchange import Attendance
 from hetpipe.server.shard.decision_events import (
     Acknowledged,
@@ -26,17 +30,19 @@ from hetpipe.server.shard.decision_events import (
     Held,
     Initialized,
     Joined,
+    Moved,
     RunKept,
     Staged,
 )
 from hetpipe.server.shard.journal import Address, ClockState, Journal, RecoveredDecisions
+from hetpipe.values.decisions import MoveDecision
 from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.requests import Meeting, Requester
 from hetpipe.values.run import ClockSnapshot
 from hetpipe.values.run_document import RunDescription, RunDocument
 from hetpipe.values.shard_config import ShardConfig
-from hetpipe.values.sync import Progress
+from hetpipe.values.sync import PlanMove, Progress
 
 
 class ClockShard:
@@ -50,6 +56,7 @@ class ClockShard:
         old: RecoveredDecisions | None = None,
         *,
         newest_checkpoint: Callable[[], Clock] | None = None,
+        clock: TimeSource = SYSTEM_CLOCK,
     ) -> None:
         """Start a decision log, or restore that of an earlier process.
 
@@ -59,6 +66,7 @@ class ClockShard:
             journal: persists events; None: no persistence.
             old: state of an earlier process.
             newest_checkpoint: clock of the newest complete checkpoint; None: the start of the run.
+            clock: the time of decisions.
 
         Raises:
             StateLost: `old` is inconsistent.
@@ -66,6 +74,8 @@ class ClockShard:
         self._journal = journal
         self._job_id = config.job_id
         self._term = config.term
+        self._run_dir = config.run_dir
+        self._clock = clock
         self._history = history
         lock = threading.RLock()
         #: Notified at every new record. Guards the log.
@@ -178,6 +188,11 @@ class ClockShard:
         """Let a virtual worker leave at the next barrier."""
         with self.bell:
             self._decide(Drained(vw, incarnation))
+
+    def move(self, vw: VirtualWorkerIndex, move: PlanMove) -> None:
+        """Move layers between the stages of a virtual worker at the next barrier."""
+        with self.bell:
+            self._decide(Moved(vw, move))
 
     def admit(
         self,
@@ -309,13 +324,18 @@ class ClockShard:
         """Apply an event under `bell`: journal it, write its history, notify followers."""
         records = event.tell(self._log)
         publishes = any(isinstance(record, PublishRecord) for record in records)
+        changes_plans = any(isinstance(record, SegmentRecord) and record.has_moves for record in records)
         if publishes:
             failpoints.reach("commit.before_publish")
+        if changes_plans:
+            failpoints.reach("repartition.before_record")
         self._note(event)
         self._keep(event)
         self._remember(records)
         if publishes:
             failpoints.reach("commit.after_publish")
+        if changes_plans:
+            failpoints.reach("repartition.recorded")
         if records:
             self.bell.notify_all()
             if not all(isinstance(record, CommitRecord) for record in records):
@@ -393,6 +413,10 @@ class ClockShard:
                     version=member.version,
                     bounds=member.bounds,
                 )
+            decided = self._log.decided.get(member.vw)
+            if decided is not None and member.moved and decided.clock == record.start:
+                line = MoveDecision.of(member.vw, decided, wall=self._clock.wall())
+                append_decision(Path(self._run_dir), line)
 
 
 def log_config(config: ShardConfig) -> LogConfig:

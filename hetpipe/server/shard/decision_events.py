@@ -15,6 +15,7 @@ from hetpipe.decide.sync.records import Record
 from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.values.requests import Blocks
 from hetpipe.values.run_document import RunDocument
+from hetpipe.values.sync import PlanMove
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,19 @@ class Drained:
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """Layers of a virtual worker are to move at the next barrier."""
+
+    vw: VirtualWorkerIndex
+    move: PlanMove
+    kind: Literal["moved"] = "moved"
+
+    def tell(self, log: DecisionLog) -> Sequence[Record]:
+        """Apply by `DecisionLog.move`."""
+        return log.move(self.vw, self.move)
+
+
+@dataclass(frozen=True, slots=True)
 class Admitted:
     """A new incarnation of a virtual worker was admitted."""
 
@@ -163,5 +177,15 @@ class RunKept:
 
 
 DecisionEvent = (
-    Joined | Initialized | Staged | Held | BarrierRequested | Evicted | Drained | Admitted | Acknowledged | RunKept
+    Joined
+    | Initialized
+    | Staged
+    | Held
+    | BarrierRequested
+    | Evicted
+    | Drained
+    | Moved
+    | Admitted
+    | Acknowledged
+    | RunKept
 )

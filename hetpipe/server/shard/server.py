@@ -68,6 +68,7 @@ from hetpipe.wire.calls import (
     JoinRequest,
     KeepRunRequest,
     LogRecords,
+    MoveRequest,
     RequestBarrierRequest,
     ShareMemoryRequest,
 )
@@ -293,6 +294,7 @@ class ShardServer:
         handlers.on(calls.REQUEST_BARRIER, self._request_barrier)
         handlers.on(calls.EVICT, self._evict)
         handlers.on(calls.DRAIN, self._drain)
+        handlers.on(calls.MOVE, self._move)
         handlers.on(calls.ADMIT, self._admit)
         handlers.on(calls.KEEP_RUN, self._keep_run)
         handlers.on(calls.DESCRIBE_RUN, lambda request, _: self._job(request.job_id).shard.clock_shard.describe())
@@ -339,6 +341,10 @@ class ShardServer:
     def _drain(self, request: DrainRequest, _: Context) -> None:
         check_life(request.vw, request.incarnation)
         self._job(request.job_id, request.term).shard.clock_shard.drain(request.vw, request.incarnation)
+
+    def _move(self, request: MoveRequest, _: Context) -> None:
+        check_life(request.vw, request.move.incarnation, cut=request.move.bounds)
+        self._job(request.job_id, request.term).shard.clock_shard.move(request.vw, request.move)
 
     def _admit(self, request: AdmitRequest, _: Context) -> None:
         vw, incarnation, num_stages = request.vw, request.incarnation, request.num_stages

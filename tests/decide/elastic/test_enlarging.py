@@ -311,10 +311,11 @@ def test_whose_devices_are_not_known_is_not_planned_anew() -> None:
     basis = basis_of(planned(), AGENTS)
     before = Driver().to(JobState.RUNNING).machine.lives
     assert before is not None
-    joined = Repartitions(before.assignment, basis)
+    joined = Repartitions(before, basis, retry_seconds=1.0)
     joined.enlarge(lives.assignment.plan.virtual_workers[2], basis)
     driver.feed(MemberGone(MemberId("n2"), "agent n2 is gone"))
-    for told in (joined, Repartitions(lives.assignment, basis), Repartitions(lives.assignment, None)):
+    others = [Repartitions(lives, known, retry_seconds=1.0) for known in (basis, None)]
+    for told in (joined, *others):
         assert told.look(lives, seconds_left=1e6, now=1e6) == []
 
 
@@ -398,7 +399,7 @@ class TestWishes:
 
     def test_devices_that_play_others_are_dealt(self) -> None:
         driver = Driver().to(JobState.STARTING)
-        played = StageEmulation(forward_seconds=0.1, backward_seconds=0.1)
+        played = StageEmulation(forward_seconds=(0.1,), backward_seconds=(0.1,))
         assert driver.machine._training is not None
         lives = driver.machine._training.lives
         lives._assignment = replace(lives.assignment, emulations=((played, played), (played, played)))

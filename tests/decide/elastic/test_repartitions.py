@@ -1,9 +1,10 @@
-"""A stage gets slow: it is named, its virtual worker leaves with a checkpoint and comes back by a new plan."""
+"""A stage gets slow: it is named, and layers move between the running stages of its virtual worker."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,28 +14,26 @@ from hypothesis import strategies as st
 
 from hetpipe.decide.lifecycle.exchange import (
     Admit,
-    AdmitAcknowledged,
-    Drain,
-    DrainAcknowledged,
+    ClocksReported,
     EvictAcknowledged,
+    FileJudgement,
+    MoveAnswered,
+    MoveLayers,
     Replan,
     Replanned,
-    SettleReplan,
     StopRequested,
 )
+from hetpipe.server.coordinator import replan_tasks
 from hetpipe.server.coordinator.replan_tasks import ReplanTasks
 from hetpipe.values.commands import StartStageCommand
-from hetpipe.values.events import JobState, ProgressTable, ReplanJudged, StopMode, WorkerLeft, WorkerReplanned
+from hetpipe.values.events import JobState, ProgressTable, ReplanJudged, StopMode, WorkerReplanned
 from hetpipe.values.ids import Clock, Incarnation
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.life_state import LifeState
-from hetpipe.values.plan import Plan
-from hetpipe.values.run import StageDone, StageReady
-from hetpipe.values.wire import to_json
-from tests.server.coordinator.builders import JOB_ID, STAGES, job, progress
-from tests.server.coordinator.machine_driver import Driver
-
-FOLDER = "/run/checkpoints/clock-00000040"
+from hetpipe.values.run import StageDone
+from hetpipe.values.sync import PlanMove, PlanVersion
+from tests.server.coordinator.builders import JOB_ID, STAGES, clocks, job, progress
+from tests.server.coordinator.machine_driver import SHARDS, Driver
 
 #: What each stage takes for a minibatch.
 Seconds = dict[tuple[int, int], float]
@@ -53,6 +52,7 @@ class Run(Driver):
         self.lives = {0: 0, 1: 0}
         self.seconds: Seconds = dict.fromkeys(EVEN, 0.0)
         self.waves = dict.fromkeys(EVEN, 0)
+        self.version = 0
         self.to(JobState.RUNNING)
 
     def go_on(self, seconds: Seconds, *, windows: int = 1) -> None:
@@ -76,28 +76,24 @@ class Run(Driver):
         self.feed(answer)
         return answer
 
-    def leave(self, vw: int = 1) -> None:
-        """It passes the barrier and ends."""
-        life = self.lives[vw]
-        self.feed(DrainAcknowledged(Vw(vw), Incarnation(life)))
-        for stage in (0, 1):
-            self.report(vw, stage, StageDone(Clock(40), "drain"), life=life)
-            self.exit(vw, stage, 0, life=life)
-        self.wait(0.25)
+    def accept(self, vw: int = 1) -> MoveLayers:
+        """The clock shard takes the move that was asked for last."""
+        task = self.tasks(MoveLayers)[-1]
+        self.feed(MoveAnswered(Vw(vw), task.move.incarnation, "accepted"))
+        return task
 
-    def come_back(self, vw: int = 1) -> None:
-        life = self.lives[vw] = self.lives[vw] + 1
-        self.feed(AdmitAcknowledged(Vw(vw), Incarnation(life), FOLDER))
-        for stage in (0, 1):
-            self.waves[vw, stage], self.seconds[vw, stage] = 0, 0.0
-            self.report(vw, stage, StageReady(pid=2000 + 10 * vw + stage), life=life)
+    def cross(self, bounds: tuple[int, ...], *, vw: int = 1) -> None:
+        """A barrier is passed, behind which it has the next version of its plan."""
+        self.version += 1
+        clock = max(self.waves.values())
+        versions = {Vw(vw): PlanVersion(self.version, bounds, (0, 2, 4))}
+        self.feed(ClocksReported(replace(clocks(clock, clock), plans=versions)))
 
     def moved(self) -> None:
         """Up to the moment when the new plan is in force."""
         self.go_on(SLOW, windows=7)
         self.answer()
-        self.leave()
-        self.come_back()
+        self.cross(self.accept().move.bounds)
 
     def layers(self, vw: int = 1) -> list[list[tuple[int, int]]]:
         """What each life of it was told to compute."""
@@ -123,11 +119,6 @@ class Run(Driver):
     def files(self) -> list[str]:
         return sorted(path.name for path in (self.folder / "plans").glob("*"))
 
-    def settle(self) -> list[str]:
-        for task in self.tasks(SettleReplan):
-            self.replans.settle(task, str(self.folder))
-        return self.files
-
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
@@ -141,31 +132,75 @@ def test_the_way_of_a_move(run: Run) -> None:
     assert run.slow == [(1, 1, 10.0)]
     answer = run.answer()
     assert answer.gain == pytest.approx(1.0, rel=0.01)
-    assert run.files == ["proposed.json"]
+    assert run.files == [], "no process is started by the new plan"
 
-    [drain] = run.tasks(Drain)
-    assert (drain.vw, drain.incarnation) == (1, 0)
-    assert run.worker(1).state is LifeState.LEAVING
-    run.leave()
-    assert run.events(WorkerLeft) == [WorkerLeft(Vw(1), Incarnation(0), returns=True)]
-    [admit] = run.tasks(Admit)
-    assert admit.replan is not None
-    assert (admit.vw, admit.incarnation, admit.num_stages, admit.replan.left_at) == (1, 1, 2, 40)
-    assert admit.replan.plan.virtual_workers[1] == answer.recut.worker  # type: ignore[union-attr]
-    run.come_back()
+    task = run.accept()
+    assert (task.vw, task.term, task.clock_shard) == (1, 1, SHARDS[0])
+    assert task.move == PlanMove(
+        Incarnation(0),
+        (0, 3, 4),
+        "straggler",
+        "compared with the plan, virtual worker 1 takes: stage 1 10.0 times",
+        answer.gain,
+    )
+    run.go_on(SLOW, windows=3)
+    assert run.events(WorkerReplanned) == []
+    run.cross((0, 3, 4))
 
-    assert run.layers() == [[(0, 2), (2, 4)], [(0, 3), (3, 4)]]
-    assert run.layers(0) == [[(0, 2), (2, 4)]]
-    assert run.events(WorkerReplanned) == [WorkerReplanned(Vw(1), Incarnation(1), (2, 2), (3, 1), answer.gain)]
-    assert run.settle() == ["vw-1-life-1.json"]
-    assert (run.folder / "plans" / "vw-1-life-1.json").read_text() == to_json(Plan, admit.replan.plan) + "\n"
-    assert run.worker(1).deaths == 0
-    run.go_on({**EVEN, (1, 0): 0.15, (1, 1): 0.5}, windows=6)
+    assert run.worker(1).state is LifeState.READY
+    assert run.layers() == [[(0, 2), (2, 4)]]
+    assert run.events(WorkerReplanned) == [WorkerReplanned(Vw(1), Incarnation(0), (2, 2), (3, 1), answer.gain, 1)]
+    run.go_on({**EVEN, (1, 0): 0.15, (1, 1): 0.5}, windows=7)
     [judged] = run.events(ReplanJudged)
     assert judged.gained == pytest.approx(1.0)
     assert "takes 500.0 ms per minibatch under its new plan, 1000.0 ms before" in judged.sentence
-    assert [(row.stages[0].last_layer) for row in run.table.rows] == [2, 3]
+    assert run.tasks(FileJudgement) == [FileJudgement(Vw(1), 1, judged.gained, judged.sentence)]
+    assert [(row.stages[0].last_layer, row.version) for row in run.table.rows] == [(2, 0), (3, 1)]
     assert run.slow == []
+    assert len(run.tasks(MoveLayers)) == 1
+
+
+def test_a_clock_shard_that_is_away_is_asked_again(run: Run) -> None:
+    run.go_on(SLOW, windows=7)
+    run.answer()
+    run.feed(MoveAnswered(Vw(1), Incarnation(0), "unreachable"))
+    run.go_on(SLOW, windows=5)
+    first, second = run.tasks(MoveLayers)
+    assert first == second
+    # It had heard of it after all.
+    run.cross((0, 3, 4))
+    run.go_on(SLOW, windows=5)
+
+    assert len(run.tasks(MoveLayers)) == 2
+    assert len(run.events(WorkerReplanned)) == 1
+
+
+def test_a_move_that_is_refused_is_none(run: Run) -> None:
+    run.go_on(SLOW, windows=7)
+    run.answer()
+    run.feed(MoveAnswered(Vw(1), Incarnation(0), "refused"))
+    run.go_on(SLOW, windows=40)
+
+    assert len(run.tasks(MoveLayers)) == 1
+    assert run.events(WorkerReplanned) == []
+
+
+def test_what_was_computed_before_the_move_is_not_its_gain(run: Run) -> None:
+    run.moved()
+    for _ in range(10):
+        # Late reports of waves before the barrier.
+        run.report(1, 1, progress(clock=7, minibatches=7, compute_seconds=run.seconds[1, 1]))
+    assert run.events(ReplanJudged) == []
+
+
+def test_a_script_moves_what_is_measured(run: Run) -> None:
+    """Stages are compared with what is expected of the layers that they have now."""
+    run.go_on(EVEN, windows=8)
+    run.cross((0, 3, 4))
+    run.go_on({**EVEN, (1, 0): 0.15, (1, 1): 0.05}, windows=10)
+
+    assert run.slow == []
+    assert run.events(WorkerReplanned) == []
 
 
 def test_nothing_moves_while_all_take_as_long_as_each_other(run: Run) -> None:
@@ -178,7 +213,6 @@ def test_nothing_moves_while_all_take_as_long_as_each_other(run: Run) -> None:
     "overrides",
     [
         ("survive.straggler=0",),
-        ("sync.deterministic=true",),
         ("survive.patience_waves=30",),
         # With the new cut it is twice as fast.
         ("survive.least_gain=1.5",),
@@ -192,7 +226,7 @@ def test_who_is_not_moved(tmp_path: Path, overrides: Sequence[str]) -> None:
     for _ in run.tasks(Replan):
         run.answer()
 
-    assert run.tasks(Drain) == []
+    assert run.tasks(MoveLayers) == []
     named = overrides[0] not in {"survive.straggler=0", "survive.patience_waves=30"}
     assert bool(run.slow) is named
 
@@ -204,7 +238,14 @@ def test_one_that_holds_nobody_up_stays(run: Run) -> None:
     for _ in run.tasks(Replan):
         run.answer()
 
-    assert run.tasks(Drain) == []
+    assert run.tasks(MoveLayers) == []
+
+
+def test_a_deterministic_run_moves_as_well(tmp_path: Path) -> None:
+    run = Run(tmp_path, "sync.deterministic=true")
+    run.moved()
+
+    assert len(run.events(WorkerReplanned)) == 1
 
 
 def test_it_is_not_asked_for_again_and_again(tmp_path: Path) -> None:
@@ -228,59 +269,53 @@ def test_after_a_move_there_is_none_for_twice_as_long(run: Run) -> None:
     run.go_on(well, windows=20)
     assert len(run.tasks(Replan)) == 2
     run.answer()
-    run.leave()
-    run.come_back()
-
-    assert run.layers()[-1] == [(0, 2), (2, 4)]
+    assert run.accept().move.bounds == (0, 2, 4)
+    run.cross((0, 2, 4))
     run.go_on(SLOW, windows=90)
     assert len(run.tasks(Replan)) == 2
 
 
-def test_a_new_plan_whose_first_life_does_not_get_ready_is_given_up(run: Run) -> None:
+def test_one_that_dies_before_the_barrier_keeps_its_plan(run: Run) -> None:
     run.go_on(SLOW, windows=7)
     run.answer()
-    run.leave()
-    run.feed(AdmitAcknowledged(Vw(1), Incarnation(1), FOLDER))
-    run.end_life(1, life=1)
-    run.wait(0.5)
-
-    [judged] = run.events(ReplanJudged)
-    assert judged.gained is None
-    assert judged.sentence == "virtual worker 1 did not become ready under its new plan; the previous plan is restored"
-    assert run.settle() == []
-    admit = run.tasks(Admit)[-1]
-    assert admit.replan is not None
-    assert (admit.incarnation, admit.replan.left_at) == (2, None)
-    assert admit.replan.plan.virtual_workers[1].stages[0].last_layer == 2
-    run.feed(AdmitAcknowledged(Vw(1), Incarnation(2), FOLDER))
-    assert run.layers() == [[(0, 2), (2, 4)], [(0, 3), (3, 4)], [(0, 2), (2, 4)]]
-    assert run.events(WorkerReplanned) == []
-
-
-def test_one_that_dies_on_its_way_out_comes_back_by_the_new_plan(run: Run) -> None:
-    run.go_on(SLOW, windows=7)
-    run.answer()
+    run.accept()
     run.end_life(1)
     run.wait(0.5)
 
+    assert run.tasks(Admit)[-1].replan is None
+    run.begin_life(1, 1)
+    run.lives[1] = 1
+    run.go_on(EVEN, windows=10)
+    assert run.events(WorkerReplanned) == []
+    assert len(run.tasks(MoveLayers)) == 1
+
+
+def test_one_that_dies_in_the_move_has_the_new_plan(run: Run) -> None:
+    """Its processes start by the plan of the run and move when they join; there is nothing to compare."""
+    run.go_on(SLOW, windows=7)
+    run.answer()
+    run.accept()
+    run.exit(1, 1, -9)
+    run.cross((0, 3, 4))
+    assert [(told.after, told.version) for told in run.events(WorkerReplanned)] == [((3, 1), 1)]
+    run.exit(1, 0, -9, ordered=True)
+    run.feed(EvictAcknowledged(Vw(1), Incarnation(0)))
+    run.wait(0.5)
     admit = run.tasks(Admit)[-1]
-    assert admit.replan is not None
-    assert admit.replan.left_at is None
-    run.come_back()
-    assert run.layers()[-1] == [(0, 3), (3, 4)]
+    assert (admit.replan, admit.bounds) == (None, (0, 2, 4))
+    run.begin_life(1, 1)
+    run.lives[1] = 1
+    run.go_on({**EVEN, (1, 0): 0.15, (1, 1): 0.5}, windows=10)
+
+    assert run.events(ReplanJudged) == []
 
 
 def test_one_that_died_while_it_was_planned_anew_keeps_its_plan(run: Run) -> None:
     run.go_on(SLOW, windows=7)
     run.exit(1, 1, -9)
     run.answer()
-    assert run.settle() == []
-    run.exit(1, 0, -9, ordered=True)
-    run.feed(EvictAcknowledged(Vw(1), Incarnation(0)))
-    run.wait(0.5)
 
-    assert run.tasks(Drain) == []
-    assert run.tasks(Admit)[-1].replan is None
+    assert run.tasks(MoveLayers) == []
 
 
 def test_a_stop_ends_a_move(run: Run) -> None:
@@ -294,7 +329,7 @@ def test_a_stop_ends_a_move(run: Run) -> None:
     run.wrap_up()
 
     assert run.machine.state is JobState.STOPPED
-    assert run.settle() == []
+    assert run.events(WorkerReplanned) == []
 
 
 def test_nobody_is_planned_anew_while_another_one_is_not_there(run: Run) -> None:
@@ -305,12 +340,12 @@ def test_nobody_is_planned_anew_while_another_one_is_not_there(run: Run) -> None
     assert run.tasks(Replan) == []
 
 
-def test_trouble_with_the_plan_leaves_everything_as_it_is(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "plans").write_text("not a folder")
+def test_trouble_with_the_plan_leaves_everything_as_it_is(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replan_tasks, "replanned", lambda _task: 1 / 0)
     run.go_on(SLOW, windows=7)
 
     assert run.answer().plan is None
-    assert run.tasks(Drain) == []
+    assert run.tasks(MoveLayers) == []
 
 
 @settings(max_examples=6, deadline=None)
@@ -326,8 +361,7 @@ def test_however_a_device_flickers_it_is_moved_ever_more_rarely(phases: list[Sec
                 asked += 1
                 if run.answer().plan is not None:
                     moves.append(windows)
-                    run.leave()
-                    run.come_back()
+                    run.cross(run.accept().move.bounds)
 
     pause = 10 * 5
     for position, (earlier, later) in enumerate(pairwise(moves)):

@@ -30,7 +30,7 @@ from hetpipe.decide.planner.partition import plan_job
 from hetpipe.job.file import Job
 from hetpipe.values.ids import AgentId, Term
 from hetpipe.values.plan import ModelReport, VirtualWorkerPlan
-from hetpipe.values.run import AgentInfo
+from hetpipe.values.run import AgentInfo, StageEmulation
 from tests.job.test_job_cluster import CLUSTER, LAYER, PROFILE
 from tests.server.coordinator.builders import BASE, JOB_ID, agent_info, layer, model
 
@@ -149,28 +149,35 @@ def forecast(**cluster: Any) -> tuple[Basis, PlannedRun]:
     return basis_of(run, agents), run
 
 
+def played_seconds(worker: VirtualWorkerPlan, emulations: Sequence[StageEmulation]) -> list[float]:
+    """What each stage takes for a minibatch."""
+    found = zip(worker.stages, emulations, strict=True)
+    return [
+        played.forward_of(stage.first_layer, stage.last_layer) + played.backward_of(stage.first_layer, stage.last_layer)
+        for stage, played in found
+    ]
+
+
 def test_what_was_foreseen_is_what_stages_are_compared_with() -> None:
     basis, run = forecast(emulate=True)
     of = expected(basis, run.plan.virtual_workers[0])
 
-    assert [one.seconds for one in of] == pytest.approx(
-        [stage.forward_seconds + stage.backward_seconds for stage in run.emulations[0]]
-    )
+    assert [one.seconds for one in of] == pytest.approx(played_seconds(run.plan.virtual_workers[0], run.emulations[0]))
     assert can_recut(basis, run.plan.virtual_workers[0])
 
 
 def test_a_layer_that_moves_takes_what_its_new_device_takes_for_it() -> None:
     basis, run = forecast(emulate=True, stragglers={"n0/0": 6.0})
     (worker,), (emulations,) = run.plan.virtual_workers, run.emulations
-    seconds = [stage.forward_seconds + stage.backward_seconds for stage in emulations]
+    seconds = played_seconds(worker, emulations)
     healthy = [one.seconds or 0.0 for one in expected(basis, worker)]
     found = recut(basis, worker, seconds, healthy)
     assert found is not None
     assert found.worker != worker
     assert found.after > 1.5 * found.before
-    plays = played(basis, worker, found.worker, emulations)
+    plays = played(worker, found.worker, emulations)
 
-    assert [one.forward_seconds + one.backward_seconds for one in plays] == pytest.approx(found.seconds)
+    assert played_seconds(found.worker, plays) == pytest.approx(found.seconds)
     assert [one.upstream for one in plays] == [one.upstream for one in emulations]
 
 
@@ -231,10 +238,10 @@ def test_one_device_takes_all_layers_if_it_has_the_memory() -> None:
     alone = left_over(basis, first, {AgentId("n9")})
     assert alone is not None
     assert cuts(alone) == [8]
-    (plays,) = played(basis, first, alone, emulations)
+    (plays,) = played(first, alone, emulations)
 
     assert (plays.upstream, plays.downstream) == (None, None)
-    assert plays.forward_seconds > emulations[0].forward_seconds
+    assert played_seconds(alone, [plays])[0] > played_seconds(first, emulations)[0]
     assert left_over(with_memory(basis, 32 << 20), first, {AgentId("n9")}) is None
 
 

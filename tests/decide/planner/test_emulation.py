@@ -24,15 +24,16 @@ def costs() -> Costs:
 
 def test_a_stage_takes_its_devices_time(costs: Costs) -> None:
     first, second = emulations(costs, STAGES, ["n0"], with_links=False)
-    assert (first.forward_seconds, first.backward_seconds) == (0.0025, 0.005)
-    assert (second.forward_seconds, second.backward_seconds) == (0.0025, 0.0075), "the forward runs again"
+    assert (first.forward_of(0, 1), first.backward_of(0, 1)) == (0.0025, 0.005)
+    assert (second.forward_of(1, 2), second.backward_of(1, 2)) == (0.0025, 0.0075), "the forward runs again"
+    assert second.forward_seconds[0] == 0.0025, "a layer that moves there takes what that device takes for it"
     assert (first.upstream, first.downstream, first.shards) == (None, None, ())
 
 
 def test_a_straggler_computes_longer(costs: Costs) -> None:
     first, second = emulations(costs, STAGES, [], with_links=False, stragglers={"n1/0": 10.0})
-    assert first.forward_seconds == 0.0025
-    assert (second.forward_seconds, second.backward_seconds) == pytest.approx((0.025, 0.075))
+    assert first.forward_of(0, 1) == 0.0025
+    assert (second.forward_of(1, 2), second.backward_of(1, 2)) == pytest.approx((0.025, 0.075))
 
 
 def test_links_are_those_between_the_nodes(costs: Costs) -> None:
@@ -43,5 +44,5 @@ def test_links_are_those_between_the_nodes(costs: Costs) -> None:
 
 def test_one_stage_has_no_neighbours(costs: Costs) -> None:
     (only,) = emulations(costs, [EmulatedStage(DeviceId("n0/0"), 0, 2)], ["n1"], with_links=True)
-    assert (only.forward_seconds, only.backward_seconds) == (0.002, 0.004)
+    assert (only.forward_of(0, 2), only.backward_of(0, 2)) == (0.002, 0.004)
     assert (only.upstream, only.downstream, only.shards) == (None, None, (INTER,))

@@ -20,7 +20,7 @@ from hetpipe.errors import ClockNotPublished, ProtocolViolation, StaleIncarnatio
 from hetpipe.values import wire
 from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, Wave
 from hetpipe.values.policies import WeightPolicy
-from hetpipe.values.sync import PlanChange, PlanVersion
+from hetpipe.values.sync import DecidedMove, PlanChange, PlanMove, PlanVersion
 from tests.decide.sync.logs import SCENARIO, VW, acknowledge, commit, started
 from tests.decide.sync.scenario import LIFE, TERM
 
@@ -595,3 +595,88 @@ class TestPlanVersions:
             commit_all(log)
         assert log.finished
         assert log.plans[VW[0]].version == (1 if end > 4 else 0)
+
+
+class TestMoves:
+    TO = (0, 1, 5)
+
+    def move(self, life: int = 0, bounds: tuple[int, ...] = TO) -> PlanMove:
+        return PlanMove(Incarnation(life), bounds, "straggler", "stage 1 is slow", 0.5)
+
+    def test_one_has_a_barrier_of_its_own_and_the_next_version(self) -> None:
+        log = planned()
+        log.move(VW[0], self.move())
+        assert log.segment.reasons == ("plan",)
+        end = log.segment.end
+        assert not log.move(VW[0], self.move()), "asked for again, nothing changes"
+        while log.published < end:
+            assert log.plans[VW[0]].version == 0
+            commit_all(log)
+        segment = log.newest_segment
+        assert segment is not None
+        assert (segment.start, segment.reasons, segment.has_moves) == (end, ("plan",), True)
+        assert (segment.members[0].version, segment.members[0].bounds, segment.members[0].moved) == (1, self.TO, True)
+        assert log.decided == {VW[0]: DecidedMove(end, 1, self.move())}
+        assert log.snapshot().plans == {VW[0]: PlanVersion(1, self.TO, CUT)}
+        assert not log.move(VW[0], self.move()), "its layers are there already"
+        assert log.segment.reasons != ("plan",)
+
+    def test_a_restarted_clock_shard_still_makes_it(self) -> None:
+        log = planned()
+        log.move(VW[0], self.move())
+        kept: LogState = wire.from_json(LogState, wire.to_json(LogState, log.state()))
+        again = DecisionLog.restore(log.config, kept)
+        while again.published < log.segment.end:
+            commit_all(again)
+        assert again.plans[VW[0]] == PlanVersion(1, self.TO, CUT)
+
+    @pytest.mark.parametrize("leaves", [False, True])
+    def test_it_is_dropped_with_its_incarnation(self, *, leaves: bool) -> None:
+        log = planned()
+        log.move(VW[0], self.move())
+        if leaves:
+            log.drain(VW[0], LIFE)
+            while VW[0] in log.members:
+                commit_all(log)
+            log.admit(VW[0], Incarnation(1), 2, bounds=CUT)
+            assert log.plans[VW[0]].version == 0
+        else:
+            joined = rejoined(log, 1, CUT)
+            assert (joined.version, joined.bounds) == (0, CUT)
+        assert not log.moves
+        assert not log.decided
+
+    def test_one_that_dies_behind_the_barrier_comes_back_with_its_new_cut(self) -> None:
+        log = planned()
+        log.move(VW[0], self.move())
+        while log.plans[VW[0]].version == 0:
+            commit_all(log)
+        joined = rejoined(log, 1, CUT)
+        assert (joined.version, joined.bounds, joined.moved) == (1, self.TO, False)
+
+    def test_what_is_refused(self) -> None:
+        log = planned()
+        for bounds in [(0, 5), (0, 2, 4), (1, 2, 5), (0, 0, 5), (0, 1, 2, 5)]:
+            with pytest.raises(
+                ProtocolViolation, match=r"virtual worker 0 cannot be cut at .*: its stages have \[2, 3"
+            ):
+                log.move(VW[0], self.move(bounds=bounds))
+        with pytest.raises(ProtocolViolation, match="its stages have unknown layers"):
+            log.move(VW[1], self.move(bounds=(0, 5)))
+        with pytest.raises(StaleIncarnation):
+            log.move(VW[0], self.move(life=1))
+        scripted = planned(PlanChange(Clock(4), VW[0], self.TO))
+        with pytest.raises(ProtocolViolation, match="the script of the job decides how virtual worker 0 is cut"):
+            scripted.move(VW[0], self.move())
+        log.admit(VW[0], Incarnation(1), 2, bounds=CUT)
+        with pytest.raises(WaveOutOfOrder):
+            log.move(VW[0], self.move(life=1))
+
+    def test_the_end_of_the_run_comes_first(self) -> None:
+        log = planned()
+        log.move(VW[0], self.move())
+        log.request_barrier("stop")
+        while not log.finished:
+            commit_all(log)
+        assert log.plans[VW[0]].version == 0
+        assert not log.move(VW[0], self.move())

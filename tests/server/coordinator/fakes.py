@@ -44,6 +44,7 @@ from hetpipe.wire.calls import (
     EvictRequest,
     GetShardClocksRequest,
     KeepRunRequest,
+    MoveRequest,
     ReleaseRequest,
     RequestBarrierRequest,
 )
@@ -128,6 +129,9 @@ class FakeShard(MethodCalls):
 
     def admit(self, request: AdmitRequest) -> None:
         self._note("admit", (request.job_id, request.term, request.vw, request.incarnation, request.num_stages))
+
+    def move(self, request: MoveRequest) -> None:
+        self._note("move", (request.job_id, request.term, request.vw, request.move))
 
     def drain(self, request: DrainRequest) -> None:
         self._note("drain", (request.job_id, request.term, request.vw, request.incarnation))

@@ -7,6 +7,8 @@ from pathlib import Path
 from hetpipe.decide.lifecycle.exchange import (
     Admit,
     AdmitAcknowledged,
+    AgentDeparts,
+    DrainAcknowledged,
     EvictAcknowledged,
     MemberGone,
     MemberRegistered,
@@ -16,11 +18,11 @@ from hetpipe.decide.lifecycle.exchange import (
 from hetpipe.server.coordinator.replan_tasks import ReplanTasks
 from hetpipe.values.commands import StartStageCommand
 from hetpipe.values.events import ProgressTable, ReplanJudged, WorkerReplanned
-from hetpipe.values.ids import Incarnation
+from hetpipe.values.ids import AgentId, Clock, Incarnation
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.life_state import LifeState
 from hetpipe.values.members import MemberId
-from hetpipe.values.run import StageReady
+from hetpipe.values.run import StageDone, StageReady
 from tests.server.coordinator.builders import JOB_ID, agent_member, job
 from tests.server.coordinator.machine_driver import Driver
 
@@ -28,7 +30,7 @@ from tests.server.coordinator.machine_driver import Driver
 class Alone(Driver):
     """A virtual worker of four stages on two agents, one of which goes."""
 
-    def __init__(self, folder: Path, *overrides: str) -> None:
+    def __init__(self, folder: Path, *overrides: str, on_notice: bool = False) -> None:
         super().__init__(job("workers.count=1", "workers.stages=4", *overrides))
         self.replans = ReplanTasks(JOB_ID)
         self.folder = folder
@@ -37,10 +39,30 @@ class Alone(Driver):
         self.prepare()
         for stage in range(4):
             self.report(0, stage, StageReady(pid=1000 + stage))
+        if on_notice:
+            self.leave()
+            return
         self.feed(MemberGone(MemberId("n1"), "agent n1 stopped answering"))
         for stage in (0, 1):
             self.exit(0, stage, -9, ordered=True)
         self.feed(EvictAcknowledged(Vw(0), Incarnation(0)))
+
+    def leave(self) -> None:
+        """The agent says that it will go, and the virtual worker leaves at a barrier before."""
+        self.feed(AgentDeparts(AgentId("n1")))
+        self.feed(DrainAcknowledged(Vw(0), Incarnation(0)))
+        for stage in range(4):
+            self.report(0, stage, StageDone(Clock(40), "drain"))
+            self.exit(0, stage, 0)
+        self.feed(MemberGone(MemberId("n1"), "agent n1 left"))
+        self.wait(0.25)
+
+    def admit(self) -> Admit:
+        """Admission with what is left, once the agent has stayed away for too long."""
+        self.wait(65.0)
+        self.answer()
+        self.wait(0.5)
+        return self.tasks(Admit)[-1]
 
     def answer(self) -> Replanned:
         answer = self.replans.replan(self.tasks(Replan)[-1], str(self.folder))

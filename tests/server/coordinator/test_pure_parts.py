@@ -137,7 +137,7 @@ class TestConfigs:
         assert of.with_worker(replace(second, index=Vw(2))).plan.virtual_workers[:2] == (first, second)
 
     def test_devices_that_are_played_go_with_the_plan(self) -> None:
-        slow, fast = StageEmulation(2.0, 4.0), StageEmulation(1.0, 2.0)
+        slow, fast = StageEmulation((2.0,), (4.0,)), StageEmulation((1.0,), (2.0,))
         of = replace(assignment(job()), emulations=((slow, slow), (fast, fast)))
         first = of.plan.virtual_workers[0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +14,14 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner, Result
 
 from hetpipe.cli.app import app
-from hetpipe.errors import StaleTerm
+from hetpipe.errors import StaleIncarnation, StaleTerm
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.server.shard import job_storage
 from hetpipe.server.shard.job_storage import StateOptions, claim, disclaim, kept_fences
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.counters import FENCES, TERMS
 from hetpipe.values.ids import Incarnation, JobId, Term, VirtualWorkerIndex
+from hetpipe.values.sync import PlanMove
 from hetpipe.wire.caller import Caller
 from hetpipe.wire.calls import (
     ADMIT,
@@ -29,6 +30,7 @@ from hetpipe.wire.calls import (
     DRAIN,
     EVICT,
     KEEP_RUN,
+    MOVE,
     RELEASE,
     REQUEST_BARRIER,
     AdmitRequest,
@@ -36,6 +38,7 @@ from hetpipe.wire.calls import (
     DrainRequest,
     EvictRequest,
     KeepRunRequest,
+    MoveRequest,
     ReleaseRequest,
     RequestBarrierRequest,
 )
@@ -47,11 +50,19 @@ BARE = shard_config(slices_of([4]))
 CONFIG = replace(BARE, run=run_document(BARE))
 VW, LIFE, TERM = VirtualWorkerIndex(1), Incarnation(0), Term(1)
 
+
+def move(control: Caller) -> None:
+    """Asks for a move of one that is gone; the fence comes first."""
+    with suppress(StaleIncarnation):
+        control.invoke(MOVE, MoveRequest(JOB, TERM, VW, PlanMove(Incarnation(1), (0, 1, 2), "operator", "asked")))
+
+
 ORDERS: dict[str, Callable[[Caller], object]] = {
     "configure": lambda control: control.invoke(CONFIGURE, CONFIG),
     "evict": lambda control: control.invoke(EVICT, EvictRequest(JOB, TERM, VW, LIFE)),
     "admit": lambda control: control.invoke(ADMIT, AdmitRequest(JOB, TERM, VW, Incarnation(1), 1)),
     "drain": lambda control: control.invoke(DRAIN, DrainRequest(JOB, TERM, VW, Incarnation(1))),
+    "move": move,
     "request_barrier": lambda control: control.invoke(REQUEST_BARRIER, RequestBarrierRequest(JOB, TERM, "stop")).clock,
     "keep_run": lambda control: control.invoke(KEEP_RUN, KeepRunRequest(JOB, TERM, run_document(BARE))),
     "describe": lambda control: control.invoke(DESCRIBE_RUN, DescribeRunRequest(JOB)),

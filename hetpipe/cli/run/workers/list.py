@@ -9,7 +9,7 @@ from typing import Any
 from hetpipe.cli.options import Coordinator, JobOfCoordinator, Json, RunDirOption, RunsDir, TlsFolder
 from hetpipe.cli.run.asking import asked
 from hetpipe.errors import UserError
-from hetpipe.report.progress import stages_text
+from hetpipe.report.progress import cut_text
 from hetpipe.report.text import columns, count
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.run_folder import RUNS
@@ -95,7 +95,7 @@ def _cells(worker: WorkerStatus, status: JobStatus) -> list[str]:
         str(worker.deaths),
         "-" if clock is None else str(clock),
         "-" if distance is None else str(distance),
-        count(len(_stages_of(worker, status)), "stage") if row is None else stages_text(row.stages),
+        count(len(_stages_of(worker, status)), "stage") if row is None else cut_text(row),
     ]
 
 

@@ -1,0 +1,42 @@
+"""The file of the decisions that a run takes by itself, `RUN_DIR/decisions.jsonl` (plan-versions.md §6).
+
+The clock shard appends each move at the barrier at which it takes effect, the coordinator what it has gained. Both may
+be restarted and repeat themselves, so a line is written once per virtual worker, plan version and kind. A line is one
+write of a file opened for appending.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hetpipe.errors import HetpipeError
+from hetpipe.observe.log import get_logger
+from hetpipe.values import wire
+from hetpipe.values.decisions import DECISIONS_FILE, DecisionLine, MoveDecision, MoveJudgement
+
+_log = get_logger(__name__)
+
+
+def read_decisions(run_dir: Path) -> tuple[DecisionLine, ...]:
+    """The decisions of a run so far, in order; a line that is being written is left out."""
+    path = run_dir / DECISIONS_FILE
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return tuple(wire.from_json(DecisionLine, line) for line in lines if line.endswith(b"\n"))
+
+
+def append_decision(run_dir: Path, line: MoveDecision | MoveJudgement) -> None:
+    """Append a line, unless it is there. Never raises: a full disk is no reason to stop training."""
+    try:
+        known = {(one.do, one.vw, one.version) for one in read_decisions(run_dir)}
+        if (line.do, line.vw, line.version) in known:
+            return
+        run_dir.mkdir(parents=True, exist_ok=True)
+        text = wire.to_json(DecisionLine, line) + "\n"
+        descriptor = os.open(run_dir / DECISIONS_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+    except (OSError, HetpipeError) as error:
+        _log.warning("decision_not_filed", vw=line.vw, version=line.version, reason=str(error))

@@ -1,0 +1,78 @@
+"""Decisions that a run takes by itself about its plan: the lines of `RUN_DIR/decisions.jsonl` (plan-versions.md §6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from hetpipe.values.bounds import Name, Sentence
+from hetpipe.values.ids import Clock, VirtualWorkerIndex
+from hetpipe.values.sync import DecidedMove
+
+DECISIONS_FILE = "decisions.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionMoment:
+    """When a decision took effect."""
+
+    clock: Clock
+    """At the barrier at this clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveDecision:
+    """Layers of a virtual worker have moved. The first four fields are those of a script's line."""
+
+    at: DecisionMoment
+    do: Literal["move"]
+    vw: VirtualWorkerIndex
+    stages: tuple[int, ...]
+    """Layers of each of its stages from there on."""
+    version: int
+    """The plan version that it has made."""
+    by: Name
+    """What decided it: `straggler`, or `operator`."""
+    reason: Sentence
+    predicted_gain: float | None
+    """Speed-up of the job that was expected, as a fraction; None: not predicted."""
+    wall: float
+    """When this was written, in seconds since 1970."""
+
+    @staticmethod
+    def of(vw: VirtualWorkerIndex, decided: DecidedMove, *, wall: float) -> MoveDecision:
+        """The line of a move that has taken effect."""
+        move, bounds = decided.move, decided.move.bounds
+        counts = tuple(last - first for first, last in pairwise(bounds))
+        return MoveDecision(
+            DecisionMoment(decided.clock),
+            "move",
+            vw,
+            counts,
+            decided.version,
+            move.by,
+            move.reason,
+            move.predicted_gain,
+            wall,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MoveJudgement:
+    """What a move has gained, measured some waves after it."""
+
+    do: Literal["judge"]
+    vw: VirtualWorkerIndex
+    version: int
+    """The plan version that the move has made."""
+    measured_gain: float | None
+    """Speed-up of the slowest stage of the virtual worker, as a fraction; None: it could not be measured."""
+    sentence: Sentence
+    wall: float
+    """When this was written, in seconds since 1970."""
+
+
+DecisionLine = Annotated[MoveDecision | MoveJudgement, Field(discriminator="do")]
