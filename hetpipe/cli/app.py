@@ -84,11 +84,12 @@ FAMILIES = (
             Command("stop", "Stop a run, attached or detached."),
             Command(
                 "workers",
-                "Show, drain and add the virtual workers of a run.",
+                "Show, drain, add and cut the virtual workers of a run.",
                 (
                     Command("list", "Show the virtual workers of a run."),
                     Command("drain", "Drain virtual workers."),
                     Command("add", "Add virtual workers to a run."),
+                    Command("move", "Move layers between the stages of a virtual worker."),
                 ),
             ),
             Command("export", "Export the weights of a run to one file."),

@@ -1,4 +1,4 @@
-"""Decisions that a run takes by itself about its plan: the lines of `RUN_DIR/decisions.jsonl` (plan-versions.md §6)."""
+"""Decisions about the plan of a run while it trains: the lines of `RUN_DIR/decisions.jsonl` (plan-versions.md §6)."""
 
 from __future__ import annotations
 

@@ -294,7 +294,10 @@ class WorkerQuarantined(Notice):
 
 @dataclass(frozen=True, slots=True)
 class WorkerReplanned(Notice):
-    """A virtual worker uses a new plan: its stages deviated from the old one, or some of its agents are gone."""
+    """A virtual worker uses a new plan.
+
+    Its stages deviated from the old one, some of its agents are gone, or an operator asked for it.
+    """
 
     vw: VirtualWorkerIndex
     incarnation: Incarnation
@@ -305,7 +308,7 @@ class WorkerReplanned(Notice):
     """Layers of each stage in the new plan."""
     foreseen: float | None
     """Expected speed-up of the job, as a fraction: 0.5 is half as fast again; None if the plan only replaces lost
-    devices.
+    devices, or an operator asked for it.
     """
     version: int | None = None
     """The plan version that it has made between running stages; None: with new processes."""

@@ -229,6 +229,28 @@ class AddWorkerRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveWorkerRequest:
+    """Moves layers between the stages of a virtual worker at the next barrier, without new processes."""
+
+    vw: VirtualWorkerIndex
+    """Virtual worker, 0-based."""
+    layers: tuple[Annotated[int, Field(ge=1)], ...]
+    """Layers of each of its stages after the move."""
+    job_id: JobId | None = None
+    """The job; absent for the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class MovingWorker:
+    """A virtual worker whose layers are to move."""
+
+    worker: WorkerStatus
+    """Its current status."""
+    layers: tuple[int, ...]
+    """Layers of each of its stages now: those of the request if there is nothing to move."""
+
+
+@dataclass(frozen=True, slots=True)
 class Workers:
     """Virtual workers that were added."""
 
@@ -694,6 +716,15 @@ ADD_WORKER = Unary(
     is_repeatable=False,  # without a name, each could register another new member
     max_request_bytes=SMALL_BYTES,
 )
+MOVE_WORKER = Unary(
+    service=COORDINATOR_SERVICE,
+    name="MoveWorker",
+    request=MoveWorkerRequest,
+    reply=MovingWorker,
+    access=_OPERATOR,
+    deadline_seconds=CALL_SECONDS,
+    max_request_bytes=SMALL_BYTES,
+)
 DEPART = Unary(
     service=COORDINATOR_SERVICE,
     name="Depart",
@@ -1023,6 +1054,7 @@ CALLS: Final[tuple[Call, ...]] = (
     STOP_JOB,
     DRAIN_WORKER,
     ADD_WORKER,
+    MOVE_WORKER,
     DEPART,
     GET_STATUS,
     WATCH_JOB,

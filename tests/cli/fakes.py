@@ -41,6 +41,8 @@ from hetpipe.wire.calls import (
     ListMembersRequest,
     MeasureLinksRequest,
     Members,
+    MoveWorkerRequest,
+    MovingWorker,
     StopJobRequest,
     StoppingJob,
     SubmitJobRequest,
@@ -238,6 +240,9 @@ class FakeCoordinator(MethodCalls):
         self.wishes: list[tuple[str, int | None, JobId | None]] = []
         #: Whom an addition brings that the run has not had yet.
         self.new: tuple[WorkerStatus, ...] = ()
+        #: Layers of each stage of a virtual worker, and the moves that were asked for: who, to what, of which job.
+        self.cut: tuple[int, ...] = (2, 2)
+        self.moves: list[tuple[int, tuple[int, ...], JobId | None]] = []
         #: Called with each wish to stop, in the caller's thread.
         self.on_stop: Callable[[StopMode], None] = lambda _: None
         #: What it was asked to measure, and what it tells of that, call by call.
@@ -271,6 +276,10 @@ class FakeCoordinator(MethodCalls):
         known = (1, 2) if vw is None else (vw,)
         coming = (WorkerStatus(VirtualWorkerIndex(one), Incarnation(1), 0, LifeState.ADMITTING) for one in known)
         return Workers(tuple(coming))
+
+    def move_worker(self, request: MoveWorkerRequest) -> MovingWorker:
+        self.moves.append((request.vw, request.layers, request.job_id))
+        return MovingWorker(WorkerStatus(request.vw, Incarnation(0), 0, LifeState.READY), self.cut)
 
     def get_status(self, request: GetStatusRequest) -> JobStatus:
         return self.status(request.job_id)

@@ -103,6 +103,7 @@ HARMLESS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "StopJob": (("job_id = ''", "the newest job"),),
     "DrainWorker": (("job_id = ''", "the newest job"), ("vw = 0", "another one")),
     "AddWorker": (("job_id = ''", "the newest job"), ("vw = 0", "another one")),
+    "MoveWorker": (("job_id = ''", "the newest job"), ("vw = 0", "another one")),
     "GetStatus": (("job_id = ''", "the newest job"),),
     "WatchJob": (("job_id = ''", "the newest job"), ("after = .*", "an event that is there")),
     "GetClocks": (("job_id = ''", "the newest job"),),

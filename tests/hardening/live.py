@@ -275,6 +275,7 @@ class LiveCoordinator:
                 (calls.MEASURE_LINKS, calls.MeasureLinksRequest("0123456789abcdef")),
                 (calls.DRAIN_WORKER, calls.DrainWorkerRequest(vw, self.job_id)),
                 (calls.ADD_WORKER, calls.AddWorkerRequest(vw, self.job_id)),
+                (calls.MOVE_WORKER, calls.MoveWorkerRequest(vw, (3, 1), self.job_id)),
                 (calls.DEPART, calls.DepartRequest(agent_id, agent)),
                 (calls.GET_STATUS, calls.GetStatusRequest(self.job_id)),
                 (calls.WATCH_JOB, calls.WatchJobRequest(self.job_id)),

@@ -241,6 +241,16 @@ def test_decisions_of_a_run_are_a_script_with_its_bits(what: Case, tmp_path: Pat
     assert read_decisions(tmp_path / "again") == (), "a scripted run decides nothing by itself"
 
 
+def test_an_operator_moves_layers_without_parameter_servers(tmp_path: Path) -> None:
+    what = Case(
+        workers=1, stages=[[2, 3]], wave=2, minibatches=20, kind="none", weights="flush", optimizer=dict(MOMENTUM)
+    )
+    run(what, tmp_path, deaths=(death("before forward", 3, how="moved", stages=(4, 1)),))
+    (line,) = script_of(read_decisions(tmp_path))
+    again = replace(what, moves=((line.at.clock, line.vw, line.stages),))
+    assert_same_bits(trained(tmp_path), run_reference(again.reference()))
+
+
 def test_the_log_of_a_stage_tells_where_its_layers_went(tmp_path: Path) -> None:
     what = Case(workers=1, stages=[[2, 3]], wave=2, minibatches=6, moves=((1, 0, (4, 1)),))
     run(what, tmp_path)

@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hetpipe.check import check_run
+from hetpipe.decide.elastic.script import script_of
+from hetpipe.server.decisions_file import read_decisions
+from hetpipe.values.decisions import MoveDecision
 from tests.numerics.compare import ADAMW, Case, assert_same_bits, trained
 from tests.numerics.test_deaths import BATCH_NORM
+from tests.polling import wait_until
 from tests.processes.harness import Train, write_job
+from tests.processes.test_elastic import workers
+from tests.processes.test_lives import waves
 from tests.reference.executor import run_reference
 
 pytestmark = [pytest.mark.processes, pytest.mark.exhaustive, pytest.mark.timeout(180)]
+
+
+def job_of(what: Case, folder: Path, **changes: Any) -> Path:
+    return write_job(
+        folder,
+        model=f"tests.models:{what.model}",
+        data={"train": f"tests.models:{what.data}"},
+        batch_size=what.batch_size,
+        epochs=what.epochs,
+        optimizer=ADAMW,
+        workers={"count": 2, "stages": what.stages},
+        sync={"kind": "wsp", "D": what.staleness, "minibatches_per_wave": what.wave, "deterministic": True},
+        parameter_servers={"count": 2},
+        **changes,
+    )
 
 
 @pytest.mark.parametrize("link", ["gloo", "grpc"])
@@ -26,20 +49,7 @@ def test_layers_move_between_running_processes(link: str, tmp_path: Path) -> Non
         **BATCH_NORM,
     )
     script = [{"at": {"clock": at}, "do": "move", "vw": vw, "stages": list(counts)} for at, vw, counts in what.moves]
-    job = write_job(
-        tmp_path,
-        model=f"tests.models:{what.model}",
-        data={"train": f"tests.models:{what.data}"},
-        batch_size=what.batch_size,
-        epochs=3,
-        optimizer=ADAMW,
-        link=link,
-        workers={"count": 2, "stages": what.stages},
-        sync={"kind": "wsp", "D": what.staleness, "minibatches_per_wave": what.wave, "deterministic": True},
-        parameter_servers={"count": 2},
-        elastic={"script": script},
-    )
-    train = Train(tmp_path, job)
+    train = Train(tmp_path, job_of(what, tmp_path, link=link, elastic={"script": script}))
     outcome = train.finish(150.0)
     assert outcome.returncode == 0, outcome.stderr
     assert check_run(train.run_dir, require_complete=True).ok
@@ -50,3 +60,32 @@ def test_layers_move_between_running_processes(link: str, tmp_path: Path) -> Non
             {0, 1, 2} if "vw-0" in path.name else {0, 1}
         )
     assert_same_bits(trained(train.run_dir), run_reference(what.reference()))
+
+
+def test_layers_move_as_an_operator_asks(tmp_path: Path) -> None:
+    """`hetpipe workers move`; the bits are those of the reference with the moves of `decisions.jsonl`."""
+    what = Case(stages=[[2, 2], [2, 2]], epochs=100, optimizer=dict(ADAMW), **BATCH_NORM)
+    train = Train(tmp_path, job_of(what, tmp_path, survive={"straggler": 0}))
+    wait_until(lambda: bool(waves(train, 1, 0)), timeout_seconds=60.0, what="the first wave")
+    for number, (vw, cut, before, after) in enumerate(
+        [("0", "3,1", [2, 2], [3, 1]), ("1", "1,3", [2, 2], [1, 3]), ("0", "2,2", [3, 1], [2, 2])], 1
+    ):
+        asked = workers(train, "move", vw, cut)
+        assert (asked["before"], asked["after"]) == (before, after)
+        wait_until(lambda: len(read_decisions(train.run_dir)) >= number, timeout_seconds=60.0, what="the move")  # noqa: B023
+        wait_until(
+            lambda: train.stderr().count("event=worker_replanned") >= number,  # noqa: B023
+            timeout_seconds=60.0,
+            what="the announcement",
+        )
+    outcome = train.finish(150.0)
+    assert outcome.returncode == 0, outcome.stderr
+    assert check_run(train.run_dir, require_complete=True).ok
+    moves = [line for line in read_decisions(train.run_dir) if isinstance(line, MoveDecision)]
+    assert [(line.vw, line.stages, line.by) for line in moves] == [
+        (0, (3, 1), "operator"),
+        (1, (1, 3), "operator"),
+        (0, (2, 2), "operator"),
+    ]
+    again = replace(what, moves=tuple((line.at.clock, line.vw, line.stages) for line in script_of(moves)))
+    assert_same_bits(trained(train.run_dir), run_reference(again.reference()))

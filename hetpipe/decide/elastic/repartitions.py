@@ -1,4 +1,4 @@
-"""Repartitioning because of stragglers: when it is triggered, and how it proceeds. Pure: facts in, instructions out.
+"""Repartitioning: when it is triggered, and how it proceeds. Pure: facts in, instructions out.
 
 The whole decision is made here. `Stragglers` detects stages that have been slower than planned for several windows;
 `Repartitions` decides when a virtual worker is replanned, and what follows; `replanned` whether the new plan pays off.
@@ -18,7 +18,7 @@ incarnation does not become ready, the previous plan is restored.
 
 Oscillation is prevented: only one virtual worker at a time is replanned, only while all of them compute, only if enough
 is gained and enough of the run is left; and each evaluation of a virtual worker is followed by a cool-down, which
-doubles with every move.
+doubles with every move. An operator asks for moves with `hetpipe workers move`; these are followed by a cool-down, too.
 """
 
 from __future__ import annotations
@@ -282,6 +282,11 @@ class Repartitions:
             self._move is not None and not (isinstance(self._move, _Move) and self._move.version is not None)
         )
 
+    def is_moving_to(self, vw: VirtualWorkerIndex, bounds: tuple[int, ...]) -> bool:
+        """Whether the layers of a virtual worker are about to be cut at `bounds`."""
+        move = self._move
+        return isinstance(move, _Move) and move.version is None and (move.vw, move.move.bounds) == (vw, bounds)
+
     def heard(self, key: StageKey, report: StageProgress) -> None:
         """Process a progress report of a stage of a newest incarnation."""
         if self._stragglers.add(key, report) and key.stage == 0:
@@ -362,7 +367,7 @@ class Repartitions:
         self._asked = None
         vw, worker = answer.vw, _of(lives, answer.vw)
         if worker.state is LifeState.READY:
-            self._quiet[vw] = _PAUSE * self._patience * 2 ** self._moves[vw]
+            self._cool_down(vw)
         if answer.plan is None:
             if worker.state is LifeState.AWAITING:
                 self._needs_all.add(vw)
@@ -400,6 +405,7 @@ class Repartitions:
         """Move layers as an operator asks for; the caller has checked that it can be."""
         after = lives.assignment.plan.with_bounds(vw, bounds).virtual_workers[vw]
         move = PlanMove(_of(lives, vw).incarnation, bounds, "operator", "an operator asked for it")
+        self._cool_down(vw)
         return self._begin(lives, after, move, recut=None, now=now)
 
     def _begin(
@@ -407,7 +413,7 @@ class Repartitions:
     ) -> list[WorkersOutput]:
         before = lives.plan.virtual_workers[after.index]
         seconds = self._stragglers.seconds(after.index)
-        slowest = max(seconds) if seconds is not None else 0.0
+        slowest = max(seconds) if seconds else 0.0
         self._move = _Move(after.index, before, after, recut, move.predicted_gain, slowest, move, ask_at=now)
         return self.follow(lives, None, now=now)
 
@@ -484,6 +490,10 @@ class Repartitions:
 
     # -- internals
     # ------------------------------------------------------------------------------------------------------
+
+    def _cool_down(self, vw: VirtualWorkerIndex) -> None:
+        """Postpone the next evaluation of a virtual worker."""
+        self._quiet[vw] = _PAUSE * self._patience * 2 ** self._moves[vw]
 
     def _task(
         self, lives: VirtualWorkers, vw: VirtualWorkerIndex, basis: Basis, *, gone: frozenset[AgentId] = frozenset()

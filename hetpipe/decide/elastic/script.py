@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from hetpipe.decide.sync.segment import planned_lengths
@@ -11,7 +11,7 @@ from hetpipe.job.elastic import ScriptLine, ScriptMoment
 from hetpipe.job.file import Job
 from hetpipe.values.decisions import MoveDecision, MoveJudgement
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
-from hetpipe.values.plan import Plan
+from hetpipe.values.plan import Plan, VirtualWorkerPlan
 from hetpipe.values.sync import DataSpec, PlanChange, Progress
 
 
@@ -57,21 +57,32 @@ def _mistakes(line: ScriptLine, plan: Plan, end: int) -> Iterator[str]:
     if line.vw >= len(workers):
         yield f"moves virtual worker {line.vw}, but the run has {len(workers)}; use 0 to {len(workers) - 1}"
         return
-    stages = workers[line.vw].stages
-    if len(line.stages) != len(stages):
-        yield (
-            f"has {len(line.stages)} stages for virtual worker {line.vw}, which has {len(stages)}; a move keeps their "
-            "number: give the layers of each"
-        )
-    elif sum(line.stages) != stages[-1].last_layer:
-        yield (
-            f"has {sum(line.stages)} layers for virtual worker {line.vw}, but the model has {stages[-1].last_layer}; "
-            "give each of them to a stage"
-        )
+    yield from cut_mistakes(line.stages, workers[line.vw])
     if clock >= end:
         yield (
             f"is at clock {clock}, but the run ends at clock {end}, where nothing is trained any more; use a lower "
             "one, or train longer"
+        )
+
+
+def cut_mistakes(layers: Sequence[int], worker: VirtualWorkerPlan) -> Iterator[str]:
+    """Why layers cannot move between the stages of a virtual worker; each message lacks the subject.
+
+    Args:
+        layers: of each stage after the move, ≥ 1.
+        worker: with its stages.
+    """
+    stages = worker.stages
+    if len(layers) != len(stages):
+        given = f"{len(layers)} {'stage' if len(layers) == 1 else 'stages'}"
+        yield (
+            f"has {given} for virtual worker {worker.index}, which has {len(stages)}; a move keeps their number: give "
+            "the layers of each"
+        )
+    elif sum(layers) != stages[-1].last_layer:
+        yield (
+            f"has {sum(layers)} layers for virtual worker {worker.index}, but the model has {stages[-1].last_layer}; "
+            "give each of them to a stage"
         )
 
 

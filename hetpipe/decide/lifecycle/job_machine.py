@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from hetpipe.decide.elastic.repartitions import Repartitions
 from hetpipe.decide.elastic.virtual_workers import VirtualWorkers, WorkersInput
 from hetpipe.decide.lifecycle import adoption
 from hetpipe.decide.lifecycle.conditions import ConditionBoard
@@ -251,6 +252,11 @@ class JobMachine:
     def lives(self) -> VirtualWorkers | None:
         """The virtual workers; None before they are started."""
         return None if self._training is None else self._training.lives
+
+    @property
+    def repartitions(self) -> Repartitions | None:
+        """The moves of layers; None before the virtual workers are started."""
+        return None if self._training is None else self._training.repartitions
 
     @property
     def workers(self) -> tuple[WorkerStatus, ...]:

@@ -100,6 +100,11 @@ class JobTraining:
         return self._lives
 
     @property
+    def repartitions(self) -> Repartitions:
+        """The moves of layers."""
+        return self._repartitions
+
+    @property
     def is_stopped(self) -> bool:
         """Whether it ended on request, or has not ended."""
         return self._stages.was_stopped or not self._lives.all_done

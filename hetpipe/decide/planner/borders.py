@@ -123,23 +123,28 @@ def too_few_cuts(num_stages: int, max_stages: int, forbidden: Sequence[Forbidden
     return f"{start}: {'; '.join(shown)}; {fix}"
 
 
-def check_borders(stages: Sequence[Stage], costs: Costs, vw: int) -> None:
+def check_borders(cuts: Sequence[int], costs: Costs, vw: int) -> None:
     """Check that no stage of a user's plan ends at a forbidden cut.
+
+    Args:
+        cuts: the layers at which its stages but the last end (exclusive).
+        costs: of the model.
+        vw: the virtual worker, for the message.
 
     Raises:
         PlanError: names the reason and the closest allowed cuts.
     """
-    for index, stage in enumerate(stages[:-1]):
-        reason = costs.forbidden.get(stage.last)
+    for index, last in enumerate(cuts):
+        reason = costs.forbidden.get(last)
         if reason is None:
             continue
-        below = max((cut for cut in costs.allowed if cut < stage.last), default=None)
-        above = min((cut for cut in costs.allowed if cut > stage.last), default=None)
+        below = max((cut for cut in costs.allowed if cut < last), default=None)
+        above = min((cut for cut in costs.allowed if cut > last), default=None)
         fixes = " or ".join(str(cut) for cut in (below, above) if cut is not None)
         fix = f"let it end after {fixes} layers" if fixes else "use one stage"
         raise PlanError(
-            f"stage {index} of virtual worker {vw} ends before layer {stage.last} "
-            f"({costs.profile.layers[stage.last].name}), where the model cannot be cut: {reason}; {fix}"
+            f"stage {index} of virtual worker {vw} ends before layer {last} "
+            f"({costs.profile.layers[last].name}), where the model cannot be cut: {reason}; {fix}"
         )
 
 

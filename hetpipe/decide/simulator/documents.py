@@ -75,7 +75,7 @@ def simulated_plan(document: PlanDocument, costs: Costs) -> SimulatedPlan:
         )
     workers = tuple(tuple(_stage(stage, costs) for stage in worker.stages) for worker in document.virtual_workers)
     for vw, stages in enumerate(workers):
-        check_borders(stages, costs, vw)
+        check_borders([stage.last for stage in stages[:-1]], costs, vw)
     return SimulatedPlan(
         workers=workers,
         minibatches_per_wave=document.waves,

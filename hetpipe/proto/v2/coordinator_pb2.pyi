@@ -641,6 +641,24 @@ class AddWorkerRequest(_message.Message):
     job_id: str
     def __init__(self, vw: _Optional[int] = ..., job_id: _Optional[str] = ...) -> None: ...
 
+class MoveWorkerRequest(_message.Message):
+    __slots__ = ("vw", "layers", "job_id")
+    VW_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    vw: int
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    job_id: str
+    def __init__(self, vw: _Optional[int] = ..., layers: _Optional[_Iterable[int]] = ..., job_id: _Optional[str] = ...) -> None: ...
+
+class MovingWorker(_message.Message):
+    __slots__ = ("worker", "layers")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    worker: WorkerStatus
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker: _Optional[_Union[WorkerStatus, _Mapping]] = ..., layers: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Workers(_message.Message):
     __slots__ = ("workers",)
     WORKERS_FIELD_NUMBER: _ClassVar[int]

@@ -39,6 +39,8 @@ from hetpipe.wire.calls import (
     LeaveRequest,
     MeasureLinksRequest,
     Members,
+    MoveWorkerRequest,
+    MovingWorker,
     RegisterRequest,
     ReportRequest,
     StopJobRequest,
@@ -101,6 +103,7 @@ class CoordinatorServicer:
         handlers.on(calls.STOP_JOB, self._stop_job)
         handlers.on(calls.DRAIN_WORKER, lambda request, _: self._wishes.drain(request.job_id, request.vw))
         handlers.on(calls.ADD_WORKER, lambda request, _: Workers(self._wishes.add(request.job_id, request.vw)))
+        handlers.on(calls.MOVE_WORKER, self._move_worker)
         handlers.on(calls.DEPART, lambda request, _: self._coordinator.depart(request.agent_id, request.registration))
         handlers.on(calls.MEASURE_LINKS, self._measure_links)
         handlers.on(calls.GET_STATUS, lambda request, _: self.status(request.job_id))
@@ -160,6 +163,9 @@ class CoordinatorServicer:
 
     def _stop_job(self, request: StopJobRequest, _: Context) -> StoppingJob:
         return StoppingJob(self._coordinator.stop_job(request.job_id, request.mode))
+
+    def _move_worker(self, request: MoveWorkerRequest, _: Context) -> MovingWorker:
+        return MovingWorker(*self._wishes.move(request.job_id, request.vw, request.layers))
 
     def _measure_links(self, request: MeasureLinksRequest, _: Context) -> LinksProgress:
         return self._coordinator.measure_links(request.request_id, fresh=request.fresh)

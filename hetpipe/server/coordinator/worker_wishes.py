@@ -1,4 +1,4 @@
-"""Requests of operators to drain, restart or add virtual workers of a job: validated, then passed to its machine.
+"""Requests of operators to drain, restart, add or cut virtual workers of a job: validated, then passed to its machine.
 
 Impossible requests are rejected with a message that names the alternative; requests already fulfilled succeed, so they
 are idempotent, except that two requests for a new virtual worker add two.
@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 from hetpipe.decide.elastic.enlarging import new_worker
+from hetpipe.decide.elastic.script import cut_mistakes
 from hetpipe.decide.elastic.virtual_workers import VirtualWorker
-from hetpipe.decide.lifecycle.exchange import AddRequested, DrainRequested, NewWorker
+from hetpipe.decide.lifecycle.exchange import AddRequested, DrainRequested, MoveRequested, NewWorker
 from hetpipe.decide.lifecycle.job_machine import JobMachine
+from hetpipe.decide.planner.borders import check_borders
+from hetpipe.decide.planner.costs import Costs
 from hetpipe.errors import Unavailable, UserError
 from hetpipe.observe.log import get_logger
 from hetpipe.server.coordinator.coordinator import Coordinator
@@ -29,7 +33,7 @@ _INSTEAD = "stop the job at a checkpoint and resume it with another `workers.cou
 
 
 class WorkerWishes:
-    """Handler of drain, restart and add requests. Thread-safe."""
+    """Handler of drain, restart, add and move requests. Thread-safe."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -65,6 +69,32 @@ class WorkerWishes:
                 _log.info("add_asked", job=host.job_id, vw=worker.vw)
                 self._coordinator.tell(host, AddRequested(worker.vw))
             return tuple(worker.status for worker in workers)
+
+    def move(
+        self, job_id: JobId | None, vw: VirtualWorkerIndex, layers: Sequence[int]
+    ) -> tuple[WorkerStatus, tuple[int, ...]]:
+        """Move layers between the stages of a virtual worker at the next barrier.
+
+        Args:
+            job_id: the job; None for the newest.
+            vw: the virtual worker.
+            layers: of each of its stages after the move.
+
+        Returns:
+            Its state, and the layers of each of its stages now.
+
+        Raises:
+            UnknownJob: there is no such job.
+            UserError: the job is not running, has no such virtual worker, or its layers cannot move like that.
+        """
+        with self._coordinator.condition:
+            host = self._host(job_id)
+            worker = named(host.machine, vw)
+            request, before = requested_move(host.machine, worker, layers)
+            if request is not None:
+                _log.info("move_asked", job=host.job_id, vw=vw, before=list(before), after=list(layers))
+                self._coordinator.tell(host, request)
+            return worker.status, before
 
     def _enlarge(self, host: JobHost) -> WorkerStatus:
         """Add a new virtual worker.
@@ -128,6 +158,64 @@ def check_drain(machine: JobMachine, worker: VirtualWorker) -> None:
             f"{worker} is the last one of job {machine.job_id}, which would stop training; add another one first "
             "(`hetpipe workers add`), or stop the job"
         )
+
+
+def requested_move(
+    machine: JobMachine, worker: VirtualWorker, layers: Sequence[int]
+) -> tuple[MoveRequested | None, tuple[int, ...]]:
+    """The move of layers that an operator asks for.
+
+    Args:
+        machine: state machine of the job.
+        worker: one of its virtual workers.
+        layers: of each of its stages after the move, ≥ 1.
+
+    Returns:
+        The request, None where the layers are cut like that, or are about to be; and those of each stage now.
+
+    Raises:
+        UserError: it cannot be done.
+    """
+    job, lives, run, repartitions = machine.job, machine.lives, machine.run, machine.repartitions
+    assert lives is not None, "a virtual worker was found"
+    assert run is not None, "virtual workers have a plan"
+    assert repartitions is not None, "it watches the virtual workers"
+    if job.sync.traits.averages_gradients:
+        raise UserError(
+            f"the layers of {worker} cannot move: under `{job.sync.kind}` all virtual workers are cut alike, at the "
+            "same time; write the moves as `elastic.script` of a job"
+        )
+    if job.elastic.script:
+        raise UserError(f"the script of the job (elastic.script) decides how {worker} is cut; change it there")
+    plan = lives.plan.virtual_workers[worker.vw]
+    mistake = next(cut_mistakes(layers, plan), None)
+    if mistake is not None:
+        raise UserError(f"the cut {_text(layers)} {mistake}")
+    bounds = (0, *accumulate(layers))
+    if run.described is not None:
+        check_borders(bounds[1:-1], Costs(run.described.profile, run.described.cluster), worker.vw)
+    before = tuple(last - first for first, last in pairwise(plan.bounds))
+    if repartitions.is_moving_to(worker.vw, bounds):
+        return None, before
+    if repartitions.is_busy:
+        raise UserError(
+            f"layers of job {machine.job_id} move already, or are about to; try again behind the next barrier "
+            "(`hetpipe workers list` shows the cut in force)"
+        )
+    if bounds == plan.bounds:
+        return None, before
+    if lives.is_ending:
+        raise UserError(f"the run of job {machine.job_id} is over, or about to be; no layers move any more")
+    if worker.state is not LifeState.READY:
+        raise UserError(
+            f"{worker} is {worker.state}, and layers move between stages that compute; try again when `hetpipe workers "
+            "list` shows it `ready`"
+        )
+    return MoveRequested(worker.vw, bounds), before
+
+
+def _text(layers: Sequence[int]) -> str:
+    return ",".join(map(str, layers))
 
 
 def missing(machine: JobMachine) -> list[VirtualWorker]:

@@ -193,6 +193,34 @@ class TestAdd:
         assert [one["vw"] for one in last_line(result)["workers"]] == [2, 4]
 
 
+class TestMove:
+    def test_the_cut_before_and_after_is_told(self) -> None:
+        coordinator = FakeCoordinator()
+        result = invoke(coordinator, "move", "1", "3,1", *CLUSTER, "--job", "other")
+
+        assert coordinator.moves == [(1, (3, 1), "other")]
+        assert result.stdout == "virtual worker 1: layers 2, 2 become 3, 1 at the next barrier\n"
+        assert last_line(invoke(coordinator, "move", "1", " 3, 1", *CLUSTER, "--json")) == {
+            "workers": [{"vw": 1, "incarnation": 0, "deaths": 0, "state": "ready"}],
+            "before": [2, 2],
+            "after": [3, 1],
+        }
+
+    def test_there_may_be_nothing_to_move(self) -> None:
+        result = invoke(FakeCoordinator(), "move", "0", "2,2", *CLUSTER)
+        assert (result.exit_code, result.stdout) == (0, "virtual worker 0: its stages have 2, 2 layers already\n")
+
+    @pytest.mark.parametrize("cut", ["", "3;1", "3,", "4,0", "two,two", "1.5,2.5"])
+    def test_a_cut_is_numbers_with_commas(self, cut: str) -> None:
+        coordinator = FakeCoordinator()
+        result = invoke(coordinator, "move", "0", cut, *CLUSTER)
+        assert (result.exit_code, result.stderr) == (
+            2,
+            f"error: `{cut}` is no cut: give the layers of each stage, at least 1, with commas, as in 3,1\n",
+        )
+        assert coordinator.moves == []
+
+
 class TestWhichRun:
     @pytest.fixture
     def folder(self, tmp_path: Path) -> RunFolder:

@@ -19,6 +19,7 @@ from hetpipe.decide.lifecycle.exchange import (
     FileJudgement,
     MoveAnswered,
     MoveLayers,
+    MoveRequested,
     Replan,
     Replanned,
     StopRequested,
@@ -201,6 +202,22 @@ def test_a_script_moves_what_is_measured(run: Run) -> None:
 
     assert run.slow == []
     assert run.events(WorkerReplanned) == []
+
+
+def test_what_an_operator_asks_for_is_judged_and_not_undone_at_once(run: Run) -> None:
+    run.go_on(EVEN, windows=8)
+    run.feed(MoveRequested(Vw(1), (0, 3, 4)))
+    assert run.accept().move == PlanMove(Incarnation(0), (0, 3, 4), "operator", "an operator asked for it")
+    run.cross((0, 3, 4))
+    run.go_on({**EVEN, (1, 0): 0.2}, windows=8)
+    (judged,) = run.tasks(FileJudgement)
+    assert (judged.version, judged.measured_gain) == (1, pytest.approx(-0.5))
+
+    run.go_on(SLOW, windows=25)
+    assert run.slow == [(1, 1, 10.0)]
+    assert run.tasks(Replan) == []
+    run.go_on(SLOW, windows=30)
+    assert len(run.tasks(Replan)) == 1
 
 
 def test_nothing_moves_while_all_take_as_long_as_each_other(run: Run) -> None:

@@ -51,6 +51,7 @@ from hetpipe.wire.calls import (
     HEARTBEAT,
     LEAVE,
     LIST_MEMBERS,
+    MOVE_WORKER,
     REGISTER,
     REPORT,
     STOP_JOB,
@@ -64,6 +65,7 @@ from hetpipe.wire.calls import (
     HeartbeatRequest,
     LeaveRequest,
     ListMembersRequest,
+    MoveWorkerRequest,
     RegisterRequest,
     ReportRequest,
     StopJobRequest,
@@ -165,6 +167,16 @@ class TestCalls:
 
         workers = network.client.invoke(GET_STATUS, GetStatusRequest()).workers
         assert [(worker.vw, worker.state, worker.deaths) for worker in workers] == [(0, "ending", 1), (1, "ready", 0)]
+
+    def test_layers_of_a_virtual_worker_move(self, network: Network) -> None:
+        job_id = network.submit()
+        network.cluster.train()
+        moving = network.client.invoke(MOVE_WORKER, MoveWorkerRequest(Vw(1), (3, 1), job_id))
+        assert (moving.worker.state, moving.layers) == ("ready", (2, 2))
+        with pytest.raises(UserError, match="has 3 layers for virtual worker 0, but the model has 4"):
+            network.client.invoke(MOVE_WORKER, MoveWorkerRequest(Vw(0), (2, 1)))
+        with pytest.raises(ProtocolViolation, match=r"layers\.1"):
+            network.client.invoke(MOVE_WORKER, MoveWorkerRequest(Vw(0), (4, 0)))
 
     def test_virtual_workers_leave_and_come_back(self, network: Network) -> None:
         job_id = network.submit()

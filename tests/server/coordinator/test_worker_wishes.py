@@ -7,15 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from hetpipe.decide.elastic.replanning import basis_of
+from hetpipe.decide.lifecycle.exchange import ClocksReported
+from hetpipe.decide.lifecycle.job_machine import JobMachine
+from hetpipe.decide.lifecycle.known_cluster import PlanningInputs, known_links
 from hetpipe.errors import Unavailable, UnknownJob, UnknownMember, UserError
 from hetpipe.server.coordinator.worker_wishes import WorkerWishes
 from hetpipe.values.commands import ChildExit, StageNews, StartStageCommand
-from hetpipe.values.events import JobState, StopMode, WorkerLeft, WorkerRejoined
+from hetpipe.values.events import JobState, StopMode, WorkerLeft, WorkerRejoined, WorkerReplanned
 from hetpipe.values.ids import AgentId, Clock, Incarnation, JobId
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
+from hetpipe.values.link_measurement import MeasuredLinks
 from hetpipe.values.members import Registration
 from hetpipe.values.run import StageDone
 from hetpipe.values.run_document import RunDescription
+from hetpipe.values.sync import PlanMove, PlanVersion
 from tests.server.coordinator.builders import JOB_ID, agent_member, clocks, job, submission
 from tests.server.coordinator.fakes import Cluster, events
 
@@ -41,6 +47,11 @@ def drain(cluster: Cluster, vw: int, job_id: str | None = None) -> str:
 def add(cluster: Cluster, vw: int | None = None) -> STATES:
     workers = WorkerWishes(cluster.coordinator).add(None, None if vw is None else Vw(vw))
     return tuple((worker.vw, worker.state) for worker in workers)
+
+
+def move(cluster: Cluster, vw: int, *layers: int) -> tuple[str, tuple[int, ...]]:
+    worker, before = WorkerWishes(cluster.coordinator).move(None, Vw(vw), layers)
+    return worker.state, before
 
 
 def pass_barrier(cluster: Cluster, agent: str = "n1", *, exits: bool = True) -> None:
@@ -96,6 +107,107 @@ class TestDrainAndAdd:
         cluster.wait(1.5)
 
         assert cluster.shards.asked("keep_run") == [("shards.host:7000", (JOB_ID, 1, replace(run, out=(1,))))]
+
+
+class TestMove:
+    def moved(self, cluster: Cluster, *bounds: int) -> None:
+        """The clock shard passes the barrier at which virtual worker 1 is cut at `bounds`."""
+        plans = {Vw(1): PlanVersion(1, bounds, (0, 2, 4))}
+        cluster.shards.last_clocks = replace(clocks(4, 4), plans=plans)
+        host = cluster.coordinator.host(JobId(JOB_ID))
+        assert host is not None
+        cluster.coordinator.tell(host, ClocksReported(cluster.shards.last_clocks))
+
+    def test_the_clock_shard_moves_the_layers(self, cluster: Cluster) -> None:
+        assert move(cluster, 1, 3, 1) == ("ready", (2, 2))
+        assert move(cluster, 1, 3, 1) == ("ready", (2, 2)), "the same request, repeated"
+        cluster.executor.run_all()
+        assert move(cluster, 1, 3, 1) == ("ready", (2, 2))
+        asked = PlanMove(Incarnation(0), (0, 3, 4), "operator", "an operator asked for it")
+        assert cluster.shards.asked("move") == [("shards.host:7000", (JOB_ID, 1, 1, asked))]
+        self.moved(cluster, 0, 3, 4)
+        (told,) = events(cluster, WorkerReplanned)
+        assert (told.vw, told.before, told.after, told.foreseen, told.version) == (1, (2, 2), (3, 1), None, 1)
+
+        assert move(cluster, 1, 3, 1) == ("ready", (3, 1)), "nothing to move"
+        cluster.executor.run_all()
+        assert len(cluster.shards.asked("move")) == 1
+        assert move(cluster, 1, 1, 3) == ("ready", (3, 1))
+
+    def test_without_detection_of_stragglers_too(self, tmp_path: Path) -> None:
+        cluster = started(tmp_path, "survive.straggler=0")
+        assert move(cluster, 0, 1, 3) == ("ready", (2, 2))
+        cluster.executor.run_all()
+        assert len(cluster.shards.asked("move")) == 1
+
+    def test_only_one_at_a_time(self, cluster: Cluster) -> None:
+        move(cluster, 1, 3, 1)
+        for vw, layers in ((0, (3, 1)), (1, (1, 3)), (1, (2, 2))):
+            with pytest.raises(UserError, match="move already, or are about to; try again behind the next barrier"):
+                move(cluster, vw, *layers)
+
+    @pytest.mark.parametrize(
+        ("layers", "wrong"),
+        [
+            (
+                (3, 2),
+                "the cut 3,2 has 5 layers for virtual worker 0, but the model has 4; give each of them",
+            ),
+            ((4,), "the cut 4 has 1 stage for virtual worker 0, which has 2; a move keeps their number"),
+            ((1, 1, 2), "the cut 1,1,2 has 3 stages for virtual worker 0, which has 2"),
+        ],
+    )
+    def test_the_cut_must_be_one_of_the_model_into_as_many_stages(
+        self, cluster: Cluster, layers: tuple[int, ...], wrong: str
+    ) -> None:
+        with pytest.raises(UserError, match=wrong):
+            move(cluster, 0, *layers)
+
+    def test_never_where_the_model_cannot_be_cut(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        host = cluster.coordinator.host(JobId(JOB_ID))
+        assert host is not None
+        run = host.machine.run
+        assert run is not None
+        basis = basis_of(run, host.machine.agents)
+        layers = tuple(
+            layer.model_copy(update={"no_cut": "a write in place" if at == 2 else ""})
+            for at, layer in enumerate(basis.profile.layers)
+        )
+        profile = basis.profile.model_copy(update={"version": 2, "layers": layers})
+        known = PlanningInputs(profile, basis.cluster, known_links([], MeasuredLinks(), now=0.0))
+        monkeypatch.setattr(JobMachine, "run", replace(run, described=known))
+        with pytest.raises(UserError, match=r"cannot be cut: a write in place; let it end after 2 layers"):
+            move(cluster, 0, 3, 1)
+        assert move(cluster, 0, 1, 3) == ("ready", (2, 2))
+
+    @pytest.mark.parametrize(
+        ("overrides", "wrong"),
+        [
+            (
+                ("sync=allreduce", "weights=flush", "parameter_servers.count=1"),
+                "under `allreduce` all virtual workers are cut alike, at the same time; write the moves as",
+            ),
+            (
+                ('elastic.script=[{"at":{"clock":1},"do":"move","vw":0,"stages":[1,3]}]',),
+                r"the script of the job \(elastic.script\) decides how virtual worker 1 is cut; change it there",
+            ),
+        ],
+    )
+    def test_jobs_that_decide_otherwise(self, tmp_path: Path, overrides: tuple[str, ...], wrong: str) -> None:
+        with pytest.raises(UserError, match=wrong):
+            move(started(tmp_path, *overrides), 1, 3, 1)
+
+    def test_it_must_compute(self, cluster: Cluster) -> None:
+        drain(cluster, 1)
+        with pytest.raises(UserError, match="virtual worker 1 is leaving, and layers move between stages that compute"):
+            move(cluster, 1, 3, 1)
+        with pytest.raises(UserError, match="has no virtual worker 7; name one of these: 0, 1"):
+            move(cluster, 7, 3, 1)
+
+    def test_the_run_must_go_on(self, cluster: Cluster) -> None:
+        cluster.tell("n0", StageNews(cluster.stages("n0", JOB_ID)[0], StageDone(Clock(6), "end")))
+        with pytest.raises(UserError, match="is over, or about to be; no layers move any more"):
+            move(cluster, 1, 3, 1)
 
 
 class TestRefusals:
