@@ -38,6 +38,7 @@ _HOST = re.compile(r"[0-9A-Za-z._:%-]{1,255}", re.ASCII)
 #: `NODE/INDEX`, the driver's name of the type, and PyTorch's name of the device.
 _DEVICE = re.compile(r"[0-9A-Za-z._:\[\]-]{1,255}/\d{1,4}", re.ASCII)
 _DEVICE_TYPE = re.compile(r"[ -~]{1,200}")
+_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _TORCH_DEVICE = re.compile(r"cpu|cuda:\d{1,4}", re.ASCII)
 
 
@@ -72,6 +73,16 @@ def check_folder(text: str) -> None:
     """
     if len(text) > MAX_PATH_CHARACTERS or not text.isprintable() or not PurePosixPath(text).is_absolute():
         raise ProtocolViolation(f"{text!r:.80} is not a valid folder; use an absolute path of printable characters")
+
+
+def check_digest(text: str) -> None:
+    """Check that a text is a SHA-256 digest in hexadecimal.
+
+    Raises:
+        ProtocolViolation: it is not.
+    """
+    if not _DIGEST.fullmatch(text):
+        raise ProtocolViolation(f"{text!r:.80} is not a digest; use the 64 hexadecimal digits of a SHA-256")
 
 
 def check_submission(submission: Submission) -> None:

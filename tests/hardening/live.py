@@ -25,6 +25,7 @@ from hetpipe.values.ids import AgentId, Clock, Incarnation, JobId, ShardIndex, T
 from hetpipe.values.members import MemberId, MemberInfo, MemberRole, Registration
 from hetpipe.values.requests import BuffersHeader, CheckpointFile, LinkHello, PullHeader, SliceHeader
 from hetpipe.values.run import AgentDevice, StageReady
+from hetpipe.values.sync import PlanMove
 from hetpipe.wire import calls
 from hetpipe.wire.channel import as_is
 from hetpipe.wire.codec import to_message
@@ -150,6 +151,10 @@ class LiveShard:
                 (calls.REQUEST_BARRIER, calls.RequestBarrierRequest(JOB, term, "stop")),
                 (calls.EVICT, calls.EvictRequest(JOB, term, vw, life)),
                 (calls.DRAIN, calls.DrainRequest(JOB, term, vw, life)),
+                (
+                    calls.MOVE,
+                    calls.MoveRequest(JOB, term, vw, PlanMove(life, (0, len(_SIZES)), "straggler", "it is slow")),
+                ),
                 (calls.ADMIT, calls.AdmitRequest(JOB, term, VirtualWorkerIndex(2), life, 1)),
                 (
                     calls.REPORT_SHARD_CHECKPOINT,

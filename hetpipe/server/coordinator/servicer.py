@@ -52,7 +52,7 @@ from hetpipe.wire.calls import (
     WatchJobRequest,
     Workers,
 )
-from hetpipe.wire.checks import check_submission
+from hetpipe.wire.checks import check_digest, check_submission
 from hetpipe.wire.guard import address_of
 from hetpipe.wire.server import Server
 from hetpipe.wire.serving import Context, Handlers
@@ -155,6 +155,7 @@ class CoordinatorServicer:
         return Certificate(self._coordinator.certify_stage(agent, registration, request.stage, request.request_pem))
 
     def _fetch_code(self, request: FetchCodeRequest, _: Context) -> CodeArchive:
+        check_digest(request.digest)
         return self._coordinator.code(request.agent_id, request.registration, request.digest)
 
     def _submit_job(self, request: SubmitJobRequest, context: Context) -> SubmittedJob:
