@@ -55,6 +55,19 @@ def write_durably(path: Path, data: bytes, *, points: str = "") -> None:
         file.write(data[len(data) // 2 :])
 
 
+def append(path: Path, data: bytes) -> None:
+    """Append with one write, so that readers find all of it or nothing; not forced to disk.
+
+    Raises:
+        OSError: the file cannot be opened or written.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, data)
+    finally:
+        os.close(descriptor)
+
+
 def make_dir(folder: Path) -> None:
     """Create a folder and its missing parents durably.
 

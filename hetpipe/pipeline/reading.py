@@ -439,9 +439,8 @@ def _exit_code(worker: BaseProcess) -> int | None:
     When two threads ask at once, as this one and the loader's do, the kernel answers one, and `multiprocessing` tells
     the other "none yet".
     """
-    clock = SYSTEM_CLOCK
-    deadline = clock.monotonic() + _END_SECONDS
-    while worker.exitcode is None and clock.monotonic() < deadline:
+    deadline = SYSTEM_CLOCK.monotonic() + _END_SECONDS
+    while worker.exitcode is None and SYSTEM_CLOCK.monotonic() < deadline:
         worker.join(0.01)
     return worker.exitcode
 

@@ -14,14 +14,13 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from hetpipe.errors import JobError, UserError
-from hetpipe.job.training import LrScheduleSpec, OptimizerSpec
 
 #: Name of the module made of a notebook's cells.
 CELLS = "notebook_cells"
@@ -29,10 +28,7 @@ CELLS = "notebook_cells"
 _MAIN = "__main__"
 
 #: Sections whose other keys are the arguments of a class, and the module whose classes they call by bare names.
-_CLASSES: Mapping[str, tuple[type[OptimizerSpec | LrScheduleSpec], str]] = {
-    "optimizer": (OptimizerSpec, "torch.optim"),
-    "lr_schedule": (LrScheduleSpec, "torch.optim.lr_scheduler"),
-}
+_CLASSES: Mapping[str, str] = {"optimizer": "torch.optim", "lr_schedule": "torch.optim.lr_scheduler"}
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -148,7 +144,7 @@ class _References:
             value = {"name": value}
         if not isinstance(value, Mapping):
             return self._replaced(key, value)
-        home = _CLASSES[key][1]
+        home = _CLASSES[key]
         return {
             name: self._class_name(f"{key}.name", entry, home)
             if name == "name" and _is_object(entry)
@@ -175,6 +171,11 @@ class _References:
                 return arguments
             arguments = {**bound, **arguments}
         return {name: self._replaced(f"{path}.{name}", value) for name, value in arguments.items()}
+
+    @cached_property
+    def _installed(self) -> frozenset[str]:
+        """Names of modules at the top level that any process can import; reads what all packages contain."""
+        return frozenset({*sys.stdlib_module_names, __name__.partition(".")[0], *packages_distributions()})
 
     # -- objects -----------------------------------------------------------------------------------------------------
 
@@ -231,12 +232,12 @@ class _References:
 
     def _refuse(self, path: str, what: str, fix: str) -> str:
         self.problems.append(f"{path}: {what}, which other processes cannot import; {fix}")
-        return f"refused:{path.replace('.', '_')}"
+        return ""
 
     def _need(self, path: str, module: ModuleType, *, name: str | None = None) -> None:
         """Import `module` from the folder it comes from, unless it is installed."""
         full, file = name or module.__name__, getattr(module, "__file__", None)
-        if file is None or _is_installed(full.partition(".")[0]):
+        if file is None or full.partition(".")[0] in self._installed:
             return
         depth = full.count(".") + (1 if Path(file).name == "__init__.py" else 0)
         self._folders.setdefault(Path(file).resolve().parents[depth], path)
@@ -273,15 +274,13 @@ def _finds(module: ModuleType | None, name: str, given: object) -> bool:
     return found is not None and found == given
 
 
-def _is_installed(top: str) -> bool:
-    return top in sys.stdlib_module_names or top == __name__.partition(".")[0] or top in packages_distributions()
-
-
 # -- notebooks -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Definition:
+    position: int
+    """Of its statement among those of all cells."""
     source: str
     needs: frozenset[str]
 
@@ -296,25 +295,24 @@ def needed_definitions(cells: Sequence[str], names: Iterable[str]) -> str:
         cells: sources, in the order of execution.
         names: top-level names.
     """
-    definitions: dict[str, list[tuple[int, _Definition]]] = {}
-    everywhere: list[tuple[int, _Definition]] = []
+    definitions: dict[str, list[_Definition]] = {}
+    chosen: dict[int, str] = {}
     for position, statement in enumerate(_statements(cells)):
-        entry = (position, _Definition(ast.unparse(statement), frozenset(_loaded(statement))))
+        entry = _Definition(position, ast.unparse(statement), frozenset(_loaded(statement)))
         bound = set(_bound(statement))
         if "*" in bound:
-            everywhere.append(entry)
+            chosen[position] = entry.source
         for name in bound:
             changes = isinstance(statement, ast.AugAssign)
             definitions[name] = [*(definitions.get(name, []) if changes else ()), entry]
-    chosen = {position: definition.source for position, definition in everywhere}
     ahead, seen = list(names), set(dir(builtins))
     while ahead:
         name = ahead.pop()
         if name in seen:
             continue
         seen.add(name)
-        for position, definition in definitions.get(name, ()):
-            chosen[position] = definition.source
+        for definition in definitions.get(name, ()):
+            chosen[definition.position] = definition.source
             ahead += definition.needs
     return "\n\n".join(chosen[position] for position in sorted(chosen)) + "\n"
 

@@ -10,21 +10,19 @@ from typing import TYPE_CHECKING, Any
 from hetpipe.check import Report, check_run
 from hetpipe.checkpoint.export import TrainedState, read_trained_state
 from hetpipe.errors import UserError
+from hetpipe.job.file import Job
 from hetpipe.observe.metrics import read_metrics
 from hetpipe.runs.judge import histories_of
 from hetpipe.runs.result import TrainResult
-from hetpipe.runs.run_folder import find_run
+from hetpipe.runs.run_folder import RUNS, find_run
+from hetpipe.runs.shell import Shell
 from hetpipe.runs.status import RunStatus, status_of_run
+from hetpipe.server.coordinator.job_hosts import EVALUATIONS
 from hetpipe.values.rewinds import run_folders
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
-
-    from hetpipe.job.file import Job
-    from hetpipe.runs.shell import Shell
-
-_EVALUATIONS = "evaluations.jsonl"
 
 
 class Run:
@@ -39,12 +37,8 @@ class Run:
         Raises:
             UserError: there is none.
         """
-        if shell is None:
-            from hetpipe.runs.shell import Shell as Here
-
-            shell = Here()
-        self._shell = shell
-        self._folder = find_run(None if path is None else Path(path), runs_dir=shell.current / "runs")
+        self._shell = shell or Shell()
+        self._folder = find_run(None if path is None else Path(path), runs_dir=self._shell.current / RUNS)
         self._folder.read_record()
 
     def __repr__(self) -> str:
@@ -112,7 +106,7 @@ class Run:
         Raises:
             UserError: pandas is not installed, or the file cannot be read.
         """
-        path = self.path / _EVALUATIONS
+        path = self.path / EVALUATIONS
         try:
             lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
             objects = [json.loads(line) for line in lines]

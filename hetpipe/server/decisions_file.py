@@ -7,9 +7,9 @@ write of a file opened for appending.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from hetpipe.durable import append
 from hetpipe.errors import HetpipeError
 from hetpipe.observe.log import get_logger
 from hetpipe.values import wire
@@ -33,10 +33,6 @@ def append_decision(run_dir: Path, line: MoveDecision | MoveJudgement) -> None:
             return
         run_dir.mkdir(parents=True, exist_ok=True)
         text = wire.to_json(DecisionLine, line) + "\n"
-        descriptor = os.open(run_dir / DECISIONS_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(descriptor, text.encode())
-        finally:
-            os.close(descriptor)
+        append(run_dir / DECISIONS_FILE, text.encode())
     except (OSError, HetpipeError) as error:
         _log.warning("decision_not_filed", vw=line.vw, version=line.version, reason=str(error))

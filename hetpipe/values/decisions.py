@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from hetpipe.values.bounds import Name, Sentence
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
-from hetpipe.values.sync import DecidedMove
+from hetpipe.values.sync import DecidedMove, layer_counts
 
 DECISIONS_FILE = "decisions.jsonl"
 
@@ -45,13 +44,12 @@ class MoveDecision:
     @staticmethod
     def of(vw: VirtualWorkerIndex, decided: DecidedMove, *, wall: float) -> MoveDecision:
         """The line of a move that has taken effect."""
-        move, bounds = decided.move, decided.move.bounds
-        counts = tuple(last - first for first, last in pairwise(bounds))
+        move = decided.move
         return MoveDecision(
             DecisionMoment(decided.clock),
             "move",
             vw,
-            counts,
+            layer_counts(move.bounds),
             decided.version,
             move.by,
             move.reason,

@@ -102,6 +102,11 @@ class DataSpec:
     """Minibatches of the whole run, over all virtual workers; None when `epochs` bounds it."""
 
 
+def layer_counts(bounds: tuple[int, ...]) -> tuple[int, ...]:
+    """Layers of each stage, where stage k has the layers [bounds[k], bounds[k + 1])."""
+    return tuple(last - first for first, last in pairwise(bounds))
+
+
 @dataclass(frozen=True, slots=True)
 class PlanVersion:
     """The cut of a virtual worker's layers into stages, and the number of its changes (plan-versions.md)."""
@@ -136,7 +141,7 @@ class PlanVersion:
     @property
     def layer_counts(self) -> tuple[int, ...]:
         """Layers of each stage."""
-        return tuple(last - first for first, last in pairwise(self.bounds))
+        return layer_counts(self.bounds)
 
 
 @dataclass(frozen=True, slots=True)

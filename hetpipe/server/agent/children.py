@@ -146,7 +146,7 @@ class Children:
             clock: for the grace period of termination.
             programs: the children's programs.
             first_metrics_port: metrics port of the stage on device 0; stages on later devices use the following ports.
-            None: no metrics.
+                None: no metrics.
             first_link_port: link port of the stage on device 0, likewise; None: any free port.
             certificates: certificates of stages; None without TLS.
             roots: folders below which jobs may have their code and their runs; None: anywhere.

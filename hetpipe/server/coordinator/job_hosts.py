@@ -10,7 +10,6 @@ long operations run on the job's own thread, and their results return as facts.
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +24,7 @@ from hetpipe.decide.lifecycle.exchange import Announce, ClocksReported, Input, I
 from hetpipe.decide.lifecycle.job_machine import JobMachine
 from hetpipe.decide.lifecycle.patience import Patience
 from hetpipe.decide.lifecycle.registry import Mailboxes
+from hetpipe.durable import append
 from hetpipe.errors import HetpipeError, ResourceExhausted, UserError, VersionConflict
 from hetpipe.observe.log import bind_context, get_logger
 from hetpipe.server.coordinator.tasks import JobTasks, Tools
@@ -460,11 +460,7 @@ def append_evaluations(run_dir: Path, events: Iterable[JobEvent], clock: Clock) 
         return
     text = "".join(f"{line}\n" for line in lines).encode()
     try:
-        descriptor = os.open(run_dir / EVALUATIONS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(descriptor, text)
-        finally:
-            os.close(descriptor)
+        append(run_dir / EVALUATIONS, text)
     except OSError as error:
         _log.warning("evaluation_not_written", path=str(run_dir / EVALUATIONS), reason=str(error))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 from hetpipe.decide.elastic.enlarging import new_worker
 from hetpipe.decide.elastic.script import cut_mistakes
@@ -25,6 +25,7 @@ from hetpipe.values.events import JobState, WorkerStatus
 from hetpipe.values.ids import JobId, VirtualWorkerIndex
 from hetpipe.values.life_state import LifeState
 from hetpipe.values.run import AgentInfo
+from hetpipe.values.sync import layer_counts
 
 _log = get_logger(__name__)
 
@@ -194,7 +195,7 @@ def requested_move(
     bounds = (0, *accumulate(layers))
     if run.described is not None:
         check_borders(bounds[1:-1], Costs(run.described.profile, run.described.cluster), worker.vw)
-    before = tuple(last - first for first, last in pairwise(plan.bounds))
+    before = layer_counts(plan.bounds)
     if repartitions.is_moving_to(worker.vw, bounds):
         return None, before
     if repartitions.is_busy:
