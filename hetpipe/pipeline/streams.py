@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch.utils.data._utils.worker as torch_worker
+from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from hetpipe.errors import CallableError
@@ -115,6 +116,7 @@ class StreamDataset:
             return iter(self._stream.iterate_from(position) if self._jumps else self._stream)
 
         self._iterator = None
+        _keep_epoch_private(self._stream)
         seed_generators(stream_seed(self._seed, self._key, self._epoch, None))
         where = f"`iterate_from({position})`" if self._jumps else "`__iter__`"
         iterator = told(opened, self._key, f"the stream by {where} in epoch {self._epoch + 1}")
@@ -144,6 +146,29 @@ class StreamDataset:
             )
         self._next += 1
         return sample
+
+
+def _keep_epoch_private(stream: object) -> None:
+    """Give a stream with `set_epoch`, and those that it wraps, their own copies of tensors in shared memory.
+
+    Hugging Face's streams keep the epoch in one, through which a process forked from this one, which reads ahead, would
+    change the epoch of this one.
+    """
+    seen: set[int] = set()
+
+    def visit(one: object) -> None:
+        if id(one) in seen or not callable(getattr(one, "set_epoch", None)):
+            return
+        seen.add(id(one))
+        attributes = getattr(one, "__dict__", {})
+        for name, value in list(attributes.items()):
+            if isinstance(value, Tensor):
+                if value.is_shared() and not value.is_cuda:  # type: ignore[no-untyped-call]
+                    attributes[name] = value.clone()
+            else:
+                visit(value)
+
+    visit(stream)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hetpipe.errors import CallableError
@@ -57,6 +58,30 @@ class OfEpochs(Stream):
         self.epoch = epoch
 
 
+class OfSharedEpochs(Stream):
+    """The epoch lies in shared memory, as Hugging Face's streams have it, and is looked at late."""
+
+    def __init__(self, epoch: Tensor) -> None:
+        super().__init__(lambda position: (100.0 * int(self.epoch) + position, 0))
+        self.epoch = epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch += epoch - self.epoch
+
+
+class Wrapping(Stream):
+    """Around another stream."""
+
+    def __init__(self, inner: OfSharedEpochs) -> None:
+        self.inner = inner
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.inner)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.inner.set_epoch(epoch)
+
+
 def dataset_of(stream: Any, length: int = 8) -> StreamDataset:
     return StreamDataset(stream, length, key="data.train", length_key="data.length", seed=7)
 
@@ -81,6 +106,15 @@ def drawn(position: int) -> tuple[float, int]:
 )
 def test_what_is_a_stream(dataset: Any, *, expected: bool) -> None:
     assert is_stream(dataset) is expected
+
+
+@pytest.mark.parametrize("around", [lambda stream: stream, Wrapping])
+def test_the_epoch_of_another_process_changes_nothing(around: Callable[[OfSharedEpochs], Stream]) -> None:
+    """Two streams with one tensor are what a stream and that in a forked data worker are."""
+    epoch: Tensor = torch.tensor(0).share_memory_()  # type: ignore[no-untyped-call]
+    ours, theirs = (dataset_of(around(OfSharedEpochs(epoch))) for _ in range(2))
+    theirs.begin_epoch(1)
+    assert [ours[0][0], theirs[0][0], ours[1][0], theirs[1][0]] == [0.0, 100.0, 1.0, 101.0]
 
 
 def test_positions_in_order_are_read_once() -> None:
