@@ -74,7 +74,7 @@ def _time(wall: float) -> str:
     return datetime.fromtimestamp(wall).astimezone().strftime("%H:%M:%S")
 
 
-class HeardConditions:
+class EventConditions:
     """The conditions of a followed run, by its events. Not thread-safe."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hetpipe.clock import Clock
-from hetpipe.report.conditions import HeardConditions, condition_text
+from hetpipe.report.conditions import EventConditions, condition_text
 from hetpipe.report.progress import (
     STATE_TEXTS,
     cells,
@@ -54,7 +54,7 @@ class LiveView(View):
         self._spinner = Spinner("dots")
         self._table: ProgressTable | None = None
         self._evaluated: Evaluated | None = None
-        self._conditions = HeardConditions()
+        self._conditions = EventConditions()
         #: The current wait, reported every few seconds while it lasts; empty if there is none.
         self._waiting = ""
         self._live = Live(

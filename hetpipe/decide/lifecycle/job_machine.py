@@ -53,14 +53,14 @@ from hetpipe.decide.lifecycle.training import JobTraining
 from hetpipe.errors import JobFailed, StateLost
 from hetpipe.job.file import Job
 from hetpipe.values.commands import (
-    AgentNews,
+    AgentReport,
     InspectionPhase,
     InspectionResult,
     InspectionStep,
+    KeyedStageReport,
     LinkAwaited,
     LinkResult,
     StageKey,
-    StageNews,
     StopJobCommand,
     StopVirtualWorkerCommand,
 )
@@ -283,16 +283,16 @@ class JobMachine:
             return True
         return self.state is not JobState.FAILED and now - self._entered < self._patience.exit_seconds
 
-    def may_report(self, agent: AgentId, news: AgentNews) -> bool:
-        """Whether `agent` may report `news`: about a process planned on its node, or in reply to a request.
+    def may_report(self, agent: AgentId, report: AgentReport) -> bool:
+        """Whether `agent` may report `report`: about a process planned on its node, or in reply to a request.
 
         Reports about unknown or past entities have no effect, regardless of the sender.
         """
-        if isinstance(news, InspectionPhase | InspectionStep | InspectionResult):
+        if isinstance(report, InspectionPhase | InspectionStep | InspectionResult):
             return self._preparation.is_asked(agent)
-        if isinstance(news, LinkAwaited | LinkResult):
-            return self._preparation.may_report_link(agent, news)
-        life = self.stages.get(news.key)
+        if isinstance(report, LinkAwaited | LinkResult):
+            return self._preparation.may_report_link(agent, report)
+        life = self.stages.get(report.key)
         return life is None or life.agent == agent
 
     def may_be_end(self, agent: AgentId, stage: StageKey) -> bool:
@@ -344,7 +344,7 @@ class JobMachine:
                 self._on_heartbeat(fact, now=now)
             case ConditionsReported():
                 self._on_conditions(fact, now=now)
-            case StageNews(report=StageConditions(conditions=conditions)):
+            case KeyedStageReport(report=StageConditions(conditions=conditions)):
                 if self.stages.get(fact.key) is not None:
                     self._on_conditions(ConditionsReported(str(fact.key), conditions), now=now)
             case StopRequested():

@@ -39,17 +39,17 @@ from hetpipe.server.agent.inspection_order import InspectionAnswer, InspectionOr
 from hetpipe.server.agent.sent_code import OPTION as ACCEPT_CODE
 from hetpipe.server.agent.sent_code import SentCode
 from hetpipe.values.commands import (
-    AgentNews,
+    AgentReport,
     ChildExit,
     InspectCommand,
     InspectionPhase,
     InspectionResult,
     InspectionStep,
+    KeyedStageReport,
     LinkAwaited,
     LinkResult,
     MeasureLinkCommand,
     StageKey,
-    StageNews,
     StartStageCommand,
     StopVirtualWorkerCommand,
     end_key,
@@ -129,7 +129,7 @@ class Children:
     def __init__(
         self,
         *,
-        tell: Callable[[AgentNews], None],
+        tell: Callable[[AgentReport], None],
         environment: Mapping[str, str],
         clock: Clock,
         programs: Programs | None = None,
@@ -168,9 +168,9 @@ class Children:
         #: Time of each stage's request, in monotonic seconds.
         self._asked: dict[StageKey, float] = {}
         #: The ready reports of live stages.
-        self._ready: dict[StageKey, StageNews] = {}
+        self._ready: dict[StageKey, KeyedStageReport] = {}
         #: The newest conditions of live stages that have reported any.
-        self._conditions: dict[StageKey, StageNews] = {}
+        self._conditions: dict[StageKey, KeyedStageReport] = {}
         #: Live stages that were killed because their incarnation was evicted.
         self._ordered: set[StageKey] = set()
         self._first_ports = {METRICS_PORT: first_metrics_port, LINK_PORT: first_link_port}
@@ -345,7 +345,7 @@ class Children:
 
         def on_line(line: bytes) -> None:
             report: StageReport = from_json(StageReport, line)
-            self._heard(StageNews(key, report))
+            self._heard(KeyedStageReport(key, report))
 
         def on_exit(exit_code: int, last_words: str) -> None:
             self._forget_certificate(key)
@@ -373,22 +373,22 @@ class Children:
     def tell_again(self) -> None:
         """Repeat the ready reports and conditions of stages, for a new coordinator."""
         with self._lock:
-            for news in (*self._ready.values(), *self._conditions.values()):
-                self._tell(news)
+            for keyed in (*self._ready.values(), *self._conditions.values()):
+                self._tell(keyed)
 
-    def _heard(self, news: StageNews) -> None:
+    def _heard(self, keyed: KeyedStageReport) -> None:
         """Handle a stage's report."""
         # Under the lock, so that a ready report never follows the report of the exit.
         with self._lock:
-            if isinstance(news.report, StageReady):
-                self._ready[news.key] = news
-                seconds = self._clock.monotonic() - self._asked.get(news.key, self._clock.monotonic())
-                _log.info("stage_ready", stage=str(news.key), pid=news.report.pid, seconds=round(seconds, 3))
-            elif isinstance(news.report, StageConditions):
-                self._conditions[news.key] = news
-            elif isinstance(news.report, StageDone | StageFailed):
-                self._ready.pop(news.key, None)
-            self._tell(news)
+            if isinstance(keyed.report, StageReady):
+                self._ready[keyed.key] = keyed
+                seconds = self._clock.monotonic() - self._asked.get(keyed.key, self._clock.monotonic())
+                _log.info("stage_ready", stage=str(keyed.key), pid=keyed.report.pid, seconds=round(seconds, 3))
+            elif isinstance(keyed.report, StageConditions):
+                self._conditions[keyed.key] = keyed
+            elif isinstance(keyed.report, StageDone | StageFailed):
+                self._ready.pop(keyed.key, None)
+            self._tell(keyed)
 
     def _forget_certificate(self, key: StageKey) -> None:
         if self._certificates is not None:
@@ -448,7 +448,7 @@ class Children:
         is_passing = isinstance(error, Unavailable | UnknownMember | PermissionDenied)
         sentence = f"its process could not be started: {error}"
         failed = StageFailed(type(error).__name__, sentence, secondary=is_passing)
-        self._tell(StageNews(key, failed))
+        self._tell(KeyedStageReport(key, failed))
         self._tell(ChildExit(key, 0, exit_code))
 
     def stop_job(self, job_id: JobId) -> None:
@@ -531,7 +531,7 @@ def _outcome(exit_code: int) -> Outcome:
 class Inspection:
     """One inspection: its steps, then its result, or its exit without one."""
 
-    def __init__(self, job_id: JobId, tell: Callable[[AgentNews], None]) -> None:
+    def __init__(self, job_id: JobId, tell: Callable[[AgentReport], None]) -> None:
         self._job_id = job_id
         self._tell = tell
         self._told = False
@@ -584,7 +584,7 @@ class Inspection:
 class LinkEnd:
     """One end of a link measurement: the address on which it listens, then its result."""
 
-    def __init__(self, job_id: JobId, number: int, tell: Callable[[AgentNews], None]) -> None:
+    def __init__(self, job_id: JobId, number: int, tell: Callable[[AgentReport], None]) -> None:
         self._job_id = job_id
         self._number = number
         self._tell = tell

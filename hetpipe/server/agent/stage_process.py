@@ -42,7 +42,7 @@ from hetpipe.server.agent.stage_assembly import (
 from hetpipe.server.agent.stage_readings import StageReadings
 from hetpipe.server.shard.emulated import over
 from hetpipe.server.shard.failing import FailpointCalls
-from hetpipe.server.shard.patient import Endurance, RetryingCalls, Waits
+from hetpipe.server.shard.retries import RetryingCalls, RetryPolicy, RetryState
 from hetpipe.values import wire
 from hetpipe.values.commands import stage_name
 from hetpipe.values.conditions import ConditionKind
@@ -144,7 +144,7 @@ def _run(
     # The job's timeout for a parameter server, but at least that of every other wait.
     absence_seconds = job.survive.absence.total_seconds()
     patience_seconds = max(STALL_SECONDS, absence_seconds, job.patience.data.total_seconds())
-    waits = Waits(who=str(identity), report=report, seconds=patience_seconds)
+    waits = RetryPolicy(who=str(identity), report=report, seconds=patience_seconds)
     shares_memory = job.parameter_servers.transport == "auto"
     shards, clock_shard = _parameter_servers(config, waits, tls, shares_memory=shares_memory)
     report_phase("meeting its neighbours")
@@ -188,14 +188,14 @@ def _run(
 
 
 def _parameter_servers(
-    config: StageConfig, waits: Waits, tls: Tls | None, *, shares_memory: bool
+    config: StageConfig, waits: RetryPolicy, tls: Tls | None, *, shares_memory: bool
 ) -> tuple[Sequence[Calls], Calls]:
     """Retrying calls to all shards, over emulated links if the job has them, and to the clock shard."""
     addresses = config.shard_addresses
     emulation = config.emulation
     times = emulation.shards if emulation is not None and emulation.shards else (None,) * len(addresses)
     ids = config.shard_ids or ("",) * len(addresses)
-    endurances = [Endurance(f"parameter server {index} at {address}", waits) for index, address in enumerate(addresses)]
+    retries = [RetryState(f"parameter server {index} at {address}", waits) for index, address in enumerate(addresses)]
 
     def connect(index: int) -> Caller:
         return connect_shard(addresses[index], ShardIndex(index), member_id=ids[index], tls=tls)
@@ -204,9 +204,9 @@ def _parameter_servers(
         caller = connect(index)
         return FailpointCalls(SharedMemoryCalls(caller, requester_of(config)) if shares_memory else caller)
 
-    shards = [RetryingCalls(over(tensors(index), time), endurances[index]) for index, time in enumerate(times)]
+    shards = [RetryingCalls(over(tensors(index), time), retries[index]) for index, time in enumerate(times)]
     # On a separate connection, so that reports and the log do not queue behind tensors.
-    return shards, RetryingCalls(FailpointCalls(connect(0)), endurances[0])
+    return shards, RetryingCalls(FailpointCalls(connect(0)), retries[0])
 
 
 def _records(

@@ -103,7 +103,7 @@ class TestChildren:
         bench = Bench(tmp_path)
         for first, expected in ((None, ["['', '']"] * 2), (7600, ["['7600', '7500']", "['7601', '7501']"])):
             bench.children = Children(
-                tell=bench.news.put,
+                tell=bench.reports.put,
                 environment={**environment(), METRICS_PORT: "1"},
                 clock=SYSTEM_CLOCK,
                 programs=Programs(stage=(sys.executable, "-S", "-E", str(show)), inspection=()),

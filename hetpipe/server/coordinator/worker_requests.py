@@ -33,7 +33,7 @@ _log = get_logger(__name__)
 _INSTEAD = "stop the job at a checkpoint and resume it with another `workers.count`"
 
 
-class WorkerWishes:
+class WorkerRequests:
     """Handler of drain, restart, add and move requests. Thread-safe."""
 
     def __init__(self, coordinator: Coordinator) -> None:
