@@ -187,7 +187,7 @@ def children_of(folder: Path, told: list[AgentReport]) -> Children:
     code, runs = (
         root_of([folder / name], option, is_needed=True) for name, option in (("code", CODE_OPTION), (".", RUN_OPTION))
     )
-    return Children(tell=told.append, environment={}, clock=SYSTEM_CLOCK, roots=Roots(code, runs))
+    return Children(send=told.append, environment={}, clock=SYSTEM_CLOCK, roots=Roots(code, runs))
 
 
 class TestStorage:

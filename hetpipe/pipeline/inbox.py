@@ -91,7 +91,7 @@ class Inbox:
             self.log.follow(records)
             self.follows = True
             self._look_for_own_end(records)
-            self._tell()
+            self._notify()
 
     def on_fetched(self, clock: Clock, published: FlatBuffer | None) -> None:
         """Store pulled weights, or record that the clock was freed. Called by one thread only."""
@@ -105,7 +105,7 @@ class Inbox:
                 self.lost.add(clock)
             else:
                 self.fetched[clock] = published
-            self._tell()
+            self._notify()
 
     def on_error(self, error: Exception) -> None:
         """Record an error of a background thread; the first one is kept."""
@@ -120,7 +120,7 @@ class Inbox:
                     f"virtual worker {record.vw} (incarnation {record.incarnation}) was evicted at clock {record.clock}"
                 )
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self.on_arrival is not None:
             self.on_arrival()
         self.condition.notify_all()

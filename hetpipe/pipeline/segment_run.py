@@ -97,7 +97,7 @@ class SegmentRun:
         self._closed = Wave(start)
         self._flying: dict[int, _InFlight] = {}
         #: Last stage, on a GPU: tells the loss of the minibatch whose backward has not been computed yet.
-        self._untold_loss: Callable[[], None] | None = None
+        self._pending_loss: Callable[[], None] | None = None
         self._clocks = ClockUse(parts, inbox, start)
         self._updates = Updates(parts, tally, self._updated, start * self._n)
         self._opening_arrival: tuple[int, int] = (0, 0)
@@ -339,17 +339,17 @@ class SegmentRun:
         exponent = self._flying[p].scale_exponent
         value = parts.compute.loss(p, outputs, batch.target, scale=2.0**exponent)
         each = {} if parts.data.losses is None else dict(parts.data.losses.values)
-        self._untold_loss = partial(self._tell_loss, p, value, exponent, weight, batch.num_samples, each)
+        self._pending_loss = partial(self._report_loss, p, value, exponent, weight, batch.num_samples, each)
         if not parts.compute.is_asynchronous:
             self._loss_is_known()
 
     def _loss_is_known(self) -> None:
         """Tell the loss that was computed last, once. On a GPU this is done when its backward has been computed."""
-        told, self._untold_loss = self._untold_loss, None
-        if told is not None:
-            told()
+        report, self._pending_loss = self._pending_loss, None
+        if report is not None:
+            report()
 
-    def _tell_loss(
+    def _report_loss(
         self,
         p: Minibatch,
         value: Tensor,

@@ -80,7 +80,7 @@ class EventConditions:
     def __init__(self) -> None:
         self._found: dict[tuple[ConditionKind, str], Condition] = {}
 
-    def hear(self, event: JobEvent) -> None:
+    def on_event(self, event: JobEvent) -> None:
         """Update the conditions by an event of any kind."""
         match event:
             case ConditionRaised(condition=kind, who=names):

@@ -89,7 +89,7 @@ class LiveView(View):
             case Notice():
                 self._print(event.text, style="yellow" if event.severity == "warning" else "")
             case ConditionRaised() | ConditionCleared():
-                self._conditions.hear(event)
+                self._conditions.on_event(event)
                 self._print(condition_text(event), style="bold red" if isinstance(event, ConditionRaised) else "")
             case JobEnded(state=state):
                 self._state, self._has_ended = STATE_TEXTS[state], True

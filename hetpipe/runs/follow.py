@@ -312,7 +312,7 @@ class Follower:
                 self._view.show(ended)
                 self.ending = _ending_of(ended, by_whom="" if self._num_interrupts else " by another user")
             case ReceivedEvent(event=event):
-                self._conditions.hear(event)
+                self._conditions.on_event(event)
                 if isinstance(event, StateChanged):
                     self._state = event.state
                     self._is_training = event.state is JobState.RUNNING

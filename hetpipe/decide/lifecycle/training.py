@@ -212,7 +212,7 @@ class JobTraining:
         match keyed.report:
             case StageProgress() as progress if self._board is not None:
                 self._board.add(keyed.key, progress, now=now)
-                self._repartitions.heard(keyed.key, progress)
+                self._repartitions.on_progress(keyed.key, progress)
             case StageWaiting(sentence=sentence, seconds=seconds):
                 return [Waiting(sentence, seconds)]
             case StageEvaluation() as part:

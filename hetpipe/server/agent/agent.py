@@ -145,7 +145,7 @@ class Agent:
         self._certificates = None if config.tls is None else self._prepare_certificates(config.tls)
         self._sent_code = SentCode(self._fetch_code) if config.accepts_code else None
         self._children = Children(
-            tell=self._tell,
+            send=self._enqueue,
             environment=config.environment,
             clock=clock,
             programs=replace(config.programs, starter=config.fork_server.start, sent_code=self._sent_code),
@@ -359,7 +359,7 @@ class Agent:
         if self._links is not None:
             self._links.keep(measured, now=self._clock.wall())
 
-    def _tell(self, report: AgentReport) -> None:
+    def _enqueue(self, report: AgentReport) -> None:
         """Report on behalf of the children."""
         if isinstance(report, LinkResult) and report.measured:
             self._keep_links(report.measured)
@@ -369,7 +369,7 @@ class Agent:
 
     def _registered(self, lease: Lease) -> None:
         self._outbox.restart(lease.registration)
-        self._children.tell_again()
+        self._children.resend()
 
     def _was_replaced(self, error: MemberReplaced) -> None:
         self._replaced = error

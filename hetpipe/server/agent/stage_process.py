@@ -83,10 +83,10 @@ def main(pipe: ReportPipe, first_line: bytes, *, metrics_port: int | None = None
         vw=config.vw,
         stage=config.stage,
     )
-    told = StageReadings(job_id, identity)
+    stage_readings = StageReadings(job_id, identity)
 
     def report(message: StageReport) -> None:
-        told.heard(message)
+        stage_readings.observe(message)
         pipe.write(wire.to_json(StageReport, message))
 
     try:
@@ -99,7 +99,7 @@ def main(pipe: ReportPipe, first_line: bytes, *, metrics_port: int | None = None
             stage=config.stage,
             incarnation=config.incarnation,
         )
-        with _metrics(config.host, metrics_port, told):
+        with _metrics(config.host, metrics_port, stage_readings):
             done = _run(config, identity, name, report, link_port=link_port)
     except Exception as error:  # noqa: BLE001 - the outermost frame: any error becomes one sentence and a status
         _log.exception("the stage failed")
@@ -110,11 +110,11 @@ def main(pipe: ReportPipe, first_line: bytes, *, metrics_port: int | None = None
 
 
 @contextmanager
-def _metrics(host: str, port: int | None, told: StageReadings) -> Iterator[None]:
+def _metrics(host: str, port: int | None, stage_readings: StageReadings) -> Iterator[None]:
     """Serve the metrics of this stage; a failure is not fatal."""
     with ExitStack() as stack:
         try:
-            stack.enter_context(metrics_endpoint(host, port, "stage", told.readings))
+            stack.enter_context(metrics_endpoint(host, port, "stage", stage_readings.readings))
         except HetpipeError as error:
             _log.warning("no_metrics", port=port, reason=str(error))
         yield
@@ -154,7 +154,7 @@ def _run(
         job, config, identity, name, policies_text(policies_in(job, config, code.layers), code.layers[0].index)
     )
     conditions = Conditions()
-    conditions.on_change(lambda: report(StageConditions(conditions.told())))
+    conditions.on_change(lambda: report(StageConditions(conditions.active())))
 
     def history_ends(alarm: HistoryIncomplete) -> None:
         conditions.raise_(ConditionKind.HISTORY_INCOMPLETE, stage_name(config.vw, config.stage), str(alarm))

@@ -90,7 +90,7 @@ class Adoption:
         Raises:
             StoreUnavailable: it cannot be reached.
         """
-        _tell(self._context.store.repair())
+        _log_repairs(self._context.store.repair())
         for record in self._context.store.jobs():
             if record.state.is_terminal:
                 discard_model(self._context.tools, record)
@@ -251,7 +251,7 @@ class Adoption:
             description = port.invoke(DESCRIBE_RUN, DescribeRunRequest(job_id))
         finally:
             port.close()
-        _check_teller(job_id, clock_shard, description)
+        _check_sender(job_id, clock_shard, description)
         return description
 
     def _adopt(
@@ -392,7 +392,7 @@ def _num_shards(record: JobRecord) -> int:
         return 0
 
 
-def _tell(repairs: Repairs) -> None:
+def _log_repairs(repairs: Repairs) -> None:
     """Log data losses of the store for the operator."""
     if repairs.jobs or repairs.members:
         _log.error(
@@ -418,7 +418,7 @@ def job_id_of(name: str, request_id: str) -> JobId:
     return JobId(f"{name}-{hashlib.sha256(request_id.encode()).hexdigest()[:_ID_CHARACTERS]}")
 
 
-def _check_teller(job_id: JobId, shard: MemberInfo, description: RunDescription) -> None:
+def _check_sender(job_id: JobId, shard: MemberInfo, description: RunDescription) -> None:
     """Reject reports of an orphan that are not from its clock shard.
 
     The id of a job is derived from its request, which only its clock shard gets from the coordinator.

@@ -186,7 +186,7 @@ class Coordinator:
             for job_id in {key.job_id for key in info.stages}:
                 self._adoption.discover(job_id, reporter=info.id)
             if replaced is not None:
-                self._tell_gone(replaced, f"{replaced} was replaced by pid {info.pid} on {info.host}")
+                self._announce_gone(replaced, f"{replaced} was replaced by pid {info.pid} on {info.host}")
             self._jobs.feed_all(MemberRegistered(info))
             self._claims.offer()
             self.condition.notify_all()
@@ -264,7 +264,7 @@ class Coordinator:
                 return
             self._registry.remove(member_id)
             self._mailboxes.close(AgentId(member_id))
-            self._tell_gone(info, f"{info} left the cluster")
+            self._announce_gone(info, f"{info} left the cluster")
         _log.info("member_left", member=member_id)
         try:
             self._store.remove_member(member_id, registration)
@@ -406,7 +406,7 @@ class Coordinator:
         with self.condition:
             return tuple(self._jobs)
 
-    def tell(self, host: JobHost, fact: Input) -> None:
+    def feed_job(self, host: JobHost, fact: Input) -> None:
         """Pass a fact to a job, and execute the resulting instructions."""
         with self.condition:
             self._jobs.feed(host, fact)
@@ -585,7 +585,7 @@ class Coordinator:
                 self._mailboxes.close(AgentId(gone.info.id))
                 silent = self._registry.lease_seconds
                 _log.warning("lease_ran_out", member=gone.info.id, silent_seconds=silent)
-                self._tell_gone(gone.info, f"{gone.info} stopped answering: no heartbeat for {silent:.1f} s")
+                self._announce_gone(gone.info, f"{gone.info} stopped answering: no heartbeat for {silent:.1f} s")
             self._adoption.tick()
             self._claims.offer()
             self._look_at_store()
@@ -606,7 +606,7 @@ class Coordinator:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _tell_gone(self, info: MemberInfo, sentence: str) -> None:
+    def _announce_gone(self, info: MemberInfo, sentence: str) -> None:
         self._jobs.feed_all(MemberGone(info.id, sentence))
 
     def _may_have_processes(self, job_id: JobId, reporter: MemberId) -> bool:

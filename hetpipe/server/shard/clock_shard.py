@@ -322,7 +322,7 @@ class ClockShard:
 
     def _decide(self, event: DecisionEvent) -> None:
         """Apply an event under `condition`: journal it, write its history, notify followers."""
-        records = event.tell(self._log)
+        records = event.apply(self._log)
         publishes = any(isinstance(record, PublishRecord) for record in records)
         changes_plans = any(isinstance(record, SegmentRecord) and record.has_moves for record in records)
         if publishes:
@@ -345,7 +345,7 @@ class ClockShard:
     def _play(self, event: DecisionEvent) -> None:
         """Replay an event of an earlier process."""
         try:
-            records = event.tell(self._log)
+            records = event.apply(self._log)
         except HetpipeError as error:
             raise StateLost(f"the persisted decision log of job {self._job_id} is inconsistent: {error}") from error
         self._note(event)
@@ -387,13 +387,13 @@ class ClockShard:
                 case BarrierRecord(_, clock, reason, _):
                     self._history.barrier(clock=clock, reason=reason)
                 case SegmentRecord():
-                    self._tell_members(record)
+                    self._log_members(record)
                 case EvictRecord(_, vw, incarnation, clock):
                     self._history.evict(vw=vw, incarnation=incarnation, clock=clock)
                 case _:
                     pass
 
-    def _tell_members(self, record: SegmentRecord) -> None:
+    def _log_members(self, record: SegmentRecord) -> None:
         for member in record.left:
             self._history.leave(vw=member.vw, incarnation=member.incarnation, clock=record.start)
         for member in record.members:

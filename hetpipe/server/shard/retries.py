@@ -70,7 +70,7 @@ class RetryState:
         #: Start of the outage, in monotonic seconds; None without one.
         self._away_since: float | None = None
         #: Time of the last report of a wait.
-        self._told_at = float("-inf")
+        self._reported_at = float("-inf")
 
     def close(self) -> None:
         """End every wait at once; each raises the error it was retrying."""
@@ -90,10 +90,10 @@ class RetryState:
             except (Unavailable, Busy) as error:
                 wait.out(error)
             except HetpipeError:
-                self._heard()
+                self._on_answer()
                 raise
             else:
-                self._heard()
+                self._on_answer()
                 return answer
 
     def stream(self, begin: Callable[[], Iterator[T]]) -> Iterator[T]:
@@ -107,15 +107,15 @@ class RetryState:
             try:
                 for item in begin():
                     wait.is_over()
-                    self._heard()
+                    self._on_answer()
                     yield item
             except (Unavailable, Busy) as error:
                 wait.out(error)
             except HetpipeError:
-                self._heard()
+                self._on_answer()
                 raise
             else:
-                self._heard()
+                self._on_answer()
                 return
 
     # -- for `_Wait` --------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class RetryState:
         if waited >= self._policy.seconds:
             raise PeerUnreachable(f"{self._policy.who} waited {waited:.0f} s for {self._peer}: {error}") from error
 
-    def tell(self, error: HetpipeError, waited: float) -> None:
+    def report(self, error: HetpipeError, waited: float) -> None:
         """Report a waiting call, at most once per interval."""
         now = self._policy.clock.monotonic()
         is_busy = isinstance(error, Busy)
@@ -144,9 +144,9 @@ class RetryState:
             begins = self._away_since is None and not is_busy
             if begins:
                 self._away_since = now
-            speaks = waited >= SAY_AFTER_SECONDS and now - self._told_at >= SAY_AFTER_SECONDS
+            speaks = waited >= SAY_AFTER_SECONDS and now - self._reported_at >= SAY_AFTER_SECONDS
             if speaks:
-                self._told_at = now
+                self._reported_at = now
         if begins:
             _log.warning("parameter_server_away", peer=self._peer, reason=str(error))
         if speaks:
@@ -161,7 +161,7 @@ class RetryState:
             self._policy.clock.sleep(step)
             seconds -= step
 
-    def _heard(self) -> None:
+    def _on_answer(self) -> None:
         """Record a response of the server."""
         if self._away_since is None:
             return
@@ -192,7 +192,7 @@ class _Wait:
         self._since = now if self._since is None else self._since
         waited = now - self._since
         self._state.check(error, waited)
-        self._state.tell(error, waited)
+        self._state.report(error, waited)
         self._state.sleep(self._rest * (1.0 - 0.5 * policy.chance()))
         self._state.check(error, waited)
         self._rest = min(2.0 * self._rest, _LONGEST_REST_SECONDS)

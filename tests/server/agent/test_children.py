@@ -73,7 +73,7 @@ class Bench:
         self.run_dir = folder / "run"
         self.reports: queue.SimpleQueue[AgentReport] = queue.SimpleQueue()
         self.children = Children(
-            tell=self.reports.put,
+            send=self.reports.put,
             environment={**environment(), TLS_VARIABLE: "/the/agent's"},
             clock=SYSTEM_CLOCK,
             programs=programs or fake_programs(folder),
@@ -155,7 +155,7 @@ class TestStages:
         ready = bench.next()
         assert isinstance(ready, KeyedStageReport)
         assert isinstance(ready.report, StageReady)
-        bench.children.tell_again()
+        bench.children.resend()
         assert bench.next() == ready
 
     def test_so_are_its_newest_conditions(self, bench: Bench) -> None:
@@ -164,13 +164,13 @@ class TestStages:
         assert isinstance(newest, KeyedStageReport)
         assert isinstance(newest.report, StageConditions)
         assert [condition.times for condition in newest.report.conditions] == [2]
-        bench.children.tell_again()
+        bench.children.resend()
         assert [bench.next(), bench.next()] == [ready, newest]
 
     def test_but_not_after_its_end(self, bench: Bench) -> None:
         bench.start("done")
         bench.next_exit()
-        bench.children.tell_again()
+        bench.children.resend()
         assert bench.reports.empty()
 
     def test_the_last_words_are_told(self, bench: Bench) -> None:

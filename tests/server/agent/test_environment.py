@@ -102,7 +102,7 @@ class TestProcesses:
         found, told = folder / "environment", queue.SimpleQueue[AgentReport]()
         program = ("/bin/sh", "-c", f'env > "{found}"', "sh")
         programs = Programs(stage=program, inspection=program, allowed_environment=allowed)
-        children = Children(tell=told.put, environment=OWN, clock=SYSTEM_CLOCK, programs=programs)
+        children = Children(send=told.put, environment=OWN, clock=SYSTEM_CLOCK, programs=programs)
         bench = Bench(folder)
         command = bench.start("done")
         bench.children.stop_all(grace_seconds=0.0)

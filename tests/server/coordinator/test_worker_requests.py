@@ -116,7 +116,7 @@ class TestMove:
         cluster.shards.last_clocks = replace(clocks(4, 4), plans=plans)
         host = cluster.coordinator.host(JobId(JOB_ID))
         assert host is not None
-        cluster.coordinator.tell(host, ClocksReported(cluster.shards.last_clocks))
+        cluster.coordinator.feed_job(host, ClocksReported(cluster.shards.last_clocks))
 
     def test_the_clock_shard_moves_the_layers(self, cluster: Cluster) -> None:
         assert move(cluster, 1, 3, 1) == ("ready", (2, 2))
