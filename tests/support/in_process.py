@@ -167,7 +167,7 @@ def _stopping(stop_when: Callable[[ClockSnapshot], bool]) -> Callable[..., None]
     def and_stop(
         own: ClockShard, shard: ShardIndex, num_records: int, durable: int | None = None, *, applied: bool = False
     ) -> None:
-        with own.bell:
+        with own.condition:
             acknowledge(own, shard, num_records, durable, applied=applied)
             if stop_when(own.snapshot()):
                 own.request_barrier("stop")
@@ -270,7 +270,7 @@ class _Cluster:
 
     def _replace(self, life: Life, death: Death) -> None:
         """What a coordinator does when a life is over."""
-        with self._shards[0].clock_shard.bell:  # nothing is decided in between: a run may depend on its deaths alone
+        with self._shards[0].clock_shard.condition:  # no decision in between: a run may depend on its deaths alone
             self._shards[0].evict(life.vw, life.incarnation)
             if death.comes_back:
                 self._come_back(life)

@@ -793,7 +793,12 @@ class DecisionLog:
         self.segments = (self.segments[1], self.num_records)
         self._append(
             SegmentRecord(
-                self.num_records, start, reasons, passed.epoch, self._told(self.members, joined), self._told(left)
+                self.num_records,
+                start,
+                reasons,
+                passed.epoch,
+                self._segment_members(self.members, joined),
+                self._segment_members(left),
             )
         )
         self.moved = tuple(vw for vw in self.moved if vw not in self.members)
@@ -938,7 +943,7 @@ class DecisionLog:
             self.plans[vw] = plan
             self.moved = (*(other for other in self.moved if other != vw), vw)
 
-    def _told(
+    def _segment_members(
         self, members: Mapping[VirtualWorkerIndex, Member], joined: Sequence[VirtualWorkerIndex] = ()
     ) -> tuple[SegmentMember, ...]:
         """Members in the form used by records."""
