@@ -21,7 +21,7 @@ from hetpipe.decide.sync.gate import Gate
 from hetpipe.errors import NonFiniteUpdate
 from hetpipe.link.policy import Frame, FrameKind
 from hetpipe.model.user_errors import failures_after_cut
-from hetpipe.observe.log import bind_context
+from hetpipe.observe.log import bind_context, get_logger
 from hetpipe.observe.timeline import Activity
 from hetpipe.pipeline.chain import Values
 from hetpipe.pipeline.clock_use import ClockUse
@@ -35,8 +35,11 @@ from hetpipe.pipeline.tally import MinibatchLoss, Tally
 from hetpipe.pipeline.updates import Updates
 from hetpipe.pipeline.waiting import Waiter
 from hetpipe.values.ids import Clock, Minibatch, Wave
+from hetpipe.values.memory import policies_text
 from hetpipe.weights.flat import FlatBuffer
 from hetpipe.weights.policy import Version
+
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +290,8 @@ class SegmentRun:
             self._switch(p, flying.clock)
         version = parts.weights.forward(p)
         identity = parts.identity
+        if (p - 1) % self._n == 0:
+            self._begin_wave(p)
         parts.history.forward(
             vw=identity.vw,
             incarnation=identity.incarnation,
@@ -310,6 +315,16 @@ class SegmentRun:
             )
             parts.downstream.send(frame, deadline_seconds=SEND_SECONDS)
         self._forwarded = p
+
+    def _begin_wave(self, p: Minibatch) -> None:
+        """Let the layers have the memory policies of the wave that begins with `p`."""
+        parts, identity = self._parts, self._parts.identity
+        policies = parts.compute.memory.begin_wave(p, self._gate.wave_of(p))
+        if policies is not None:
+            parts.history.memory(
+                vw=identity.vw, incarnation=identity.incarnation, stage=identity.stage, p=p, policies=policies
+            )
+            _log.info("memory_policies", minibatch=p, policies=policies_text(policies, parts.layers[0].index) or "keep")
 
     def _compute_forward(self, p: Minibatch, version: Version, values: Values) -> Values:
         """Read this stage's data of minibatch `p`, run its layers, and on the last stage the loss."""

@@ -324,7 +324,10 @@ class ReferenceWorker:
         seed_generators(fetch_seed(run.seed, self.index, p))
         inputs, target = moved(read_block(run.train, block), run.device)
         leaves = {name: weight.detach().clone().requires_grad_() for name, weight in used.items()}
-        whole = RecomputedPass(self._layers, run.recompute, seed) if run.recompute else None
+        wave = (p - 1) // run.num_in_wave(self.index)
+        begun = [clock for clock in run.recompute_from if clock <= wave]
+        runs = run.recompute_from[max(begun)] if begun else run.recompute
+        whole = RecomputedPass(self._layers, runs, seed) if runs else None
         outputs = (
             run_layers(self._layers, leaves, inputs, seed=seed) if whole is None else whole.forward(leaves, inputs)
         )

@@ -191,8 +191,9 @@ class _Cluster:
         self._histories: list[History] = []
         data = run.job.data_spec(report.train_samples)
         self._progress = first_progress(data) if run.restore is None else read_manifest(run.restore).progress
-        check_script(run.job, self.plan, data, self._progress)
-        check_patterns(run.job.memory, [layer.name for layer in report.layers])
+        names = [layer.name for layer in report.layers]
+        check_script(run.job, self.plan, data, self._progress, names)
+        check_patterns(run.job.memory, names)
         if run.keep_history:
             self._write_facts(report)
         self._shards = [self._shard(ShardIndex(i), data) for i in range(self.plan.num_shards)]
@@ -305,7 +306,12 @@ class _Cluster:
             "used": used,
             "minibatches": progress.minibatches,
         }
-        facts = {"num_samples": report.train_samples, "eval_samples": report.eval_samples, "start": start}
+        facts = {
+            "num_samples": report.train_samples,
+            "eval_samples": report.eval_samples,
+            "start": start,
+            "layers": [layer.name for layer in report.layers],
+        }
         (run_dir / "facts.json").write_text(json.dumps(facts))
 
     def _history(self, name: str, role: str) -> HistoryWriter:

@@ -830,7 +830,7 @@ class DecisionLog:
                 self.decided[vw] = DecidedMove(upto, moved.version, move)
         for change in self.config.plan_changes:
             plan = self.plans.get(change.vw)
-            if plan is not None and after < change.clock <= upto:
+            if plan is not None and change.bounds and after < change.clock <= upto:
                 self._set_plan(change.vw, PlanVersion(plan.version + 1, change.bounds, plan.planned))
 
     def _plan_segment(self) -> None:
