@@ -49,7 +49,7 @@ class SizeWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
     """Notices operators whose result has a size that depends on elements which depend on weights."""
 
     def __init__(self, depends: Callable[[Tensor], bool]) -> None:
-        """Ask `depends` whether a tensor depends on weights."""
+        """Create it; `depends` tells whether a tensor depends on weights."""
         super().__init__()  # type: ignore[no-untyped-call]  # as above
         self._depends = depends
         self._shared: set[int] = set()
@@ -73,9 +73,9 @@ class SizeWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator."""
-        is_told = func is _aten.one_hot.default and len(args) > 1 and args[1] >= 0
-        is_told |= bool(kwargs) and kwargs.get("output_size") is not None
-        if torch.Tag.dynamic_output_shape in func.tags and not is_told and not self.is_found:
+        has_size = func is _aten.one_hot.default and len(args) > 1 and args[1] >= 0
+        has_size |= bool(kwargs) and kwargs.get("output_size") is not None
+        if torch.Tag.dynamic_output_shape in func.tags and not has_size and not self.is_found:
             packet = func.overloadpacket
             deciding = args[_DETERMINED_BY[packet]] if packet in _DETERMINED_BY else args
             self.is_found = any(

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from hetpipe.decide.lifecycle.patience import Patience
 from hetpipe.decide.lifecycle.shard_watch import LostDisks
 from hetpipe.storage.store import JobRecord
-from hetpipe.values.commands import AgentNews
+from hetpipe.values.commands import AgentReport
 from hetpipe.values.events import StopMode
 from hetpipe.values.ids import AgentId, JobId, Term
 from hetpipe.values.members import MemberId, MemberInfo
 
 #: Reports of one agent kept for a job until it is led, the newest ones.
-_MAX_NEWS = 2_000
+_MAX_REPORTS = 2_000
 
 #: Maximum number of orphans: members report only real jobs, but need not be trustworthy.
 MAX_ORPHANS = 1_000
@@ -28,8 +28,8 @@ MAX_ORPHANS = 1_000
 MAX_UNCONFIRMED = 100
 
 
-def _news_of_agents() -> defaultdict[AgentId, deque[AgentNews]]:
-    return defaultdict(lambda: deque(maxlen=_MAX_NEWS))
+def _reports_of_agents() -> defaultdict[AgentId, deque[AgentReport]]:
+    return defaultdict(lambda: deque(maxlen=_MAX_REPORTS))
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Orphan:
     unreached: set[MemberId] = field(default_factory=set)
     refused: set[MemberId] = field(default_factory=set)
     #: Reports of each agent about its processes.
-    news: defaultdict[AgentId, deque[AgentNews]] = field(default_factory=_news_of_agents)
+    reports: defaultdict[AgentId, deque[AgentReport]] = field(default_factory=_reports_of_agents)
     #: Whether a query is pending or the orphan is abandoned; if not, when to retry.
     is_asked: bool = False
     again_at: float = 0.0

@@ -134,7 +134,7 @@ class DiskWatch:
         """Poll every second until the process ends."""
         threading.Thread(target=self._run, name="disk-watch", daemon=True).start()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check the disks of every job once."""
         seen: set[tuple[int, str]] = set()
         for job in self._shards.job_shards():
@@ -144,10 +144,10 @@ class DiskWatch:
                 _log.info("disk_not_seen", reason=str(error))
                 continue
             for use in uses:
-                seen.add(self._judge(job.conditions, use))
+                seen.add(self._update(job.conditions, use))
         self._short &= seen
 
-    def _judge(self, conditions: Conditions, use: DiskUse) -> tuple[int, str]:
+    def _update(self, conditions: Conditions, use: DiskUse) -> tuple[int, str]:
         disk = use.disk
         who = f"the disk at {disk.mount} on {self._host}"
         key = id(conditions), who
@@ -170,7 +170,7 @@ class DiskWatch:
     def _run(self) -> None:
         while True:
             try:
-                self.look()
+                self.check()
             except Exception:  # noqa: BLE001 - monitoring must not end; the error is logged
                 _log.exception("disk_watch_failed")
             self._clock.sleep(LOOK_SECONDS)
