@@ -12,7 +12,7 @@ from hetpipe.check.facts import Facts
 from hetpipe.check.formulas import determined_clock, minibatches_in, needs_pull, required_clock, wave_of
 from hetpipe.check.report import Findings, Kind
 from hetpipe.check.timeline import Timeline
-from hetpipe.check.versions import judge_plan_version
+from hetpipe.check.versions import judge_frozen, judge_plan_version
 
 
 class WaveJudge:
@@ -43,6 +43,7 @@ class WaveJudge:
         self._judge_life(event)
         life = self._timeline.lives[event.vw, event.incarnation]
         judge_plan_version(event, event.name, life, event.wave, self._findings)
+        judge_frozen(event, event.name, self._timeline, event.wave, self._findings)
 
     def num_minibatches(self) -> int:
         """Number of minibatches in all waves computed by some stage."""

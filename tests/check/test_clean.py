@@ -48,6 +48,7 @@ def scenario_of(seed: int) -> Scenario:
         returns_with=draw.randint(1, deepest),
         stop_at=draw.choice([None, None, 2]),
         hosts=draw.choice([("n0",), ("n0", "n1")]),
+        frozen=draw.choice([(), (), ((0, 2),), ((1, 3),), ((0, 1), (1, 4), (2, 5))]),
         seed=seed,
     )
 

@@ -73,6 +73,7 @@ class Case:
     reads: dict[str, Any] = field(default_factory=dict)
     """Further keys of `data`."""
     memory: Any = "keep"
+    freeze: dict[str, Any] = field(default_factory=dict)
 
     @property
     def has_shards(self) -> bool:
@@ -114,6 +115,7 @@ class Case:
             gradients=gradients,
             precision=self.precision,
             memory=self.memory,
+            freeze=self.freeze,
             lr_schedule=self.lr_schedule,
             workers={"count": self.workers, "stages": self.stages},
             sync=sync,

@@ -19,6 +19,7 @@ from unittest.mock import patch
 
 from hetpipe.checkpoint.manifest import newest_listed, read_manifest
 from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.decide.elastic.freezing import freezing_of, with_freeze_levels
 from hetpipe.decide.elastic.script import check_script, plan_changes
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.decide.schedule.policy import Kind
@@ -192,6 +193,7 @@ class _Cluster:
         data = run.job.data_spec(report.train_samples)
         self._progress = first_progress(data) if run.restore is None else read_manifest(run.restore).progress
         check_script(run.job, self.plan, data, self._progress)
+        self.plan = with_freeze_levels(self.plan, run.job, report.layers, self._progress)
         check_patterns(run.job.memory, [layer.name for layer in report.layers])
         if run.keep_history:
             self._write_facts(report)
@@ -304,6 +306,7 @@ class _Cluster:
             "epoch": progress.epoch,
             "used": used,
             "minibatches": progress.minibatches,
+            "frozen": progress.frozen,
         }
         facts = {"num_samples": report.train_samples, "eval_samples": report.eval_samples, "start": start}
         (run_dir / "facts.json").write_text(json.dumps(facts))
@@ -346,6 +349,7 @@ class _Cluster:
             run_dir=str(self._run.run_dir),
             progress=self._progress,
             plan_changes=plan_changes(job),
+            freezing=freezing_of(job, self.plan),
         )
         return JobShard(config, self._history(f"shard-{index}", "parameter_server"))
 
