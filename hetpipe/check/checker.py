@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hetpipe.check.events import Apply, Damage, Event, Pass, Pull, Staged, Step, Used, Wave
+from hetpipe.check.events import Apply, Damage, Event, Forward, Memory, Pass, Pull, Staged, Step, Used, Wave
 from hetpipe.check.facts import Facts, Layout, read_facts
 from hetpipe.check.lanes import LaneJudge
+from hetpipe.check.memory import MemoryJudge
 from hetpipe.check.reading import read_history
 from hetpipe.check.replay import Replay, decisions_in_order, founders_of
 from hetpipe.check.replicas import ReplicaJudge
@@ -99,12 +100,13 @@ class _Judges:
         self._versions = VersionJudge(timeline, findings)
         self._lanes = LaneJudge(facts, timeline, findings)
         self._replicas = ReplicaJudge(timeline, findings)
+        self._memory = MemoryJudge(facts, timeline, findings)
         self._shards = ShardJudge(facts, timeline, findings)
         self._samples = SampleJudge(facts, timeline, findings)
         #: (vw, incarnation, stage, shard) → whether such an actor exists.
         self._actors: dict[tuple[int, int, int, int], bool] = {}
 
-    def see(self, event: Event) -> None:  # noqa: C901 - one branch per kind of event
+    def see(self, event: Event) -> None:  # noqa: C901, PLR0912 - one branch per kind of event
         """Verify one event that is not a decision; decisions are already in the timeline."""
         if isinstance(event, Pass | Step):
             if self._is_known(event, event.vw, event.incarnation, event.stage):
@@ -112,9 +114,15 @@ class _Judges:
                 self._replicas.see(event)
                 if isinstance(event, Pass):
                     self._versions.see(event)
+                if isinstance(event, Forward):
+                    self._memory.see(event)
         elif isinstance(event, Wave):
             if self._is_summary and self._is_known(event, event.vw, event.incarnation, event.stage):
                 self._waves.see(event)
+                self._memory.see(event)
+        elif isinstance(event, Memory):
+            if self._is_known(event, event.vw, event.incarnation, event.stage):
+                self._memory.see(event)
         elif isinstance(event, Staged):
             if self._is_known(event, event.vw, event.incarnation, event.stage, event.shard):
                 self._shards.see_staged(event)
@@ -135,6 +143,7 @@ class _Judges:
             self._versions.finish()
             self._lanes.finish()
             self._replicas.finish()
+        self._memory.finish()
         self._shards.finish()
         self._samples.finish()
 

@@ -122,6 +122,13 @@ class Wave(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Memory(StageEvent):
+    """From minibatch `p` on, the layers of a stage have these memory policies."""
+
+    policies: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Staged(Event):
     """A shard staged `slices` slices of one stage's part of a wave; commit pending."""
 

@@ -64,6 +64,7 @@ class Kind(StrEnum):
     FREEZE = "freeze"  #: F is what the job says at each barrier, never falls, and stands for the model's first layers
     FROZEN_COUNT = "frozen_count"  #: each pass, update and wave carries the F in force
     FROZEN_TRAINED = "frozen_trained"  #: frozen layers have no backward, no update and no staged slice
+    MEMORY_POLICY = "memory_policy"  #: a layer has the memory policy of the script from its moment on, and no other
     SAMPLE_TWICE = "sample_twice"  #: a sample counts once per epoch
     SAMPLE_NEVER = "sample_never"  #: every sample counts in an epoch that ended
     SAMPLE_COUNT = "sample_count"  #: commit, used samples and minibatches agree

@@ -145,7 +145,7 @@ def _own_sha256(manifest: Manifest) -> str:
 
 
 def _text(manifest: Manifest) -> bytes:
-    """The text as written. Earlier versions lack some fields of the progress, and the checksum is that of their text."""
+    """The text as written. Earlier versions lack fields of the progress, and the checksum is that of their text."""
     return wire.to_json(Manifest, manifest).replace(', "plans": {}', "").replace(', "frozen": 0', "").encode()
 
 

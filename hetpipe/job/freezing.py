@@ -25,7 +25,7 @@ def _rising(schedule: tuple[FreezePoint, ...]) -> tuple[FreezePoint, ...]:
     for number, (before, after) in enumerate(pairwise(schedule), start=2):
         if after.epoch <= before.epoch:
             raise ValueError(
-                f"entry {number} is at epoch {after.epoch}, after one at epoch {before.epoch}; give the entries in order"
+                f"entry {number} is at epoch {after.epoch}, after one at epoch {before.epoch}; give them in order"
             )
         if after.layers <= before.layers:
             raise ValueError(
@@ -39,8 +39,8 @@ def _above_the_start(schedule: tuple[FreezePoint, ...], info: ValidationInfo) ->
     at_start = info.data.get("layers", 0)
     if schedule and schedule[0].layers <= at_start:
         raise ValueError(
-            f"entry 1 freezes {schedule[0].layers} layers, but `layers` freezes {at_start} from the start: frozen layers "
-            "stay frozen; give a larger number, or remove it"
+            f"entry 1 freezes {schedule[0].layers} layers, but `layers` freezes {at_start} from the start: frozen "
+            "layers stay frozen; give a larger number, or remove it"
         )
     return schedule
 
@@ -49,12 +49,12 @@ class FreezeSection(Section):
     """Layers that are trained no more: they keep their weights."""
 
     layers: int = Field(default=0, ge=0, examples=[2])
-    """Number of layers with trainable parameters, from the first on, that are frozen from the start; layers without such
-    parameters in between and directly behind them are frozen, too.
+    """Number of layers with trainable parameters, from the first on, that are frozen from the start; layers without
+    such parameters in between and directly behind them are frozen, too.
     """
-    schedule: Annotated[tuple[FreezePoint, ...], Field(max_length=MAX_LISTED), AfterValidator(_rising), AfterValidator(_above_the_start)] = Field(
-        default=(), examples=["[{epoch: 1, layers: 4}, {epoch: 3, layers: 8}]"]
-    )
+    schedule: Annotated[
+        tuple[FreezePoint, ...], Field(max_length=MAX_LISTED), AfterValidator(_rising), AfterValidator(_above_the_start)
+    ] = Field(default=(), examples=["[{epoch: 1, layers: 4}, {epoch: 3, layers: 8}]"])
     """Further ones, frozen at the ends of passes over the data."""
     mode: FreezeMode = "eval"
     """Training flags of frozen layers: `eval`, those of an evaluation, so that dropout does not draw and BatchNorm

@@ -14,7 +14,7 @@ from hetpipe.wire.tls import Tls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Footing:
+class LinkNetwork:
     """Network settings of a stage."""
 
     host: str
@@ -25,7 +25,7 @@ class Footing:
     """Own certificates, for encrypted links; None: plaintext."""
 
 
-def open_door(kind: LinkKind, cut: Cut, footing: Footing) -> Door:
+def open_door(kind: LinkKind, cut: Cut, footing: LinkNetwork) -> Door:
     """Open the port for the next stage.
 
     Raises:
@@ -46,7 +46,7 @@ def call(
     kind: LinkKind,
     cut: Cut,
     address: str,
-    footing: Footing,
+    footing: LinkNetwork,
     *,
     deadline_seconds: float,
     may_fall_back: bool = True,

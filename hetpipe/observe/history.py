@@ -44,7 +44,7 @@ class HistoryWriter(Protocol):
         """Call `listener` once, when the first event is lost; for histories on a disk."""
         del listener
 
-    def forward(  # noqa: PLR0913 - one for each field of the line
+    def forward(
         self,
         *,
         vw: int,
@@ -74,7 +74,7 @@ class HistoryWriter(Protocol):
             frozen=frozen,
         )
 
-    def backward(  # noqa: PLR0913 - one for each field of the line
+    def backward(
         self,
         *,
         vw: int,
@@ -155,6 +155,14 @@ class HistoryWriter(Protocol):
     ) -> None:
         """A stage has computed a wave, with the last minibatch p. No line, except for `wave` in a summary."""
         del vw, incarnation, stage, wave, p, version, frozen
+
+    def memory(self, *, vw: int, incarnation: int, stage: int, p: int, policies: Sequence[str]) -> None:
+        """From minibatch p on, the first of a wave, the layers of a stage have these memory policies.
+
+        Written by each stage of a virtual worker whose policies the job's script changes, at its first minibatch and
+        where the policies or the layers have changed.
+        """
+        self.write("memory", vw=vw, incarnation=incarnation, stage=stage, p=p, policies=list(policies))
 
     def staged(self, *, vw: int, incarnation: int, stage: int, wave: int, shard: int, slices: Sequence[int]) -> None:
         """A shard has acknowledged a stage's part of a wave; `slices` are indices into the plan's slices."""
@@ -240,7 +248,7 @@ class SummaryHistory(HistoryWriter):
         """Implement `HistoryWriter.write`."""
         self._history.write(event, **fields)
 
-    def forward(  # noqa: PLR0913 - one for each field of the line
+    def forward(
         self,
         *,
         vw: int,
@@ -256,7 +264,7 @@ class SummaryHistory(HistoryWriter):
         del vw, incarnation, stage, local_through, version, frozen
         self._clocks[p] = clock
 
-    def backward(  # noqa: PLR0913 - one for each field of the line
+    def backward(
         self,
         *,
         vw: int,

@@ -499,12 +499,11 @@ def freeze(chain: Sequence[Layer], first: int, last: int, frozen: int, mode: Fre
         modes = tuple(
             replace(each, training=each.evaluation) if id(each.module) in asleep else each for each in layer.modes
         )
-        layer = replace(layer, modes=modes, sends_gradients=layer.index > frozen)
+        found.append(replace(layer, modes=modes, sends_gradients=layer.index > frozen))
         if layer.index < frozen:
             for local in layer.parameters:
-                layer.module.get_parameter(local).requires_grad_(requires_grad=False)
-            layer = replace(layer, parameters={}, constant=layer.parameters, places=(), gradient_hooks={})
-        found.append(layer)
+                layer.module.get_parameter(local).requires_grad = False
+            found[-1] = replace(found[-1], parameters={}, constant=layer.parameters, places=(), gradient_hooks={})
     return tuple(found)
 
 
@@ -527,11 +526,7 @@ def _modules_of_frozen(chain: Sequence[Layer], frozen: int) -> frozenset[int]:
 
 def constants_of(layers: Sequence[Layer]) -> dict[str, Tensor]:
     """The parameters of the frozen ones of `layers`, by names in the model."""
-    return {
-        name: layer.module.get_parameter(local)
-        for layer in layers
-        for local, name in layer.constant.items()
-    }
+    return {name: layer.module.get_parameter(local) for layer in layers for local, name in layer.constant.items()}
 
 
 def forget_weights(layers: Sequence[Layer]) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from hetpipe.clock import Clock
 from hetpipe.errors import LinkClosed, MalformedFrame
-from hetpipe.link.catalogue import Footing, call, open_door
+from hetpipe.link.catalogue import LinkNetwork, call, open_door
 from hetpipe.link.cut import Cut
 from hetpipe.link.policy import Frame, FrameKind, Link, LinkLimits
 from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
@@ -213,7 +213,7 @@ def carry_out_links(
     effort = effort or Effort()
     if order.role == "copies":
         return LinkAnswer(copies=_copies(order, clock, effort))
-    footing = Footing(host=order.host, port=order.port, tls=tls)
+    footing = LinkNetwork(host=order.host, port=order.port, tls=tls)
     link = None
     if order.role == "call":
         _answer(order, footing)
@@ -223,7 +223,7 @@ def carry_out_links(
 
 
 def _measured(
-    order: LinkOrder, clock: Clock, on_address: Callable[[str], None], effort: Effort, footing: Footing
+    order: LinkOrder, clock: Clock, on_address: Callable[[str], None], effort: Effort, footing: LinkNetwork
 ) -> LinkMeasurement:
     door = open_door(order.transport, _cut(order), footing)
     try:
@@ -244,7 +244,7 @@ def _measured(
     )
 
 
-def _answer(order: LinkOrder, footing: Footing) -> None:
+def _answer(order: LinkOrder, footing: LinkNetwork) -> None:
     cut = _cut(order).seen_from_there()
     link = call(order.transport, cut, order.address, footing, deadline_seconds=order.deadline_seconds)
     try:

@@ -74,13 +74,13 @@ def _time(wall: float) -> str:
     return datetime.fromtimestamp(wall).astimezone().strftime("%H:%M:%S")
 
 
-class HeardConditions:
+class EventConditions:
     """The conditions of a followed run, by its events. Not thread-safe."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[ConditionKind, str], Condition] = {}
 
-    def hear(self, event: JobEvent) -> None:
+    def on_event(self, event: JobEvent) -> None:
         """Update the conditions by an event of any kind."""
         match event:
             case ConditionRaised(condition=kind, who=names):

@@ -103,7 +103,7 @@ class Service:
         self._clock = clock
         #: Its reported phase before it is ready, and the time of its last report.
         self._phase = ""
-        self._heard = clock.monotonic()
+        self._last_line = clock.monotonic()
         command = [*spec.command, "--log", str(spec.logs / f"{spec.key}.log"), "--exit-with-parent"]
         try:
             with ExitStack() as its_ends, ExitStack() as our_ends:
@@ -156,7 +156,7 @@ class Service:
     @property
     def silent_seconds(self) -> float:
         """Seconds since its last report while it is not ready; 0 once it is ready or gone."""
-        return 0.0 if self._settled.is_set() else self._clock.monotonic() - self._heard
+        return 0.0 if self._settled.is_set() else self._clock.monotonic() - self._last_line
 
     @property
     def silence(self) -> str:
@@ -191,7 +191,7 @@ class Service:
     def _read(self) -> None:
         with os.fdopen(self._stdout, "rb") as lines:
             for line in lines:
-                self._heard = self._clock.monotonic()
+                self._last_line = self._clock.monotonic()
                 self._phase = _phase_in(line) or self._phase
                 address = _address_in(line)
                 if address and not self._address:

@@ -257,7 +257,7 @@ class ObjectStore:
         try:
             self._tried("written", key, work, seconds, retry_seconds)
         except FileNotFoundError as error:
-            raise StorageError(f"{self.url}/{key} cannot be written: {_told(error)}; {_RIGHTS}") from error
+            raise StorageError(f"{self.url}/{key} cannot be written: {_error_text(error)}; {_RIGHTS}") from error
 
     def _tried(
         self, what: str, key: str, work: Callable[[], T], seconds: float, retry_seconds: float = RETRY_SECONDS
@@ -275,8 +275,8 @@ class ObjectStore:
                 raise
             except Exception as error:
                 if isinstance(error, PermissionError) or type(error).__name__ in _HOPELESS:
-                    raise StorageError(f"{where} cannot be {what}: {_told(error)}; {_RIGHTS}") from error
-                told = told if told and isinstance(error, _TimedOut) else _told(error)
+                    raise StorageError(f"{where} cannot be {what}: {_error_text(error)}; {_RIGHTS}") from error
+                told = told if told and isinstance(error, _TimedOut) else _error_text(error)
                 now = self._clock.monotonic()
                 retries_until = min(retries_until, now + retry_seconds)
                 if now + pause >= retries_until:
@@ -289,6 +289,6 @@ class ObjectStore:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """What a client says of a failure, on one line."""
     return " ".join(str(error).split())[:300] or type(error).__name__

@@ -64,7 +64,9 @@ def a_backward_of_frozen_layers(histories: Histories) -> None:
 @_corruption(FROZEN, Kind.FROZEN_TRAINED)
 def an_update_of_frozen_layers(histories: Histories) -> None:
     position = find(histories, FIRST_STAGE, event="forward", p=10)
-    line = {key: value for key, value in histories[FIRST_STAGE][position].items() if key not in ("clock", "local_through")}
+    line = {
+        key: value for key, value in histories[FIRST_STAGE][position].items() if key not in ("clock", "local_through")
+    }
     histories[FIRST_STAGE].insert(position + 1, {**line, "event": "step"})
 
 

@@ -18,8 +18,9 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from hetpipe.job.elastic import ElasticSection, ScriptLine
+from hetpipe.job.elastic import ElasticSection, MemoryLine, MoveLine
 from hetpipe.job.file import Job
+from hetpipe.job.freezing import FreezePoint, FreezeSection
 from hetpipe.job.patience import PatienceSection
 from hetpipe.job.sections import (
     CheckpointSection,
@@ -76,7 +77,10 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "survive": SurviveSection,
     "patience": PatienceSection,
     "elastic": ElasticSection,
-    "elastic.script": ScriptLine,
+    "elastic.script.move": MoveLine,
+    "elastic.script.memory": MemoryLine,
+    "freeze": FreezeSection,
+    "freeze.schedule": FreezePoint,
     "environment": EnvironmentSection,
     "evaluate": EvaluateSection,
     "checkpoint": CheckpointSection,
@@ -85,7 +89,15 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
 _TABLE = re.compile(r"(<!-- keys: (\S+) -->\n)((?:\|.*\n)*)")
 
 #: Sections that the smallest job has none of.
-_LEFT_OUT = ("loss", "optimizer.groups", "lr_schedule", "cluster.devices", "elastic.script")
+_LEFT_OUT = (
+    "loss",
+    "optimizer.groups",
+    "lr_schedule",
+    "cluster.devices",
+    "elastic.script.move",
+    "elastic.script.memory",
+    "freeze.schedule",
+)
 
 #: Exactly one of these is given.
 _EITHER = {"epochs": "one of `epochs` and `minibatches`", "minibatches": "one of `epochs` and `minibatches`"}

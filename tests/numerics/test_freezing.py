@@ -1,4 +1,4 @@
-"""Layers that are frozen at barriers: every bit is that of the reference executor, resumed there with those layers frozen.
+"""Layers that are frozen at barriers: every bit is that of the reference executor, which freezes them there.
 
 The reference computes their gradients no more (`requires_grad_(False)`) and has their modules in evaluation mode.
 """
@@ -69,7 +69,7 @@ def assert_frozen(what: Case, folder: Path, **options: Any) -> dict[int, int]:
 
 @pytest.mark.parametrize(("weights", "kind", "optimizer", "cut", "is_clipped"), all_pairs(POINTS))
 def test_every_policy_equals_the_reference(
-    weights: Any, kind: str, optimizer: str, cut: tuple[int, ...], is_clipped: bool, tmp_path: Path
+    weights: Any, kind: str, optimizer: str, cut: tuple[int, ...], *, is_clipped: bool, tmp_path: Path
 ) -> None:
     policy, workers = POLICIES[weights], 1 if kind == "none" else 2
     what = Case(
@@ -109,7 +109,9 @@ def test_dropout_and_statistics_of_frozen_layers(mode: str, tmp_path: Path) -> N
     expected = run_reference(what.reference(frozen=frozen, frozen_mode=mode))
     assert_same_bits(trained(tmp_path), expected)
     (clock,) = (clock for clock, layers in frozen.items() if layers)
-    changes = any(not value.equal(expected.buffers[name]) for name, value in expected.barriers[Clock(clock)].buffers.items())
+    changes = any(
+        not value.equal(expected.buffers[name]) for name, value in expected.barriers[Clock(clock)].buffers.items()
+    )
     assert changes == (mode == "train")
 
 
@@ -141,7 +143,7 @@ def test_a_resumed_run_has_the_frozen_layers_of_its_checkpoint(kind: str, tmp_pa
         assert read_manifest(folder).progress.frozen == (1 if clock == first else 2)
     resumed = tmp_path / "resumed"
     run(what, resumed, restore=checkpoint_dir(whole, Clock(first)))
-    assert [line["frozen"] for line in decisions(resumed, "freeze")][0] == 1
+    assert next(decisions(resumed, "freeze"))["frozen"] == 1
     assert_same_bits(trained(resumed), run_reference(what.reference(frozen=frozen)))
     thawed = replace(what, epochs=4, freeze={})
     run(thawed, tmp_path / "further", restore=checkpoint_dir(whole, Clock(second)))
@@ -199,7 +201,14 @@ def test_a_virtual_worker_that_comes_back_has_the_layers_frozen_that_the_others_
 def test_a_parameter_server_with_slices_of_frozen_layers_alone(tmp_path: Path) -> None:
     """A weight that is cut into slices on three servers."""
     what = Case(
-        model="wide32", stages=[[2, 3], [1, 4]], wave=2, batch_size=6, epochs=2, combine="mean", servers=3, freeze=SCHEDULE
+        model="wide32",
+        stages=[[2, 3], [1, 4]],
+        wave=2,
+        batch_size=6,
+        epochs=2,
+        combine="mean",
+        servers=3,
+        freeze=SCHEDULE,
     )
     what = replace(what, freeze={"layers": 1, "schedule": [{"epoch": 1, "layers": 2}]})
     assert_frozen(what, tmp_path)

@@ -80,8 +80,8 @@ class ReferenceRun:
     frozen_mode: Literal["eval", "train"] = "eval"
     """Training flags of frozen layers."""
     frozen_modules: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """Number of frozen layers → the modules that have the flags of frozen layers, by their paths in a model that does not
-    state its layers."""
+    """Number of frozen layers → the modules with the flags of frozen layers, by their paths; only of a model that does
+    not state its layers."""
     sync: Literal["wsp", "none", "allreduce"] = "wsp"
     """`wsp`: shards hold the weights. `none`: one virtual worker holds them, and D and `combine` mean nothing.
     `allreduce`: equal virtual workers hold them and average the gradients of each wave."""
@@ -105,6 +105,8 @@ class ReferenceRun:
     """Whether a prediction counts on the decoupled weight decay."""
     recompute: tuple[tuple[int, int], ...] = ()
     """Runs of layers [first, last) that the backward recomputes; none crosses a border between stages."""
+    recompute_from: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    """Clock → such runs from there on."""
     order: Callable[[int], Sequence[int]] | None = None
     """Epoch → its samples in the order in which they are dealt; None: those that are left are permuted at barriers."""
     epochs: int | None = None

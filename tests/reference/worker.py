@@ -210,7 +210,9 @@ class ReferenceWorker:
         self._frozen = frozenset(name for layer in frozen for name in layer.parameters.values())
         if count and self._run.frozen_mode == "eval":
             paths = self._run.frozen_modules.get(count)
-            for module in (layer.module for layer in frozen) if paths is None else map(self._model.get_submodule, paths):
+            for module in (
+                (layer.module for layer in frozen) if paths is None else map(self._model.get_submodule, paths)
+            ):
                 module.eval()
 
     def _cut(self, clock: Clock) -> tuple[tuple[str, ...], ...]:
@@ -342,7 +344,10 @@ class ReferenceWorker:
             name: weight.detach().clone().requires_grad_(name not in self._frozen) for name, weight in used.items()
         }
         gradients: dict[str, Tensor | None]
-        whole = RecomputedPass(self._layers, run.recompute, seed) if run.recompute else None
+        wave = (p - 1) // run.num_in_wave(self.index)
+        begun = [clock for clock in run.recompute_from if clock <= wave]
+        runs = run.recompute_from[max(begun)] if begun else run.recompute
+        whole = RecomputedPass(self._layers, runs, seed) if runs else None
         outputs = (
             run_layers(self._layers, leaves, inputs, seed=seed) if whole is None else whole.forward(leaves, inputs)
         )

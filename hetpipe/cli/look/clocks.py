@@ -12,8 +12,8 @@ import typer
 from hetpipe.cli.options import Json, NewestJobOf, RunDir, RunsDir, TlsFolder
 from hetpipe.errors import Unavailable, UnknownJob, UserError
 from hetpipe.report.text import columns, count, pairs
-from hetpipe.runs.mending import Mending
 from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.reconnection import Reconnection
 from hetpipe.runs.run_folder import RUNS, RunFolder, find_run
 from hetpipe.runs.shell import Shell
 from hetpipe.runs.status import clocks_of, pointing_at_status
@@ -52,7 +52,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
 
 def _watched(options: Options, output: Output, shell: Shell) -> Iterator[Clocks]:
     if options.coordinator is not None and options.run_dir is None:
-        return watch_coordinator(options.coordinator, shell, Mending(shell.clock, say=output.note))
+        return watch_coordinator(options.coordinator, shell, Reconnection(shell.clock, say=output.note))
     return watch_run(find_run(options.run_dir, runs_dir=options.runs_dir), shell, output.note)
 
 
@@ -197,16 +197,18 @@ def watch_run(folder: RunFolder, shell: Shell, say: Callable[[str], None]) -> It
         return
     there = shell.alone() if record.local else shell
     # A local coordinator ends with its run, in the middle of this stream.
-    mending = Mending(there.clock, say=say, is_over=lambda: folder.read_result() is not None)
+    reconnection = Reconnection(there.clock, say=say, is_over=lambda: folder.read_result() is not None)
     try:
         with pointing_at_status(folder, shell):
-            yield from watch_coordinator(record.coordinator, there, mending, JobId(record.job_id))
+            yield from watch_coordinator(record.coordinator, there, reconnection, JobId(record.job_id))
     except (Unavailable, UnknownJob):
         if folder.read_result() is None:
             raise
 
 
-def watch_coordinator(address: str, shell: Shell, mending: Mending, job_id: JobId | None = None) -> Iterator[Clocks]:
+def watch_coordinator(
+    address: str, shell: Shell, reconnection: Reconnection, job_id: JobId | None = None
+) -> Iterator[Clocks]:
     """Yield the clocks of a job, by default the newest one, now and after every change, until its end.
 
     Raises:
@@ -217,10 +219,10 @@ def watch_coordinator(address: str, shell: Shell, mending: Mending, job_id: JobI
         while True:
             try:
                 for snapshot in client.watch_clocks(job_id):
-                    mending.whole()
+                    reconnection.succeeded()
                     yield _of(snapshot)
             except (Unavailable, UnknownJob) as error:
-                mending.broke(error)
+                reconnection.failed(error)
             else:
                 return
 

@@ -27,7 +27,7 @@ PROGRAM: tuple[str, ...] = (sys.executable, "-m", "hetpipe.server.agent.profile_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileWish:
+class ProfileOptions:
     """The parameters of profiling."""
 
     types: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class Profiled:
     """Memory of the framework per device, the maximum over the requested types of this machine."""
 
 
-def profile_job(job: Job, wish: ProfileWish, shell: Shell, on_step: Callable[[ProfileStep], None]) -> Profiled:
+def profile_job(job: Job, wish: ProfileOptions, shell: Shell, on_step: Callable[[ProfileStep], None]) -> Profiled:
     """Measure the model of `job` on this machine, and estimate it on the other requested types.
 
     Args:

@@ -11,7 +11,7 @@ import typer
 
 from hetpipe.checkpoint.locations import has_checkpoint_at
 from hetpipe.cli.options import Coordinator, JobOfCoordinator, Json, RunDir, RunsDir, TlsFolder
-from hetpipe.cli.run.asking import asked, is_over
+from hetpipe.cli.run.job_connection import asked, is_over
 from hetpipe.errors import UserError
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.run_folder import RUNS, RunFolder

@@ -63,8 +63,8 @@ def _mistakes(job: Job, layers: Sequence[LayerReport], start: Progress) -> Itera
     for number, point in enumerate(job.freeze.schedule):
         if start.epoch < point.epoch and point.layers < start.frozen:
             yield (
-                f"freeze.schedule[{number}]: freezes {point.layers} layers, but {start.frozen} are frozen in the checkpoint "
-                "already, and frozen layers stay frozen; remove it, or resume from an earlier checkpoint"
+                f"freeze.schedule[{number}]: freezes {point.layers} layers, but {start.frozen} are frozen in the "
+                "checkpoint already, and frozen layers stay frozen; remove it, or resume from an earlier checkpoint"
             )
     if start.frozen >= max(num_trained, 1):
         yield (

@@ -287,7 +287,7 @@ class Repartitions:
         move = self._move
         return isinstance(move, _Move) and move.version is None and (move.vw, move.move.bounds) == (vw, bounds)
 
-    def heard(self, key: StageKey, report: StageProgress) -> None:
+    def on_progress(self, key: StageKey, report: StageProgress) -> None:
         """Process a progress report of a stage of a newest incarnation."""
         if self._stragglers.add(key, report) and key.stage == 0:
             self._quiet[key.vw] = max(0, self._quiet[key.vw] - 1)

@@ -56,7 +56,7 @@ from hetpipe.decide.lifecycle.stage_table import (
 )
 from hetpipe.errors import DeadlineExceeded, InvalidTransition, JobFailed, StaleIncarnation
 from hetpipe.values.barrier_reasons import BarrierReasons
-from hetpipe.values.commands import ChildExit, StageNews, StartStageCommand, StopVirtualWorkerCommand
+from hetpipe.values.commands import ChildExit, KeyedStageReport, StartStageCommand, StopVirtualWorkerCommand
 from hetpipe.values.events import Waiting, WorkerLeft, WorkerLost, WorkerQuarantined, WorkerRejoined, WorkerStatus
 from hetpipe.values.ids import AgentId, Clock, Incarnation, VirtualWorkerIndex
 from hetpipe.values.life_state import COMPUTING, UP, LifeState
@@ -255,7 +255,7 @@ class VirtualWorker:
 ShardAnswer = EvictAcknowledged | AdmitAcknowledged | DrainAcknowledged | ShardCallFailed
 
 WorkersInput = (
-    StageNews
+    KeyedStageReport
     | ChildExit
     | MemberGone
     | MemberRegistered
@@ -445,7 +445,7 @@ class VirtualWorkers:
             InvalidTransition: a bug of this class.
         """
         match fact:
-            case StageNews():
+            case KeyedStageReport():
                 self._on_stage_report(fact, now=now)
             case ChildExit():
                 self._on_child_exit(fact, now=now)
@@ -473,12 +473,12 @@ class VirtualWorkers:
 
     # -- facts ------------------------------------------------------------------------------------------------------
 
-    def _on_stage_report(self, news: StageNews, *, now: float) -> None:
-        life = self._stages.get(news.key)
+    def _on_stage_report(self, keyed: KeyedStageReport, *, now: float) -> None:
+        life = self._stages.get(keyed.key)
         if life is None:
             return
         life.heard = now
-        match news.report:
+        match keyed.report:
             case StagePhase(phase=phase, seconds=seconds):
                 life.phase = f"{phase} ({seconds:.0f} s)"
             case StageReady(pid=pid, link=link):
@@ -494,13 +494,13 @@ class VirtualWorkers:
             case _:
                 """Record a sign of life."""
 
-    def _on_child_exit(self, news: ChildExit, *, now: float) -> None:
-        life = self._stages.get(news.key)
+    def _on_child_exit(self, keyed: ChildExit, *, now: float) -> None:
+        life = self._stages.get(keyed.key)
         if life is None or life.exited:
             return
-        life.exited, life.pid = True, news.pid
+        life.exited, life.pid = True, keyed.pid
         worker = self._workers[life.key.vw]
-        failure = failure_of_exit(life, news, is_lost=not worker.is_up, now=now)
+        failure = failure_of_exit(life, keyed, is_lost=not worker.is_up, now=now)
         if failure is not None:
             self._fails(worker, failure, now=now)
 

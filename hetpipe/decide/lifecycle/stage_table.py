@@ -192,19 +192,19 @@ def _rank(life: StageLife, report: StageFailed, *, is_lost: bool) -> Rank:
     return Rank.REPORTED
 
 
-def failure_of_exit(life: StageLife, news: ChildExit, *, is_lost: bool, now: float) -> Failure | None:
+def failure_of_exit(life: StageLife, report: ChildExit, *, is_lost: bool, now: float) -> Failure | None:
     """The failure indicated by the end of a process; None if it was expected or already reported.
 
     Args:
         life: the stage.
-        news: its exit, which an earlier coordinator may have ordered.
+        report: its exit, which an earlier coordinator may have ordered.
         is_lost: whether its virtual worker no longer counts.
         now: monotonic seconds.
     """
-    if life.state in {StageState.DONE, StageState.FAILED} or (news.ordered and is_lost):
+    if life.state in {StageState.DONE, StageState.FAILED} or (report.ordered and is_lost):
         return None
-    kind, how = JobFailed.__name__, exit_sentence(news.exit_code)
-    if news.exit_code < 0:
+    kind, how = JobFailed.__name__, exit_sentence(report.exit_code)
+    if report.exit_code < 0:
         return Failure(Rank.KILLED, kind, f"{life} {how}", now)
-    words = f"; its last output: {news.last_output}" if news.last_output else ""
+    words = f"; its last output: {report.last_output}" if report.last_output else ""
     return Failure(Rank.EXITED, kind, f"{life} {how} before the run did{words}", now)

@@ -808,8 +808,8 @@ class DecisionLog:
                 start,
                 reasons,
                 passed.epoch,
-                self._told(self.members, joined),
-                self._told(left),
+                self._segment_members(self.members, joined),
+                self._segment_members(left),
                 frozen=frozen,
                 frozen_layers=0 if self.config.freezing is None else self.config.freezing.levels[frozen],
             )
@@ -843,7 +843,7 @@ class DecisionLog:
                 self.decided[vw] = DecidedMove(upto, moved.version, move)
         for change in self.config.plan_changes:
             plan = self.plans.get(change.vw)
-            if plan is not None and after < change.clock <= upto:
+            if plan is not None and change.bounds and after < change.clock <= upto:
                 self._set_plan(change.vw, PlanVersion(plan.version + 1, change.bounds, plan.planned))
 
     def _freeze(self, after: Clock, upto: Clock) -> None:
@@ -964,7 +964,7 @@ class DecisionLog:
             self.plans[vw] = plan
             self.moved = (*(other for other in self.moved if other != vw), vw)
 
-    def _told(
+    def _segment_members(
         self, members: Mapping[VirtualWorkerIndex, Member], joined: Sequence[VirtualWorkerIndex] = ()
     ) -> tuple[SegmentMember, ...]:
         """Members in the form used by records."""

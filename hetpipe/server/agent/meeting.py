@@ -16,7 +16,7 @@ import torch
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import DeadlineExceeded
 from hetpipe.job.file import Job
-from hetpipe.link.catalogue import Footing, call, open_door
+from hetpipe.link.catalogue import LinkNetwork, call, open_door
 from hetpipe.link.choice import LinkChoice, check_replicas, choose_link
 from hetpipe.link.cut import Cut, Door
 from hetpipe.link.gloo import connect_rendezvous, serve_rendezvous
@@ -164,8 +164,8 @@ class _StageMeeting:
         limits = LinkLimits(incoming_frames=2 * n + 2, outgoing_frames=4)
         return Cut(own=self._own, neighbour=replace(self._own, stage=neighbour), limits=limits, pace=pace)
 
-    def _footing(self, chosen: LinkChoice) -> Footing:
-        return Footing(host=_LOOPBACK if chosen.loopback else self._config.host, port=self._port, tls=self._tls)
+    def _footing(self, chosen: LinkChoice) -> LinkNetwork:
+        return LinkNetwork(host=_LOOPBACK if chosen.loopback else self._config.host, port=self._port, tls=self._tls)
 
     # -- replicas ----------------------------------------------------------------------------------------------------
 

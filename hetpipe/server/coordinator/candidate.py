@@ -59,7 +59,7 @@ class Candidate:
         #: Guards the standing.
         self._lock = threading.Lock()
         self._leadership = Leadership(lease_seconds)
-        self._told: tuple[Standing, str] | None = None
+        self._logged: tuple[Standing, str] | None = None
         #: Why it holds; empty unless it does.
         self._outage = ""
         #: Held by the thread that calls the store.
@@ -174,7 +174,7 @@ class Candidate:
                 self._outage = ""
             elif before is not Standing.HOLDING:
                 self._outage = decision.reason
-        self._tell(event, decision)
+        self._log_decision(event, decision)
         if (
             before is Standing.LEADING
             and decision.standing is Standing.STEPPED_DOWN
@@ -184,10 +184,10 @@ class Candidate:
             self._on_lost(f"{self._name} leads no more: {decision.reason}")
         return decision
 
-    def _tell(self, event: Event, decision: Decision) -> None:
-        told = (decision.standing, decision.reason)
-        if not isinstance(event, TimePassed) and told != self._told:
-            self._told = told
+    def _log_decision(self, event: Event, decision: Decision) -> None:
+        current = (decision.standing, decision.reason)
+        if not isinstance(event, TimePassed) and current != self._logged:
+            self._logged = current
             _log.info("leadership", standing=decision.standing, reason=decision.reason)
 
     def _renew(self) -> None:

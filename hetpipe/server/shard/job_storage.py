@@ -78,7 +78,7 @@ class ReplayFilter(HistoryWriter):
             since: `position` from which lines may be repeated.
         """
         self._history = history
-        self._told = Counter(_key(event, fields) for event, fields in history.since(since) if event != "pull")
+        self._replayed = Counter(_key(event, fields) for event, fields in history.since(since) if event != "pull")
 
     def position(self) -> int:
         """Implement `HistoryWriter.position`."""
@@ -90,16 +90,16 @@ class ReplayFilter(HistoryWriter):
 
     def write(self, event: str, **fields: Value) -> None:
         """Write one event, unless the history has it from before a restart; pulls are always written."""
-        if self._told and event != "pull":
+        if self._replayed and event != "pull":
             key = _key(event, fields)
-            if self._told[key] > 0:
-                self._told[key] -= 1
+            if self._replayed[key] > 0:
+                self._replayed[key] -= 1
                 return
         self._history.write(event, **fields)
 
     def is_up_to_date(self) -> None:
         """Stop filtering: all further lines are new."""
-        self._told = Counter()
+        self._replayed = Counter()
 
 
 def _key(event: str, fields: dict[str, Value]) -> str:
@@ -423,7 +423,7 @@ class JobStorage:
             if pushes is None:
                 self._write_down()
             else:
-                self._tell_level("; ".join(map(str, self._failing.values())))
+                self._report_level("; ".join(map(str, self._failing.values())))
         if pushes is None:
             self._delete_other_terms(options.root_of(config))
 
@@ -505,11 +505,11 @@ class JobStorage:
             reason = error.strerror or str(error)
             if was_told:
                 log.warning("state_not_written", folder=str(self._folder), reason=reason)
-            self._tell_level(f"{self._folder} cannot be written ({reason}): free disk space, or replace the disk")
+            self._report_level(f"{self._folder} cannot be written ({reason}): free disk space, or replace the disk")
         else:
-            self._tell_level("; ".join(map(str, self._failing.values())))
+            self._report_level("; ".join(map(str, self._failing.values())))
 
-    def _tell_level(self, why: str) -> None:
+    def _report_level(self, why: str) -> None:
         """Report the current guarantee to the coordinator; `why` is the problem, if any."""
         who = shard_name(self._config.shard)
         if self.level is AckLevel.APPLIED:

@@ -31,7 +31,7 @@ from hetpipe.decide.lifecycle.patience import Patience
 from hetpipe.decide.lifecycle.planning import PlannedRun
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.errors import UserError
-from hetpipe.server.coordinator.worker_wishes import WorkerWishes, another
+from hetpipe.server.coordinator.worker_requests import WorkerRequests, another
 from hetpipe.values.commands import StartStageCommand
 from hetpipe.values.events import JobState, ProgressTable, StopMode, WorkerStatus
 from hetpipe.values.ids import Clock, Incarnation, LayerIndex, Term
@@ -339,7 +339,7 @@ class TestWishes:
         return said
 
     def add(self, cluster: Cluster) -> tuple[WorkerStatus, ...]:
-        return WorkerWishes(cluster.coordinator).add(None, None)
+        return WorkerRequests(cluster.coordinator).add(None, None)
 
     def test_it_takes_what_a_new_agent_has(self, cluster: Cluster) -> None:
         self.describe(cluster)

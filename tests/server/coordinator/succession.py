@@ -10,8 +10,8 @@ from hetpipe.server.coordinator.coordinator import Coordinator
 from hetpipe.server.coordinator.job_hosts import JobHost
 from hetpipe.storage.memory_store import MemoryStore
 from hetpipe.values.commands import (
+    KeyedStageReport,
     StageKey,
-    StageNews,
 )
 from hetpipe.values.events import JobState
 from hetpipe.values.ids import Incarnation, StageIndex, Term
@@ -87,7 +87,7 @@ class Succession:
                 held = (have or {}).get(name, stages(name, *lives))
                 self.cluster.join(replace(agent_member(name, devices=2), stages=held))
                 for stage in held:
-                    self.cluster.tell(name, StageNews(stage, StageReady(pid=77)))
+                    self.cluster.tell(name, KeyedStageReport(stage, StageReady(pid=77)))
             else:
                 self.cluster.join(shard_member(int(name[2:])))
         if "ps0" in members:

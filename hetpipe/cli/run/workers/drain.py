@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from hetpipe.cli.options import Coordinator, JobOfCoordinator, Json, RunDirOption, RunsDir, TlsFolder
-from hetpipe.cli.run.asking import asked
-from hetpipe.cli.run.workers.wishes import answer, line_of, one_by_one
+from hetpipe.cli.run.job_connection import asked
+from hetpipe.cli.run.workers.answers import answer, line_of, one_by_one
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.run_folder import RUNS
 from hetpipe.runs.shell import Shell

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetpipe.cli.options import Coordinator, JobOfCoordinator, Json, RunDirOption, RunsDir, TlsFolder
-from hetpipe.cli.run.asking import asked
+from hetpipe.cli.run.job_connection import asked
 from hetpipe.errors import UserError
 from hetpipe.report.progress import cut_text
 from hetpipe.report.text import columns, count

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hetpipe.cli.options import Coordinator, JobOfCoordinator, Json, RunDirOption, RunsDir, TlsFolder
-from hetpipe.cli.run.asking import asked
+from hetpipe.cli.run.job_connection import asked
 from hetpipe.errors import UserError
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.run_folder import RUNS
