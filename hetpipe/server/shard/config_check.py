@@ -123,12 +123,8 @@ def _mistakes_of_freezing(freezing: Freezing | None, progress: Progress) -> Iter
     if levels[:1] != (0,) or not rises:
         yield f"frozen layers {levels!s:.80}, which must rise from 0"
     for change in () if freezing is None else freezing.changes:
-        at = (change.clock, change.epoch)
-        if (
-            not 0 <= change.frozen < len(levels)
-            or at.count(None) != 1
-            or not all(0 <= (n or 0) < MAX_COUNT for n in at)
-        ):
+        at = [number for number in (change.clock, change.epoch) if number is not None]
+        if not 0 <= change.frozen < len(levels) or len(at) != 1 or not 0 <= at[0] < MAX_COUNT:
             yield f"{change.frozen} of {len(levels) - 1} layers frozen at clock {change.clock} or epoch {change.epoch}"
     if not 0 <= progress.frozen < len(levels):
         yield f"a start with {progress.frozen} frozen layers, of at most {len(levels) - 1}"
