@@ -218,14 +218,26 @@ def status_of_run(folder: RunFolder, shell: Shell) -> RunStatus:
 
 def _status_of_run(folder: RunFolder, shell: Shell) -> RunStatus:
     record, result = folder.read_record(), folder.read_result()
-    if result is not None and record.local:
-        return _ended(folder, record, result)
-    if record.coordinator and record.job_id:
-        try:
-            there = shell.alone() if record.local else shell
-            return status_of_job(_ask(record.coordinator, JobId(record.job_id), there), result)
-        except (Unavailable, UnknownJob):
-            pass
+    told = told_by_coordinator(record, shell) if result is None or not record.local else None
+    return status_from(folder, record, result, told, shell)
+
+
+def told_by_coordinator(record: RunRecord, shell: Shell) -> JobStatus | None:
+    """What the coordinator of a run says about its job; None if it has none, does not answer, or does not know it."""
+    if not record.coordinator or not record.job_id:
+        return None
+    try:
+        return _ask(record.coordinator, JobId(record.job_id), shell.alone() if record.local else shell)
+    except (Unavailable, UnknownJob):
+        return None
+
+
+def status_from(
+    folder: RunFolder, record: RunRecord, result: RunResult | None, told: JobStatus | None, shell: Shell
+) -> RunStatus:
+    """The status of a run from what its coordinator has `told`, or else from its files."""
+    if told is not None:
+        return status_of_job(told, result)
     if result is not None:
         return _ended(folder, record, result)
     return _without_coordinator(folder, record, shell)
