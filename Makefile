@@ -157,9 +157,8 @@ bench-recovery: setup
 fresh-cases: setup
 	@$(BIN)/python -m pytest --hypothesis-profile=fresh --numprocesses $(WORKERS) --dist worksteal -m "not processes and not sweep" tests
 
-# In a real browser, which neither make setup nor make test needs: apt-get install chromium.
+# In a real browser: neither that nor playwright is installed by make setup.
 ui-test: $(STAMP)
-	@$(BIN)/python -c "import playwright" 2>/dev/null || $(PIP) "playwright>=1.50"
 	@$(BIN)/python -m tests.ui.browser
 
 gpu-test: setup

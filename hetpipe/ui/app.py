@@ -82,15 +82,15 @@ class _Coordinators:
         self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="ui-asking")
         self._lock = threading.Lock()
         self._asked: dict[Path, Future[JobStatus | None]] = {}
-        self._told: dict[Path, tuple[float, JobStatus | None]] = {}
+        self._answers: dict[Path, tuple[float, JobStatus | None]] = {}
 
-    def told(self, paths: Iterable[Path]) -> dict[Path, JobStatus | None]:
+    def statuses(self, paths: Iterable[Path]) -> dict[Path, JobStatus | None]:
         """What the coordinators of runs without a result say, by the folder of the run."""
         now = self._shell.clock.monotonic()
         open_ = [path for path in paths if not (path / "result.json").exists()]
         with self._lock:
             for path in open_:
-                known = self._told.get(path)
+                known = self._answers.get(path)
                 if path not in self._asked and (known is None or now - known[0] >= _NEW_SECONDS):
                     self._asked[path] = self._pool.submit(ask, path, self._shell)
             pending = dict(self._asked)
@@ -99,9 +99,9 @@ class _Coordinators:
         with self._lock:
             for path, asked in list(self._asked.items()):
                 if asked.done():
-                    self._told[path] = now, asked.result()
+                    self._answers[path] = now, asked.result()
                     del self._asked[path]
-            found = {path: self._told[path] for path in open_ if path in self._told}
+            found = {path: self._answers[path] for path in open_ if path in self._answers}
         return {path: status for path, (at, status) in found.items() if now - at <= _OLD_SECONDS}
 
     def close(self) -> None:
@@ -139,18 +139,18 @@ class Pages:
 
     def _briefs(self) -> list[Brief]:
         paths = list(runs_in(self._runs_dir).values())
-        told = self._coordinators.told(paths)
-        return [brief for path in paths if (brief := self._brief(path, told.get(path))) is not None]
+        job_status = self._coordinators.statuses(paths)
+        return [brief for path in paths if (brief := self._brief(path, job_status.get(path))) is not None]
 
-    def _brief(self, path: Path, told: JobStatus | None) -> Brief | None:
+    def _brief(self, path: Path, job_status: JobStatus | None) -> Brief | None:
         try:
             changed = (path / "result.json").stat().st_mtime_ns
         except OSError:
-            return brief_of(path, told, self._shell)
+            return brief_of(path, job_status, self._shell)
         known = self._ended.get(path)
         if known is not None and known[0] == changed:
             return known[1]
-        brief = brief_of(path, told, self._shell)
+        brief = brief_of(path, job_status, self._shell)
         if brief is not None:
             self._ended[path] = changed, brief
         return brief
@@ -172,8 +172,8 @@ class Pages:
         with opened.lock:
             now = self._shell.clock.monotonic()
             if opened.seen is None or now - opened.at >= _NEW_SECONDS:
-                told = self._coordinators.told([path]).get(path)
-                opened.seen, opened.at = opened.run.see(told, self._shell), now
+                job_status = self._coordinators.statuses([path]).get(path)
+                opened.seen, opened.at = opened.run.see(job_status, self._shell), now
             if opened.seen is None:
                 raise HTTPException(404, f"The run {name} is being created, or its run.json cannot be read.")
             return opened.seen

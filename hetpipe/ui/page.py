@@ -83,8 +83,12 @@ def progress_of(brief: Brief) -> Progress:
 
 def _table(brief: Brief) -> ProgressTable | None:
     """The newest progress of a run that trains."""
-    told = brief.told
-    return told.progress if told is not None and told.state in {JobState.RUNNING, JobState.STOPPING} else None
+    job_status = brief.job_status
+    return (
+        job_status.progress
+        if job_status is not None and job_status.state in {JobState.RUNNING, JobState.STOPPING}
+        else None
+    )
 
 
 def _total(brief: Brief) -> int | None:
@@ -310,8 +314,8 @@ def _workers(seen: Seen) -> list[WorkerLine]:
 
 
 def _running(seen: Seen, table: ProgressTable) -> list[WorkerLine]:
-    told = seen.brief.told
-    processes = () if told is None else told.processes
+    job_status = seen.brief.job_status
+    processes = () if job_status is None else job_status.processes
     states = {(one.vw, one.index): one.state for one in processes if one.role == "stage"}
     slow: dict[int, list[str]] = {}
     for one in table.slow:
@@ -397,9 +401,9 @@ def _layers(first: int, last: int) -> str:
 
 
 def _clocks(seen: Seen) -> list[tuple[str, str]]:
-    status, told = seen.brief.status, seen.brief.told
+    status, job_status = seen.brief.status, seen.brief.job_status
     bound = bound_of(seen)
-    clocks = None if told is None else told.clocks
+    clocks = None if job_status is None else job_status.clocks
     if clocks is not None:
         facts = [
             ("published clock", str(clocks.published)),

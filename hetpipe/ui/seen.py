@@ -20,7 +20,7 @@ from hetpipe.observe.down_sampled import FollowedCurve
 from hetpipe.observe.metrics import FollowedMetrics, TimedWave
 from hetpipe.runs.run_folder import RunFolder, RunRecord, RunResult
 from hetpipe.runs.shell import Shell
-from hetpipe.runs.status import RunStatus, is_running_here, status_from, told_by_coordinator
+from hetpipe.runs.status import RunStatus, is_running_here, status_from, job_status_of
 from hetpipe.server.coordinator.job_hosts import EVALUATIONS
 from hetpipe.server.decisions_file import read_decisions
 from hetpipe.values.decisions import DecisionLine
@@ -38,9 +38,9 @@ LOG_LINES = 400
 _EVENT_BYTES = 4 << 20
 _MOST_EVENTS = 200
 
-_Told = Notice | ConditionRaised | ConditionCleared
+_LoggedKind = Notice | ConditionRaised | ConditionCleared
 #: Kind → class of the events that a coordinator logs.
-_TOLD: Mapping[str, Any] = {
+_KINDS: Mapping[str, Any] = {
     str(kind.__dataclass_fields__["kind"].default): kind
     for kind in get_args(JobEvent)
     if issubclass(kind, (Notice, ConditionRaised, ConditionCleared))
@@ -63,7 +63,7 @@ class LoggedEvent:
 
     t: str
     """UTC, ISO 8601."""
-    event: _Told
+    event: _LoggedKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Brief:
     job: Mapping[str, Any]
     """`job.json`; empty if it cannot be read."""
     result: RunResult | None
-    told: JobStatus | None
+    job_status: JobStatus | None
     """By its coordinator, while that answers."""
     start_samples: int = 0
     num_samples: int | None = None
@@ -138,17 +138,17 @@ def ask(path: Path, shell: Shell) -> JobStatus | None:
         record = folder.read_record()
         if folder.read_result() is not None or (record.local and not is_running_here(record)):
             return None
-        return told_by_coordinator(record, shell)
+        return job_status_of(record, shell)
     except HetpipeError:
         return None
 
 
-def brief_of(path: Path, told: JobStatus | None, shell: Shell) -> Brief | None:
+def brief_of(path: Path, job_status: JobStatus | None, shell: Shell) -> Brief | None:
     """A run for the list; None if it is none, or is being created."""
     folder = RunFolder(path)
     try:
         record, result = folder.read_record(), folder.read_result()
-        status = status_from(folder, record, result, None if result is not None and record.local else told, shell)
+        status = status_from(folder, record, result, None if result is not None and record.local else job_status, shell)
     except HetpipeError:
         return None
     facts = _object(run_folders(path)[-1] / "facts.json")
@@ -158,7 +158,7 @@ def brief_of(path: Path, told: JobStatus | None, shell: Shell) -> Brief | None:
         status=status,
         job=_object(path / "job.json"),
         result=result,
-        told=told,
+        job_status=job_status,
         start_samples=_start(facts, "samples"),
         num_samples=_whole(facts.get("num_samples")),
     )
@@ -175,9 +175,9 @@ class OpenRun:
         self._events: deque[LoggedEvent] = deque(maxlen=_MOST_EVENTS)
         self._events_end = 0
 
-    def see(self, told: JobStatus | None, shell: Shell) -> Seen | None:
+    def see(self, job_status: JobStatus | None, shell: Shell) -> Seen | None:
         """Read the run; None if it is none, or is being created."""
-        brief = brief_of(self.path, told, shell)
+        brief = brief_of(self.path, job_status, shell)
         if brief is None:
             return None
         folder = RunFolder(self.path)
@@ -257,11 +257,11 @@ def _event_of(line: bytes) -> LoggedEvent | None:
     """The event in a line of the coordinator's log, if it is one of the run."""
     try:
         values = json.loads(line)
-        kind = _TOLD.get(values["event"])
+        kind = _KINDS.get(values["event"])
         if kind is None:
             return None
-        told = {name: values[name] for name in kind.__dataclass_fields__ if name in values}
-        return LoggedEvent(str(values["t"]), revive(kind, told))
+        fields = {name: values[name] for name in kind.__dataclass_fields__ if name in values}
+        return LoggedEvent(str(values["t"]), revive(kind, fields))
     except (ValueError, KeyError, TypeError, RecursionError, HetpipeError):
         return None
 

@@ -50,7 +50,7 @@
     const place = numbers({ minimumFractionDigits: decimals, maximumFractionDigits: decimals });
 
     // What the legend tells of a line at a place; at the line's end while nothing is pointed at.
-    const told = (index, at) => {
+    const label = (index, at) => {
       const line = chart.lines[index];
       const own = at === null ? line.x.length - 1 : line.x.indexOf(data[0][at]);
       const value = (column) => measured.format(column[own]);
@@ -70,7 +70,7 @@
         stroke: ink,
         width: 2,
         points: { size: 5, width: 0, fill: ink },
-        values: (_, __, at) => told(index, at),
+        values: (_, __, at) => label(index, at),
       });
       if (line.most) {
         series.push(edge(), edge());
