@@ -20,7 +20,7 @@ from hetpipe.observe.down_sampled import FollowedCurve
 from hetpipe.observe.metrics import FollowedMetrics, TimedWave
 from hetpipe.runs.run_folder import RunFolder, RunRecord, RunResult
 from hetpipe.runs.shell import Shell
-from hetpipe.runs.status import RunStatus, is_running_here, status_from, job_status_of
+from hetpipe.runs.status import RunStatus, is_running_here, job_status_of, status_from
 from hetpipe.server.coordinator.job_hosts import EVALUATIONS
 from hetpipe.server.decisions_file import read_decisions
 from hetpipe.values.decisions import DecisionLine
