@@ -40,7 +40,11 @@ class MoveLine(Section):
 
 
 def _moment_branch(value: object) -> str:
-    return "<minibatch>" if (isinstance(value, Mapping) and "p" in value) or isinstance(value, MinibatchMoment) else "<clock>"
+    return (
+        "<minibatch>"
+        if (isinstance(value, Mapping) and "p" in value) or isinstance(value, MinibatchMoment)
+        else "<clock>"
+    )
 
 
 _LayerIndex = Annotated[int, Field(ge=0)]
