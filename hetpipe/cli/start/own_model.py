@@ -145,7 +145,10 @@ def _rendered(template: str, model: str, job: Mapping[str, object], *, is_timm: 
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name).strip("-._")[:64] or "model"
     title = f"{name} of {'timm' if is_timm else 'Hugging Face'}"
     data = environment.get_template(f"{template}.py.j2").render(title=title, model=json.dumps(model), is_timm=is_timm)
-    return {"job.yaml": environment.get_template("job.yaml.j2").render(title=title, name=json.dumps(name), **job), "data.py": data}
+    return {
+        "job.yaml": environment.get_template("job.yaml.j2").render(title=title, name=json.dumps(name), **job),
+        "data.py": data,
+    }
 
 
 def _task_of(folder: Path) -> str:

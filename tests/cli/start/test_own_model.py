@@ -77,7 +77,7 @@ def test_names_of_folders_are_quoted(tmp_path: Path) -> None:
     assert yaml.safe_load(written["job.yaml"])["model"]["args"]["pretrained_model_name_or_path"] == str(folder)
     names: dict[str, object] = {}
     head, _, _ = written["data.py"].partition("LENGTH =")
-    exec(head.replace("from transformers", "from unittest.mock import Mock as AutoTokenizer #"), names)  # noqa: S102
+    exec(head.replace("from transformers", "from unittest.mock import Mock as AutoTokenizer #"), names)
     assert names["MODEL"] == str(folder)
 
 
