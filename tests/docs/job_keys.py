@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from hetpipe.job.early import EarlyStoppingSection
 from hetpipe.job.elastic import ElasticSection, MemoryLine, MoveLine
 from hetpipe.job.file import Job
 from hetpipe.job.freezing import FreezePoint, FreezeSection
@@ -84,12 +85,14 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "environment": EnvironmentSection,
     "evaluate": EvaluateSection,
     "checkpoint": CheckpointSection,
+    "early_stopping": EarlyStoppingSection,
 }
 
 _TABLE = re.compile(r"(<!-- keys: (\S+) -->\n)((?:\|.*\n)*)")
 
 #: Sections that the smallest job has none of.
 _LEFT_OUT = (
+    "early_stopping",
     "loss",
     "optimizer.groups",
     "lr_schedule",
