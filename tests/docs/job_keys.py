@@ -84,8 +84,8 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "freeze.schedule": FreezePoint,
     "environment": EnvironmentSection,
     "evaluate": EvaluateSection,
-    "checkpoint": CheckpointSection,
     "early_stopping": EarlyStoppingSection,
+    "checkpoint": CheckpointSection,
 }
 
 _TABLE = re.compile(r"(<!-- keys: (\S+) -->\n)((?:\|.*\n)*)")

@@ -89,10 +89,10 @@ def test_a_run_whose_time_is_over_stops_at_a_barrier_and_is_finished() -> None:
     driver = driver_of(max_time="60s")
     driver.now = 59.0
     driver.feed(Tick())
-    assert driver.machine.state is JobState.RUNNING
+    assert driver.states()[-1] == "running"
     driver.now = 61.0
     driver.feed(Tick())
-    assert driver.machine.state is JobState.STOPPING
+    assert driver.states()[-1] == "stopping"
     assert driver.tasks(RequestBarrier) == [RequestBarrier(1, SHARDS[0])]  # type: ignore[arg-type]
     remark = driver.events(StateChanged)[-1].remark
     assert remark.startswith("the run ends early: it has trained for 6")
@@ -111,7 +111,7 @@ def test_a_run_that_no_longer_gets_better_is_finished() -> None:
         driver.report(0, 1, StageEvaluation(Clock(clock), 0, 1, {"loss": loss}))
         driver.report(1, 1, StageEvaluation(Clock(clock), 0, 9, {"loss": loss}))
         driver.feed(Tick())
-    assert driver.machine.state is JobState.STOPPING
+    assert driver.states()[-1] == "stopping"
     driver.all_done("checkpoint+stop")
     driver.wrap_up()
     assert driver.ended().state is JobState.FINISHED
