@@ -22,6 +22,7 @@ from hetpipe.job.early import EarlyStoppingSection
 from hetpipe.job.elastic import ElasticSection, MemoryLine, MoveLine
 from hetpipe.job.file import Job
 from hetpipe.job.freezing import FreezePoint, FreezeSection
+from hetpipe.job.log import LogSection, MlflowSection, WandbSection
 from hetpipe.job.patience import PatienceSection
 from hetpipe.job.sections import (
     CheckpointSection,
@@ -86,6 +87,9 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "evaluate": EvaluateSection,
     "early_stopping": EarlyStoppingSection,
     "checkpoint": CheckpointSection,
+    "log": LogSection,
+    "log.wandb": WandbSection,
+    "log.mlflow": MlflowSection,
 }
 
 _TABLE = re.compile(r"(<!-- keys: (\S+) -->\n)((?:\|.*\n)*)")
@@ -99,6 +103,8 @@ _LEFT_OUT = (
     "cluster.devices",
     "elastic.script.move",
     "elastic.script.memory",
+    "log.wandb",
+    "log.mlflow",
     "freeze.schedule",
 )
 
