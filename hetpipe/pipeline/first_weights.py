@@ -41,8 +41,10 @@ def load_first_weights(model: nn.Module, source: str, folder: Path) -> None:
 def _read(source: str, folder: Path) -> Mapping[str, Tensor]:
     place = source if is_url(source) else str(folder / source)
     try:
-        if is_url(source) or not Path(place).exists():
+        if is_url(source):
             return read_trained_state(place).tensors
+        if not Path(place).exists():
+            raise FileNotFoundError(f"there is nothing of that name in {folder}")
         if Path(place).is_file():
             return load_file(place)
         if (Path(place) / MANIFEST).exists():
