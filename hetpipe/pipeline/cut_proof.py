@@ -29,7 +29,7 @@ from hetpipe.pipeline.data import Batch
 from hetpipe.pipeline.layering import why_one_layer
 from hetpipe.pipeline.modes import modes_of
 from hetpipe.pipeline.precision import autocast
-from hetpipe.pipeline.proof import Proof, UncutFailure, other_weights, refuse_sparse
+from hetpipe.pipeline.proof import Proof, UncutFailure, other_weights, refuse_sparse, shares_tensors
 from hetpipe.pipeline.seeds import layer_seed, preserved_generators, seed_generators
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 from hetpipe.values.profile import TIE
@@ -40,6 +40,12 @@ _CPU = torch.device("cpu")
 _HEAD = "model: the cut model does not compute what the model computes"
 
 _ONE_STAGE = "the model as one stage"
+
+#: Cause and fix where the model fails as layers only.
+_HANDED_ON = (
+    "its modules hand something on in another way than by returning it or in an attribute, which later stages do not "
+    "have: return it, or train the model with `workers: {stages: 1}`"
+)
 
 #: Limit on the borders listed in a notice.
 _MAX_NAMED = 3
@@ -134,7 +140,7 @@ class _Proof:
     def run(self, build: Callable[[], nn.Module], first: Batch, second: Batch) -> None:
         """Run all comparisons."""
         bare = build()
-        if any(id(module) in set(map(id, self._cut.model.modules())) for module in bare.modules()):
+        if shares_tensors(bare, self._cut.model.modules()):
             raise CallableError("model: called twice, it returned the same modules; return a new one at each call")
         modes_of(bare)  # sets its training mode
         weights = {
@@ -232,6 +238,7 @@ class _Proof:
         """Run `batches`, with all forwards before all backwards; the buffers are those after the forwards."""
         self.restore()
         groups = [(layer,) for layer in self._chain] if alone else [tuple(self._chain)]
+        each, fix = (", with each layer as a stage,", (_HANDED_ON,)) if alone else ("", ())
         stages = [
             StageCompute(
                 group,
@@ -248,7 +255,7 @@ class _Proof:
         names = [self._cut.value_names(group[0].index) for group in groups]
         for p, batch in zip((_FIRST, _SECOND), batches, strict=False):
             values: Values = _copies(batch.inputs)
-            with later_failures_told(f"the forward of minibatch {p} of the proof"):
+            with later_failures_told(f"the forward of minibatch {p} of the proof{each}", *fix):
                 for stage, part, named in zip(stages, own, names, strict=True):
                     received = values if stage is stages[0] else tuple(map(_received, named, values))
                     values = stage.forward(p, part, received)
@@ -259,7 +266,7 @@ class _Proof:
             gradients: dict[str, Tensor | None] = {}
             sent: Sequence[Tensor | None] | None = None
             for stage, part in reversed(list(zip(stages, own, strict=True))):
-                with later_failures_told(f"the backward of minibatch {p} of the proof"):
+                with later_failures_told(f"the backward of minibatch {p} of the proof{each}", *fix):
                     found = stage.backward(p, part, sent)
                 gradients |= found.weights
                 sent = found.inputs
