@@ -98,7 +98,7 @@ _KEEPS_STATE = (
 
 
 @contextmanager
-def later_failures_told(what: str, fix: str = _KEEPS_STATE) -> Iterator[None]:
+def failures_after_cut(what: str, fix: str = _KEEPS_STATE) -> Iterator[None]:
     """Report errors of user code in this block as failures that did not occur on its first minibatch.
 
     Args:
