@@ -78,11 +78,11 @@ class Differentiation:
         gradients = [gradient for _, gradient in starts]
         if self._is_reentrant is None:
             self._is_reentrant = _recomputes_reentrantly(edges)
+        found: Sequence[Tensor | None] = [None for _ in wanted]
         if not self._is_reentrant:
             found = torch.autograd.grad(edges, wanted, gradients, allow_unused=True)
         else:
             torch.autograd.backward(edges, gradients)
-            found = (None,) * len(wanted)
         # Nested backwards, of such regions and of custom functions, accumulate in `.grad`.
         of_each = [_sum(gradient, _taken(leaf)) for gradient, leaf in zip(found, wanted, strict=True)]
         of_weights = dict(zip(leaves, of_each, strict=False))

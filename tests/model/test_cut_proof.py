@@ -108,7 +108,7 @@ class Reversing(torch.autograd.Function):
     def backward(ctx: Any, gradient: Any) -> Any:
         with torch.enable_grad():
             value = ctx.saved_tensors[0].detach().requires_grad_()
-            ctx.module(value).backward(gradient)
+            torch.autograd.backward(ctx.module(value), gradient)
         return value.grad, None
 
 
@@ -129,7 +129,7 @@ def test_gradients_that_a_nested_backward_accumulates_are_those_of_a_plain_loop(
     other = copy.deepcopy(model)
     value = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(3)
-    loss(model(value), target).backward()
+    loss(model(value), target).backward()  # type: ignore[no-untyped-call]
     torch.manual_seed(3)
     start = get_gradient_edge(loss(other(value), target))
     found, _ = Differentiation().run([(start, None)], dict(other.named_parameters()), (), {})

@@ -200,7 +200,8 @@ def test_what_is_written_trains_to_the_bits_of_the_reference(
 ) -> None:
     """Also averaged over virtual workers, as a momentum encoder, whose weights are frozen."""
     optimizer: dict[str, Any] = {"lr": 0.05, "momentum": 0.9}
-    weights, sync = ("flush", "none") if workers == 1 else ("wave", "wsp")
+    weights = "flush" if workers == 1 else "wave"
+    kind = {"kind": "none"} if workers == 1 else {"kind": "wsp", "D": 1, "deterministic": True}
     job = Job(
         name="written",
         model=f"tests.model.test_written_state:{name}",
@@ -212,7 +213,7 @@ def test_what_is_written_trains_to_the_bits_of_the_reference(
         optimizer={"name": "SGD", **optimizer},
         weights=weights,
         workers={"count": workers, "stages": stages},
-        sync={"kind": sync, "minibatches_per_wave": 4, **({"D": 1, "deterministic": True} if workers > 1 else {})},
+        sync={"minibatches_per_wave": 4, **kind},
         parameter_servers={"count": 1} if workers > 1 else {},
     )
     run_in_process(InProcessRun(job=job, run_dir=tmp_path, import_path=ROOT, stall_seconds=60.0))
@@ -229,7 +230,7 @@ def test_what_is_written_trains_to_the_bits_of_the_reference(
         staleness=1,
         total_minibatches=8 * workers,
         weights=weights,
-        sync=sync,
+        sync="none" if workers == 1 else "wsp",
     )
     expected = run_reference(reference)
     assert_same_bits(trained(tmp_path), expected)
