@@ -139,6 +139,8 @@ class Interception(TorchFunctionMode):
         super().__init__()
         self.stack: list[OpenCall] = []
         self.mark = object()
+        #: Whether a custom `torch.autograd.Function` is being applied, which may call modules.
+        self.is_suspended = False
 
     def on_module(self, module: nn.Module, path: str, run: Forward, args: Any, kwargs: Any) -> Any:
         """Handle the call of a module inside another one."""
@@ -193,9 +195,11 @@ class Interception(TorchFunctionMode):
     def custom_called(self, function: CustomFunction, args: Any, kwargs: Any) -> Any:
         """Handle the call of a custom `torch.autograd.Function` with interception suspended."""
         above = self._leave()
+        self.is_suspended = True
         try:
             return self.__torch_function__(function, (), args, kwargs)
         finally:
+            self.is_suspended = False
             self._come_back(above)
 
     def opened(self, run: Forward, args: Any, kwargs: Any) -> Any:
@@ -306,6 +310,8 @@ class Watchers:
         if self._thread != get_ident():
             return run(*args, **kwargs)
         assert self._target is not None, "a watcher is installed only while there is a target"
+        if self._target.is_suspended:
+            return run(*args, **kwargs)
         return self._target.module_called(module, path, run, args, kwargs)
 
 

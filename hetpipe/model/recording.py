@@ -6,13 +6,16 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules._functions import BackwardHookFunction
+from torch.overrides import TorchFunctionMode
 
 from hetpipe.errors import CallableError
 from hetpipe.model.calls import (
@@ -448,7 +451,7 @@ class _Recorder(Interception):
         is_same = name == SET_DATA and len({_storage(tensor) for tensor in tensors}) == 1
         before = self._states
         try:
-            with self._sizes.watching(tensors, is_shared=is_shared):
+            with self._sizes.watching(tensors, is_shared=is_shared), self._uses_inside(function, note):
                 result = function(*args, **kwargs)
         except Exception:
             self._close_behind(frame, RAISES)
@@ -474,6 +477,10 @@ class _Recorder(Interception):
         if note.key:
             self._last_entries[frame.index] = (note.key, region.frame)
         return result
+
+    def _uses_inside(self, function: Any, note: _StepNote) -> AbstractContextManager[object]:
+        """Note what a custom function uses beside its arguments: weights of modules that it calls."""
+        return _Uses(partial(self._note_use, note)) if isinstance(function, CustomFunction) else nullcontext()
 
     def _note_sized(self, note: _StepNote, result: Any) -> None:
         """Note that the size of the result of a call depends on weights."""
@@ -684,6 +691,20 @@ def kind_of(tensor: Tensor) -> str:
     if tensor.is_nested:
         return "nested tensor"
     return str(tensor.dtype if tensor.layout is torch.strided else tensor.layout).removeprefix("torch.")
+
+
+class _Uses(TorchFunctionMode):
+    """Hands on the tensors in the arguments of each function that is called."""
+
+    def __init__(self, on_use: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self._on_use = on_use
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for tensor in tensors_of_call(args, kwargs):
+            self._on_use(tensor)
+        return func(*args, **kwargs)
 
 
 def _storage(tensor: Tensor) -> int:

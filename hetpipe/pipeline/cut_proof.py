@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from hetpipe.errors import CallableError, HetpipeError
 from hetpipe.model.cut_model import CutModel
@@ -24,7 +25,7 @@ from hetpipe.model.user_errors import failures_after_cut, forward_failure, is_ou
 from hetpipe.pipeline.callables import LossFunction, call_loss, own_loss
 from hetpipe.pipeline.chain import Layer, SeedKey, Values, at_boundary, hooked, weights_in_place
 from hetpipe.pipeline.comparison import same
-from hetpipe.pipeline.compute import StageCompute
+from hetpipe.pipeline.compute import Differentiation, StageCompute
 from hetpipe.pipeline.data import Batch
 from hetpipe.pipeline.layering import why_one_layer
 from hetpipe.pipeline.modes import modes_of
@@ -205,8 +206,7 @@ class _Proof:
         with self._autocast():
             loss = own_loss(output) if self._given_loss is None else call_loss(self._given_loss, output, batch.target)
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-        gradients: dict[str, Tensor | None] = dict(zip(named, found, strict=True))
+        gradients = _gradients(loss, named)
         refuse_sparse(gradients)
         return _Result(float(loss.detach()), gradients, self._buffers(model))
 
@@ -230,8 +230,7 @@ class _Proof:
                     normalise=(lambda value: at_boundary((value,))[0]) if is_seeded else (lambda value: value),
                 )
                 loss = call_loss(self._loss, tuple(tensors_in(self._cut.output)), batch.target)
-            found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
-            gradients = hooked(self._chain, dict(zip(weights, found, strict=True)))
+            gradients = hooked(self._chain, _gradients(loss, weights))
         return _Result(float(loss.detach()), gradients, self._buffers(self._cut.model))
 
     def _stages(self, weights: Weights, batches: Sequence[Batch], *, alone: bool) -> list[_Result]:
@@ -323,6 +322,12 @@ class _Proof:
         if who.endswith(_ONE_STAGE):
             return "train the model with `workers: {stages: 1}`"
         return "register its weights as parameters, keep its state in buffers, and draw with torch"
+
+
+def _gradients(loss: Tensor, weights: Weights) -> dict[str, Tensor | None]:
+    """The gradients of `weights`, which are leaves and in the modules, with those of nested backwards."""
+    starts = [(get_gradient_edge(loss), None)] if loss.requires_grad else []
+    return Differentiation().run(starts, weights, (), {})[0]
 
 
 def _received(name: str, value: Tensor) -> Tensor:
