@@ -29,6 +29,7 @@ from hetpipe.job.file import Job
 from hetpipe.job.sections import CallSpec
 from hetpipe.model.user_errors import place_of, raised_text
 from hetpipe.pipeline.allowed_modules import check_attribute, check_module
+from hetpipe.pipeline.first_weights import load_first_weights
 from hetpipe.pipeline.metrics import IGNORED, Ratio
 from hetpipe.pipeline.seeds import dataset_seed, preserved_generators, sampler_seed, seed_generators
 from hetpipe.pipeline.streams import StreamDataset, is_stream
@@ -268,7 +269,7 @@ def _call(named: str | CallSpec, import_path: Path, key: str, *given: Any, **off
 
 
 def build_model(job: Job, import_path: Path, *, remark: Callable[[str], None] | None = None) -> nn.Module:
-    """Build the user's model under the job's seed, which all generators continue from.
+    """Build the user's model under the job's seed, which all generators continue from, with its first weights.
 
     A model that is in evaluation mode as a whole, as `from_pretrained` of Hugging Face returns it, is put into training
     mode, as any training loop does.
@@ -279,6 +280,7 @@ def build_model(job: Job, import_path: Path, *, remark: Callable[[str], None] | 
         remark: called with a sentence for the user if the model was in evaluation mode.
 
     Raises:
+        UserError: `init_from` cannot be read, or does not fit the model.
         CallableError: building fails, or the result is not an `nn.Module`.
     """
     if (
@@ -297,6 +299,8 @@ def build_model(job: Job, import_path: Path, *, remark: Callable[[str], None] | 
                 "and running statistics, as by model.train() in any training loop; modules that should stay in "
                 "evaluation mode need eval() after a train() of the model"
             )
+    if job.init_from is not None:
+        load_first_weights(model, job.init_from, import_path)
     return model
 
 
