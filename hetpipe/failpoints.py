@@ -195,9 +195,9 @@ class _Armed:
             descriptor = os.open(self._once / armed.mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except FileExistsError:
             return False
-        said = {"pid": os.getpid(), "point": armed.name, "action": armed.action, "hit": armed.hit, "who": self._who}
+        record = {"pid": os.getpid(), "point": armed.name, "action": armed.action, "hit": armed.hit, "who": self._who}
         with os.fdopen(descriptor, "w") as file:
-            file.write(json.dumps(said) + "\n")
+            file.write(json.dumps(record) + "\n")
         return True
 
 

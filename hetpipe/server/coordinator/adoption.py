@@ -171,7 +171,7 @@ class Adoption:
         orphan.reports[agent].append(report)
         return True
 
-    def want_stop(self, job_id: JobId, mode: StopMode) -> None:
+    def request_stop(self, job_id: JobId, mode: StopMode) -> None:
         """Request a stop; it takes effect once the job is led, or ends it if it cannot be."""
         orphan = self._orphans.get(job_id)
         if orphan is not None:

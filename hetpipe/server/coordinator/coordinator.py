@@ -420,9 +420,7 @@ class Coordinator:
         with self.condition:
             cluster = self._claims.view()
         if cluster.unled:
-            raise Unavailable(
-                f"the coordinator waits for {unknown_usage(cluster.unled[0])}; ask again in a few seconds"
-            )
+            raise Unavailable(f"the coordinator waits for {unknown_usage(cluster.unled[0])}; retry in a few seconds")
         return cluster.agents
 
     def is_orphan(self, job_id: JobId) -> bool:
@@ -489,7 +487,7 @@ class Coordinator:
             if host is None:
                 return self._stop_orphan(self.record(job_id), mode)
             _log.info("job_stop_asked", job=host.job_id, mode=mode)
-            host.want_stop(mode)
+            host.request_stop(mode)
             self._jobs.feed(host, StopRequested(mode))
             state, record = host.machine.state, host.record
         try:
@@ -508,7 +506,7 @@ class Coordinator:
         except VersionConflict:
             # Its end was written when it was given up.
             return self._stop_orphan(self.record(record.job_id), mode)
-        self._adoption.want_stop(record.job_id, mode)
+        self._adoption.request_stop(record.job_id, mode)
         _log.info("job_stop_asked", job=record.job_id, mode=mode)
         return record.state
 

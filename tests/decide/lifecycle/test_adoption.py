@@ -132,7 +132,7 @@ class TestAsIfNothingHadBeen:
             f"1st in the queue; waits for the parameter servers to report what job {JOB_ID} uses, which goes on "
             "without a coordinator"
         )
-        with pytest.raises(Unavailable, match="ask again in a few seconds"):
+        with pytest.raises(Unavailable, match="retry in a few seconds"):
             succession.coordinator.free_devices()
 
         succession.come("ps0")

@@ -166,7 +166,7 @@ class TestStarting:
         driver.exit(1, 1, -9, life=1, ordered=True)
         assert (
             driver.lost[1].sentence
-            == "stage 1 of virtual worker 1 (on n1.host) is not ready, and has said nothing for 120 s"
+            == "stage 1 of virtual worker 1 (on n1.host) is not ready, and has reported nothing for 120 s"
         )
 
 
