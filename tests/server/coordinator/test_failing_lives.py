@@ -83,7 +83,9 @@ class TestCrashLoop:
         driver.end_life(1)
 
         assert driver.worker(1).state is LifeState.OUT
-        assert driver.events(WorkerQuarantined)[0].sentence.startswith("virtual worker 1 died once and is not restarted;")
+        assert driver.events(WorkerQuarantined)[0].sentence.startswith(
+            "virtual worker 1 died once and is not restarted;"
+        )
 
     def test_want_of_memory_is_tried_twice(self, driver: Driver) -> None:
         for life in (0, 1):
