@@ -910,7 +910,7 @@ def _lost_event(worker: VirtualWorker, cause: Failure) -> WorkerLost:
 def _quarantined_event(worker: VirtualWorker, cause: Failure) -> WorkerQuarantined:
     """Event: it is not restarted."""
     how_often = "once" if worker.deaths == 1 else f"{worker.deaths} times"
-    sentence = f"{worker} died {how_often} and is not started anew; the last time, {cause.sentence}"
+    sentence = f"{worker} died {how_often} and is not restarted; the last time, {cause.sentence}"
     return WorkerQuarantined(worker.vw, sentence)
 
 
@@ -949,7 +949,7 @@ def _waiting_event(worker: VirtualWorker, absent: Sequence[AgentId], *, now: flo
     if worker.refusal:
         awaited = f"the clock shard to have {worker} {_doing(worker)} ({worker.refusal})"
     elif absent:
-        awaited = f"agent {_names(absent)} to come back with its devices, to start {worker} anew"
+        awaited = f"agent {_names(absent)} to return with its devices, to restart {worker}"
     else:
         return None
     return Waiting(f"the coordinator waits for {awaited}", now - worker.since)

@@ -105,7 +105,7 @@ def _named(report: AgentReport) -> str:
 def _away(outage: str) -> str:
     """Message for a store outage: consequence and fix."""
     return (
-        f"Redis is away ({outage}): training goes on, but nothing new begins, and new events are lost if "
+        f"Redis is unreachable ({outage}): training continues, but nothing new starts, and new events are lost if "
         "the coordinator ends; restart Redis, or repair the network to it"
     )
 

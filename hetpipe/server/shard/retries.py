@@ -150,7 +150,7 @@ class RetryState:
         if begins:
             _log.warning("parameter_server_away", peer=self._peer, reason=str(error))
         if speaks:
-            state = "is busy" if is_busy else "is away"
+            state = "is busy" if is_busy else "is unreachable"
             sentence = f"{self._policy.who} has waited {waited:.0f} s for {self._peer}, which {state}"
             self._policy.report(StageWaiting(sentence, waited))
 
