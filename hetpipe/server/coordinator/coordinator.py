@@ -542,7 +542,7 @@ class Coordinator:
         """End of a job that is missing in the store.
 
         Raises:
-            UnknownJob: nobody knows anything of it.
+            UnknownJob: it is unknown to the coordinator, the store and all members.
         """
         if job_id is None:
             raise UnknownJob(_NO_JOB)
@@ -564,7 +564,7 @@ class Coordinator:
         """Events of a job not led here; includes the end if it has ended.
 
         Raises:
-            UnknownJob: nobody knows anything of it.
+            UnknownJob: it is unknown to the coordinator, the store and all members.
         """
         events = self._store.events(job_id, after=after)
         record = self.record(job_id)
