@@ -27,7 +27,7 @@ from benchmarks.stages import use_one_thread
 from hetpipe.certs.authority import Authority, key_to_pem, new_key
 from hetpipe.certs.files import CA_FILE, CERT_FILE, KEY_FILE
 from hetpipe.clock import SYSTEM_CLOCK
-from hetpipe.link.catalogue import Footing, call, open_door
+from hetpipe.link.catalogue import LinkNetwork, call, listen
 from hetpipe.link.cut import Cut
 from hetpipe.link.policy import Frame, FrameKind, Link, LinkLimits
 from hetpipe.values.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
@@ -83,8 +83,8 @@ def _stage(index: int) -> Requester:
     return Requester(_JOB, Term(1), _VW, Incarnation(0), StageIndex(index))
 
 
-def _footing(folder: Path, *, tls: bool) -> Footing:
-    return Footing(host=_HOST, tls=Tls(folder) if tls else None)
+def _footing(folder: Path, *, tls: bool) -> LinkNetwork:
+    return LinkNetwork(host=_HOST, tls=Tls(folder) if tls else None)
 
 
 def _certify(folder: Path) -> Sequence[Path]:
@@ -164,10 +164,10 @@ class Bench:
         self._raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._links = {name: self._link(kind, _footing(folder, tls=tls)) for name, (kind, tls) in LINKS.items()}
 
-    def _link(self, kind: LinkKind, footing: Footing) -> Link:
-        door = open_door(kind, _cut(0), footing)
-        self._pipe.send(door.address)
-        return door.accept(deadline_seconds=_SECONDS)
+    def _link(self, kind: LinkKind, footing: LinkNetwork) -> Link:
+        listener = listen(kind, _cut(0), footing)
+        self._pipe.send(listener.address)
+        return listener.accept(deadline_seconds=_SECONDS)
 
     def seconds(self, name: str, frame_bytes: int) -> float:
         """How long the frames take over one contender."""

@@ -158,7 +158,7 @@ def _block(job: Job, dataset: MapDataset, vw: int, p: int) -> tuple[Block, int]:
         data,
         per_wave=per_wave,
         checkpoint_every_waves=job.checkpoint.every_waves,
-        plan_clocks=[line.at.clock for line in job.elastic.script],
+        plan_clocks=job.elastic.clocks,
         order_of=epoch_order(job, Path.cwd(), dataset) or (lambda _: None),
     ):
         dealt = blocks[VirtualWorkerIndex(vw)]

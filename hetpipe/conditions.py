@@ -54,7 +54,7 @@ class Conditions:
             self._found[kind, who] = replace(known, cleared=self._clock.wall(), clearance=cut(sentence))
         self._listener()
 
-    def told(self) -> tuple[Condition, ...]:
+    def active(self) -> tuple[Condition, ...]:
         """The newest state of all conditions that were ever raised."""
         with self._lock:
             return tuple(self._found.values())

@@ -267,7 +267,7 @@ class TestPermission:
 def test_a_stage_inherits_them_from_its_agent(
     entry: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    children = Children(tell=lambda _: None, environment={VARIABLE: entry}, clock=SYSTEM_CLOCK)
+    children = Children(send=lambda _: None, environment={VARIABLE: entry}, clock=SYSTEM_CLOCK)
     monkeypatch.setenv(VARIABLE, children._environment[VARIABLE])
 
     def run(*_: object, **__: object) -> None:

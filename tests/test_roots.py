@@ -19,7 +19,7 @@ from hetpipe.roots import CODE_OPTION, RUN_OPTION, Root, Roots, add_root_options
 from hetpipe.server.agent.children import Children
 from hetpipe.server.coordinator.coordinator import Coordinator
 from hetpipe.server.shard.server import ShardServer
-from hetpipe.values.commands import AgentNews, ChildExit, InspectCommand, InspectionResult, StageNews
+from hetpipe.values.commands import AgentReport, ChildExit, InspectCommand, InspectionResult, KeyedStageReport
 from hetpipe.values.events import JobState
 from hetpipe.values.ids import Term
 from hetpipe.values.run import StageFailed
@@ -121,11 +121,11 @@ class TestWhoeverReadsOrWrites:
     """Agents, coordinators and parameter servers refuse what leads elsewhere, whatever the others let pass."""
 
     def test_an_agent_inspects_nothing_of_elsewhere(self, tmp_path: Path) -> None:
-        told: list[AgentNews] = []
+        told: list[AgentReport] = []
         children = children_of(tmp_path, told)
         for code, run in ((tmp_path.parent, tmp_path / "run"), (tmp_path / "code", tmp_path.parent)):
             children.inspect(InspectCommand(JOB_ID, "{}", str(code), str(run)))
-        assert [type(news) for news in told] == [InspectionResult, InspectionResult]
+        assert [type(report) for report in told] == [InspectionResult, InspectionResult]
         first, second = told
         assert isinstance(first, InspectionResult)
         assert isinstance(second, InspectionResult)
@@ -135,7 +135,7 @@ class TestWhoeverReadsOrWrites:
         assert children.jobs() == ()
 
     def test_an_agent_starts_no_stage_from_elsewhere(self, tmp_path: Path) -> None:
-        told: list[AgentNews] = []
+        told: list[AgentReport] = []
         children = children_of(tmp_path, told)
         fine = replace(submission(job(), str(tmp_path / "run")), import_path=str(tmp_path / "code"))
         elsewhere: list[dict[str, Any]] = [{"import_path": "/etc"}, {"run_dir": "/etc"}, {"restore": "/etc/checkpoint"}]
@@ -149,7 +149,7 @@ class TestWhoeverReadsOrWrites:
             )
             children.start_stage(stage_commands(assignment)[0])
             failed, ended = told[-2:]
-            assert isinstance(failed, StageNews)
+            assert isinstance(failed, KeyedStageReport)
             assert isinstance(failed.report, StageFailed)
             assert "is not below" in failed.report.sentence
             assert isinstance(ended, ChildExit)
@@ -182,12 +182,12 @@ class TestWhoeverReadsOrWrites:
         assert "leads to" in cluster.coordinator.record(JOB_ID).failure
 
 
-def children_of(folder: Path, told: list[AgentNews]) -> Children:
+def children_of(folder: Path, told: list[AgentReport]) -> Children:
     (folder / "code").mkdir()
     code, runs = (
         root_of([folder / name], option, is_needed=True) for name, option in (("code", CODE_OPTION), (".", RUN_OPTION))
     )
-    return Children(tell=told.append, environment={}, clock=SYSTEM_CLOCK, roots=Roots(code, runs))
+    return Children(send=told.append, environment={}, clock=SYSTEM_CLOCK, roots=Roots(code, runs))
 
 
 class TestStorage:

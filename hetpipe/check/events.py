@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Place and time of one line: file, line number, host, monotonic time."""
+    """StagePosition and time of one line: file, line number, host, monotonic time."""
 
     t: float
     """Monotonic seconds; comparable between processes of one host only."""
@@ -112,6 +112,13 @@ class Wave(Event):
     def name(self) -> str:
         """`wave 3 on stage 0 of virtual worker 1`."""
         return f"wave {self.wave} on stage {self.stage} of virtual worker {self.vw}"
+
+
+@dataclass(frozen=True, slots=True)
+class Memory(StageEvent):
+    """From minibatch `p` on, the layers of a stage have these memory policies."""
+
+    policies: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

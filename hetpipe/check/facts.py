@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -75,6 +77,23 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryLine:
+    """A line of the job's script about the memory policies of layers of a virtual worker."""
+
+    vw: int
+    layers: frozenset[int]
+    policy: str
+    clock: int | None
+    """The barrier from which on it is in effect; None: it has a minibatch."""
+    p: int | None
+    """The minibatch from which on it is in effect; None: it has a clock."""
+
+    def is_due(self, p: int, wave: int) -> bool:
+        """Whether it is in effect for minibatch `p`, of this wave."""
+        return (self.clock is not None and self.clock <= wave) or (self.p is not None and self.p <= p)
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """Everything a history is verified against."""
 
@@ -85,6 +104,8 @@ class Facts:
     history: HistoryRule = HistoryRule.FULL
     waves: tuple[int, ...] = ()
     """N_v of each virtual worker that founds the run; empty: that of `rule`, the same for all."""
+    memory: tuple[MemoryLine, ...] = ()
+    """What the job's script says about memory policies, in order of time."""
 
 
 #: The default schedule. Its meaning is the same for every policy.
@@ -108,12 +129,30 @@ class _GradientsFile(BaseModel):
     accumulate: int = Field(default=1, ge=1)
 
 
+class _MomentFile(BaseModel):
+    clock: int | None = None
+    p: int | None = None
+
+
+class _LineFile(BaseModel):
+    at: _MomentFile
+    do: str
+    vw: int
+    layers: list[int | str] = []
+    policy: str = ""
+
+
+class _ElasticFile(BaseModel):
+    script: list[_LineFile] = []
+
+
 class _JobFile(BaseModel):
     sync: _SyncFile
     weights: str = WeightRule.WAVE.value
     schedule: str = _AUTO
     history: str = HistoryRule.FULL.value
     gradients: _GradientsFile = _GradientsFile()
+    elastic: _ElasticFile = _ElasticFile()
     batch_size: int = Field(ge=1)
     epochs: int | None = None
     minibatches: int | None = None
@@ -150,6 +189,8 @@ class _StartFile(BaseModel):
 class _FactsFile(BaseModel):
     num_samples: int = Field(ge=1)
     start: _StartFile = _StartFile()
+    layers: list[str] = []
+    """The layers' names; none in runs of earlier versions."""
 
 
 def read_facts(run_dir: Path) -> Facts:
@@ -169,7 +210,19 @@ def read_facts(run_dir: Path) -> Facts:
         start=Start(facts.start.clock, facts.start.epoch, frozenset(facts.start.used), facts.start.minibatches),
         history=_known(HistoryRule, "history", job.history),
         waves=_waves(job, plan),
+        memory=tuple(_memory(job, facts)),
     )
+
+
+def _memory(job: _JobFile, facts: _FactsFile) -> Iterator[MemoryLine]:
+    for line in job.elastic.script:
+        if line.do == "memory":
+            meant = {each for each in line.layers if isinstance(each, int)}
+            patterns = [each for each in line.layers if isinstance(each, str)]
+            meant.update(
+                index for index, name in enumerate(facts.layers) if any(fnmatchcase(name, each) for each in patterns)
+            )
+            yield MemoryLine(line.vw, frozenset(meant), line.policy, line.at.clock, line.at.p)
 
 
 def _read(path: Path, kind: type[FileModel]) -> FileModel:

@@ -40,7 +40,7 @@ class _Life:
     """Clock at which the pipeline was drained → the last minibatch that any stage forwarded before the next drain."""
 
 
-class OrderJudge:
+class OrderVerifier:
     """Verifies forwards and backwards, each passed once; those of one stage must come in file order."""
 
     def __init__(self, timeline: Timeline, findings: Findings) -> None:

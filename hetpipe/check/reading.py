@@ -27,6 +27,7 @@ from hetpipe.check.events import (
     Forward,
     Join,
     Leave,
+    Memory,
     Origin,
     Plan,
     Publish,
@@ -205,6 +206,14 @@ def _plan(record: Record, origin: Origin) -> Event:
     return Plan(origin, vw, incarnation, clock, version, _list(record, "bounds"))
 
 
+def _memory(record: Record, origin: Origin) -> Event:
+    policies = record.get("policies")
+    if not isinstance(policies, list) or not all(isinstance(policy, str) for policy in policies):
+        raise _MalformedError("policies must be a list of strings")
+    vw, incarnation, stage, p = _counts(record, _STAGE_KEYS)
+    return Memory(origin, vw, incarnation, stage, p, tuple(policies))
+
+
 def _join(record: Record, origin: Origin) -> Event:
     num_stages = _count(record, "num_stages") if "num_stages" in record else None
     if num_stages == 0:
@@ -228,6 +237,7 @@ def _used(record: Record, origin: Origin) -> Event:
     return Used(origin, vw, wave, epoch, tuple(indices))
 
 
+_STAGE_KEYS = ("vw", "incarnation", "stage", "p")
 _LIFE_KEYS = ("vw", "incarnation", "clock")
 _PLAN_KEYS = (*_LIFE_KEYS, "version")
 _STAGED_KEYS = ("vw", "incarnation", "stage", "wave", "shard")
@@ -238,6 +248,7 @@ _PARSERS: dict[str, Callable[[Record, Origin], Event]] = {
     "backward": _versioned(Backward, "vw", "incarnation", "stage", "p", "clock", "local_through"),
     "step": _plain(Step, "vw", "incarnation", "stage", "p"),
     "skip": _plain(Skip, "vw", "incarnation", "stage", "p", "scale"),
+    "memory": _memory,
     "staged": _staged,
     "commit": _plain(Commit, "vw", "incarnation", "wave", "samples"),
     "apply": _plain(Apply, "shard", "vw", "incarnation", "wave"),

@@ -61,6 +61,7 @@ class Kind(StrEnum):
     PLAN_VERSION = "plan_version"  #: each pass of p carries the newest plan version with from ≤ p
     LAYER_COVERAGE = "layer_coverage"  #: each layer of p is computed exactly once forward and once backward
     SLICE_NOT_OWNED = "slice_not_owned"  #: a stage stages slices of its own layers in that wave only
+    MEMORY_POLICY = "memory_policy"  #: a layer has the memory policy of the script from its moment on, and no other
     SAMPLE_TWICE = "sample_twice"  #: a sample counts once per epoch
     SAMPLE_NEVER = "sample_never"  #: every sample counts in an epoch that ended
     SAMPLE_COUNT = "sample_count"  #: commit, used samples and minibatches agree

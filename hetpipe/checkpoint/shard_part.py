@@ -174,9 +174,9 @@ class ShardCheckpoints(Generic[W]):
             left = until - self._clock.monotonic()
             self._store.deliver(clock, file, retry_seconds=max(RETRY_SECONDS, left))
         except CheckpointNotWritten as error:
-            self._tell(clock, [], failure=str(error))
+            self._report_files(clock, [], failure=str(error))
             raise
-        self._tell(clock, [file])
+        self._report_files(clock, [file])
 
     @staticmethod
     def _is_written(path: Path, label: PartLabel) -> bool:
@@ -204,7 +204,7 @@ class ShardCheckpoints(Generic[W]):
             else:
                 return
 
-    def _tell(self, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = "") -> None:
+    def _report_files(self, clock: Clock, files: Sequence[CheckpointFile], *, failure: str = "") -> None:
         """Report until it is delivered: the clock shard may be restarting."""
         while not self._stopped.is_set():
             try:

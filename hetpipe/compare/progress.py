@@ -89,7 +89,7 @@ class _Shown(CompareProgress):
         self._state = ""
         self._table: ProgressTable | None = None
         #: Remarks of the runs so far, to print repeated ones once.
-        self._told: set[str] = set()
+        self._printed: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -134,8 +134,8 @@ class _Shown(CompareProgress):
 
     def say(self, sentence: str) -> None:
         """Implement `View.say`."""
-        if sentence not in self._told:
-            self._told.add(sentence)
+        if sentence not in self._printed:
+            self._printed.add(sentence)
             self._print(sentence)
 
     def close(self) -> None:

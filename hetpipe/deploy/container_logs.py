@@ -26,14 +26,14 @@ def read_lines(containers: Sequence[ContainerPort], *, tail: int | None) -> Iter
 
 def follow_lines(containers: Sequence[ContainerPort], *, tail: int | None) -> Iterator[Line]:
     """Yield their logs as a stream, until all have ended."""
-    news: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
+    lines: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
     for container in containers:
         threading.Thread(
-            target=_follow, args=(container, tail, news), name=f"logs-{_name(container)}", daemon=True
+            target=_follow, args=(container, tail, lines), name=f"logs-{_name(container)}", daemon=True
         ).start()
     open_ends = len(containers)
     while open_ends:
-        line = news.get()
+        line = lines.get()
         if line is None:
             open_ends -= 1
         else:
@@ -50,15 +50,15 @@ def save_logs(containers: Sequence[ContainerPort], folder: Path) -> None:
             _log.warning("logs_not_saved", path=str(path), reason=error.strerror)
 
 
-def _follow(container: ContainerPort, tail: int | None, news: queue.SimpleQueue[Line | None]) -> None:
+def _follow(container: ContainerPort, tail: int | None, lines: queue.SimpleQueue[Line | None]) -> None:
     try:
         pieces = container.logs(
             stdout=True, stderr=True, stream=True, follow=True, tail="all" if tail is None else tail
         )
         for line in _lines(pieces):
-            news.put((_name(container), line))
+            lines.put((_name(container), line))
     finally:
-        news.put(None)
+        lines.put(None)
 
 
 def _lines(pieces: Iterable[bytes]) -> Iterator[str]:

@@ -21,8 +21,8 @@ from hetpipe.deploy.topology import (
     STORE_USER,
     STORE_USERS,
     USERS_FILE,
+    DeploymentSpec,
     StoreKind,
-    Wishes,
 )
 from hetpipe.errors import UserError
 from hetpipe.values.identity import NamedPeer
@@ -30,26 +30,26 @@ from hetpipe.values.identity import NamedPeer
 _OWNER_ONLY = 0o700
 
 
-def write_secrets(wishes: Wishes, peers: Iterable[NamedPeer]) -> None:
-    """Create the folder `wishes.folders.state`, replacing an older one.
+def write_secrets(spec: DeploymentSpec, peers: Iterable[NamedPeer]) -> None:
+    """Create the folder `spec.folders.state`, replacing an older one.
 
     Args:
-        wishes: the description of the deployment.
+        spec: the description of the deployment.
         peers: the processes to issue certificates for.
 
     Raises:
         UserError: it cannot be written, or the package for certificates is not installed.
     """
-    state = Path(wishes.folders.state)
+    state = Path(spec.folders.state)
     remove_secrets(state)
     try:
         state.mkdir(parents=True, mode=_OWNER_ONLY)
-        if wishes.tls:
+        if spec.tls:
             _write_certificates(state / CERTIFICATES, peers)
-        if wishes.store is StoreKind.REDIS:
+        if spec.store is StoreKind.REDIS:
             _write_store(state)
         for folder in state.iterdir():
-            give(folder, wishes.user)
+            give(folder, spec.user)
     except OSError as error:
         raise UserError(
             f"cannot write {state}: {error.strerror}; set XDG_STATE_HOME to a folder of your own"

@@ -178,7 +178,7 @@ class Folders:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class DeploymentSpec:
     """The input of a description."""
 
     project: str
@@ -201,35 +201,35 @@ class Wishes:
     """Port of the coordinator on the machine's loopback interface."""
 
 
-def deployment_of(wishes: Wishes) -> Deployment:
-    """The containers for `wishes`.
+def deployment_of(spec: DeploymentSpec) -> Deployment:
+    """The containers for `spec`.
 
     Raises:
         UserError: a folder cannot be mounted.
     """
-    _check_folders(wishes.folders)
-    store = (_redis(wishes),) if wishes.store is StoreKind.REDIS else ()
-    coordinator = _coordinator(wishes)
-    shards = tuple(_parameter_server(wishes, index) for index in range(wishes.num_shards))
-    agents = tuple(_agents(wishes))
-    return Deployment(wishes.project, (*store, coordinator, *shards, *agents))
+    _check_folders(spec.folders)
+    store = (_redis(spec),) if spec.store is StoreKind.REDIS else ()
+    coordinator = _coordinator(spec)
+    shards = tuple(_parameter_server(spec, index) for index in range(spec.num_shards))
+    agents = tuple(_agents(spec))
+    return Deployment(spec.project, (*store, coordinator, *shards, *agents))
 
 
-def submission_of(wishes: Wishes, deployment: Deployment, job: str) -> Container:
+def submission_of(spec: DeploymentSpec, deployment: Deployment, job: str) -> Container:
     """The container that submits the file `job`, a path below the code, and follows it."""
     command = ("hetpipe", "submit", job, "--coordinator", f"{Role.COORDINATOR}:{GRPC_PORT}")
     return Container(
         role=Role.SUBMIT,
         name=Role.SUBMIT,
-        image=wishes.image,
-        command=(*command, *(("--tls", TLS_FOLDER) if wishes.tls else ())),
+        image=spec.image,
+        command=(*command, *(("--tls", TLS_FOLDER) if spec.tls else ())),
         ready="",
-        user=wishes.user,
-        mounts=(*_code(wishes.folders), _runs(wishes.folders), *_certificates(wishes, OPERATOR)),
+        user=spec.user,
+        mounts=(*_code(spec.folders), _runs(spec.folders), *_certificates(spec, OPERATOR)),
         environment=_ENVIRONMENT,
         depends_on=tuple(c.name for c in deployment.containers if c.role in (Role.PARAMETER_SERVER, Role.AGENT)),
-        working_dir=wishes.folders.code,
-        peer=OPERATOR if wishes.tls else None,
+        working_dir=spec.folders.code,
+        peer=OPERATOR if spec.tls else None,
     )
 
 
@@ -261,40 +261,40 @@ class _Service:
     passed_environment: tuple[str, ...] = ()
 
 
-def _service(wishes: Wishes, service: _Service) -> Container:
-    security = ("--tls", TLS_FOLDER) if wishes.tls else ("--insecure",)
+def _service(spec: DeploymentSpec, service: _Service) -> Container:
+    security = ("--tls", TLS_FOLDER) if spec.tls else ("--insecure",)
     command = ("hetpipe", "serve", service.peer.role, *service.options, *security)
     return Container(
         role=Role(service.peer.role),
         name=service.name,
-        image=wishes.image,
+        image=spec.image,
         command=(*command, "--health-port", str(HEALTH_PORT)),
         ready=_SERVICE_READY,
-        user=wishes.user,
+        user=spec.user,
         health=Health(("hetpipe", "health", f"127.0.0.1:{HEALTH_PORT}")),
-        mounts=(*service.mounts, *_certificates(wishes, service.peer)),
+        mounts=(*service.mounts, *_certificates(spec, service.peer)),
         gpus=service.gpus,
         environment=(*_ENVIRONMENT, *service.environment),
         passed_environment=service.passed_environment,
         depends_on=service.depends_on,
         published=service.published,
         shm_bytes=service.shm_bytes,
-        peer=service.peer if wishes.tls else None,
+        peer=service.peer if spec.tls else None,
         restarts=True,
     )
 
 
-def _redis(wishes: Wishes) -> Container:
-    users = Mount(f"{wishes.folders.state}/{STORE_USERS}", STORE_FOLDER)
-    data = Mount(f"{wishes.folders.state}/{STORE_DATA}", DATA_FOLDER, read_only=False)
+def _redis(spec: DeploymentSpec) -> Container:
+    users = Mount(f"{spec.folders.state}/{STORE_USERS}", STORE_FOLDER)
+    data = Mount(f"{spec.folders.state}/{STORE_DATA}", DATA_FOLDER, read_only=False)
     kept = ("--save", "", "--appendonly", "yes", "--appendfsync", "always", "--dir", DATA_FOLDER)
     return Container(
         role=Role.STORE,
         name=Role.STORE,
-        image=wishes.store_image,
+        image=spec.store_image,
         command=("redis-server", "--bind", "*", "--aclfile", f"{STORE_FOLDER}/{USERS_FILE}", *kept),
         ready="Ready to accept connections",
-        user=wishes.user,
+        user=spec.user,
         # Anonymous callers are rejected, so a rejection shows that the server works.
         health=Health(("sh", "-c", "redis-cli ping | grep -qE 'PONG|NOAUTH'")),
         mounts=(users, data),
@@ -302,32 +302,32 @@ def _redis(wishes: Wishes) -> Container:
     )
 
 
-def _coordinator(wishes: Wishes) -> Container:
+def _coordinator(spec: DeploymentSpec) -> Container:
     store: tuple[str, ...] = ("--store", StoreKind.MEMORY)
-    mounts: tuple[Mount, ...] = (_runs(wishes.folders),)
-    if wishes.store is StoreKind.REDIS:
+    mounts: tuple[Mount, ...] = (_runs(spec.folders),)
+    if spec.store is StoreKind.REDIS:
         url = f"redis://{STORE_USER}@{Role.STORE}:{REDIS_PORT}/0"
         store = ("--store", url, "--store-password-file", f"{STORE_FOLDER}/{PASSWORD_FILE}")
-        mounts = (*mounts, Mount(f"{wishes.folders.state}/{STORE_PASSWORD}", STORE_FOLDER))
+        mounts = (*mounts, Mount(f"{spec.folders.state}/{STORE_PASSWORD}", STORE_FOLDER))
     return _service(
-        wishes,
+        spec,
         _Service(
             peer=NamedPeer(identity.Role.COORDINATOR, identity.Role.COORDINATOR),
             name=Role.COORDINATOR,
-            options=(*_listening(Role.COORDINATOR), *store, *_run_root(wishes.folders)),
+            options=(*_listening(Role.COORDINATOR), *store, *_run_root(spec.folders)),
             mounts=mounts,
-            depends_on=(Role.STORE,) if wishes.store is StoreKind.REDIS else (),
-            published=wishes.port,
+            depends_on=(Role.STORE,) if spec.store is StoreKind.REDIS else (),
+            published=spec.port,
         ),
     )
 
 
-def _parameter_server(wishes: Wishes, index: int) -> Container:
+def _parameter_server(spec: DeploymentSpec, index: int) -> Container:
     name = f"{Role.PARAMETER_SERVER}-{index}"
     # Beside the runs, because these files survive the container.
-    state = f"{wishes.folders.runs}/{_STATES}/{wishes.project}/shard-{index}"
+    state = f"{spec.folders.runs}/{_STATES}/{spec.project}/shard-{index}"
     return _service(
-        wishes,
+        spec,
         _Service(
             peer=NamedPeer(identity.Role.PARAMETER_SERVER, str(index)),
             name=name,
@@ -338,37 +338,37 @@ def _parameter_server(wishes: Wishes, index: int) -> Container:
                 str(index),
                 "--state",
                 state,
-                *_run_root(wishes.folders),
+                *_run_root(spec.folders),
             ),
-            mounts=(_runs(wishes.folders),),
+            mounts=(_runs(spec.folders),),
             depends_on=(Role.COORDINATOR,),
         ),
     )
 
 
-def _agents(wishes: Wishes) -> Iterator[Container]:
+def _agents(spec: DeploymentSpec) -> Iterator[Container]:
     """The agents, started in sequence: the coordinator assigns devices in the order in which agents register."""
     before: str = Role.COORDINATOR
-    for index, group in enumerate(wishes.agents):
+    for index, group in enumerate(spec.agents):
         name = f"{Role.AGENT}-{index}"
         gpus = tuple(device.gpu for device in group.devices if device.gpu)
         offered = () if gpus else ("--cpu-devices", str(len(group.devices)))
-        allowed = tuple(part for pattern in wishes.modules for part in ("--allow-modules", pattern))
-        allowed += tuple(part for name in wishes.allowed_environment for part in ("--allow-environment", name))
-        roots = ("--code-root", wishes.folders.code, *_run_root(wishes.folders))
+        allowed = tuple(part for pattern in spec.modules for part in ("--allow-modules", pattern))
+        allowed += tuple(part for name in spec.allowed_environment for part in ("--allow-environment", name))
+        roots = ("--code-root", spec.folders.code, *_run_root(spec.folders))
         yield _service(
-            wishes,
+            spec,
             _Service(
                 peer=NamedPeer(identity.Role.AGENT, group.node),
                 name=name,
                 options=(*_TO_COORDINATOR, "--node", group.node, "--host", name, *offered, *allowed, *roots),
-                mounts=(*_code(wishes.folders), _runs(wishes.folders)),
+                mounts=(*_code(spec.folders), _runs(spec.folders)),
                 depends_on=(before,),
                 gpus=gpus,
                 shm_bytes=SHM_BYTES,
                 # The order of the stages, independent of the engine's and CUDA's numbering of GPUs.
                 environment=(("CUDA_VISIBLE_DEVICES", ",".join(gpus)),) if gpus else (),
-                passed_environment=passed_on(wishes.allowed_environment),
+                passed_environment=passed_on(spec.allowed_environment),
             ),
         )
         before = name
@@ -394,9 +394,9 @@ def _runs(folders: Folders) -> Mount:
     return Mount(folders.runs, folders.runs, read_only=False)
 
 
-def _certificates(wishes: Wishes, peer: NamedPeer) -> tuple[Mount, ...]:
-    own = process_folder(PurePosixPath(wishes.folders.state) / CERTIFICATES, peer)
-    return (Mount(str(own), TLS_FOLDER),) if wishes.tls else ()
+def _certificates(spec: DeploymentSpec, peer: NamedPeer) -> tuple[Mount, ...]:
+    own = process_folder(PurePosixPath(spec.folders.state) / CERTIFICATES, peer)
+    return (Mount(str(own), TLS_FOLDER),) if spec.tls else ()
 
 
 def _check_folders(folders: Folders) -> None:

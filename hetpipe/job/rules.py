@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from hetpipe.job.elastic import ElasticSection
+from hetpipe.job.elastic import ElasticSection, MinibatchMoment, MoveLine
 from hetpipe.job.sections import (
     DEFAULT_MINIBATCHES_PER_WAVE,
     ClusterSection,
@@ -302,7 +302,7 @@ def _script_for_the_stages(workers: WorkersSection, elastic: ElasticSection) -> 
             yield Problem((*path, "vw"), f"is {line.vw}, but the virtual workers are 0 to {workers.count - 1}")
             continue
         num_stages = len(stages[line.vw]) if isinstance(stages, tuple) else int(stages)
-        if len(line.stages) != num_stages:
+        if isinstance(line, MoveLine) and len(line.stages) != num_stages:
             yield Problem(
                 (*path, "stages"),
                 f"has {len(line.stages)} stages, but virtual worker {line.vw} has {num_stages}; a move keeps their "
@@ -314,13 +314,26 @@ def _script_of_replicas(sync: SyncSection, workers: WorkersSection, elastic: Ela
     """Replicas average their gradients stage by stage, so all are cut alike."""
     if not sync.traits.averages_gradients or workers.count is None:
         return
-    for clock in dict.fromkeys(line.at.clock for line in elastic.script):
-        lines = [line for line in elastic.script if line.at.clock == clock]
+    for clock in dict.fromkeys(line.at.clock for line in elastic.moves):
+        lines = [line for line in elastic.moves if line.at.clock == clock]
         if len({line.stages for line in lines}) > 1 or len(lines) < workers.count:
             yield Problem(
                 ("elastic", "script"),
                 f"does not move all {workers.count} virtual workers alike at clock {clock}, but under {sync.kind} all "
                 "are cut equally; give one line for each, with the same `stages`",
+            )
+
+
+def _memory_between_barriers(weights: WeightPolicy, elastic: ElasticSection) -> Iterator[Problem]:
+    """A recomputation on predicted weights is another computation, which begins at a barrier."""
+    if POLICIES[weights].predicts is None:
+        return
+    for number, line in enumerate(elastic.script):
+        if isinstance(line.at, MinibatchMoment):
+            yield Problem(
+                ("elastic", "script", number, "at"),
+                f"is minibatch {line.at.p}, but under `{weights}` policies change at barriers only, as recomputed "
+                "layers use the backward's weights; give a `clock`",
             )
 
 
@@ -358,5 +371,6 @@ _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
     _something_to_evaluate,
     _script_for_the_stages,
     _script_of_replicas,
+    _memory_between_barriers,
     _script_on_real_times,
 )

@@ -71,7 +71,7 @@ def checked_bounds(duration: timedelta, *, least: str, most: str) -> timedelta:
 Duration = Annotated[timedelta, BeforeValidator(duration_of), PlainSerializer(duration_text, when_used="json")]
 
 
-#: A stage is silent for five seconds while a parameter server is unreachable (`server.shard.patient`), and for up to
+#: A stage is silent for five seconds while a parameter server is unreachable (`server.shard.retries`), and for up to
 #: seven while one is frozen in the middle of a call, until keepalive detects it (`wire.channel`).
 _LEAST_STALL = "7s"
 

@@ -125,6 +125,14 @@ class HistoryWriter(Protocol):
         """A stage has computed a wave, with the last minibatch p. No line, except for `wave` in a summary."""
         del vw, incarnation, stage, wave, p, version
 
+    def memory(self, *, vw: int, incarnation: int, stage: int, p: int, policies: Sequence[str]) -> None:
+        """From minibatch p on, the first of a wave, the layers of a stage have these memory policies.
+
+        Written by each stage of a virtual worker whose policies the job's script changes, at its first minibatch and
+        where the policies or the layers have changed.
+        """
+        self.write("memory", vw=vw, incarnation=incarnation, stage=stage, p=p, policies=list(policies))
+
     def staged(self, *, vw: int, incarnation: int, stage: int, wave: int, shard: int, slices: Sequence[int]) -> None:
         """A shard has acknowledged a stage's part of a wave; `slices` are indices into the plan's slices."""
         self.write("staged", vw=vw, incarnation=incarnation, stage=stage, wave=wave, shard=shard, slices=list(slices))

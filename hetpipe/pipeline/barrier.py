@@ -60,7 +60,7 @@ def stage_checkpoints(parts: StageParts, inbox: Inbox, waiter: Waiter) -> StageC
         )
 
     def rest(reason: str, *, seconds: float, extra_seconds: float) -> None:
-        with inbox.bell:
+        with inbox.condition:
             waiter.sleep(reason, for_clock=False, at_most_seconds=seconds, extra_seconds=extra_seconds)
 
     return StageCheckpoints(
@@ -166,7 +166,7 @@ class BarrierWork:
 
     def _receive(self) -> Frame:
         """Wait for the next evaluation frame."""
-        with self._inbox.bell:
+        with self._inbox.condition:
             while True:
                 self._inbox.collect(needs_frames=True)
                 head = self._inbox.head(FrameKind.EVALUATE)

@@ -201,7 +201,7 @@ class StageCompute:
             memory: runs the layers under their memory policies; None: all are kept.
         """
         self._layers = layers
-        self._memory = memory or LayerMemory(layers)
+        self.memory = memory or LayerMemory(layers)
         self._vw = vw
         self._seed = seed
         self._device = device
@@ -233,7 +233,7 @@ class StageCompute:
             found = self._activations.watch(
                 p,
                 inputs,
-                lambda: self._memory.run(weights, inputs, lambda key: self._seed_for(p, key)),
+                lambda: self.memory.run(weights, inputs, lambda key: self._seed_for(p, key)),
                 keep if saving is None else saving.pack,
             )
             outputs = found.values if saving is None else saving.apart(found.values)

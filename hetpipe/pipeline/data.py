@@ -20,7 +20,7 @@ from hetpipe.model.user_errors import raised_text
 from hetpipe.observe.log import get_logger, log_path
 from hetpipe.pipeline.callables import CollatedDataset, CollateFunction, MapDataset, stream_of
 from hetpipe.pipeline.seeds import evaluation_fetch_seed, fetch_seed, seed_generators
-from hetpipe.pipeline.user_data import told
+from hetpipe.pipeline.user_data import read_user_data
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 
 _log = get_logger(__name__)
@@ -139,7 +139,7 @@ def _read(dataset: MapDataset, indices: Sequence[int], key: str) -> list[Any]:
     if read_all is None:
         return [_read_one(dataset, index, key) for index in indices]
     where = f"samples {listed(indices)}"
-    samples = list(told(lambda: read_all(list(indices)), key, where))
+    samples = list(read_user_data(lambda: read_all(list(indices)), key, where))
     if len(samples) != len(indices):
         raise CallableError(
             f"{key}: `__getitems__` returned {len(samples)} samples when asked for {len(indices)} "
@@ -150,7 +150,7 @@ def _read(dataset: MapDataset, indices: Sequence[int], key: str) -> list[Any]:
 
 def _read_one(dataset: MapDataset, index: int, key: str) -> Any:
     """Read one sample."""
-    return told(lambda: dataset[index], key, f"sample {index}")
+    return read_user_data(lambda: dataset[index], key, f"sample {index}")
 
 
 def _check_sample(sample: Any, index: int, key: str) -> None:

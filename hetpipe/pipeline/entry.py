@@ -56,7 +56,7 @@ class Entry:
                 f"{identity} cannot rejoin the run: its weights were in its stages only; resume from the last "
                 "checkpoint"
             )
-        with self._inbox.bell:
+        with self._inbox.condition:
             is_deserted = not self._inbox.log.members
         if is_deserted and identity.in_segment(segment) is None:
             self._await_last_checkpoint(segment.start)
@@ -81,7 +81,7 @@ class Entry:
 
     def _wait_for_log(self) -> None:
         """Wait for the first records: from then on no event of this virtual worker is missed."""
-        with self._inbox.bell:
+        with self._inbox.condition:
             while not self._inbox.follows:
                 self._inbox.collect(needs_frames=False)
                 self._waiter.sleep("the decision log of the clock shard", for_clock=False)
@@ -100,7 +100,7 @@ class Entry:
             parts.pool.release(first)
 
     def _found_or_sleep(self) -> SegmentRecord | None:
-        with self._inbox.bell:
+        with self._inbox.condition:
             self._inbox.collect(needs_frames=False)
             log = self._inbox.log
             segment = log.segment

@@ -178,7 +178,7 @@ class EvaluationsWithinEpochs:
         self._passed = max(self._passed, clock)
         if every is None or clock // every <= before // every:
             return False
-        with self._inbox.bell:
+        with self._inbox.condition:
             return self._parts.identity.vw == min(self._inbox.log.members, default=None)
 
     def run(self, clock: Clock, weights: FlatBuffer) -> None:

@@ -51,7 +51,7 @@ class Inbox:
             pool: moves fetched weights to the device; None leaves them in host memory.
             life: virtual worker and incarnation of the stage, whose eviction is an error; None: no eviction is.
         """
-        self.bell = threading.Condition()
+        self.condition = threading.Condition()
         self.log = LogView(start)
         #: Whether any record of the decision log was read.
         self.follows = False
@@ -67,7 +67,7 @@ class Inbox:
         #: Backward frames from the next stage, in order.
         self.from_downstream: deque[Arrived] = deque()
         #: Called after records or fetched weights arrived, on the background thread, with the lock held.
-        self.on_news: Callable[[], None] | None = None
+        self.on_arrival: Callable[[], None] | None = None
         #: Links whose other end is still connected.
         self._links = {"upstream": upstream, "downstream": downstream}
         #: The orderly closure of a neighbour's link; an error only if frames are still needed.
@@ -82,50 +82,50 @@ class Inbox:
 
     def ring(self) -> None:
         """Notify waiting threads of a possible change."""
-        with self.bell:
-            self.bell.notify_all()
+        with self.condition:
+            self.condition.notify_all()
 
     def on_records(self, records: Sequence[Record]) -> None:
         """Process new records of the decision log and wake waiting threads."""
-        with self.bell:
+        with self.condition:
             self.log.follow(records)
             self.follows = True
-            self._look_for_own_end(records)
-            self._tell()
+            self._check_own_end(records)
+            self._notify()
 
     def on_fetched(self, clock: Clock, published: FlatBuffer | None) -> None:
         """Store pulled weights, or record that the clock was freed. Called by one thread only."""
         if published is not None and self._pool is not None:
-            with self.bell:
+            with self.condition:
                 is_next = all(waiting.on_host for waiting in self.fetched.values())
             if is_next:
                 published = self._pool.to_device(published)
-        with self.bell:
+        with self.condition:
             if published is None:
                 self.lost.add(clock)
             else:
                 self.fetched[clock] = published
-            self._tell()
+            self._notify()
 
     def on_error(self, error: Exception) -> None:
         """Record an error of a background thread; the first one is kept."""
-        with self.bell:
+        with self.condition:
             self._error = self._error or error
-            self.bell.notify_all()
+            self.condition.notify_all()
 
-    def _look_for_own_end(self, records: Sequence[Record]) -> None:
+    def _check_own_end(self, records: Sequence[Record]) -> None:
         for record in records:
             if isinstance(record, EvictRecord) and (record.vw, record.incarnation) == self._life:
                 self._error = self._error or StaleIncarnation(
                     f"virtual worker {record.vw} (incarnation {record.incarnation}) was evicted at clock {record.clock}"
                 )
 
-    def _tell(self) -> None:
-        if self.on_news is not None:
-            self.on_news()
-        self.bell.notify_all()
+    def _notify(self) -> None:
+        if self.on_arrival is not None:
+            self.on_arrival()
+        self.condition.notify_all()
 
-    # -- from the compute thread, with the bell held -----------------------------------------------------------------
+    # -- from the compute thread, with the condition held -------------------------------------------------------------
 
     def next_arrival(self) -> int:
         """A number greater than all earlier ones."""

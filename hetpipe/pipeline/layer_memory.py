@@ -25,7 +25,7 @@ from hetpipe.pipeline.chain import Layer, SeedKey, Values, run_layers, ties_of
 from hetpipe.pipeline.host_link import HostLink, Transfer
 from hetpipe.pipeline.saved_tensors import current_pack, hooks_unwatched, refuses_hooks, saving_with, version_of
 from hetpipe.pipeline.swapping import SwappedTensors
-from hetpipe.values.memory import RESIDENT, LayerPolicy, runs_of
+from hetpipe.values.memory import RESIDENT, LayerPolicy, MemoryChange, changed_policies, runs_of
 
 Seed = Callable[[SeedKey], None]
 
@@ -46,27 +46,54 @@ class LayerMemory:
     """The layers of one stage, in the order of computation."""
 
     def __init__(
-        self, layers: Sequence[Layer], policies: Sequence[LayerPolicy] | None = None, link: HostLink | None = None
+        self,
+        layers: Sequence[Layer],
+        policies: Sequence[LayerPolicy] | None = None,
+        link: HostLink | None = None,
+        changes: Sequence[MemoryChange] = (),
     ) -> None:
         """Group `layers` by policy.
 
         Args:
             layers: of the stage.
             policies: one each; None: all are kept.
-            link: to host memory; None if no layer is swapped.
+            link: to host memory; None if no layer is ever swapped.
+            changes: of policies, in order of time.
         """
         self._layers = layers
-        policies = policies or ["keep"] * len(layers)
-        runs = {index: run for run in runs_of(policies) for index in range(*run)}
-        groups = groupby(range(len(layers)), key=lambda index: (runs.get(index), policies[index] == "swap"))
-        self._parts = [
-            _RecomputedRun(group) if run is not None else _Held(group, swaps=swaps)
-            for (run, swaps), group in ((key, [layers[index] for index in each]) for key, each in groups)
-        ]
-        self._link = link if "swap" in policies else None
-        assert (self._link is not None) == ("swap" in policies), "nothing is swapped without a link"
+        self._host_link = link
+        self._planned = policies or ["keep"] * len(layers)
+        self._changes = changes
+        self._changed: tuple[LayerPolicy, ...] | None = None
         #: The last transfer of each minibatch that may still be leaving the device.
         self._leaving: deque[Transfer] = deque()
+        self._group(self._planned)
+
+    def begin_wave(self, p: int, wave: int) -> tuple[LayerPolicy, ...] | None:
+        """Run the forwards from minibatch `p` on under the policies of this wave; those in flight keep theirs.
+
+        Returns:
+            The policies, at the first wave and where they change; None elsewhere, and where nothing ever changes.
+        """
+        if not self._changes:
+            return None
+        layers = [(layer.index, layer.name) for layer in self._layers]
+        policies = changed_policies(self._planned, layers, self._changes, p=p, wave=wave)
+        if policies == self._changed:
+            return None
+        self._changed = policies
+        self._group(policies)
+        return policies
+
+    def _group(self, policies: Sequence[LayerPolicy]) -> None:
+        runs = {index: run for run in runs_of(policies) for index in range(*run)}
+        groups = groupby(range(len(policies)), key=lambda index: (runs.get(index), policies[index] == "swap"))
+        self._parts = [
+            _RecomputedRun(group) if run is not None else _Held(group, swaps=swaps)
+            for (run, swaps), group in ((key, [self._layers[index] for index in each]) for key, each in groups)
+        ]
+        self._link = self._host_link if "swap" in policies else None
+        assert (self._link is not None) == ("swap" in policies), "nothing is swapped without a link"
 
     def run(self, weights: Mapping[str, Tensor], values: Values, seed: Seed) -> LayersRun:
         """Run the forward of a minibatch.

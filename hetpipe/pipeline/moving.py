@@ -133,7 +133,7 @@ class LayerMover:
 
     def _receive(self, source: str) -> Frame:
         """Wait for the next frame of a handover from the previous or the next stage."""
-        with self._inbox.bell:
+        with self._inbox.condition:
             queue = self._inbox.from_upstream if source == "previous" else self._inbox.from_downstream
             while True:
                 self._inbox.collect(needs_frames=True)
@@ -165,7 +165,7 @@ class LayerMover:
         forget_weights(built.layers)
         built.weights.start(clock, filled if parts.has_shards else None)
         parts.synchroniser.change_layers(built.slices, built.pool, deadline_seconds=parts.stall_seconds)
-        with self._inbox.bell:
+        with self._inbox.condition:
             self._inbox.change_pool(built.pool)
         parts.layers, parts.compute, parts.pool, parts.weights = built.layers, built.compute, built.pool, built.weights
         parts.data = replace(parts.data, metrics=built.metrics, losses=built.losses)

@@ -38,7 +38,7 @@ class StageRunner:
         self._inbox = inbox
         self._waiter = Waiter(
             str(parts.identity),
-            inbox.bell,
+            inbox.condition,
             report=parts.report,
             timeline=parts.timeline,
             clock=parts.clock,
@@ -169,7 +169,7 @@ class StageRunner:
         be further.
         """
         identity = self._parts.identity
-        with self._inbox.bell:
+        with self._inbox.condition:
             while True:
                 self._inbox.collect(needs_frames=False)
                 log = self._inbox.log
@@ -184,7 +184,7 @@ class StageRunner:
 
     def _wait_for_next_barrier(self, start: Clock) -> None:
         """Wait until the end of the segment from `start` is known."""
-        with self._inbox.bell:
+        with self._inbox.condition:
             while self._inbox.log.barrier is None or self._inbox.log.barrier.clock <= start:
                 self._inbox.collect(needs_frames=False)
                 self._waiter.sleep("the clock shard to set the next barrier", for_clock=True)
@@ -199,7 +199,7 @@ class StageRunner:
         self._parts.weights.start(clock, self._fetched(clock))
 
     def _fetched(self, clock: Clock) -> FlatBuffer:
-        with self._inbox.bell:
+        with self._inbox.condition:
             while clock not in self._inbox.fetched:
                 self._inbox.collect(needs_frames=False)
                 self._waiter.sleep(f"w^({clock}) from the parameter servers", for_clock=False)

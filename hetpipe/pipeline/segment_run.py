@@ -20,8 +20,8 @@ from hetpipe.decide.sync.division import Block
 from hetpipe.decide.sync.gate import Gate
 from hetpipe.errors import NonFiniteUpdate
 from hetpipe.link.policy import Frame, FrameKind
-from hetpipe.model.user_errors import later_failures_told
-from hetpipe.observe.log import bind_context
+from hetpipe.model.user_errors import failures_after_cut
+from hetpipe.observe.log import bind_context, get_logger
 from hetpipe.observe.timeline import Activity
 from hetpipe.pipeline.chain import Values
 from hetpipe.pipeline.clock_use import ClockUse
@@ -35,8 +35,11 @@ from hetpipe.pipeline.tally import MinibatchLoss, Tally
 from hetpipe.pipeline.updates import Updates
 from hetpipe.pipeline.waiting import Waiter
 from hetpipe.values.ids import Clock, Minibatch, Wave
+from hetpipe.values.memory import policies_text
 from hetpipe.weights.flat import FlatBuffer
 from hetpipe.weights.policy import Version
+
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ class SegmentRun:
         self._closed = Wave(start)
         self._flying: dict[int, _InFlight] = {}
         #: Last stage, on a GPU: tells the loss of the minibatch whose backward has not been computed yet.
-        self._untold_loss: Callable[[], None] | None = None
+        self._pending_loss: Callable[[], None] | None = None
         self._clocks = ClockUse(parts, inbox, start)
         self._updates = Updates(parts, tally, self._updated, start * self._n)
         self._opening_arrival: tuple[int, int] = (0, 0)
@@ -106,8 +109,8 @@ class SegmentRun:
     def run(self) -> None:
         """Compute until the barrier."""
         bind_context(wave=self._closed)
-        with self._inbox.bell:
-            self._inbox.on_news = self._fetch_ahead
+        with self._inbox.condition:
+            self._inbox.on_arrival = self._fetch_ahead
             end = self._end
         if self._reads:
             # A barrier that was planned before the end of the epoch is known by now.
@@ -121,8 +124,8 @@ class SegmentRun:
         finally:
             if self._reads:
                 self._parts.reader.begin(())  # if the barrier was moved to a lower clock
-            with self._inbox.bell:
-                self._inbox.on_news = None
+            with self._inbox.condition:
+                self._inbox.on_arrival = None
 
     def _compute(self) -> None:
         while not (self._drained() and self._updates.is_settled):
@@ -140,14 +143,14 @@ class SegmentRun:
 
     def _next_action(self) -> Action | None:
         """The next action; None after a sleep, a barrier frame or a frame about a norm."""
-        with self._inbox.bell:
+        with self._inbox.condition:
             self._inbox.collect(needs_frames=True)
             self._fetch_ahead()
-            frame = self._news_of_norms()
+            frame = self._arrived_norms()
         if frame is not None:
-            self._hear(frame)
+            self._receive_norm(frame)
             return None
-        with self._inbox.bell:
+        with self._inbox.condition:
             self._clocks.wait_reason = ("", False)
             forward = self._opening() if self._parts.identity.is_first else self._incoming()
             passed_on = forward is None and self._last is None and self._pass_barrier_on()
@@ -171,7 +174,7 @@ class SegmentRun:
     def _fetch_ahead(self) -> None:
         self._clocks.fetch_ahead(self._begun)
 
-    def _news_of_norms(self) -> Frame | None:
+    def _arrived_norms(self) -> Frame | None:
         """A frame about the norm of a gradient, if it is the next one from a neighbour."""
         behind = self._inbox.from_downstream
         if behind and behind[0].frame.kind is FrameKind.SQUARES:
@@ -180,11 +183,11 @@ class SegmentRun:
             return self._inbox.from_upstream.popleft().frame
         return None
 
-    def _hear(self, frame: Frame) -> None:
+    def _receive_norm(self, frame: Frame) -> None:
         if frame.kind is FrameKind.SQUARES:
-            self._updates.hear_squares(frame)
+            self._updates.add_squares(frame)
         else:
-            self._updates.hear_norm(frame)
+            self._updates.apply_norm(frame)
 
     def _drains_before(self, p: int) -> bool:
         """Whether the minibatches in flight must complete before `p` may start."""
@@ -287,6 +290,8 @@ class SegmentRun:
             self._switch(p, flying.clock)
         version = parts.weights.forward(p)
         identity = parts.identity
+        if (p - 1) % self._n == 0:
+            self._begin_wave(p)
         parts.history.forward(
             vw=identity.vw,
             incarnation=identity.incarnation,
@@ -310,6 +315,16 @@ class SegmentRun:
             )
             parts.downstream.send(frame, deadline_seconds=SEND_SECONDS)
         self._forwarded = p
+
+    def _begin_wave(self, p: Minibatch) -> None:
+        """Let the layers have the memory policies of the wave that begins with `p`."""
+        parts, identity = self._parts, self._parts.identity
+        policies = parts.compute.memory.begin_wave(p, self._gate.wave_of(p))
+        if policies is not None:
+            parts.history.memory(
+                vw=identity.vw, incarnation=identity.incarnation, stage=identity.stage, p=p, policies=policies
+            )
+            _log.info("memory_policies", minibatch=p, policies=policies_text(policies, parts.layers[0].index) or "keep")
 
     def _compute_forward(self, p: Minibatch, version: Version, values: Values) -> Values:
         """Read this stage's data of minibatch `p`, run its layers, and on the last stage the loss."""
@@ -339,17 +354,17 @@ class SegmentRun:
         exponent = self._flying[p].scale_exponent
         value = parts.compute.loss(p, outputs, batch.target, scale=2.0**exponent)
         each = {} if parts.data.losses is None else dict(parts.data.losses.values)
-        self._untold_loss = partial(self._tell_loss, p, value, exponent, weight, batch.num_samples, each)
+        self._pending_loss = partial(self._report_loss, p, value, exponent, weight, batch.num_samples, each)
         if not parts.compute.is_asynchronous:
             self._loss_is_known()
 
     def _loss_is_known(self) -> None:
         """Tell the loss that was computed last, once. On a GPU this is done when its backward has been computed."""
-        told, self._untold_loss = self._untold_loss, None
-        if told is not None:
-            told()
+        report, self._pending_loss = self._pending_loss, None
+        if report is not None:
+            report()
 
-    def _tell_loss(
+    def _report_loss(
         self,
         p: Minibatch,
         value: Tensor,
@@ -369,13 +384,13 @@ class SegmentRun:
 
     def _run_layers(self, p: Minibatch, version: Version, values: Values) -> Values:
         saving = Remapping(version.weights) if self._parts.versions.is_predicting else None
-        with later_failures_told(f"the forward of minibatch {p} on {self._parts.identity}"):
+        with failures_after_cut(f"the forward of minibatch {p} on {self._parts.identity}"):
             return self._parts.compute.forward(p, version.weights, values, saving)
 
     def _take_forward(self, p: Minibatch) -> tuple[_InFlight, Values]:
         if self._parts.identity.is_first:
             return _InFlight(self._clocks.chosen(p), self._updates.scale_exponent(p)), ()
-        with self._inbox.bell:
+        with self._inbox.condition:
             frame = self._inbox.from_upstream.popleft().frame
         assert frame.minibatch == p, f"expected minibatch {p}, got {frame.minibatch}"
         values = tuple(tensor for tensor in frame.tensors if tensor is not None)
@@ -383,7 +398,7 @@ class SegmentRun:
 
     def _taken_evaluation(self) -> Frame | None:
         """Later stages: the next frame from the previous stage, if it belongs to an evaluation."""
-        with self._inbox.bell:
+        with self._inbox.condition:
             if self._inbox.head(FrameKind.EVALUATE) is None:
                 return None
             return self._inbox.from_upstream.popleft().frame
@@ -404,20 +419,20 @@ class SegmentRun:
         published = None
         if self._parts.has_shards and clock != self._clocks.in_use:
             published = self._parts.pool.to_device(self._fetched(clock))
-            with self._inbox.bell:
+            with self._inbox.condition:
                 self._inbox.fetched[clock] = published
         return self._parts.weights.evaluated(p, published)
 
     def _fetched(self, clock: Clock) -> FlatBuffer:
         """Take w^(clock), which is available, and drop older ones."""
-        with self._inbox.bell:
+        with self._inbox.condition:
             for unused in [c for c in self._inbox.fetched if c < clock]:
                 self._parts.pool.release(self._inbox.fetched.pop(unused))
             return self._inbox.fetched[clock]
 
     def _switch(self, p: Minibatch, clock: Clock) -> None:
         self._parts.weights.switch(p, clock, self._fetched(clock))
-        with self._inbox.bell:
+        with self._inbox.condition:
             # Not earlier: while this entry exists, no other fetched weights are moved to the device.
             del self._inbox.fetched[clock]
         self._clocks.in_use = clock
@@ -449,7 +464,7 @@ class SegmentRun:
         parts = self._parts
         started = parts.clock.monotonic()
         # Recomputation draws from the process's generators again.
-        with parts.guard, later_failures_told(f"the backward of minibatch {p} on {self._parts.identity}"):
+        with parts.guard, failures_after_cut(f"the backward of minibatch {p} on {self._parts.identity}"):
             found = parts.compute.backward(p, version.weights, gradients)
         parts.weights.backwarded(p)
         parts.compute.finish()
@@ -465,7 +480,7 @@ class SegmentRun:
         """Gradients of the outputs of minibatch `p` from the next stage, None on the last one; and its weight."""
         if self._parts.identity.is_last:
             return None, flying.weight
-        with self._inbox.bell:
+        with self._inbox.condition:
             frame = self._inbox.from_downstream.popleft().frame
         assert frame.minibatch == p, f"expected the gradient of minibatch {p}, got {frame.minibatch}"
         return frame.tensors, frame.weight
@@ -532,7 +547,7 @@ class SegmentRun:
         return self._last is not None and self._backwarded == self._last
 
     def _close_empty_waves(self) -> None:
-        with self._inbox.bell:
+        with self._inbox.condition:
             ends = (self._agreed_end, self._end)
         # This stage may read the record of the barrier later than the first stage did: replicas must not wait for a
         # wave that the others never start.

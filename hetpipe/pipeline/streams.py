@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 
 from hetpipe.errors import CallableError
 from hetpipe.pipeline.seeds import preserved_generators, seed_generators, stream_seed
-from hetpipe.pipeline.user_data import told
+from hetpipe.pipeline.user_data import read_user_data
 
 _END = object()
 
@@ -119,7 +119,7 @@ class StreamDataset:
         _keep_epoch_private(self._stream)
         seed_generators(stream_seed(self._seed, self._key, self._epoch, None))
         where = f"`iterate_from({position})`" if self._jumps else "`__iter__`"
-        iterator = told(opened, self._key, f"the stream by {where} in epoch {self._epoch + 1}")
+        iterator = read_user_data(opened, self._key, f"the stream by {where} in epoch {self._epoch + 1}")
         if iterator is self._stream:
             raise CallableError(
                 f"{self._key}: is an iterator, which can be read only once, and each stage, worker and epoch reads "
@@ -132,7 +132,9 @@ class StreamDataset:
         position, epoch = self._next, self._epoch + 1
         seed_generators(stream_seed(self._seed, self._key, self._epoch, position))
         try:
-            sample = told(lambda: next(iterator, _END), self._key, f"sample {position} of epoch {epoch} of the stream")
+            sample = read_user_data(
+                lambda: next(iterator, _END), self._key, f"sample {position} of epoch {epoch} of the stream"
+            )
         except CallableError:
             self.rewind()
             raise

@@ -158,7 +158,7 @@ class Tally:
         if not now and moment - self._reported_at < REPORT_SECONDS:
             return
         self._reported_at = moment
-        with self._inbox.bell:
+        with self._inbox.condition:
             published = self._inbox.log.published
         figures = self._measure()
         self._report(

@@ -14,7 +14,7 @@ _log = get_logger(__name__)
 ReadT = TypeVar("ReadT")
 
 
-def told(read: Callable[[], ReadT], key: str, what: str) -> ReadT:
+def read_user_data(read: Callable[[], ReadT], key: str, what: str) -> ReadT:
     """Call user code that reads.
 
     Args:

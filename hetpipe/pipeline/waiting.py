@@ -26,7 +26,7 @@ class Waiter:
     def __init__(
         self,
         who: str,
-        bell: threading.Condition,
+        condition: threading.Condition,
         *,
         report: Callable[[StageReport], None],
         timeline: TimelineWriter,
@@ -34,7 +34,7 @@ class Waiter:
         stall_seconds: float,
     ) -> None:
         self._who = who
-        self._bell = bell
+        self._condition = condition
         self._report = report
         self._timeline = timeline
         self._clock = clock
@@ -74,7 +74,7 @@ class Waiter:
         if now - self._said_at > SAY_AFTER_SECONDS:
             self._said_at = now
             self._report(StageWaiting(f"{self._who} has waited {waited:.0f} s for {reason}", waited))
-        self._bell.wait(min(at_most_seconds, _WAKE_SECONDS))
+        self._condition.wait(min(at_most_seconds, _WAKE_SECONDS))
         after = self._clock.monotonic()
         self.show_life()
         if for_clock:
@@ -89,7 +89,7 @@ class Waiter:
         Raises:
             DeadlineExceeded: as in `sleep`.
         """
-        with self._bell:
+        with self._condition:
             while not is_over():
                 self.sleep(reason(), for_clock=False)
         self.proceed()

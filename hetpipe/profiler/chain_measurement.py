@@ -19,7 +19,7 @@ from hetpipe.clock import Clock
 from hetpipe.pipeline.chain import Values, alive_behind, forbidden_in, tensor_spec
 from hetpipe.pipeline.flop_counter import FlopCounter
 from hetpipe.profiler.kept import Saved, kept_bytes
-from hetpipe.profiler.layer_run import LayerRun, told_as_the_users
+from hetpipe.profiler.layer_run import LayerRun, as_user_errors
 from hetpipe.profiler.live_bytes import storage_identity
 from hetpipe.profiler.sampling import Sampling
 from hetpipe.profiler.subject import Subject, tokens_per_sample
@@ -159,7 +159,7 @@ def measure_chain(
     with torch.enable_grad():
         for position, layer in enumerate(subject.chain):
             on_layer(position)
-            with told_as_the_users(layer, values):
+            with as_user_errors(layer, values):
                 run = LayerRun(subject, layer, device)
                 # The layer may modify its inputs, which the previous layer has saved.
                 inputs = _copies(values)

@@ -60,7 +60,7 @@ class LayerRun:
 
 
 @contextmanager
-def told_as_the_users(layer: Layer, inputs: Values) -> Iterator[None]:
+def as_user_errors(layer: Layer, inputs: Values) -> Iterator[None]:
     """Convert any exception of the layer's own code to a `CallableError`.
 
     Raises:

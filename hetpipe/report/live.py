@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hetpipe.clock import Clock
-from hetpipe.report.conditions import HeardConditions, condition_text
+from hetpipe.report.conditions import EventConditions, condition_text
 from hetpipe.report.progress import (
     STATE_TEXTS,
     cells,
@@ -54,7 +54,7 @@ class LiveView(View):
         self._spinner = Spinner("dots")
         self._table: ProgressTable | None = None
         self._evaluated: Evaluated | None = None
-        self._conditions = HeardConditions()
+        self._conditions = EventConditions()
         #: The current wait, reported every few seconds while it lasts; empty if there is none.
         self._waiting = ""
         self._live = Live(
@@ -89,7 +89,7 @@ class LiveView(View):
             case Notice():
                 self._print(event.text, style="yellow" if event.severity == "warning" else "")
             case ConditionRaised() | ConditionCleared():
-                self._conditions.hear(event)
+                self._conditions.on_event(event)
                 self._print(condition_text(event), style="bold red" if isinstance(event, ConditionRaised) else "")
             case JobEnded(state=state):
                 self._state, self._has_ended = STATE_TEXTS[state], True

@@ -54,7 +54,7 @@ def show_plan(view: PlanView, reasons: Reasons, console: Console, *, why: Litera
         console: destination; its width is the limit.
         why: amount of reasons.
     """
-    pen = _Pen(is_ascii=not console.encoding.startswith("utf"))
+    pen = _TextStyle(is_ascii=not console.encoding.startswith("utf"))
     parts: list[RenderableType] = [
         pen.text(view.title, "bold"),
         pen.text(view.subtitle, "dim"),
@@ -74,7 +74,7 @@ def show_plan(view: PlanView, reasons: Reasons, console: Console, *, why: Litera
 
 
 @dataclass(frozen=True, slots=True)
-class _Pen:
+class _TextStyle:
     """Text rendering for this terminal."""
 
     is_ascii: bool
@@ -121,7 +121,7 @@ def _grid(rows: Iterable[tuple[Text, ...]]) -> Table:
     return table
 
 
-def _speeds(speeds: Sequence[SpeedView], pen: _Pen) -> Table:
+def _speeds(speeds: Sequence[SpeedView], pen: _TextStyle) -> Table:
     fastest = max(speed.samples_per_second or 0.0 for speed in speeds)
     rows = []
     for index, speed in enumerate(speeds):
@@ -145,7 +145,7 @@ class _Column:
 class _Stages:
     """The stages, one or two lines each; all pipelines share the column widths, so that bars are comparable."""
 
-    def __init__(self, view: PlanView, width: int, pen: _Pen) -> None:
+    def __init__(self, view: PlanView, width: int, pen: _TextStyle) -> None:
         self._view = view
         self._pen = pen
         self._is_wide = width >= _WIDE_COLUMNS
@@ -310,7 +310,7 @@ def _memory_parts(stage: StageView) -> _Parts:
     )
 
 
-def _why(reasons: Reasons, pen: _Pen) -> Iterator[RenderableType]:
+def _why(reasons: Reasons, pen: _TextStyle) -> Iterator[RenderableType]:
     yield Text()
     yield pen.text("alternatives, compared with this plan", "bold")
     rows = [

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 from hetpipe.clock import Clock
 from hetpipe.errors import DeadlineExceeded, HetpipeError, JobFailed, Unavailable, UnknownJob
-from hetpipe.report.conditions import HeardConditions
+from hetpipe.report.conditions import EventConditions
 from hetpipe.report.view import View
-from hetpipe.runs.mending import Mending
+from hetpipe.runs.reconnection import Reconnection
 from hetpipe.runs.service import ServiceDeath
 from hetpipe.runs.shell import CoordinatorPort
 from hetpipe.runs.supervisor import ServiceRestart
@@ -35,7 +35,7 @@ _NOTICE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class ReceivedEvent:
     """An event of the job."""
 
     event: JobEvent
@@ -74,7 +74,9 @@ class StopRefused:
     error: HetpipeError
 
 
-Message = Heard | Remark | CoordinatorLost | ServiceRestart | ServiceDeath | Interrupted | Detached | StopRefused
+Message = (
+    ReceivedEvent | Remark | CoordinatorLost | ServiceRestart | ServiceDeath | Interrupted | Detached | StopRefused
+)
 Inbox = queue.SimpleQueue[Message]
 
 
@@ -131,7 +133,7 @@ class RunningJob:
         #: A stop was requested, so it is not resubmitted once it has begun.
         self._is_to_stop = False
         self._clock = clock
-        self._mending = Mending(clock, say=lambda sentence: inbox.put(Remark(sentence)))
+        self._reconnection = Reconnection(clock, say=lambda sentence: inbox.put(Remark(sentence)))
 
     def hand_in(self) -> JobId:
         """Submit the job to the coordinator. Once, before everything else.
@@ -157,15 +159,15 @@ class RunningJob:
         threading.Thread(target=self._stop, args=(mode,), name="job-stop", daemon=True).start()
 
     def _watch(self) -> None:
-        self._mending.whole()  # it has just accepted the job
+        self._reconnection.succeeded()  # it has just accepted the job
         try:
-            while not self._heard_all():
+            while not self._received_all():
                 """Handle an attempt to reopen the broken stream."""
         except HetpipeError as error:
             hint = f"; {self._when_lost}" if self._when_lost else ""
             self._inbox.put(CoordinatorLost(type(error).__name__, f"{error}{hint}"))
 
-    def _heard_all(self) -> bool:
+    def _received_all(self) -> bool:
         """Receive events until the job has ended or the stream breaks; False if it broke and may be reopened.
 
         Raises:
@@ -174,15 +176,15 @@ class RunningJob:
         try:
             for numbered in self._client.watch_job(self._job_id, after=self._last):
                 self._last = max(self._last, numbered.sequence)
-                self._mending.whole()
+                self._reconnection.succeeded()
                 self._has_begun = self._has_begun or _has_begun(numbered.event)
                 self._is_to_stop = self._is_to_stop or _is_to_stop(numbered.event)
-                self._inbox.put(Heard(numbered.event))
+                self._inbox.put(ReceivedEvent(numbered.event))
         except Unavailable as error:
-            self._mending.broke(error)
+            self._reconnection.failed(error)
             return False
         except UnknownJob as error:
-            self._mending.broke(error)
+            self._reconnection.failed(error)
             self._hand_in_again()
             return False
         return True
@@ -195,12 +197,12 @@ class RunningJob:
             submission = replace(self._submission, has_begun=self._has_begun)
             self._client.invoke(SUBMIT_JOB, SubmitJobRequest(submission))
         except Unavailable as error:
-            self._mending.broke(error)
+            self._reconnection.failed(error)
 
     def _stop(self, mode: StopMode) -> None:
         """Retry until the coordinator has accepted it, or is lost."""
-        mending = Mending(self._clock, say=lambda _: None)
-        mending.whole()
+        reconnection = Reconnection(self._clock, say=lambda _: None)
+        reconnection.succeeded()
         has_reported = False
         while True:
             try:
@@ -209,7 +211,7 @@ class RunningJob:
                 if not has_reported:
                     self._inbox.put(StopRefused(error))
                     has_reported = True
-                if not isinstance(error, Unavailable | UnknownJob) or not _mends(mending, error):
+                if not isinstance(error, Unavailable | UnknownJob) or not _reconnects(reconnection, error):
                     return
             else:
                 return
@@ -223,10 +225,10 @@ def _is_to_stop(event: JobEvent) -> bool:
     return isinstance(event, StateChanged) and event.state is JobState.STOPPING
 
 
-def _mends(mending: Mending, error: Unavailable | UnknownJob) -> bool:
+def _reconnects(reconnection: Reconnection, error: Unavailable | UnknownJob) -> bool:
     """Back off; returns whether to make another attempt."""
     try:
-        mending.broke(error)
+        reconnection.failed(error)
     except HetpipeError:
         return False
     return True
@@ -287,7 +289,7 @@ class Follower:
         self._is_training = False
         #: Its last reported state.
         self._state = JobState.SUBMITTED
-        self._conditions = HeardConditions()
+        self._conditions = EventConditions()
         #: Its ending; None before.
         self.ending: Ending | None = None
 
@@ -298,7 +300,7 @@ class Follower:
                 message = self._inbox.get(timeout=_POLL_SECONDS)
             except queue.Empty:
                 self._pass_time()
-                self._look_after_services()
+                self._check_services()
             else:
                 self.handle(message)
         return self.ending
@@ -306,11 +308,11 @@ class Follower:
     def handle(self, message: Message) -> None:  # noqa: C901 - one case per kind of message
         """Process one message."""
         match message:
-            case Heard(event=JobEnded() as ended):
+            case ReceivedEvent(event=JobEnded() as ended):
                 self._view.show(ended)
                 self.ending = _ending_of(ended, by_whom="" if self._num_interrupts else " by another user")
-            case Heard(event=event):
-                self._conditions.hear(event)
+            case ReceivedEvent(event=event):
+                self._conditions.on_event(event)
                 if isinstance(event, StateChanged):
                     self._state = event.state
                     self._is_training = event.state is JobState.RUNNING
@@ -326,9 +328,9 @@ class Follower:
             case CoordinatorLost(error=error, sentence=sentence):
                 self.ending = replace(self._failed(error, sentence), lost_contact=True)
             case StopRefused(error=error):
-                told = f"the coordinator did not accept the request to stop ({error})"
+                failure = f"the coordinator did not accept the request to stop ({error})"
                 again = ", which is retried" if isinstance(error, Unavailable | UnknownJob) else ""
-                self._view.say(f"{told}{again}; Ctrl-C again stops now")
+                self._view.say(f"{failure}{again}; Ctrl-C again stops now")
             case Detached():
                 self.ending = Ending(state=self._state, detached=True)
             case Interrupted():
@@ -337,8 +339,8 @@ class Follower:
     def _failed(self, error: str, sentence: str) -> Ending:
         """End with a failure that its coordinator has not reported."""
         conditions = self._conditions.all
-        told = consequence(sentence, error, conditions)
-        return Ending(state=JobState.FAILED, error=error, sentences=(told,), conditions=conditions)
+        sentences = (consequence(sentence, error, conditions),)
+        return Ending(state=JobState.FAILED, error=error, sentences=sentences, conditions=conditions)
 
     def _interrupted(self) -> None:
         self._num_interrupts += 1
@@ -354,7 +356,7 @@ class Follower:
         else:
             self.ending = _STOPPED_NOW
 
-    def _look_after_services(self) -> None:
+    def _check_services(self) -> None:
         """Report the starting services of this run; fail if one is silent for too long."""
         if self._services is None or not self._state.is_queued or self.ending is not None:
             return

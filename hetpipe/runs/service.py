@@ -103,7 +103,7 @@ class Service:
         self._clock = clock
         #: Its reported phase before it is ready, and the time of its last report.
         self._phase = ""
-        self._heard = clock.monotonic()
+        self._last_line = clock.monotonic()
         command = [*spec.command, "--log", str(spec.logs / f"{spec.key}.log"), "--exit-with-parent"]
         try:
             with ExitStack() as its_ends, ExitStack() as our_ends:
@@ -156,7 +156,7 @@ class Service:
     @property
     def silent_seconds(self) -> float:
         """Seconds since its last report while it is not ready; 0 once it is ready or gone."""
-        return 0.0 if self._settled.is_set() else self._clock.monotonic() - self._heard
+        return 0.0 if self._settled.is_set() else self._clock.monotonic() - self._last_line
 
     @property
     def silence(self) -> str:
@@ -174,7 +174,7 @@ class Service:
             return ""
         return f"{self.spec.title} ({self._phase})" if self._phase else self.spec.title
 
-    def ask_to_end(self) -> None:
+    def terminate(self) -> None:
         """Send SIGTERM; its end is expected from now on."""
         self._asked_to_end = True
         self._process.send_signal(signal.SIGTERM)
@@ -191,7 +191,7 @@ class Service:
     def _read(self) -> None:
         with os.fdopen(self._stdout, "rb") as lines:
             for line in lines:
-                self._heard = self._clock.monotonic()
+                self._last_line = self._clock.monotonic()
                 self._phase = _phase_in(line) or self._phase
                 address = _address_in(line)
                 if address and not self._address:
@@ -232,10 +232,10 @@ def _address_in(line: bytes) -> str:
 
 def _phase_in(line: bytes) -> str:
     """The phase of a process and its duration, by a line of `hetpipe.phases`; empty for any other line."""
-    told = _object_in(line)
-    if told.get("kind") != PHASE or not isinstance(told.get("seconds"), int | float):
+    message = _object_in(line)
+    if message.get("kind") != PHASE or not isinstance(message.get("seconds"), int | float):
         return ""
-    return f"{told.get('phase', '')}, {told['seconds']:.0f} s"
+    return f"{message.get('phase', '')}, {message['seconds']:.0f} s"
 
 
 def _object_in(line: bytes) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def _object_in(line: bytes) -> dict[str, Any]:
 def end_services(services: Sequence[Service], *, grace_seconds: float) -> None:
     """SIGTERM to all, SIGKILL to the rest after the grace period; returns when all are gone."""
     for service in services:
-        service.ask_to_end()
+        service.terminate()
     timer = threading.Timer(grace_seconds, _kill_all, (services,))
     timer.daemon = True
     timer.start()

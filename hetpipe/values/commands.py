@@ -168,7 +168,7 @@ class NumberedCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class StageNews:
+class KeyedStageReport:
     """A report of one stage process."""
 
     key: StageKey
@@ -278,4 +278,6 @@ def last_words(lines: Sequence[str]) -> str:
     return next((line.strip()[:_LAST_WORDS_CHARACTERS] for line in reversed(lines) if line.strip()), "")
 
 
-AgentNews = StageNews | InspectionStep | InspectionPhase | InspectionResult | LinkAwaited | LinkResult | ChildExit
+AgentReport = (
+    KeyedStageReport | InspectionStep | InspectionPhase | InspectionResult | LinkAwaited | LinkResult | ChildExit
+)

@@ -170,6 +170,60 @@ def policies_of(memory: MemoryChoice, names: Sequence[str]) -> tuple[LayerPolicy
     return tuple(next((policy for each, policy in patterns if fnmatchcase(name, each)), "keep") for name in names)
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryChange:
+    """Another policy of some layers of a virtual worker from a moment on, decided before the run (§5)."""
+
+    layers: tuple[int | str, ...]
+    """Indices, names, or patterns of names."""
+    policy: LayerPolicy
+    clock: int | None = None
+    """The barrier from which on it is in effect; None: no barrier."""
+    minibatch: int | None = None
+    """The first of a wave, from which on it is in effect; None: a barrier."""
+
+    def is_due(self, p: int, wave: int) -> bool:
+        """Whether it is in effect for minibatch `p`, of this wave."""
+        return (self.clock is not None and self.clock <= wave) or (self.minibatch is not None and self.minibatch <= p)
+
+
+def concerns(layer: int | str, index: int, name: str) -> bool:
+    """Whether an entry of `MemoryChange.layers` means the layer with this index and name."""
+    return layer == index if isinstance(layer, int) else fnmatchcase(name, layer)
+
+
+def changed_policies(
+    policies: Sequence[LayerPolicy],
+    layers: Sequence[tuple[int, str]],
+    changes: Sequence[MemoryChange],
+    *,
+    p: int,
+    wave: int,
+) -> tuple[LayerPolicy, ...]:
+    """The policies of a stage's layers for minibatch `p`: those of the newest change about each, else `policies`.
+
+    Args:
+        policies: without changes.
+        layers: (index, name) of each.
+        changes: in order of time.
+        p: the minibatch.
+        wave: its wave.
+
+    >>> changes = [MemoryChange((0,), "swap", clock=1), MemoryChange(("h.*",), "recompute", minibatch=9)]
+    >>> layers = [(0, "h.0"), (1, "h.1"), (2, "head")]
+    >>> [changed_policies(["keep"] * 3, layers, changes, p=p, wave=(p - 1) // 4) for p in (5, 9)]
+    [('swap', 'keep', 'keep'), ('recompute', 'recompute', 'keep')]
+    """
+    due = [change for change in changes if change.is_due(p, wave)]
+    return tuple(
+        next(
+            (change.policy for change in reversed(due) if any(concerns(layer, index, name) for layer in change.layers)),
+            policy,
+        )
+        for policy, (index, name) in zip(policies, layers, strict=True)
+    )
+
+
 def policies_text(policies: Sequence[LayerPolicy], first: int = 0) -> str:
     """The policies of layers `first`, `first` + 1, … for people; empty if all are kept.
 

@@ -146,13 +146,13 @@ class PlanVersion:
 
 @dataclass(frozen=True, slots=True)
 class PlanChange:
-    """A cut of a virtual worker that is decided before the run (plan-versions.md)."""
+    """A change of a virtual worker's plan that is decided before the run (plan-versions.md)."""
 
     clock: Clock
     """The barrier at which it takes effect; ≥ 1."""
     vw: VirtualWorkerIndex
-    bounds: tuple[int, ...]
-    """Stage k has the layers [bounds[k], bounds[k + 1])."""
+    bounds: tuple[int, ...] = ()
+    """Stage k has the layers [bounds[k], bounds[k + 1]); empty: the cut stays, only a barrier is needed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,8 +111,8 @@ class GroupOptions:
             assert self._schedule is not None, "a scheduler has a spec"
             raise JobError(
                 f"{_argument_path(self._schedule, KEY, error)}: {self._schedule.name} has no rate after "
-                f"{self.num_updates} update{'s' if self.num_updates > 1 else ''}: {_told(error)}; give it arguments "
-                "that last for the whole run"
+                f"{self.num_updates} update{'s' if self.num_updates > 1 else ''}: {_error_text(error)}; give it "
+                "arguments that last for the whole run"
             ) from error
 
     def go_to(self, num_updates: int) -> None:
@@ -158,7 +158,7 @@ def _build(
         return kind(optimizer=optimizer, **given)
     except Exception as error:
         raise JobError(
-            f"{_argument_path(spec, path, error)}: {spec.name} rejects its arguments: {_told(error)}"
+            f"{_argument_path(spec, path, error)}: {spec.name} rejects its arguments: {_error_text(error)}"
         ) from error
 
 
@@ -220,5 +220,5 @@ def _argument_path(spec: LrScheduleSpec, path: str, error: Exception) -> str:
     return f"{path}.{blamed[0]}" if len(blamed) == 1 else path
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

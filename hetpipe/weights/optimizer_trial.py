@@ -88,7 +88,7 @@ class _Trial:
         try:
             return self._kind([{"params": list(parameters)}], **self._arguments)
         except Exception as error:
-            raise JobError(f"optimizer: {self._name} rejects its arguments: {_told(error)}") from error
+            raise JobError(f"optimizer: {self._name} rejects its arguments: {_error_text(error)}") from error
 
     def _step(
         self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], indices: Sequence[int], step: int
@@ -104,7 +104,7 @@ class _Trial:
         except Exception as error:
             raise JobError(
                 f"{KEY}: {self._name} raises in `step()`, without a closure and with one parameter that has no "
-                f"gradient: {_told(error)}; a pipeline cannot recompute a loss, and parameters not used by a "
+                f"gradient: {_error_text(error)}; a pipeline cannot recompute a loss, and parameters not used by a "
                 "minibatch have no gradient"
             ) from error
         self._check_state(optimizer, parameters)
@@ -146,5 +146,5 @@ def _equal(some: Weights, others: Weights) -> bool:
     return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

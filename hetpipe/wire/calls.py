@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field
 
 from hetpipe.decide.sync.records import Record
 from hetpipe.values.bounds import MAX_LISTED, Sentence
-from hetpipe.values.commands import AgentNews, NumberedCommand, StageKey
+from hetpipe.values.commands import AgentReport, NumberedCommand, StageKey
 from hetpipe.values.conditions import Condition
 from hetpipe.values.events import CodeArchive, JobState, JobStatus, NumberedEvent, StopMode, Submission, WorkerStatus
 from hetpipe.values.identity import Role
@@ -136,7 +136,7 @@ class ReportRequest:
     """Token of its registration."""
     batch: int
     """Sequence number of this batch within the registration: 1, 2, … A resend keeps its number and is counted once."""
-    news: tuple[AgentNews, ...]
+    reports: tuple[AgentReport, ...]
     """The reports in order."""
 
 

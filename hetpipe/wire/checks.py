@@ -143,9 +143,9 @@ def _check_device(device: AgentDevice) -> None:
 
 
 def _clocks(clocks: ClockSnapshot) -> ClockSnapshot:
-    told_of = max(len(clocks.local), len(clocks.staged), len(clocks.durable))
-    if told_of > MAX_STAGES:
-        raise ProtocolViolation(f"clocks of {told_of} virtual workers; at most {MAX_STAGES} are allowed")
+    num_workers = max(len(clocks.local), len(clocks.staged), len(clocks.durable))
+    if num_workers > MAX_STAGES:
+        raise ProtocolViolation(f"clocks of {num_workers} virtual workers; at most {MAX_STAGES} are allowed")
     if len(clocks.applied) > MAX_SHARDS:
         raise ProtocolViolation(
             f"{len(clocks.applied)} shards with a failed disk; a job has at most {MAX_SHARDS} shards"
@@ -169,30 +169,30 @@ def _inspection(result: InspectionResult) -> InspectionResult:
     return replace(result, error=cut(result.error), problems=problems)
 
 
-def _inspection_step(news: InspectionStep) -> InspectionStep:
-    checked_job_id(news.job_id)
-    step = news.step
-    return replace(news, step=ProfileStep(cut(step.device_type), cut(step.layer), step.done, step.total))
+def _inspection_step(report: InspectionStep) -> InspectionStep:
+    checked_job_id(report.job_id)
+    step = report.step
+    return replace(report, step=ProfileStep(cut(step.device_type), cut(step.layer), step.done, step.total))
 
 
-def _inspection_phase(news: InspectionPhase) -> InspectionPhase:
-    checked_job_id(news.job_id)
-    return replace(news, phase=cut(news.phase))
+def _inspection_phase(report: InspectionPhase) -> InspectionPhase:
+    checked_job_id(report.job_id)
+    return replace(report, phase=cut(report.phase))
 
 
-def _link_awaited(news: LinkAwaited) -> LinkAwaited:
-    checked_job_id(news.job_id)
-    split_address(news.address)
-    return news
+def _link_awaited(report: LinkAwaited) -> LinkAwaited:
+    checked_job_id(report.job_id)
+    split_address(report.address)
+    return report
 
 
-def _link_result(news: LinkResult) -> LinkResult:
-    checked_job_id(news.job_id)
-    return replace(news, problem=cut(news.problem))
+def _link_result(report: LinkResult) -> LinkResult:
+    checked_job_id(report.job_id)
+    return replace(report, problem=cut(report.problem))
 
 
-def _child_exit(news: ChildExit) -> ChildExit:
-    return replace(news, last_output=cut(news.last_output))
+def _child_exit(report: ChildExit) -> ChildExit:
+    return replace(report, last_output=cut(report.last_output))
 
 
 #: Class → validator, which returns the value with its sentences truncated.

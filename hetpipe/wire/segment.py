@@ -217,7 +217,7 @@ class Lane:
                         return False
                     in_use -= 1
                 self._fill(slot, parts)
-                self._tell(_Kind.FILLED, slot, length)
+                self._notify(_Kind.FILLED, slot, length)
                 in_use, slot = in_use + 1, (slot + 1) % NUM_SLOTS
             while in_use:  # so that no message of this call is left for the next one
                 if self._next(is_over)[0] is not _Kind.TAKEN:
@@ -227,7 +227,7 @@ class Lane:
         finally:
             # Also where `chunks` failed: the receiver looks for the reason in the call's own end.
             with suppress(SegmentBroken):
-                self._tell(_Kind.END)
+                self._notify(_Kind.END)
 
     def receive(
         self, read: Callable[[memoryview], T], *, is_over: Callable[[], bool] | None
@@ -256,7 +256,7 @@ class Lane:
                 with self._view[start : start + length] as chunk:
                     taken = read(chunk)
                 with suppress(OSError):  # a sender that is gone has said all before
-                    self._say(_Kind.TAKEN, slot)
+                    self._send_notice(_Kind.TAKEN, slot)
                 slot = (slot + 1) % NUM_SLOTS
                 yield taken
         finally:
@@ -266,7 +266,7 @@ class Lane:
     def refuse(self) -> None:
         """Take no more of call `number`, and forget what was sent of it."""
         with suppress(SegmentBroken):
-            self._tell(_Kind.END)
+            self._notify(_Kind.END)
         with suppress(OSError):
             self.connection.settimeout(0.0)
             with suppress(BlockingIOError):
@@ -290,7 +290,7 @@ class Lane:
     def _next(self, is_over: Callable[[], bool] | None) -> tuple[_Kind, int, int]:
         """The next message of this call; those of earlier ones, which ended early, are skipped."""
         while True:
-            data = self._heard(is_over)
+            data = self._receive(is_over)
             if not data:
                 raise self._broken("it was closed on this side" if self.is_closed else "the other process is gone")
             if len(data) != _MESSAGE.size:
@@ -303,7 +303,7 @@ class Lane:
                 raise self._broken("it broke the protocol of messages")
             return known, slot, length
 
-    def _heard(self, is_over: Callable[[], bool] | None) -> bytes:
+    def _receive(self, is_over: Callable[[], bool] | None) -> bytes:
         """The next message; empty at the end of the connection."""
         until = self._clock.monotonic() + IDLE_SECONDS
         was_over = False
@@ -326,13 +326,13 @@ class Lane:
             except OSError as error:
                 raise self._broken(str(error)) from error
 
-    def _tell(self, kind: _Kind, slot: int = 0, length: int = 0) -> None:
+    def _notify(self, kind: _Kind, slot: int = 0, length: int = 0) -> None:
         try:
-            self._say(kind, slot, length)
+            self._send_notice(kind, slot, length)
         except OSError as error:
             raise self._broken(str(error)) from error
 
-    def _say(self, kind: _Kind, slot: int, length: int = 0) -> None:
+    def _send_notice(self, kind: _Kind, slot: int, length: int = 0) -> None:
         self.connection.send(_MESSAGE.pack(kind, slot, self.number, length))
 
     def _broken(self, why: str) -> SegmentBroken:

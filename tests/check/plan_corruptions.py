@@ -94,3 +94,57 @@ def move_of_a_life_that_is_over(histories: Histories) -> None:
     """Layers of an evicted incarnation move, not those of the next one."""
     position = find(histories, CLOCK_SHARD, event="plan", vw=1, version=1)
     histories[CLOCK_SHARD][position]["incarnation"] = 0
+
+
+#: Layers of stages that move: the first has three, five from p = 5 and two from p = 9 on.
+POLICIES = replace(
+    MOVED,
+    policies=(
+        ("p", 3, 0, (0, "layer5"), "swap"),
+        ("clock", 2, 0, (0, 3), "recompute"),
+        ("p", 7, 0, (2,), "recompute"),
+        ("p", 3, 1, (0,), "swap"),
+    ),
+)
+
+
+@_corruption(POLICIES, Kind.MEMORY_POLICY)
+def policy_of_the_script_left_out(histories: Histories) -> None:
+    remove(histories, FIRST_STAGE, event="memory", p=3)
+
+
+@_corruption(POLICIES, Kind.MEMORY_POLICY)
+def policies_of_a_moved_layer_lost(histories: Histories) -> None:
+    """The stage has got layers, and says no more about them."""
+    remove(histories, LAST_STAGE, event="memory", p=9)
+
+
+@_corruption(POLICIES, Kind.MEMORY_POLICY)
+def policy_a_wave_late(histories: Histories) -> None:
+    record(histories, "stage-1-0-0.jsonl", event="memory", p=3)["p"] = 5
+
+
+@_corruption(POLICIES, Kind.MEMORY_POLICY)
+def policy_changed_within_a_wave(histories: Histories) -> None:
+    record(histories, FIRST_STAGE, event="memory", p=3)["p"] = 4
+
+
+@_corruption(POLICIES, Kind.MEMORY_POLICY)
+def policy_that_the_script_does_not_have(histories: Histories) -> None:
+    record(histories, FIRST_STAGE, event="memory", p=3)["policies"] = ["swap", "swap", "keep"]
+
+
+@_corruption(POLICIES, Kind.MEMORY_POLICY)
+def policy_that_is_none(histories: Histories) -> None:
+    record(histories, FIRST_STAGE, event="memory", p=1)["policies"] = ["keep", "lose", "keep"]
+
+
+@_corruption(POLICIES, Kind.MEMORY_POLICY)
+def policies_of_another_cut(histories: Histories) -> None:
+    record(histories, FIRST_STAGE, event="memory", p=1)["policies"] = ["keep", "keep"]
+
+
+@_corruption(replace(POLICIES, weights="predict", policies=POLICIES.policies[1:2]), Kind.MEMORY_POLICY)
+def predicted_weights_recomputed_between_barriers(histories: Histories) -> None:
+    """No barrier is at clock 1, where p = 3 begins."""
+    record(histories, FIRST_STAGE, event="memory", p=5)["p"] = 3

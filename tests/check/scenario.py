@@ -56,6 +56,8 @@ class Scenario:
     """The stages that it then has; None: as many as before."""
     moves: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
     """(clock, worker, bounds of its stages from there on); then histories have `plan` lines and versions."""
+    policies: tuple[tuple[str, int, int, tuple[int | str, ...], str], ...] = ()
+    """(`clock` or `p`, its number, worker, layers, their memory policy from there on), in order of time."""
     stop_at: int | None = None
     """Ask for a stop once this clock is published."""
     hosts: tuple[str, ...] = ("n0",)
@@ -114,6 +116,14 @@ class Scenario:
                 "minibatches": self.start.minibatches,
             },
         }
+        if self.policies:
+            job["elastic"] = {
+                "script": [
+                    {"at": {key: number}, "do": "memory", "vw": vw, "layers": list(layers), "policy": policy}
+                    for key, number, vw, layers, policy in self.policies
+                ]
+            }
+            facts["layers"] = [f"layer{index}" for index in range(NUM_LAYERS)]
         return {"job.json": job, "plan.json": self._plan(), "facts.json": facts}
 
     def _plan(self) -> Record:

@@ -257,6 +257,8 @@ class _Machine:
         if item.hop < worker.num_stages:
             event = "forward"
             stage.forwarded = item.p
+            if self.scenario.policies and (item.p - 1) % self.num_of(worker) == 0:
+                self.begin_wave(worker, index, item.p)
             # Vertical sync: every stage takes what the first stage had.
             is_stamped = self.scenario.weights == "vertical" and index > 0
             through = item.through[index] = item.through[0] if is_stamped else self.local_through(worker, stage, item.p)
@@ -482,6 +484,20 @@ class _Machine:
 
     def decide(self, event: str, **fields: object) -> None:
         self.write("parameter_server-0.jsonl", 0, event, **fields)
+
+    def begin_wave(self, worker: _Worker, index: int, p: int) -> None:
+        """Write the memory policies of a stage's layers, where they are others than before."""
+        policies = []
+        for layer in range(*worker.bounds[index : index + 2]):
+            policies.append("keep")
+            for key, number, vw, layers, policy in self.scenario.policies:
+                is_due = number <= (p if key == "p" else (p - 1) // self.num_of(worker))
+                if vw == worker.vw and is_due and (layer in layers or f"layer{layer}" in layers):
+                    policies[-1] = policy
+        file = f"stage-{worker.vw}-{worker.incarnation}-{index}.jsonl"
+        told = [line["policies"] for line in self.histories.get(file, ()) if line["event"] == "memory"]
+        if not told or told[-1] != policies:
+            self.write_of(worker, index, "memory", p=p, policies=policies)
 
     def write_of(self, worker: _Worker, index: int, event: str, **fields: object) -> None:
         """A line of one stage."""

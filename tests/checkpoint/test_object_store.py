@@ -243,7 +243,7 @@ def test_a_store_that_refuses_raises_the_condition_and_the_next_checkpoint_clear
     world.files.fault = refuse
     world.report(2, files)
     world.settle()
-    (condition,) = world.conditions.told()
+    (condition,) = world.conditions.active()
     assert "its manifest could not be written" in condition.sentence
     assert "Access Denied" in condition.sentence
     world.files.fault = lambda *_: None
@@ -251,7 +251,7 @@ def test_a_store_that_refuses_raises_the_condition_and_the_next_checkpoint_clear
 
     def look(name: str, _: int) -> None:
         if name == "list":
-            cleared_by_deletions.append(world.conditions.told()[0].cleared is not None)
+            cleared_by_deletions.append(world.conditions.active()[0].cleared is not None)
 
     world.begin(4)
     files = world.write(4)

@@ -27,7 +27,7 @@ LAST_CHECKPOINT_SECONDS = 20.0
 
 
 class Bell:
-    """A bell at which time passes."""
+    """A condition at which time passes."""
 
     def __init__(self, clock: FakeClock) -> None:
         self._clock = clock
@@ -52,7 +52,7 @@ class Stage:
         self.answers = list(answers)
         self.reports: list[tuple[Path | None, str]] = []
         self.clock = FakeClock()
-        self.bell = bell = Bell(self.clock)
+        self.condition = condition = Bell(self.clock)
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
         model.get_parameter("0.weight").requires_grad = False
         model[0].register_buffer("mean", torch.zeros(2))
@@ -72,13 +72,13 @@ class Stage:
         )
         waiter = Waiter(
             "stage 0",
-            cast("threading.Condition", bell),
+            cast("threading.Condition", condition),
             report=lambda _: None,
             timeline=NullTimeline(),
             clock=self.clock,
             stall_seconds=60.0,
         )
-        self.work = stage_checkpoints(cast("Any", parts), cast("Any", SimpleNamespace(bell=bell)), waiter)
+        self.work = stage_checkpoints(cast("Any", parts), cast("Any", SimpleNamespace(condition=condition)), waiter)
         self.path = folder / NAME
 
     def report(self, clock: Clock, path: Path | None, *, failure: str = "") -> bool:
@@ -171,6 +171,6 @@ def test_the_last_one_is_written_as_soon_as_there_is_room(tmp_path: Path) -> Non
         if seconds > LAST_CHECKPOINT_SECONDS / 2:
             blocked.unlink(missing_ok=True)
 
-    stage.bell.on_wait = make_room
+    stage.condition.on_wait = make_room
     stage.run(is_last=True)
     assert stage.reports == [(stage.path, "")], "nobody was told of a failure"

@@ -1,4 +1,4 @@
-"""Boxes, plans and wishes that tests are about."""
+"""Boxes, plans and spec that tests are about."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from hetpipe.deploy.box import BoxDevice
 from hetpipe.deploy.groups import AgentGroup, groups_of
-from hetpipe.deploy.topology import Container, Deployment, Folders, Wishes, deployment_of
+from hetpipe.deploy.topology import Container, Deployment, DeploymentSpec, Folders, deployment_of
 from hetpipe.job.file import Job, load_job
 from hetpipe.values.ids import DeviceId
 from hetpipe.values.plan_document import PlanDocument, PlannedStage, PlannedWorker, Predicted
@@ -66,7 +66,7 @@ def plan(*workers: Sequence[PlannedStage], **changes: Any) -> PlanDocument:
 TWO_BY_TWO = groups_of(job(workers={"count": 2, "stages": 2}), cpus(4))
 ON_GPUS = (AgentGroup("vw-0", (gpus("A", "B")[1], gpus("A", "B")[0])), AgentGroup("vw-1", gpus("A", "B", "C")[2:]))
 
-WISHES = Wishes(
+SPEC = DeploymentSpec(
     project="mine",
     image="hetpipe:test",
     user="1000:1001",
@@ -78,7 +78,7 @@ WISHES = Wishes(
 
 
 def deployment(**changes: Any) -> Deployment:
-    return deployment_of(replace(WISHES, **changes))
+    return deployment_of(replace(SPEC, **changes))
 
 
 def by_name(described: Deployment) -> dict[str, Container]:

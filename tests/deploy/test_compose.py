@@ -10,12 +10,12 @@ import yaml
 from hetpipe.deploy.compose import compose_file
 from hetpipe.deploy.engine import create_options
 from hetpipe.deploy.topology import Role, StoreKind, submission_of
-from tests.deploy.deployments import ON_GPUS, WISHES, deployment
+from tests.deploy.deployments import ON_GPUS, SPEC, deployment
 
 
 def parsed(**changes: Any) -> dict[str, Any]:
     described = deployment(**changes)
-    value: dict[str, Any] = yaml.safe_load(compose_file(described, submission_of(WISHES, described, "job.yaml")))
+    value: dict[str, Any] = yaml.safe_load(compose_file(described, submission_of(SPEC, described, "job.yaml")))
     return value
 
 
@@ -36,7 +36,7 @@ def test_every_service_is_contained() -> None:
         assert service["pids_limit"] > 0
         assert service["stop_grace_period"] == "60s"
         assert not {"privileged", "cap_add", "network_mode", "devices"} & set(service)
-        assert [v["source"] for v in service["volumes"] if not v["read_only"]] in ([], [WISHES.folders.runs])
+        assert [v["source"] for v in service["volumes"] if not v["read_only"]] in ([], [SPEC.folders.runs])
 
 
 def test_redis_writes_to_its_own_folder_alone() -> None:
@@ -44,7 +44,7 @@ def test_redis_writes_to_its_own_folder_alone() -> None:
     written = {
         name: [v["source"] for v in service["volumes"] if not v["read_only"]] for name, service in services.items()
     }
-    assert written["store"] == [f"{WISHES.folders.state}/store-data"]
+    assert written["store"] == [f"{SPEC.folders.state}/store-data"]
     assert not any("store-data" in source for name in set(written) - {"store"} for source in written[name])
 
 

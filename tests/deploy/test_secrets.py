@@ -11,26 +11,26 @@ from pathlib import Path
 import pytest
 
 from hetpipe.deploy.secrets import operator_folder, remove_secrets, write_secrets
-from hetpipe.deploy.topology import StoreKind, Wishes, deployment_of
+from hetpipe.deploy.topology import DeploymentSpec, StoreKind, deployment_of
 from hetpipe.errors import UserError
-from tests.deploy.deployments import WISHES
+from tests.deploy.deployments import SPEC
 
 
 @pytest.fixture
-def wishes(tmp_path: Path) -> Wishes:
-    folders = replace(WISHES.folders, state=str(tmp_path / "state"))
-    return replace(WISHES, folders=folders, user=f"{os.getuid()}:{os.getgid()}")
+def spec(tmp_path: Path) -> DeploymentSpec:
+    folders = replace(SPEC.folders, state=str(tmp_path / "state"))
+    return replace(SPEC, folders=folders, user=f"{os.getuid()}:{os.getgid()}")
 
 
-def write(wishes: Wishes) -> Path:
-    write_secrets(wishes, [c.peer for c in deployment_of(wishes).containers if c.peer is not None])
-    return Path(wishes.folders.state)
+def write(spec: DeploymentSpec) -> Path:
+    write_secrets(spec, [c.peer for c in deployment_of(spec).containers if c.peer is not None])
+    return Path(spec.folders.state)
 
 
-def test_every_container_finds_what_it_is_shown(wishes: Wishes) -> None:
-    wishes = replace(wishes, store=StoreKind.REDIS)
-    state = write(wishes)
-    for container in deployment_of(wishes).containers:
+def test_every_container_finds_what_it_is_shown(spec: DeploymentSpec) -> None:
+    spec = replace(spec, store=StoreKind.REDIS)
+    state = write(spec)
+    for container in deployment_of(spec).containers:
         for mount in container.mounts:
             if mount.source.startswith(str(state)):
                 # Redis fills its folder itself.
@@ -38,43 +38,43 @@ def test_every_container_finds_what_it_is_shown(wishes: Wishes) -> None:
     assert (operator_folder(str(state)) / "key.pem").is_file()
 
 
-def test_only_the_owner_may_look(wishes: Wishes) -> None:
-    state = write(replace(wishes, store=StoreKind.REDIS))
+def test_only_the_owner_may_look(spec: DeploymentSpec) -> None:
+    state = write(replace(spec, store=StoreKind.REDIS))
     assert stat.S_IMODE(state.stat().st_mode) == 0o700
     secret = [*state.rglob("*key*.pem"), state / "store-password" / "password"]
     assert len(secret) > 5
     assert {stat.S_IMODE(path.stat().st_mode) for path in secret} == {0o600}
 
 
-def test_each_start_has_secrets_of_its_own(wishes: Wishes) -> None:
-    first = (write(wishes) / "certs" / "ca.pem").read_bytes()
-    assert (write(wishes) / "certs" / "ca.pem").read_bytes() != first
-    remove_secrets(Path(wishes.folders.state))
-    remove_secrets(Path(wishes.folders.state))
-    assert not Path(wishes.folders.state).exists()
+def test_each_start_has_secrets_of_its_own(spec: DeploymentSpec) -> None:
+    first = (write(spec) / "certs" / "ca.pem").read_bytes()
+    assert (write(spec) / "certs" / "ca.pem").read_bytes() != first
+    remove_secrets(Path(spec.folders.state))
+    remove_secrets(Path(spec.folders.state))
+    assert not Path(spec.folders.state).exists()
 
 
-def test_without_tls_there_is_nothing_to_keep(wishes: Wishes) -> None:
-    assert list(write(replace(wishes, tls=False)).iterdir()) == []
+def test_without_tls_there_is_nothing_to_keep(spec: DeploymentSpec) -> None:
+    assert list(write(replace(spec, tls=False)).iterdir()) == []
 
 
-def test_root_gives_containers_what_they_read(wishes: Wishes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_gives_containers_what_they_read(spec: DeploymentSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[Path, tuple[int, int]] = {}
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("os.chown", lambda path, uid, gid, **_: given.update({Path(path): (uid, gid)}))
-    state = write(replace(wishes, user="10001:10002"))
+    state = write(replace(spec, user="10001:10002"))
     assert given[state / "certs" / "coordinator" / "key.pem"] == (10001, 10002)
     assert state not in given
 
 
-def test_a_state_folder_that_cannot_be_written(wishes: Wishes, tmp_path: Path) -> None:
+def test_a_state_folder_that_cannot_be_written(spec: DeploymentSpec, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    folders = replace(wishes.folders, state=str(tmp_path / "file" / "state"))
+    folders = replace(spec.folders, state=str(tmp_path / "file" / "state"))
     with pytest.raises(UserError, match="set XDG_STATE_HOME"):
-        write(replace(wishes, folders=folders))
+        write(replace(spec, folders=folders))
 
 
-def test_without_the_library(wishes: Wishes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library(spec: DeploymentSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "hetpipe.certs.folders", None)
     with pytest.raises(UserError, match="or use --insecure"):
-        write(wishes)
+        write(spec)

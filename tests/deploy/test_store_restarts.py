@@ -20,7 +20,7 @@ from hetpipe.storage.redis_access import RedisAccess
 from hetpipe.storage.redis_acl import acl_lines
 from hetpipe.storage.redis_store import RedisStore
 from hetpipe.storage.store import Store
-from tests.deploy.deployments import WISHES
+from tests.deploy.deployments import SPEC
 from tests.storage.redis_server import end, needs_redis, started
 from tests.storage.store_contract import DurableStoreContract
 
@@ -62,10 +62,10 @@ def of_compose(folder: Path) -> Box:
 
 def of_up(folder: Path) -> Box:
     """What `hetpipe up --store redis` and `hetpipe render compose` start, on a socket instead of a network."""
-    folders = replace(WISHES.folders, state=str(folder / "state"))
-    wishes = replace(WISHES, folders=folders, user=f"{os.getuid()}:{os.getgid()}", store=StoreKind.REDIS, tls=False)
-    write_secrets(wishes, [])
-    redis = deployment_of(wishes).containers[0]
+    folders = replace(SPEC.folders, state=str(folder / "state"))
+    spec = replace(SPEC, folders=folders, user=f"{os.getuid()}:{os.getgid()}", store=StoreKind.REDIS, tls=False)
+    write_secrets(spec, [])
+    redis = deployment_of(spec).containers[0]
     volumes = {mount.target: Path(mount.source) for mount in redis.mounts}
     socket = folder / "redis.sock"
     command = (*(_moved(word, volumes) for word in redis.command), "--port", "0", "--unixsocket", str(socket))

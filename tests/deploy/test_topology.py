@@ -19,7 +19,7 @@ from hetpipe.deploy.topology import (
     submission_of,
 )
 from hetpipe.errors import UserError
-from tests.deploy.deployments import ON_GPUS, WISHES, by_name, cpus, deployment
+from tests.deploy.deployments import ON_GPUS, SPEC, by_name, cpus, deployment
 
 NAMES = ["coordinator", "parameter-server-0", "parameter-server-1", "agent-0", "agent-1"]
 
@@ -85,7 +85,7 @@ def test_an_agent_without_gpus_declares_its_cpu_devices() -> None:
 def test_everybody_has_one_certificate_of_its_own() -> None:
     described = deployment()
     shown = {c.name: [m.source for m in c.mounts if m.target == TLS_FOLDER] for c in described.containers}
-    certificates = f"{WISHES.folders.state}/certs"
+    certificates = f"{SPEC.folders.state}/certs"
     assert shown == {
         "coordinator": [f"{certificates}/coordinator"],
         "parameter-server-0": [f"{certificates}/parameter-server-0"],
@@ -97,7 +97,7 @@ def test_everybody_has_one_certificate_of_its_own() -> None:
         assert option(container, "--tls") == TLS_FOLDER
         assert "--insecure" not in container.command
         # The authority's key is beside the folders of the processes.
-        assert WISHES.folders.state not in sources(container)
+        assert SPEC.folders.state not in sources(container)
         assert certificates not in sources(container)
 
 
@@ -110,8 +110,8 @@ def test_without_tls() -> None:
 
 
 def test_only_stages_see_user_code_and_nobody_may_change_it() -> None:
-    described = by_name(deployment(folders=replace(WISHES.folders, more=("/data",))))
-    code, runs = WISHES.folders.code, WISHES.folders.runs
+    described = by_name(deployment(folders=replace(SPEC.folders, more=("/data",))))
+    code, runs = SPEC.folders.code, SPEC.folders.runs
     assert {name for name, container in described.items() if code in sources(container)} == {"agent-0", "agent-1"}
     assert {name for name, container in described.items() if "/data" in sources(container)} == {"agent-0", "agent-1"}
     for container in described.values():
@@ -128,7 +128,7 @@ def test_folders_keep_their_paths() -> None:
 def test_shards_keep_their_state_apart_and_outside_of_their_containers() -> None:
     described = by_name(deployment())
     states = [option(described[f"parameter-server-{index}"], "--state") for index in range(2)]
-    assert states == [f"{WISHES.folders.runs}/.state/mine/shard-{index}" for index in range(2)]
+    assert states == [f"{SPEC.folders.runs}/.state/mine/shard-{index}" for index in range(2)]
 
 
 def test_modules_that_stages_may_import() -> None:
@@ -149,7 +149,7 @@ def test_redis_is_known_to_the_coordinator_only() -> None:
     assert described["coordinator"].depends_on == ("store",)
     assert option(described["coordinator"], "--store") == "redis://hetpipe@store:6379/0"
     assert option(described["coordinator"], "--store-password-file") == f"{STORE_FOLDER}/password"
-    state = WISHES.folders.state
+    state = SPEC.folders.state
     assert sources(described["store"]) == {f"{state}/store-users": True, f"{state}/store-data": False}
     holders = {name for name, container in described.items() if f"{state}/store-password" in sources(container)}
     assert holders == {"coordinator"}
@@ -157,12 +157,12 @@ def test_redis_is_known_to_the_coordinator_only() -> None:
 
 def test_whoever_hands_the_job_in_waits_for_all_members() -> None:
     described = deployment()
-    submission = submission_of(WISHES, described, "job.yaml")
+    submission = submission_of(SPEC, described, "job.yaml")
     assert set(submission.depends_on) == set(NAMES[1:])
     assert submission.peer == OPERATOR
-    assert submission.working_dir == WISHES.folders.code
+    assert submission.working_dir == SPEC.folders.code
     assert submission.command[:3] == ("hetpipe", "submit", "job.yaml")
-    assert submission_of(replace(WISHES, tls=False), described, "job.yaml").peer is None
+    assert submission_of(replace(SPEC, tls=False), described, "job.yaml").peer is None
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_whoever_hands_the_job_in_waits_for_all_members() -> None:
     ],
 )
 def test_folders_that_containers_must_not_be_shown(folders: dict[str, Any], sentence: str) -> None:
-    shown = {"code": WISHES.folders.code, "runs": WISHES.folders.runs, "state": WISHES.folders.state}
+    shown = {"code": SPEC.folders.code, "runs": SPEC.folders.runs, "state": SPEC.folders.state}
     with pytest.raises(UserError, match=sentence):
         deployment(folders=Folders(**{**shown, **folders}))
 

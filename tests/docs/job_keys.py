@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from hetpipe.job.elastic import ElasticSection, ScriptLine
+from hetpipe.job.elastic import ElasticSection, MemoryLine, MoveLine
 from hetpipe.job.file import Job
 from hetpipe.job.patience import PatienceSection
 from hetpipe.job.sections import (
@@ -76,7 +76,8 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "survive": SurviveSection,
     "patience": PatienceSection,
     "elastic": ElasticSection,
-    "elastic.script": ScriptLine,
+    "elastic.script.move": MoveLine,
+    "elastic.script.memory": MemoryLine,
     "environment": EnvironmentSection,
     "evaluate": EvaluateSection,
     "checkpoint": CheckpointSection,
@@ -85,7 +86,14 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
 _TABLE = re.compile(r"(<!-- keys: (\S+) -->\n)((?:\|.*\n)*)")
 
 #: Sections that the smallest job has none of.
-_LEFT_OUT = ("loss", "optimizer.groups", "lr_schedule", "cluster.devices", "elastic.script")
+_LEFT_OUT = (
+    "loss",
+    "optimizer.groups",
+    "lr_schedule",
+    "cluster.devices",
+    "elastic.script.move",
+    "elastic.script.memory",
+)
 
 #: Exactly one of these is given.
 _EITHER = {"epochs": "one of `epochs` and `minibatches`", "minibatches": "one of `epochs` and `minibatches`"}
@@ -190,7 +198,8 @@ def _annotation_text(annotation: Any, bound: str = "") -> str:
     elif origin is typing.Literal:
         text = ", ".join(f"`{choice}`" for choice in arguments)
     elif origin in (typing.Union, types.UnionType):
-        text = ", or ".join(_annotation_text(entry, bound) for entry in arguments if entry is not types.NoneType)
+        texts = (_annotation_text(entry, bound) for entry in arguments if entry is not types.NoneType)
+        text = ", or ".join(dict.fromkeys(texts))
     elif origin is tuple:
         text = f"list of {_plural(_annotation_text(arguments[0]))}"
     elif origin is dict:

@@ -123,7 +123,7 @@ def _status(data: bytes) -> object:
 
 def _child_line(data: bytes) -> object:
     heard: list[object] = []
-    Inspection(JOB_ID, heard.append).heard(data)
+    Inspection(JOB_ID, heard.append).on_line(data)
     return heard
 
 

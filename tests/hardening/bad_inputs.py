@@ -87,11 +87,11 @@ HARMLESS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "WatchCommands": (("after = .*", "a command that is there"),),
     "Report": (
         (
-            r"news\.(stage_news|child_exit|inspection_result|inspection_step|inspection_phase).*",
+            r"reports\.(stage_report|child_exit|inspection_result|inspection_step|inspection_phase).*",
             "of a process that the job does not know, or no longer",
         ),
-        (r"news\.link_(result|awaited)\.job_id = .*", "of a job that nobody knows"),
-        ("without news", "nothing is nothing"),
+        (r"reports\.link_(result|awaited)\.job_id = .*", "of a job that nobody knows"),
+        ("without reports", "nothing is nothing"),
         ("batch = .*", "of a batch that was taken, or a later one"),
     ),
     "SubmitJob": (

@@ -18,7 +18,7 @@ from hetpipe.proto.v2 import parameter_server_pb2 as shard_pb
 from hetpipe.server.coordinator.servicer import CoordinatorServicer
 from hetpipe.server.shard.run_history import file_history
 from hetpipe.server.shard.server import ShardServer
-from hetpipe.values.commands import InspectionResult, StageNews
+from hetpipe.values.commands import InspectionResult, KeyedStageReport
 from hetpipe.values.conditions import Condition, ConditionKind
 from hetpipe.values.events import StopMode
 from hetpipe.values.ids import AgentId, Clock, Incarnation, JobId, ShardIndex, Term, VirtualWorkerIndex, Wave
@@ -250,7 +250,7 @@ class LiveCoordinator:
     def _valid(self) -> Mapping[str, Message]:
         agent, shard = self.cluster.registrations["n0"], self.cluster.registrations["ps0"]
         (key, *_) = self.cluster.stages("n0", self.job_id)
-        news = (StageNews(key, StageReady(7)), InspectionResult(self.job_id, model()))
+        reports = (KeyedStageReport(key, StageReady(7)), InspectionResult(self.job_id, model()))
         device = AgentDevice("x/0", "cpu", 1, "cpu")
         member = MemberInfo(MemberRole.WORKER, MemberId("x"), "h", 1, devices=(device,))
         full = Condition(ConditionKind.DISK_NEARLY_FULL, "the disk at /", "it is full", 1.0, times=1)
@@ -272,7 +272,7 @@ class LiveCoordinator:
                 ),
                 (calls.LEAVE, calls.LeaveRequest(MemberId("w"), Registration("none of its own"))),
                 (calls.WATCH_COMMANDS, calls.WatchCommandsRequest(agent_id, agent, 0)),
-                (calls.REPORT, calls.ReportRequest(agent_id, agent, 100, news)),
+                (calls.REPORT, calls.ReportRequest(agent_id, agent, 100, reports)),
                 (calls.CERTIFY_STAGE, calls.CertifyStageRequest(agent_id, agent, key, b"none")),
                 (calls.FETCH_CODE, calls.FetchCodeRequest(agent_id, agent, "0" * 64)),
                 (calls.SUBMIT_JOB, calls.SubmitJobRequest(submission(job(), request_id="another-request"))),

@@ -19,13 +19,17 @@ def line(clock: int = 4, **changes: Any) -> dict[str, Any]:
     return {"at": {"clock": clock}, "do": "move", "vw": 0, "stages": (1, 1), **changes}
 
 
+def memory(**changes: Any) -> dict[str, Any]:
+    return {"at": {"p": 9}, "do": "memory", "vw": 0, "layers": (0, "h.*"), "policy": "swap", **changes}
+
+
 def script(*lines: dict[str, Any]) -> dict[str, Any]:
     return {"script": lines}
 
 
 def test_a_script_survives_the_job_file() -> None:
     made = job(elastic=script(line(2), line(4, stages=(3, 1))))
-    assert [each.at.clock for each in made.elastic.script] == [2, 4]
+    assert made.elastic.clocks == [2, 4]
     assert Job.model_validate(made.model_dump(mode="json")) == made
     assert job().elastic.script == ()
 
@@ -34,7 +38,10 @@ def test_a_script_survives_the_job_file() -> None:
     ("lines", "wrong"),
     [
         ((line(0),), "elastic.script[0].at.clock: "),
-        ((line(4, do="freeze"),), "elastic.script[0].do: "),
+        (
+            (line(4, do="shrink"),),
+            "elastic.script[0]: needs a key `do` with one of the words move and memory",
+        ),
         ((line(4, stages=()),), "elastic.script[0].stages: "),
         ((line(4, stages=(0, 2)),), "elastic.script[0].stages[0]: "),
         ((line(4, vw=-1),), "elastic.script[0].vw: "),
@@ -52,11 +59,39 @@ def test_a_script_survives_the_job_file() -> None:
             "elastic.script[0].stages: has 3 stages, but virtual worker 0 has 2; a move keeps their number: give the",
         ),
         ((line(4, vw=1),), "elastic.script[0].vw: is 1, but the virtual workers are 0 to 0"),
+        ((memory(vw=1),), "elastic.script[0].vw: is 1, but the virtual workers are 0 to 0"),
+        ((memory(layers=()),), "elastic.script[0].layers: "),
+        ((memory(layers=(-1,)),), "elastic.script[0].layers[0]: "),
+        ((memory(layers=("",)),), "elastic.script[0].layers[0]: "),
+        ((memory(policy="lose"),), "elastic.script[0].policy: "),
+        ((memory(at={"p": 0}),), "elastic.script[0].at.p: "),
     ],
 )
 def test_lines_that_cannot_be(lines: tuple[dict[str, Any], ...], wrong: str) -> None:
     (found,) = problems(elastic=script(*lines), workers={"count": 1, "stages": 2})
     assert found.startswith(wrong), found
+
+
+def test_several_lines_may_be_about_the_memory_of_one_virtual_worker_at_one_clock() -> None:
+    lines = (line(2), memory(at={"clock": 2}), memory(at={"clock": 2}, layers=(1,), policy="keep"), memory())
+    made = job(elastic=script(*lines))
+    assert made.elastic.clocks == [2, 2, 2]
+    assert [each.vw for each in made.elastic.moves] == [0]
+    assert Job.model_validate(made.model_dump(mode="json")) == made
+
+
+def test_policies_change_at_barriers_only_where_backwards_use_other_weights_than_forwards() -> None:
+    predicts: dict[str, Any] = {
+        "weights": "predict",
+        "workers": {"count": 1, "stages": 2},
+        "sync": {"kind": "wsp", "minibatches_per_wave": 2, "D": 0},
+        "optimizer": {"name": "SGD", "lr": 0.1, "momentum": 0.9},
+    }
+    assert job(**predicts, elastic=script(memory(at={"clock": 4}))).elastic.clocks == [4]
+    (found,) = problems(**predicts, elastic=script(memory()))
+    assert found.startswith(
+        "elastic.script[0].at: is minibatch 9, but under `predict` policies change at barriers only"
+    )
 
 
 def test_replicas_move_together() -> None:

@@ -73,6 +73,8 @@ class Case:
     reads: dict[str, Any] = field(default_factory=dict)
     """Further keys of `data`."""
     memory: Any = "keep"
+    policies: tuple[tuple[dict[str, int], int, tuple[int | str, ...], str], ...] = ()
+    """(moment, worker, layers, their memory policy from there on)."""
 
     @property
     def has_shards(self) -> bool:
@@ -120,14 +122,21 @@ class Case:
             patience={"last_checkpoint": "1s"},
             schedule=self.schedule,
             parameter_servers=servers,
-            elastic={
-                "script": tuple(
-                    {"at": {"clock": clock}, "do": "move", "vw": vw, "stages": counts}
-                    for clock, vw, counts in self.moves
-                )
-            },
+            elastic={"script": self._script},
             checkpoint={"every_waves": self.every_waves, "keep": 3},
         )
+
+    @property
+    def _script(self) -> tuple[dict[str, Any], ...]:
+        """The lines of `moves` and `policies`, in order of time."""
+        lines: list[dict[str, Any]] = [
+            *({"at": {"clock": at}, "do": "move", "vw": vw, "stages": counts} for at, vw, counts in self.moves),
+            *(
+                {"at": at, "do": "memory", "vw": vw, "layers": layers, "policy": policy}
+                for at, vw, layers, policy in self.policies
+            ),
+        ]
+        return tuple(sorted(lines, key=lambda line: line["at"].get("clock", (line["at"].get("p", 1) - 1) // self.wave)))
 
     def reference(self, **changes: Any) -> ReferenceRun:
         values: dict[str, Any] = {
@@ -151,6 +160,7 @@ class Case:
             "plans": {
                 clock: {vw: counts for at, vw, counts in self.moves if at == clock} for clock, _, _ in self.moves
             },
+            "extra_barriers": tuple(at["clock"] for at, *_ in self.policies if "clock" in at),
             "sync": self.kind if not self.has_shards else "wsp",
             "accumulate": self.accumulate,
             "max_norm": self.max_norm,

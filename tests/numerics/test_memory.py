@@ -7,6 +7,7 @@ reference recomputes, too.
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,75 @@ def test_moved_layers_take_their_policy_along(tmp_path: Path) -> None:
     assert_same_bits(trained(tmp_path), run_reference(case.reference()))
 
 
+def memory_lines(folder: Path, vw: int, stage: int) -> list[tuple[int, list[str]]]:
+    """Minibatch and policies of every `memory` line of a stage."""
+    lines = map(json.loads, (folder / "history" / f"vw-{vw}-stage-{stage}.jsonl").read_text().splitlines())
+    return [(line["p"], line["policies"]) for line in lines if line["event"] == "memory"]
+
+
+#: (moment, layers, policy) for five layers in stages of three and two, and waves of four.
+CHANGES: tuple[tuple[dict[str, int], tuple[int | str, ...], str], ...] = (
+    ({"clock": 1}, (0, 1), "recompute"),
+    ({"p": 9}, (1, "3"), "swap"),
+    ({"p": 13}, ("[0-2]",), "recompute-new-run"),
+    ({"clock": 4}, (0, 4), "keep"),
+)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("weights", "model"), all_pairs(itertools.product(WEIGHT_POLICIES, ("noisy", "spectral"))))
+def test_policies_change_while_a_run_trains(weights: Any, model: str, tmp_path: Path) -> None:
+    """At barriers and between them; under prediction at barriers, where a recomputation is another computation."""
+    predicts = POLICIES[weights].predicts is not None
+    changes = [change for change in CHANGES if not (predicts and "p" in change[0])]
+    case = Case(
+        weights=weights,
+        stages=[[3, 2], [3, 2]],
+        model=model,
+        wave=4,
+        minibatches=22,
+        policies=tuple((at, vw, layers, policy) for at, layers, policy in changes for vw in (0, 1)),
+    )
+    run(case, tmp_path)
+    runs = {1: ((0, 2),), 4: ((1, 2),)} if predicts else {}
+    assert_same_bits(trained(tmp_path), run_reference(case.reference(recompute_from=runs)))
+    first, last = memory_lines(tmp_path, 1, 0), memory_lines(tmp_path, 1, 1)
+    new = "recompute-new-run"
+    recomputed, swapped = (5, ["recompute", "recompute", "keep"]), (9, ["recompute", "swap", "keep"])
+    if predicts:
+        assert (first, last) == (
+            [(1, ["keep"] * 3), recomputed, (17, ["keep", "recompute", "keep"])],
+            [(1, ["keep"] * 2)],
+        )
+    else:
+        assert first == [(1, ["keep"] * 3), recomputed, swapped, (13, [new] * 3), (17, ["keep", new, new])]
+        assert last == [(1, ["keep"] * 2), (9, ["swap", "keep"])]
+
+
+def test_a_layer_that_moves_takes_its_changed_policy_along(tmp_path: Path) -> None:
+    case = Case(
+        stages=[[3, 2]],
+        workers=1,
+        model="noisy",
+        minibatches=14,
+        memory={"2": "recompute"},
+        policies=(({"p": 3}, 0, (1,), "swap"), ({"clock": 4}, 0, (2,), "keep")),
+        moves=((2, 0, (1, 4)),),
+    )
+    run(case, tmp_path)
+    assert_same_bits(trained(tmp_path), run_reference(case.reference()))
+    assert memory_lines(tmp_path, 0, 0) == [
+        (1, ["keep", "keep", "recompute"]),
+        (3, ["keep", "swap", "recompute"]),
+        (5, ["keep"]),
+    ]
+    assert memory_lines(tmp_path, 0, 1) == [
+        (1, ["keep", "keep"]),
+        (5, ["swap", "recompute", "keep", "keep"]),
+        (9, ["swap", "keep", "keep", "keep"]),
+    ]
+
+
 def test_a_pattern_that_matches_no_layer_is_refused_with_the_names(tmp_path: Path) -> None:
     case = Case(minibatches=4, memory={"5*": "recompute"})
     with pytest.raises(PlanError, match=r"^memory: `5\*` matches no layer; those without a policy are 0, 1, 2"):
@@ -125,9 +195,9 @@ def test_a_plan_with_policies_is_what_runs(tmp_path: Path) -> None:
         return replace(plan, virtual_workers=tuple(workers))
 
     class Seen(LayerMemory):
-        def __init__(self, layers: Any, policies: Any = None, link: Any = None) -> None:
+        def __init__(self, layers: Any, policies: Any = None, link: Any = None, changes: Any = ()) -> None:
             seen.append(list(policies))
-            super().__init__(layers, policies, link)
+            super().__init__(layers, policies, link, changes)
 
     case = Case(stages=[[3, 2]], workers=1, model="noisy", minibatches=12, memory="auto", moves=((2, 0, (2, 3)),))
     with patch.object(in_process, "plan_job", with_policies), patch.object(stage_assembly, "LayerMemory", Seen):

@@ -68,7 +68,7 @@ class Stage:
         )
         waiter = Waiter(
             "a stage",
-            self.inbox.bell,
+            self.inbox.condition,
             report=lambda _: None,
             timeline=cast("NullTimeline", self),
             clock=FakeClock(),

@@ -30,10 +30,10 @@ def test_weights_of_layers_that_moved_away_are_dropped() -> None:
     old, new = BufferPool(layout, torch.device("cpu")), BufferPool(layout, torch.device("cpu"))
     inbox = Inbox(None, None, Clock(0), old)
     inbox.on_fetched(Clock(3), old.take_on_host())
-    with inbox.bell:
+    with inbox.condition:
         inbox.change_pool(new)
         assert not inbox.fetched
     assert old.alive == old.host_alive == 0
     inbox.on_fetched(Clock(4), new.take_on_host())
-    with inbox.bell:
+    with inbox.condition:
         assert (list(inbox.fetched), new.alive) == ([4], 1)

@@ -46,16 +46,16 @@ class Watched:
 
     def __init__(self, reader: DataReader) -> None:
         self._reader = reader
-        self._bell = threading.Condition()
+        self._condition = threading.Condition()
         reader.watch(self._ring)
 
     def _ring(self) -> None:
-        with self._bell:
-            self._bell.notify_all()
+        with self._condition:
+            self._condition.notify_all()
 
     def wait_ready(self) -> None:
-        with self._bell:
-            assert self._bell.wait_for(self._reader.is_ready, 60.0)
+        with self._condition:
+            assert self._condition.wait_for(self._reader.is_ready, 60.0)
 
     def take(self, requests: Sequence[Request]) -> list[Batch]:
         batches = []

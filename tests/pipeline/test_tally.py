@@ -46,7 +46,7 @@ def tally_with(
 ) -> Tally:
     clock, timeline, inbox = clock or FakeClock(), NullTimeline(), Inbox(None, None, Clock(0))
     around: dict[str, Any] = {"report": report, "timeline": timeline, "clock": clock}
-    waiter = Waiter("a stage", inbox.bell, stall_seconds=1.0, **around)
+    waiter = Waiter("a stage", inbox.condition, stall_seconds=1.0, **around)
     figures = Figures(7, 9, learning_rate=0.5, max_norm=1.0, loss_scale=loss_scale, skipped_updates=3)
     measure = lambda: figures  # noqa: E731
     return Tally(inbox, waiter, cast("Synchroniser", Nobody()), measure=measure, metrics=lines, **around)
@@ -81,12 +81,12 @@ def test_a_stage_that_waits_reports_as_often_as_one_that_computes() -> None:
     clock, timeline, inbox = FakeClock(), NullTimeline(), Inbox(None, None, Clock(0))
     reports: list[StageReport] = []
     around: dict[str, Any] = {"report": reports.append, "timeline": timeline, "clock": clock}
-    waiter = Waiter("a stage", inbox.bell, stall_seconds=100.0, **around)
+    waiter = Waiter("a stage", inbox.condition, stall_seconds=100.0, **around)
     measure = lambda: Figures(weight_bytes=7, activation_bytes=9, learning_rate=0.5, max_norm=1.0)  # noqa: E731
     Tally(inbox, waiter, cast("Synchroniser", Nobody()), measure=measure, metrics=Lines(), **around)
     for _ in range(8):
         clock.advance(0.5)
-        with inbox.bell:
+        with inbox.condition:
             waiter.sleep("nothing", for_clock=False, at_most_seconds=0.0)
 
     assert [type(report) for report in reports] == [StageProgress] * 4

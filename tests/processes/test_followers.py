@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hetpipe.cli.run.asking import is_over
+from hetpipe.cli.run.job_connection import is_over
 from hetpipe.values.events import JobState, JobStatus, StopMode
 from hetpipe.values.ids import JobId
 from hetpipe.wire.calls import GET_CLOCKS, GET_STATUS, STOP_JOB, GetClocksRequest, GetStatusRequest, StopJobRequest

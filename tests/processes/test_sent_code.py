@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from hetpipe.check import check_run
-from hetpipe.cli.run.asking import is_over
+from hetpipe.cli.run.job_connection import is_over
 from hetpipe.values.events import JobState
 from hetpipe.wire.calls import GET_STATUS, GetStatusRequest
 from hetpipe.wire.coordinator_client import CoordinatorClient

@@ -261,7 +261,7 @@ def _run(parts: StageParts, inbox: Inbox, num_minibatches: int) -> None:
     """One segment from clock 0 on; every minibatch reads the same samples."""
     waiter = Waiter(
         str(parts.identity),
-        inbox.bell,
+        inbox.condition,
         report=parts.report,
         timeline=parts.timeline,
         clock=parts.clock,

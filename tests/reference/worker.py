@@ -18,7 +18,7 @@ from torch.utils.data import default_collate
 
 from hetpipe.pipeline.chain import GradientHook, Layer, SeedKey, Values, chain_of, run_layers, weights_in_place
 from hetpipe.pipeline.data import EXAMPLE_SAMPLES, Batch
-from hetpipe.pipeline.layering import layers_of, on_output, says_its_layers
+from hetpipe.pipeline.layering import defines_layers, layers_of, on_output
 from hetpipe.pipeline.seeds import fetch_seed, layer_seed, seed_generators
 from hetpipe.values.ids import Clock, Minibatch, VirtualWorkerIndex
 from hetpipe.values.precision import Precision
@@ -108,7 +108,7 @@ def moved(value: Any, device: str) -> Any:
 
 
 def _layers_for(run: ReferenceRun, model: nn.Module) -> tuple[Layer, ...]:
-    if says_its_layers(model):
+    if defines_layers(model):
         return chain_of(model, precision=run.precision)
     count = min(EXAMPLE_SAMPLES, run.batch_size)
     seed_generators(fetch_seed(run.seed, VirtualWorkerIndex(0), Minibatch(1)))
@@ -324,7 +324,10 @@ class ReferenceWorker:
         seed_generators(fetch_seed(run.seed, self.index, p))
         inputs, target = moved(read_block(run.train, block), run.device)
         leaves = {name: weight.detach().clone().requires_grad_() for name, weight in used.items()}
-        whole = RecomputedPass(self._layers, run.recompute, seed) if run.recompute else None
+        wave = (p - 1) // run.num_in_wave(self.index)
+        begun = [clock for clock in run.recompute_from if clock <= wave]
+        runs = run.recompute_from[max(begun)] if begun else run.recompute
+        whole = RecomputedPass(self._layers, runs, seed) if runs else None
         outputs = (
             run_layers(self._layers, leaves, inputs, seed=seed) if whole is None else whole.forward(leaves, inputs)
         )

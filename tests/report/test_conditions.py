@@ -11,7 +11,7 @@ import pytest
 from hetpipe.cli.run.summary import summary_lines
 from hetpipe.errors import UserError
 from hetpipe.report.conditions import condition_lines
-from hetpipe.runs.follow import CoordinatorLost, Heard
+from hetpipe.runs.follow import CoordinatorLost, ReceivedEvent
 from hetpipe.runs.outcome import ExitStatus
 from hetpipe.runs.result import TrainResult
 from hetpipe.runs.run_folder import RunFolder
@@ -88,9 +88,9 @@ class TestFollower:
 
     def ending(self, sentence: str, *, cleared: bool) -> tuple[str, tuple[Condition, ...]]:
         case = Case()
-        case.follower.handle(Heard(ConditionRaised(FULL.kind, (FULL.who,), FULL.sentence, FULL.since, 1)))
+        case.follower.handle(ReceivedEvent(ConditionRaised(FULL.kind, (FULL.who,), FULL.sentence, FULL.since, 1)))
         if cleared:
-            case.follower.handle(Heard(ConditionCleared(FULL.kind, (FULL.who,), "there is room again", 6.0, 0)))
+            case.follower.handle(ReceivedEvent(ConditionCleared(FULL.kind, (FULL.who,), "there is room again", 6.0, 0)))
         case.follower.handle(CoordinatorLost("PeerUnreachable", sentence))
         assert case.follower.ending is not None
         return case.follower.ending.sentences[0], case.follower.ending.conditions
@@ -107,7 +107,7 @@ class TestFollower:
 
     def test_nor_if_something_else_has_happened(self) -> None:
         case = Case()
-        case.follower.handle(Heard(ConditionRaised(FULL.kind, (FULL.who,), FULL.sentence, FULL.since, 1)))
+        case.follower.handle(ReceivedEvent(ConditionRaised(FULL.kind, (FULL.who,), FULL.sentence, FULL.since, 1)))
         case.follower.handle(DEATH)
         assert case.follower.ending is not None
         assert "first cause" not in case.follower.ending.sentences[0]

@@ -12,14 +12,14 @@ from hetpipe.runs.follow import (
     Detached,
     Ending,
     Follower,
-    Heard,
     Inbox,
     Interrupted,
+    ReceivedEvent,
     Remark,
     RunningJob,
     StopRefused,
 )
-from hetpipe.runs.mending import MEND_SECONDS, UNKNOWN_SECONDS
+from hetpipe.runs.reconnection import RECONNECT_SECONDS, UNKNOWN_SECONDS
 from hetpipe.runs.service import ServiceDeath
 from hetpipe.runs.supervisor import ServiceRestart
 from hetpipe.values.events import JobEnded, JobState, StateChanged, StopMode, Submission
@@ -55,30 +55,30 @@ class Case:
 def test_a_run_that_finishes() -> None:
     case = Case()
     for event in FINISHES:
-        case.inbox.put(Heard(event))
+        case.inbox.put(ReceivedEvent(event))
     assert case.follower.run() == Ending(state=JobState.FINISHED, result=RESULT)
     assert case.view.events == list(FINISHES)
 
 
 def test_a_run_that_fails_tells_every_problem() -> None:
     case = Case()
-    case.follower.handle(Heard(JobEnded(JobState.FAILED, "a; b", "JobError", ("a", "b"))))
+    case.follower.handle(ReceivedEvent(JobEnded(JobState.FAILED, "a; b", "JobError", ("a", "b"))))
     assert case.follower.ending == Ending(state=JobState.FAILED, error="JobError", sentences=("a", "b"))
 
 
 @pytest.mark.parametrize(("sentence", "told"), [("it broke", "it broke"), ("", "the run failed without a reason")])
 def test_a_run_that_fails_tells_its_sentence(sentence: str, told: str) -> None:
     case = Case()
-    case.follower.handle(Heard(JobEnded(JobState.FAILED, sentence, "JobFailed")))
+    case.follower.handle(ReceivedEvent(JobEnded(JobState.FAILED, sentence, "JobFailed")))
     assert case.follower.ending is not None
     assert case.follower.ending.sentences[0].startswith(told)
 
 
 def test_a_death_is_the_cause_of_all_that_follows() -> None:
     case = Case()
-    case.inbox.put(Heard(table(1)))
+    case.inbox.put(ReceivedEvent(table(1)))
     case.inbox.put(DEATH)
-    case.inbox.put(Heard(JobEnded(JobState.FAILED, "an echo", "LinkClosed")))
+    case.inbox.put(ReceivedEvent(JobEnded(JobState.FAILED, "an echo", "LinkClosed")))
     ending = case.follower.run()
     assert ending.sentences == ("parameter server 1 (pid 123) was killed by SIGKILL",)
     assert ending.error == "JobFailed"
@@ -95,7 +95,7 @@ def test_a_service_that_was_started_again_is_told() -> None:
 
 def test_who_detaches_asks_for_nothing() -> None:
     case = Case()
-    case.follower.handle(Heard(StateChanged(JobState.RUNNING)))
+    case.follower.handle(ReceivedEvent(StateChanged(JobState.RUNNING)))
     case.follower.handle(Detached())
     assert case.follower.ending == Ending(state=JobState.RUNNING, detached=True)
     assert case.job.modes == []
@@ -103,12 +103,12 @@ def test_who_detaches_asks_for_nothing() -> None:
 
 def test_the_first_interrupt_asks_for_a_checkpoint() -> None:
     case = Case()
-    case.follower.handle(Heard(StateChanged(JobState.RUNNING)))
+    case.follower.handle(ReceivedEvent(StateChanged(JobState.RUNNING)))
     case.follower.handle(Interrupted())
     assert case.job.modes == [StopMode.CHECKPOINT]
     assert case.view.remarks == ["stopping at the next barrier, with a checkpoint; press Ctrl-C again to stop now"]
     assert case.follower.ending is None
-    case.follower.handle(Heard(JobEnded(JobState.STOPPED, result=RESULT)))
+    case.follower.handle(ReceivedEvent(JobEnded(JobState.STOPPED, result=RESULT)))
     assert case.follower.ending is not None
     assert case.follower.ending.state is JobState.STOPPED
     assert case.follower.ending.result == RESULT
@@ -117,9 +117,9 @@ def test_the_first_interrupt_asks_for_a_checkpoint() -> None:
 
 def test_a_stop_that_could_not_reach_its_barrier_says_why() -> None:
     case = Case()
-    case.follower.handle(Heard(StateChanged(JobState.RUNNING)))
+    case.follower.handle(ReceivedEvent(StateChanged(JobState.RUNNING)))
     case.follower.handle(Interrupted())
-    case.follower.handle(Heard(JobEnded(JobState.STOPPED, "a disk is gone; it ends at its newest checkpoint")))
+    case.follower.handle(ReceivedEvent(JobEnded(JobState.STOPPED, "a disk is gone; it ends at its newest checkpoint")))
     assert case.follower.ending is not None
     assert case.follower.ending.sentences == (
         "the run was stopped before its end: a disk is gone; it ends at its newest checkpoint",
@@ -135,7 +135,7 @@ def test_before_training_there_is_no_barrier_to_stop_at() -> None:
 
 def test_a_run_that_somebody_else_stops() -> None:
     case = Case()
-    case.follower.handle(Heard(JobEnded(JobState.STOPPED, result=RESULT)))
+    case.follower.handle(ReceivedEvent(JobEnded(JobState.STOPPED, result=RESULT)))
     assert case.follower.ending is not None
     assert case.follower.ending.sentences == ("the run was stopped by another user before its end",)
 
@@ -155,7 +155,7 @@ def test_elsewhere_the_end_of_the_job_is_waited_for_but_not_for_long() -> None:
     case.follower.handle(Interrupted())
     case.follower.handle(Interrupted())
     assert case.follower.ending is None
-    case.follower.handle(Heard(JobEnded(JobState.STOPPED, result=RESULT)))
+    case.follower.handle(ReceivedEvent(JobEnded(JobState.STOPPED, result=RESULT)))
     assert case.follower.ending is not None
     assert case.follower.ending.result == RESULT
 
@@ -211,12 +211,12 @@ def test_services_of_the_run_are_waited_for_and_said_to_be_coming_up() -> None:
     follower = Follower(Wishes(), view, inbox=Inbox(), clock=clock, stop_now_seconds=0.0, services=services)
     for _ in range(40):
         clock.advance(100.0)
-        follower._look_after_services()
+        follower._check_services()
     assert view.remarks == ["waiting for parameter server 0 (importing torch, 12 s)"] * 40
     assert follower.ending is None
 
     services.verdict = "parameter server 0 (pid 7) is not ready, and has reported nothing for 60 s"
-    follower._look_after_services()
+    follower._check_services()
     assert follower.ending == Ending(state=JobState.FAILED, error="DeadlineExceeded", sentences=(services.verdict,))
 
 
@@ -226,8 +226,8 @@ def test_once_the_job_has_what_it_needs_nobody_looks_after_them() -> None:
     follower = Follower(
         Wishes(), RecordingView(), inbox=Inbox(), clock=FakeClock(), stop_now_seconds=0.0, services=services
     )
-    follower.handle(Heard(StateChanged(JobState.INSPECTING)))
-    follower._look_after_services()
+    follower.handle(ReceivedEvent(StateChanged(JobState.INSPECTING)))
+    follower._check_services()
     assert follower.ending is None
 
 
@@ -249,10 +249,10 @@ def test_a_broken_stream_is_mended() -> None:
     inbox = watched(FakeCoordinator([StateChanged(JobState.RUNNING), gone, gone, JobEnded(JobState.FINISHED)]))
     heard = [inbox.get(timeout=10.0) for _ in range(4)]
     assert heard == [
-        Heard(StateChanged(JobState.RUNNING)),
+        ReceivedEvent(StateChanged(JobState.RUNNING)),
         Remark("the coordinator does not answer; retrying"),
         Remark("the coordinator is reachable again after 1 s"),
-        Heard(JobEnded(JobState.FINISHED)),
+        ReceivedEvent(JobEnded(JobState.FINISHED)),
     ]
 
 
@@ -263,7 +263,7 @@ def test_remarks_are_shown() -> None:
 
 
 def test_a_stream_that_stays_broken_is_given_up() -> None:
-    attempts = int(MEND_SECONDS / 0.5) + 1
+    attempts = int(RECONNECT_SECONDS / 0.5) + 1
     inbox = watched(FakeCoordinator([PeerUnreachable("gone")] * attempts), when_lost="look elsewhere")
     assert isinstance(inbox.get(timeout=10.0), Remark)
     sentence = "gone; it has not answered for 600 s; look elsewhere"
@@ -278,10 +278,10 @@ def test_a_new_coordinator_that_knows_nothing_is_given_the_same_job_again() -> N
     inbox = watched(coordinator)
     heard = [inbox.get(timeout=10.0) for _ in range(4)]
     assert heard == [
-        Heard(StateChanged(JobState.STARTING)),
+        ReceivedEvent(StateChanged(JobState.STARTING)),
         Remark("the coordinator does not know the job yet; retrying"),
         Remark("the coordinator is reachable again after 1 s"),
-        Heard(JobEnded(JobState.FINISHED)),
+        ReceivedEvent(JobEnded(JobState.FINISHED)),
     ]
     assert [handed_in.request_id for handed_in in coordinator.submissions] == ["request-1"] * 3
 
@@ -290,7 +290,7 @@ def test_a_new_coordinator_that_knows_nothing_is_given_the_same_job_again() -> N
 def test_one_that_has_begun_to_train_is_handed_in_as_such(state: JobState) -> None:
     coordinator = FakeCoordinator([StateChanged(state), FORGOTTEN, JobEnded(JobState.FINISHED)])
     inbox = watched(coordinator)
-    assert [inbox.get(timeout=10.0) for _ in range(2)][1] == Heard(JobEnded(JobState.FINISHED))
+    assert [inbox.get(timeout=10.0) for _ in range(2)][1] == ReceivedEvent(JobEnded(JobState.FINISHED))
     assert [handed_in.has_begun for handed_in in coordinator.submissions] == [False, True]
 
 
@@ -299,7 +299,7 @@ def test_one_that_is_to_stop_is_only_waited_for() -> None:
         [StateChanged(JobState.RUNNING), StateChanged(JobState.STOPPING), FORGOTTEN, JobEnded(JobState.STOPPED)]
     )
     inbox = watched(coordinator)
-    assert [inbox.get(timeout=10.0) for _ in range(3)][2] == Heard(JobEnded(JobState.STOPPED))
+    assert [inbox.get(timeout=10.0) for _ in range(3)][2] == ReceivedEvent(JobEnded(JobState.STOPPED))
     assert len(coordinator.submissions) == 1
     coordinator = FakeCoordinator([StateChanged(JobState.RUNNING), FORGOTTEN, JobEnded(JobState.STOPPED)])
     followed_job = followed(coordinator, Inbox())
@@ -320,7 +320,7 @@ def test_one_that_was_handed_in_before_is_never_begun_a_second_time() -> None:
     job = RunningJob(coordinator, handed_in, inbox, clock=FakeClock(auto_advance=True))
     job.know(JOB_ID)
     job.watch()
-    assert inbox.get(timeout=10.0) == Heard(JobEnded(JobState.FINISHED))
+    assert inbox.get(timeout=10.0) == ReceivedEvent(JobEnded(JobState.FINISHED))
     assert coordinator.submissions == [replace(handed_in, has_begun=True)]
 
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from hetpipe.decide.sync.segment import DRAIN
 from hetpipe.values.commands import (
-    AgentNews,
+    AgentReport,
     ChildExit,
     InspectCommand,
     InspectionResult,
+    KeyedStageReport,
     NumberedCommand,
     StageKey,
-    StageNews,
     StartStageCommand,
     StopJobCommand,
     StopVirtualWorkerCommand,
@@ -81,8 +81,8 @@ class Agent:
     #: Under the present registration: the last command carried out, and batches sent.
     done: int = 0
     batch: int = 0
-    waiting: list[AgentNews] = field(default_factory=list)
-    unconfirmed: tuple[AgentNews, ...] = ()
+    waiting: list[AgentReport] = field(default_factory=list)
+    unconfirmed: tuple[AgentReport, ...] = ()
     #: Until when it lets its stages leave; None: nobody told it to end.
     leaves_by: float | None = None
     has_told_departure: bool = False
@@ -94,7 +94,7 @@ class Agent:
         self.registration, self.fence, self.done, self.batch = registration, fence, 0, 0
         self.waiting, self.unconfirmed = [*self.unconfirmed, *self.waiting], ()
         ready = [stage.key for stage in self.stages.values() if stage.is_ready and stage.exits is None]
-        self.waiting += [StageNews(key, StageReady(pid=1)) for key in ready]
+        self.waiting += [KeyedStageReport(key, StageReady(pid=1)) for key in ready]
 
     def die(self, *, leaves_orphans: bool = False) -> None:
         """SIGKILL; its stages end with it, or do not notice for a while."""
@@ -124,7 +124,7 @@ class Agent:
     def _start(self, key: StageKey, config: StageConfig) -> None:
         if self.leaves_by is not None:
             failed = StageFailed("Unavailable", "the agent was told to end", secondary=True)
-            self.waiting += [StageNews(key, failed), ChildExit(key, 0, 1)]
+            self.waiting += [KeyedStageReport(key, failed), ChildExit(key, 0, 1)]
         elif key not in self.stages:
             self.stages[key] = Child(key, config)
 
@@ -138,7 +138,7 @@ class Agent:
         stage = self.stages[key]
         if stage.exits is None:
             sentence = f"{error} of life {key.incarnation}"
-            self.waiting.append(StageNews(key, StageFailed(error, sentence, secondary=secondary)))
+            self.waiting.append(KeyedStageReport(key, StageFailed(error, sentence, secondary=secondary)))
             stage.exits = 1
             stage.stop()
 
@@ -188,7 +188,7 @@ class Training:
             self._ended(agent, stage, process)
         elif process.has_joined and not stage.is_ready:
             stage.is_ready = True
-            agent.waiting.append(StageNews(stage.key, StageReady(pid=1)))
+            agent.waiting.append(KeyedStageReport(stage.key, StageReady(pid=1)))
         elif stage.is_ready and self._world.is_beat:
             self._report(agent, stage, process)
         is_reachable = process.world.servers[0].is_reachable
@@ -208,7 +208,7 @@ class Training:
         else:
             assert left is not None, f"{process} has ended in order, at no barrier"
             done = StageDone(left.start, DRAIN)
-        agent.waiting.append(StageNews(stage.key, done))
+        agent.waiting.append(KeyedStageReport(stage.key, done))
         stage.exits = 0
 
     @staticmethod
@@ -216,4 +216,4 @@ class Training:
         clock = process.log.committed.get(stage.key.vw, Clock(0))
         seconds = 0.1 * process.minibatches * stage.slowness
         told = progress(minibatches=process.minibatches, clock=clock, compute_seconds=seconds)
-        agent.waiting.append(StageNews(stage.key, told))
+        agent.waiting.append(KeyedStageReport(stage.key, told))

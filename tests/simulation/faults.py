@@ -8,7 +8,7 @@ from functools import partial
 
 from hetpipe.decide.sync.segment import CHECKPOINT
 from hetpipe.errors import HetpipeError
-from hetpipe.server.coordinator.worker_wishes import WorkerWishes
+from hetpipe.server.coordinator.worker_requests import WorkerRequests
 from hetpipe.values.events import StopMode
 from hetpipe.values.ids import VirtualWorkerIndex
 from tests.simulation.agents import Agent, Child
@@ -298,11 +298,11 @@ class Faults:
 
     # -- people ------------------------------------------------------------------------------------------------------
 
-    def _wish(self, wish: Callable[[WorkerWishes], object]) -> str:
+    def _wish(self, wish: Callable[[WorkerRequests], object]) -> str:
         if self._world.coordinator is None:
             return "nobody there"
         try:
-            return str(wish(WorkerWishes(self._world.coordinator)))
+            return str(wish(WorkerRequests(self._world.coordinator)))
         except HetpipeError as error:
             return f"refused: {error}"
 

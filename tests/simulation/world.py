@@ -77,7 +77,7 @@ class Leading:
     def __init__(self, fence: int) -> None:
         self.fence = fence
 
-    def outbid(self, fence: int) -> None:
+    def raise_fence(self, fence: int) -> None:
         self.fence = fence + 1
 
 
@@ -226,9 +226,9 @@ class World:
         for numbered in coordinator.commands(me, registration, after=agent.done)[: self.random.choice([0, 1, 2, 50])]:
             agent.obey(numbered)
         if agent.mute_until <= self.now:
-            self._send_news(agent, coordinator)
+            self._send_reports(agent, coordinator)
 
-    def _send_news(self, agent: Agent, coordinator: Coordinator) -> None:
+    def _send_reports(self, agent: Agent, coordinator: Coordinator) -> None:
         """The next batch, or the last one again, whose answer was lost."""
         assert agent.registration is not None
         if not agent.unconfirmed:

@@ -167,7 +167,7 @@ def _stopping(stop_when: Callable[[ClockSnapshot], bool]) -> Callable[..., None]
     def and_stop(
         own: ClockShard, shard: ShardIndex, num_records: int, durable: int | None = None, *, applied: bool = False
     ) -> None:
-        with own.bell:
+        with own.condition:
             acknowledge(own, shard, num_records, durable, applied=applied)
             if stop_when(own.snapshot()):
                 own.request_barrier("stop")
@@ -191,8 +191,9 @@ class _Cluster:
         self._histories: list[History] = []
         data = run.job.data_spec(report.train_samples)
         self._progress = first_progress(data) if run.restore is None else read_manifest(run.restore).progress
-        check_script(run.job, self.plan, data, self._progress)
-        check_patterns(run.job.memory, [layer.name for layer in report.layers])
+        names = [layer.name for layer in report.layers]
+        check_script(run.job, self.plan, data, self._progress, names)
+        check_patterns(run.job.memory, names)
         if run.keep_history:
             self._write_facts(report)
         self._shards = [self._shard(ShardIndex(i), data) for i in range(self.plan.num_shards)]
@@ -269,7 +270,7 @@ class _Cluster:
 
     def _replace(self, life: Life, death: Death) -> None:
         """What a coordinator does when a life is over."""
-        with self._shards[0].clock_shard.bell:  # nothing is decided in between: a run may depend on its deaths alone
+        with self._shards[0].clock_shard.condition:  # no decision in between: a run may depend on its deaths alone
             self._shards[0].evict(life.vw, life.incarnation)
             if death.comes_back:
                 self._come_back(life)
@@ -305,7 +306,12 @@ class _Cluster:
             "used": used,
             "minibatches": progress.minibatches,
         }
-        facts = {"num_samples": report.train_samples, "eval_samples": report.eval_samples, "start": start}
+        facts = {
+            "num_samples": report.train_samples,
+            "eval_samples": report.eval_samples,
+            "start": start,
+            "layers": [layer.name for layer in report.layers],
+        }
         (run_dir / "facts.json").write_text(json.dumps(facts))
 
     def _history(self, name: str, role: str) -> HistoryWriter:

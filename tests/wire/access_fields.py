@@ -48,7 +48,7 @@ VALUES: Mapping[str, frozenset[str]] = {
         "Condition": "kind who sentence since cleared clearance times",
         "WatchCommandsRequest": "after",
         "WatchJobRequest": "after",
-        "StageNews": "stage_phase stage_ready stage_progress stage_waiting stage_evaluation stage_conditions "
+        "KeyedStageReport": "stage_phase stage_ready stage_progress stage_waiting stage_evaluation stage_conditions "
         "stage_failed stage_done",
         "InspectionResult": "model error problems measurements",
         "InspectionStep": "step",
@@ -93,7 +93,7 @@ _SELF: dict[str, _Cells] = {f"requester.{field}": _REFUSED for field in _LIFE}
 
 
 def _stage_of(path: str) -> dict[str, _Cells]:
-    """The stage whose news are told: of another agent, or no life that there is."""
+    """The stage whose reports are told: of another agent, or no life that there is."""
     outcomes = (_REFUSED, _REFUSED, _REFUSED, _NO_EFFECT, _NO_EFFECT)
     return {f"{path}.{field}": outcome for field, outcome in zip(_LIFE, outcomes, strict=True)}
 
@@ -128,11 +128,13 @@ _COORDINATOR: Mapping[str, Mapping[str, _Cells]] = {
     "WatchCommands": _AGENT,
     "Report": {
         **_AGENT,
-        **_stage_of("news.stage_news.key"),
-        **_stage_of("news.child_exit.key"),
-        **_all("news.inspection_result.job_id news.inspection_step.job_id news.inspection_phase.job_id", _REFUSED),
-        **_all("news.link_awaited.job_id news.link_awaited.number news.link_awaited.address", _REFUSED),
-        **_all("news.link_result.job_id news.link_result.number news.link_result.measured", _REFUSED),
+        **_stage_of("reports.stage_report.key"),
+        **_stage_of("reports.child_exit.key"),
+        **_all(
+            "reports.inspection_result.job_id reports.inspection_step.job_id reports.inspection_phase.job_id", _REFUSED
+        ),
+        **_all("reports.link_awaited.job_id reports.link_awaited.number reports.link_awaited.address", _REFUSED),
+        **_all("reports.link_result.job_id reports.link_result.number reports.link_result.measured", _REFUSED),
     },
     "CertifyStage": {
         **_AGENT,

@@ -19,7 +19,7 @@ from hetpipe.decide.sync.records import (
     TermRecord,
 )
 from hetpipe.values.commands import (
-    AgentNews,
+    AgentReport,
     ChildExit,
     Command,
     InspectCommand,
@@ -27,13 +27,13 @@ from hetpipe.values.commands import (
     InspectionResult,
     InspectionStep,
     KeepLinksCommand,
+    KeyedStageReport,
     LinkAwaited,
     LinkResult,
     LinkTask,
     MeasureLinkCommand,
     NumberedCommand,
     StageKey,
-    StageNews,
     StopJobCommand,
     StopVirtualWorkerCommand,
 )
@@ -158,8 +158,8 @@ REPORTS: tuple[StageReport, ...] = (
     StageDone(Clock(3), "end"),
 )
 
-NEWS: tuple[AgentNews, ...] = (
-    *(StageNews(KEY, report) for report in REPORTS),
+NEWS: tuple[AgentReport, ...] = (
+    *(KeyedStageReport(KEY, report) for report in REPORTS),
     LinkAwaited(JOB_ID, 3, "n0.host:7000"),
     LinkResult(JOB_ID, 3, LINKS),
     LinkResult(JOB_ID, 0, problem="nobody came"),
@@ -275,7 +275,7 @@ _EXAMPLES: Sequence[object] = (
     calls.LeaveRequest(_MEMBER, _TOKEN),
     calls.WatchCommandsRequest(_AGENT, _TOKEN, 4),
     *(NumberedCommand(number, command) for number, command in enumerate(COMMANDS, 1)),
-    *(calls.ReportRequest(_AGENT, _TOKEN, 4, (news,)) for news in NEWS),
+    *(calls.ReportRequest(_AGENT, _TOKEN, 4, (reports,)) for reports in NEWS),
     calls.ReportRequest(_AGENT, _TOKEN, 5, NEWS),
     calls.CertifyStageRequest(_AGENT, _TOKEN, KEY, b"-----BEGIN"),
     calls.Certificate(b"-----BEGIN"),

@@ -228,7 +228,7 @@ def own_request(world: World, call: str, role: Role, path: str) -> Any:
         request.job_id = world.jobs[0]
     put_wish(request, world)
     if isinstance(request, pb.ReportRequest):
-        put_news(request, world, path)
+        put_report(request, world, path)
     if isinstance(request, pb.MeasureLinksRequest):
         request.request_id = "first-request"
     if isinstance(request, pb.SubmitJobRequest):
@@ -284,32 +284,32 @@ def told_condition(request: Any, job_id: str) -> None:
     request.conditions[job_id].conditions.add(kind="durability_lost", who="parameter server 0", sentence="full")
 
 
-def put_news(request: Any, world: World, path: str) -> None:
+def put_report(request: Any, world: World, path: str) -> None:
     """News of one's own, of the kind that `path` names."""
     request.batch = world.cluster._batches["n0"] = world.cluster._batches["n0"] + 1
     match path.split(".")[:2]:
-        case ["news", "stage_news"]:
-            news = request.news.add().stage_news
-            put_stage(news.key, world.key("n0"))
-            news.stage_ready.pid = 1
-        case ["news", "child_exit"]:
-            put_stage(request.news.add().child_exit.key, world.key("n0"))
-        case ["news", "inspection_step"]:
-            about = request.news.add().inspection_step
+        case ["reports", "stage_report"]:
+            reports = request.reports.add().stage_report
+            put_stage(reports.key, world.key("n0"))
+            reports.stage_ready.pid = 1
+        case ["reports", "child_exit"]:
+            put_stage(request.reports.add().child_exit.key, world.key("n0"))
+        case ["reports", "inspection_step"]:
+            about = request.reports.add().inspection_step
             about.job_id = world.jobs[0]
             about.step.device_type, about.step.layer, about.step.total = "cpu", "layer", 5
-        case ["news", "inspection_phase"]:
-            phase = request.news.add().inspection_phase
+        case ["reports", "inspection_phase"]:
+            phase = request.reports.add().inspection_phase
             phase.job_id, phase.phase = world.jobs[0], "loading the model"
-        case ["news", "link_awaited"]:
-            awaited = request.news.add().link_awaited
+        case ["reports", "link_awaited"]:
+            awaited = request.reports.add().link_awaited
             awaited.job_id, awaited.address = world.jobs[0], "n0.host:7000"
-        case ["news", "link_result"]:
-            result = request.news.add().link_result
+        case ["reports", "link_result"]:
+            result = request.reports.add().link_result
             result.job_id = world.jobs[0]
             result.measured.SetInParent()
-        case ["news", "inspection_result"]:
-            request.news.add().inspection_result.job_id = world.jobs[0]
+        case ["reports", "inspection_result"]:
+            request.reports.add().inspection_result.job_id = world.jobs[0]
 
 
 def put(name: str, value: Any) -> Callable[[Any, World], None]:
@@ -348,7 +348,7 @@ def told_life(kind: str, field: str) -> Callable[[Any, World], None]:
 
     def change(request: Any, world: World) -> None:
         key = world.key("n4") if field == "job_id" else replace(world.key("n0"), **{field: _other(world, field)})
-        put_stage(getattr(request.news[0], kind).key, key)
+        put_stage(getattr(request.reports[0], kind).key, key)
 
     return change
 
@@ -390,17 +390,23 @@ ANOTHERS: dict[str, Callable[[Any, World], None]] = {
     "lost": lambda request, world: request.lost.update({world.jobs[0]: "gone"}),
     "conditions": lambda request, world: told_condition(request, world.jobs[0]),
     "jobs": lambda request, world: request.jobs.extend([world.jobs[1], "made-up"]),
-    **{f"news.{kind}.key.{field}": told_life(kind, field) for kind in ("stage_news", "child_exit") for field in LIFE},
-    "news.inspection_result.job_id": from_world("news.inspection_result.job_id", lambda world: world.inspected),
-    "news.inspection_step.job_id": from_world("news.inspection_step.job_id", lambda world: world.inspected),
-    "news.inspection_phase.job_id": from_world("news.inspection_phase.job_id", lambda world: world.inspected),
     **{
-        f"news.{kind}.job_id": from_world(f"news.{kind}.job_id", lambda world: world.inspected)
+        f"reports.{kind}.key.{field}": told_life(kind, field)
+        for kind in ("stage_report", "child_exit")
+        for field in LIFE
+    },
+    "reports.inspection_result.job_id": from_world("reports.inspection_result.job_id", lambda world: world.inspected),
+    "reports.inspection_step.job_id": from_world("reports.inspection_step.job_id", lambda world: world.inspected),
+    "reports.inspection_phase.job_id": from_world("reports.inspection_phase.job_id", lambda world: world.inspected),
+    **{
+        f"reports.{kind}.job_id": from_world(f"reports.{kind}.job_id", lambda world: world.inspected)
         for kind in ("link_awaited", "link_result")
     },
-    **{f"news.{kind}.number": put(f"news.{kind}.number", 7) for kind in ("link_awaited", "link_result")},
-    "news.link_awaited.address": put("news.link_awaited.address", "n1.host:7000"),
-    "news.link_result.measured": lambda request, _: request.news[0].link_result.measured.CopyFrom(measured("n1", "n2")),
+    **{f"reports.{kind}.number": put(f"reports.{kind}.number", 7) for kind in ("link_awaited", "link_result")},
+    "reports.link_awaited.address": put("reports.link_awaited.address", "n1.host:7000"),
+    "reports.link_result.measured": lambda request, _: request.reports[0].link_result.measured.CopyFrom(
+        measured("n1", "n2")
+    ),
     **{f"stage.{field}": another_stage(field) for field in LIFE},
     "request_pem": put("request_pem", request_for(OPERATOR, new_key())),
     "request_id": put("request_id", "second-request"),
@@ -470,7 +476,7 @@ def test_who_names_anothers_is_refused_or_changes_nothing(world: World, call: st
             assert not isinstance(answer, PermissionDenied), f"{cell}: {answer}"
             continue
         if call.rpartition("/")[2] not in ENDS and not path.startswith(
-            ("news.child_exit", "news.inspection", "news.link")
+            ("reports.child_exit", "reports.inspection", "reports.link")
         ):
             own = world.call(caller, call, own_request(world, call, role, path))
             assert not isinstance(own, PermissionDenied), f"{cell}: its own is refused: {own}"

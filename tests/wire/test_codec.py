@@ -136,7 +136,7 @@ def job_ended(json: str, **changes: Any) -> Any:
         (Condition, lambda: message_of(FULL, who="x" * 2_000), "not a valid Condition"),
         (Condition, lambda: message_of(FULL, times=1 << 60), "not a valid Condition"),
         (NumberedEvent, pb.NumberedEvent, "unknown event in a NumberedEvent"),
-        (calls.ReportRequest, lambda: pb.ReportRequest(news=[pb.AgentNews()]), "unknown news in a AgentNews"),
+        (calls.ReportRequest, lambda: pb.ReportRequest(reports=[pb.AgentReport()]), "unknown report in a AgentReport"),
         (calls.LogRecords, lambda: shard_pb.LogRecords(records=[shard_pb.LogRecord()]), "unknown record in a LogRec"),
         (StateChanged, pb.StateChanged, "unknown job state 0: this version"),
         (calls.StopJobRequest, pb.StopJobRequest, "unknown stop mode 0: this version"),

@@ -15,13 +15,21 @@ import typer
 from hetpipe import __version__
 from hetpipe.cli.options import Settings
 from hetpipe.cli.plan.profile_view import view_for
-from hetpipe.cli.plan.profiling import ProfileWish, profile_job
+from hetpipe.cli.plan.profiling import ProfileOptions, profile_job
 from hetpipe.decide.lifecycle.known_cluster import cluster_of
 from hetpipe.decide.lifecycle.planning import num_devices_wanted, options_of
 from hetpipe.deploy.box import box_devices
 from hetpipe.deploy.groups import AgentGroup, groups_of, job_of_plan, needs_a_plan
 from hetpipe.deploy.labels import DEFAULT_PROJECT, check_project
-from hetpipe.deploy.topology import GRPC_PORT, REDIS_IMAGE, Deployment, Folders, StoreKind, Wishes, deployment_of
+from hetpipe.deploy.topology import (
+    GRPC_PORT,
+    REDIS_IMAGE,
+    Deployment,
+    DeploymentSpec,
+    Folders,
+    StoreKind,
+    deployment_of,
+)
 from hetpipe.errors import UserError
 from hetpipe.job.file import Job
 from hetpipe.report.text import count
@@ -31,7 +39,7 @@ from hetpipe.runs.run_folder import RUNS
 from hetpipe.runs.shell import Shell
 from hetpipe.runs.training import RunRequest, choose_devices
 from hetpipe.server.agent.devices import discover_devices
-from hetpipe.server.agent.environment import check_wish, checked_allowed
+from hetpipe.server.agent.environment import check_allowed, checked_allowed
 from hetpipe.values.document import read_document
 from hetpipe.values.ids import AgentId
 from hetpipe.values.plan_document import PlanDocument
@@ -110,7 +118,7 @@ class DeploymentOptions:
 class Described:
     """A deployment and its job."""
 
-    wishes: Wishes
+    spec: DeploymentSpec
     deployment: Deployment
     request: RunRequest | None
     """The job to train, as planned; None: services only."""
@@ -118,9 +126,9 @@ class Described:
     @property
     def summary(self) -> str:
         """The containers to be started, as a sentence for people."""
-        shards = count(self.wishes.num_shards, "parameter server")
-        agents = ", ".join(f"{group.node} with {_devices_text(group)}" for group in self.wishes.agents)
-        return f"1 coordinator, {shards}, {count(len(self.wishes.agents), 'agent')}: {agents}"
+        shards = count(self.spec.num_shards, "parameter server")
+        agents = ", ".join(f"{group.node} with {_devices_text(group)}" for group in self.spec.agents)
+        return f"1 coordinator, {shards}, {count(len(self.spec.agents), 'agent')}: {agents}"
 
 
 def describe(
@@ -143,7 +151,7 @@ def describe(
     request = _request(options, shell, run_dir, resume)
     job = None if request is None else request.job
     if job is not None:
-        check_wish(job.environment, allowed_environment)
+        check_allowed(job.environment, allowed_environment)
     num_cpu_devices = options.cpu_devices
     if num_cpu_devices is None and job is not None:
         offer, _ = choose_devices(job)
@@ -154,7 +162,7 @@ def describe(
     if job is not None and request is not None and plan is not None:
         job = job_of_plan(job, plan)
         request = replace(request, job=job)
-    wishes = Wishes(
+    spec = DeploymentSpec(
         project=options.project,
         image=options.image or default_image(found),
         user=container_user(),
@@ -168,7 +176,7 @@ def describe(
         store_image=options.store_image,
         port=options.port,
     )
-    return Described(wishes, deployment_of(wishes), request)
+    return Described(spec, deployment_of(spec), request)
 
 
 def default_image(devices: Sequence[AgentDevice]) -> str:
@@ -232,7 +240,7 @@ def _plan(
     if profile is None:
         with view_for(output, shell) as view:
             types = tuple(dict.fromkeys(cluster.devices.values()))
-            profiled = profile_job(job, ProfileWish(types=types), shell, view.show)
+            profiled = profile_job(job, ProfileOptions(types=types), shell, view.show)
         profile, reserve_bytes = profiled.profile, profiled.reserve_bytes
     return choose_plan(profile, cluster, options_of(job, reserve_bytes=reserve_bytes), predict=predicted)
 

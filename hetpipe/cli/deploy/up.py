@@ -70,18 +70,18 @@ class _Up:
         self._described = described
         self._engine = engine
         self._interrupts = interrupts
-        self._wishes = described.wishes
+        self._spec = described.spec
 
     def run(self, output: Output, shell: Shell) -> ExitStatus:
-        if self._wishes.tls:
-            shell = replace(shell, tls=operator_folder(self._wishes.folders.state))
+        if self._spec.tls:
+            shell = replace(shell, tls=operator_folder(self._spec.folders.state))
         request = self._described.request
         if request is None:
-            Path(self._wishes.folders.runs).mkdir(exist_ok=True)
+            Path(self._spec.folders.runs).mkdir(exist_ok=True)
             with self._containers(output, logs=None, stay=True):
                 return self._leave(output, shell)
         folder = RunFolder.create(self._options.run_dir, name=request.job.name, clock=shell.clock)
-        give(folder.path, self._wishes.user)
+        give(folder.path, self._spec.user)
         with self._containers(output, logs=folder.logs, stay=self._options.detach):
             if self._options.detach:
                 hand_in(request, folder, output, shell)
@@ -92,7 +92,7 @@ class _Up:
     def _containers(self, output: Output, *, logs: Path | None, stay: bool) -> Iterator[None]:
         """Start the containers; remove them at the end of the block, or if detached only after an error."""
         deployment = self._described.deployment
-        write_secrets(self._wishes, [c.peer for c in deployment.containers if c.peer is not None])
+        write_secrets(self._spec, [c.peer for c in deployment.containers if c.peer is not None])
         output.say(f"starting {self._described.summary}")
         done = False
         try:
@@ -108,24 +108,24 @@ class _Up:
                     output.say(f"the logs of the containers are in {logs}")
 
     def _remove(self, output: Output, logs: Path | None) -> None:
-        project = self._wishes.project
+        project = self._spec.project
         output.say("removing the containers")
         try:
             if logs is not None:
                 save_logs(self._engine.containers(project), logs)
         finally:
             self._engine.remove(project)
-            remove_secrets(Path(self._wishes.folders.state))
+            remove_secrets(Path(self._spec.folders.state))
 
     def _leave(self, output: Output, shell: Shell) -> ExitStatus:
         """Print the next commands."""
-        address = f"127.0.0.1:{self._wishes.port}"
+        address = f"127.0.0.1:{self._spec.port}"
         tls = "" if shell.tls is None else f" --tls {shown_path(shell.tls, shell.current)}"
-        project = "" if self._wishes.project == DEFAULT_PROJECT else f" --project {self._wishes.project}"
-        states = self._engine.states(self._wishes.project)
+        project = "" if self._spec.project == DEFAULT_PROJECT else f" --project {self._spec.project}"
+        states = self._engine.states(self._spec.project)
         output.answer(
             {
-                "project": self._wishes.project,
+                "project": self._spec.project,
                 "coordinator": address,
                 "tls": None if shell.tls is None else str(shell.tls),
                 "containers": [asdict(state) for state in states],

@@ -12,8 +12,8 @@ import typer
 from hetpipe.cli.options import Json, NewestJobOf, RunDir, RunsDir, TlsFolder
 from hetpipe.errors import Unavailable, UnknownJob, UserError
 from hetpipe.report.text import columns, count, pairs
-from hetpipe.runs.mending import Mending
 from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.reconnection import Reconnection
 from hetpipe.runs.run_folder import RUNS, RunFolder, find_run
 from hetpipe.runs.shell import Shell
 from hetpipe.runs.status import clocks_of, pointing_at_status
@@ -52,7 +52,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
 
 def _watched(options: Options, output: Output, shell: Shell) -> Iterator[Clocks]:
     if options.coordinator is not None and options.run_dir is None:
-        return watch_coordinator(options.coordinator, shell, Mending(shell.clock, say=output.note))
+        return watch_coordinator(options.coordinator, shell, Reconnection(shell.clock, say=output.note))
     return watch_run(find_run(options.run_dir, runs_dir=options.runs_dir), shell, output.note)
 
 
@@ -90,7 +90,12 @@ class Clocks:
         """The clocks as text for people."""
         marks = self._marks()
         rows = [
-            [str(vw), str(clock), self._ahead(clock), *(str(told.get(vw, "-")) for told in marks.values())]
+            [
+                str(vw),
+                str(clock),
+                self._ahead(clock),
+                *(str(clocks.get(vw, "-")) for clocks in marks.values()),
+            ]
             for vw, clock in self.local.items()
         ]
         lines = columns([["worker", "local clock", "ahead", *marks], *rows])
@@ -107,7 +112,7 @@ class Clocks:
         values: dict[str, object] = {"global_clock": self.global_clock, "published": published}
         for vw, clock in self.local.items():
             values[f"vw{vw}.clock"] = clock
-            values |= {f"vw{vw}.{name}": told.get(vw) for name, told in self._marks().items()}
+            values |= {f"vw{vw}.{name}": clocks.get(vw) for name, clocks in self._marks().items()}
         return pairs(values)
 
     def _ahead(self, clock: int) -> str:
@@ -120,24 +125,24 @@ class Clocks:
         if self.snapshot is None:
             return {}
         marks = {"staged": self.snapshot.staged, "durable": self.snapshot.durable}
-        return {name: {int(vw): int(clock) for vw, clock in told.items()} for name, told in marks.items() if told}
+        return {name: {int(vw): int(clock) for vw, clock in clocks.items()} for name, clocks in marks.items() if clocks}
 
 
-def applied_text(told: ClockSnapshot) -> str:
+def applied_text(snapshot: ClockSnapshot) -> str:
     """Shards with a failing disk, and the consequence."""
-    shards = ", ".join(str(shard) for shard in told.applied)
-    some = "parameter server" if len(told.applied) == 1 else "parameter servers"
+    shards = ", ".join(str(shard) for shard in snapshot.applied)
+    some = "parameter server" if len(snapshot.applied) == 1 else "parameter servers"
     return (
         f"{some} {shards} cannot persist staged waves (level applied): a restart would rewind the run to a checkpoint"
     )
 
 
-def snapshot_text(told: ClockSnapshot) -> str:
+def snapshot_text(snapshot: ClockSnapshot) -> str:
     """The clock shard's state beyond local clocks."""
-    why = f" ({told.barrier_reason})" if told.barrier_reason else ""
+    why = f" ({snapshot.barrier_reason})" if snapshot.barrier_reason else ""
     return (
-        f"published clock {told.published}, next barrier at {told.barrier}{why}, epoch "
-        f"{told.epoch}, largest distance so far {told.max_distance}, {count(told.samples, 'sample')}"
+        f"published clock {snapshot.published}, next barrier at {snapshot.barrier}{why}, epoch "
+        f"{snapshot.epoch}, largest distance so far {snapshot.max_distance}, {count(snapshot.samples, 'sample')}"
     )
 
 
@@ -197,16 +202,18 @@ def watch_run(folder: RunFolder, shell: Shell, say: Callable[[str], None]) -> It
         return
     there = shell.alone() if record.local else shell
     # A local coordinator ends with its run, in the middle of this stream.
-    mending = Mending(there.clock, say=say, is_over=lambda: folder.read_result() is not None)
+    reconnection = Reconnection(there.clock, say=say, is_over=lambda: folder.read_result() is not None)
     try:
         with pointing_at_status(folder, shell):
-            yield from watch_coordinator(record.coordinator, there, mending, JobId(record.job_id))
+            yield from watch_coordinator(record.coordinator, there, reconnection, JobId(record.job_id))
     except (Unavailable, UnknownJob):
         if folder.read_result() is None:
             raise
 
 
-def watch_coordinator(address: str, shell: Shell, mending: Mending, job_id: JobId | None = None) -> Iterator[Clocks]:
+def watch_coordinator(
+    address: str, shell: Shell, reconnection: Reconnection, job_id: JobId | None = None
+) -> Iterator[Clocks]:
     """Yield the clocks of a job, by default the newest one, now and after every change, until its end.
 
     Raises:
@@ -217,10 +224,10 @@ def watch_coordinator(address: str, shell: Shell, mending: Mending, job_id: JobI
         while True:
             try:
                 for snapshot in client.watch_clocks(job_id):
-                    mending.whole()
+                    reconnection.succeeded()
                     yield _of(snapshot)
             except (Unavailable, UnknownJob) as error:
-                mending.broke(error)
+                reconnection.failed(error)
             else:
                 return
 

@@ -17,8 +17,8 @@ from hetpipe.errors import Unavailable, UnknownJob, UserError
 from hetpipe.report.progress import STATE_TEXTS, cells, headings, no_utilisation_text, totals_text
 from hetpipe.report.quantities import bytes_text
 from hetpipe.report.text import columns, shown_path
-from hetpipe.runs.mending import Contact, Mending
 from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.reconnection import Contact, Reconnection
 from hetpipe.runs.run_folder import RUNS, RunFolder, RunRecord, find_run
 from hetpipe.runs.shell import CoordinatorPort, Shell
 from hetpipe.runs.status import NO_JOB, pointing_at_status, status_of_job, worker_json
@@ -149,8 +149,8 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     """Show a job and its cluster until the end of the job or Ctrl-C."""
     if options.coordinator is not None and options.run_dir is None:
         shown = _screen(output, shell, once=options.once)
-        mending = Mending(shell.clock, say=shown.say)
-        _watch(options.coordinator, None, shown, shell, is_over=lambda _: options.once, mending=mending)
+        reconnection = Reconnection(shell.clock, say=shown.say)
+        _watch(options.coordinator, None, shown, shell, is_over=lambda _: options.once, reconnection=reconnection)
         return ExitStatus.OK
     folder = find_run(options.run_dir, runs_dir=options.runs_dir)
     record = _running(folder, shell)
@@ -160,10 +160,10 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
         return options.once or picture.has_ended
 
     # A local coordinator ends with its run.
-    mending = Mending(there.clock, say=shown.say, is_over=lambda: folder.read_result() is not None)
+    reconnection = Reconnection(there.clock, say=shown.say, is_over=lambda: folder.read_result() is not None)
     try:
         with pointing_at_status(folder, shell):
-            _watch(record.coordinator, JobId(record.job_id), shown, there, is_over=is_over, mending=mending)
+            _watch(record.coordinator, JobId(record.job_id), shown, there, is_over=is_over, reconnection=reconnection)
     except Unavailable:
         if folder.read_result() is None:
             raise
@@ -177,7 +177,7 @@ def _watch(
     shell: Shell,
     *,
     is_over: Callable[[Picture], bool],
-    mending: Mending,
+    reconnection: Reconnection,
 ) -> None:
     contact = Contact(shell.clock)
     with closing(shell.connect(address)) as client, closing(screen):
@@ -186,9 +186,9 @@ def _watch(
                 try:
                     picture = _look(client, job_id)
                 except (Unavailable, UnknownJob) as error:
-                    mending.broke(error)
+                    reconnection.failed(error)
                     continue
-                mending.whole()
+                reconnection.succeeded()
                 screen.show(picture)
                 if is_over(picture):
                     return

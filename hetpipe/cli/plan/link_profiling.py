@@ -34,7 +34,7 @@ _PATIENCE_SECONDS = 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkWish:
+class LinkProfileOptions:
     """The parameters of a link measurement."""
 
     node: str
@@ -55,12 +55,12 @@ class ProfiledLinks:
     """The measurements are from the cache."""
 
 
-def cached_links(wish: LinkWish, shell: Shell) -> MeasuredLinks:
+def cached_links(wish: LinkProfileOptions, shell: Shell) -> MeasuredLinks:
     """The valid cached measurements; empty without any."""
     return _cache(wish, shell).find(now=shell.clock.wall())
 
 
-def profile_links(wish: LinkWish, shell: Shell, on_step: Callable[[ProfileStep], None]) -> ProfiledLinks:
+def profile_links(wish: LinkProfileOptions, shell: Shell, on_step: Callable[[ProfileStep], None]) -> ProfiledLinks:
     """Measure the links of this machine, or load cached measurements.
 
     Args:
@@ -85,7 +85,7 @@ def profile_links(wish: LinkWish, shell: Shell, on_step: Callable[[ProfileStep],
     return ProfiledLinks(measured, cached=False)
 
 
-def _link(wish: LinkWish, shell: Shell) -> LinkMeasurement:
+def _link(wish: LinkProfileOptions, shell: Shell) -> LinkMeasurement:
     order = LinkOrder(role="await", node=wish.node, other=wish.node, transport=WITHIN_NODE_TRANSPORT)
     with ExitStack() as both:
         first = both.enter_context(_process(wish, shell, order))
@@ -97,7 +97,7 @@ def _link(wish: LinkWish, shell: Shell) -> LinkMeasurement:
 
 
 @contextmanager
-def _process(wish: LinkWish, shell: Shell, order: LinkOrder) -> Iterator[ReportingChild]:
+def _process(wish: LinkProfileOptions, shell: Shell, order: LinkOrder) -> Iterator[ReportingChild]:
     # The environment of stages of a job without `environment`.
     environment = child_environment(shell.environment, EnvironmentSection(), None)
     with tempfile.TemporaryDirectory(prefix="hetpipe-links-") as folder:
@@ -124,5 +124,5 @@ def _message(child: ReportingChild) -> dict[str, Any]:
     return message
 
 
-def _cache(wish: LinkWish, shell: Shell) -> LinkCache:
+def _cache(wish: LinkProfileOptions, shell: Shell) -> LinkCache:
     return LinkCache(shell.environment, machine=wish.node, device_types=[device.type for device in wish.devices])

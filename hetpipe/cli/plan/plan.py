@@ -13,10 +13,10 @@ from typing import Annotated, TypeVar, get_args
 import typer
 
 from hetpipe.cli.options import Json
-from hetpipe.cli.plan.link_profiling import LinkWish, cached_links
+from hetpipe.cli.plan.link_profiling import LinkProfileOptions, cached_links
 from hetpipe.cli.plan.profile_links import links_sentences
 from hetpipe.cli.plan.profile_view import view_for
-from hetpipe.cli.plan.profiling import ProfileWish, profile_job
+from hetpipe.cli.plan.profiling import ProfileOptions, profile_job
 from hetpipe.cli.plan.simulate import staleness_of
 from hetpipe.decide.lifecycle.known_cluster import KnownLinks, cluster_of, known_links, stated_links
 from hetpipe.decide.lifecycle.planning import options_of
@@ -126,10 +126,10 @@ def run(request: Options, output: Output, shell: Shell) -> ExitStatus:
     """
     check_request(request, as_json=output.machine is not None)
     job = None if request.job is None else load_job(request.job)
-    wishes = wishes_of(request, job)
+    planning = planner_request_of(request, job)
     known = _given(request) if job is None else _for_job(request, job, output, shell)
     profile, cluster = known.profile, known.cluster
-    options = wishes.options
+    options = planning.options
     if request.reserve_bytes is None:
         options = replace(options, reserve_bytes=known.reserve_bytes)
     # slow to import
@@ -139,7 +139,7 @@ def run(request: Options, output: Output, shell: Shell) -> ExitStatus:
     document = choose_plan(profile, cluster, options, predict=predicted)
     facts = PlanFacts(document, costs_of(document, profile, cluster), options)
     document = known.links.noted_in(document, cluster)
-    remarks = [*wishes.remarks, *_links_remarks(known.links, shell)]
+    remarks = [*planning.remarks, *_links_remarks(known.links, shell)]
     if request.out is not None:
         _write("--out", request.out, lambda path: write_document(document, path))
         remarks.append(f"the plan is in {shown_path(request.out.absolute(), shell.current)}")
@@ -212,7 +212,7 @@ def _cluster(request: Options, job: Job, shell: Shell) -> tuple[Cluster, KnownLi
     # Like a run.
     node = socket.gethostname()
     devices = discover_devices(node)
-    measured = cached_links(LinkWish(node=node, devices=devices), shell)
+    measured = cached_links(LinkProfileOptions(node=node, devices=devices), shell)
     known = known_links([node], measured, now=shell.clock.wall())
     return cluster_of([AgentInfo(AgentId(node), node, os.getpid(), devices)], known.links), known
 
@@ -227,7 +227,7 @@ def _with_profile(
         return _Known(job.cluster.profile, cluster, links)
     types = tuple(dict.fromkeys(cluster.devices.values()))
     with view_for(output, shell) as view:
-        profiled = profile_job(job, ProfileWish(types=types), shell, view.show)
+        profiled = profile_job(job, ProfileOptions(types=types), shell, view.show)
     return _Known(profiled.profile, cluster, links, profiled.reserve_bytes)
 
 
@@ -262,7 +262,7 @@ def _show(facts: PlanFacts, request: Options, output: Output) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class PlannerRequest:
     """A request to the planner, and remarks for the user about its interpretation."""
 
     options: PlanOptions
@@ -302,7 +302,7 @@ def _check_belongs(option: str, value: object, allocation: str, asked: str | Non
         raise UserError(f"{option} is for --allocation {allocation}{f', not {asked}' if asked else ''}; {fix}")
 
 
-def wishes_of(request: Options, job: Job | None) -> Wishes:
+def planner_request_of(request: Options, job: Job | None) -> PlannerRequest:
     """The request to the planner: from the options, else the job, else the defaults.
 
     Raises:
@@ -344,7 +344,7 @@ def wishes_of(request: Options, job: Job | None) -> Wishes:
         num_shards=base.num_shards if request.shards is None else request.shards,
         max_batch=request.max_batch,
     )
-    return Wishes(options, remarks)
+    return PlannerRequest(options, remarks)
 
 
 def _check_waves(request: Options, job: Job | None) -> None:

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from hetpipe.cli.options import Json, Settings, TlsFolder
-from hetpipe.cli.plan.link_profiling import LinkWish
+from hetpipe.cli.plan.link_profiling import LinkProfileOptions
 from hetpipe.cli.plan.profile_links import profile_cluster_links, profile_links_of
 from hetpipe.cli.plan.profile_view import view_for
-from hetpipe.cli.plan.profiling import Profiled, ProfileWish, profile_job
+from hetpipe.cli.plan.profiling import Profiled, ProfileOptions, profile_job
 from hetpipe.errors import UserError
 from hetpipe.job.file import load_job
 from hetpipe.report.quantities import bytes_text
@@ -76,7 +76,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     if options.job is None:
         raise UserError("there is nothing to measure; name a job file, or give --links")
     job = load_job(options.job, options.settings)
-    wish = ProfileWish(types=types_of(options.types), fresh=options.fresh, repeats=options.repeats)
+    wish = ProfileOptions(types=types_of(options.types), fresh=options.fresh, repeats=options.repeats)
     with view_for(output, shell) as view:
         profiled = profile_job(job, wish, shell, view.show)
     if options.out is not None:
@@ -100,7 +100,7 @@ def _links(options: Options, output: Output, shell: Shell) -> ExitStatus:
     if options.coordinator is not None:
         return profile_cluster_links(options.coordinator, output, shell, out=options.out, fresh=options.fresh)
     node = socket.gethostname()
-    wish = LinkWish(node=node, devices=discover_devices(node), fresh=options.fresh)
+    wish = LinkProfileOptions(node=node, devices=discover_devices(node), fresh=options.fresh)
     return profile_links_of(wish, output, shell, out=options.out)
 
 

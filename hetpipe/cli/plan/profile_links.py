@@ -7,7 +7,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
-from hetpipe.cli.plan.link_profiling import LinkWish, ProfiledLinks, profile_links
+from hetpipe.cli.plan.link_profiling import LinkProfileOptions, ProfiledLinks, profile_links
 from hetpipe.cli.plan.profile_view import view_for
 from hetpipe.client import new_request_id
 from hetpipe.decide.lifecycle.known_cluster import KnownLinks, LinkOrigin, cluster_of, known_links, together
@@ -33,7 +33,7 @@ _LOOK_SECONDS = 0.5
 _PATIENCE_SECONDS = 120.0
 
 
-def profile_links_of(wish: LinkWish, output: Output, shell: Shell, *, out: Path | None) -> ExitStatus:
+def profile_links_of(wish: LinkProfileOptions, output: Output, shell: Shell, *, out: Path | None) -> ExitStatus:
     """Measure the links of this machine, and print the result.
 
     Args:

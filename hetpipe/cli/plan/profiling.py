@@ -14,7 +14,7 @@ from hetpipe.forking.environment import SINGLE_THREADED
 from hetpipe.job.file import Job
 from hetpipe.profiler.cache import cache_folder
 from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
-from hetpipe.runs.child_answer import ask_child
+from hetpipe.runs.child_answer import await_child
 from hetpipe.runs.shell import Shell
 from hetpipe.server.agent.child import ChildSpec
 from hetpipe.server.agent.environment import child_environment
@@ -27,7 +27,7 @@ PROGRAM: tuple[str, ...] = (sys.executable, "-m", "hetpipe.server.agent.profile_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileWish:
+class ProfileOptions:
     """The parameters of profiling."""
 
     types: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class Profiled:
     """Memory of the framework per device, the maximum over the requested types of this machine."""
 
 
-def profile_job(job: Job, wish: ProfileWish, shell: Shell, on_step: Callable[[ProfileStep], None]) -> Profiled:
+def profile_job(job: Job, wish: ProfileOptions, shell: Shell, on_step: Callable[[ProfileStep], None]) -> Profiled:
     """Measure the model of `job` on this machine, and estimate it on the other requested types.
 
     Args:
@@ -99,6 +99,6 @@ def _ask(
             log_path=Path(folder) / "profile.out",
         )
         answer: ProfileAnswer = wire.revive(
-            ProfileAnswer, ask_child(spec, "the process that measures the model", on_message)
+            ProfileAnswer, await_child(spec, "the process that measures the model", on_message)
         )
         return answer

@@ -29,7 +29,7 @@ def follow(request: RunRequest, folder: RunFolder, output: Output, shell: Shell)
             _log.info("run_ended", state=end.state, error=end.error, sentences=end.sentences)
         finally:
             view.close()
-    _tell(end, output, shell)
+    _print_ending(end, output, shell)
     return end.exit_status
 
 
@@ -66,7 +66,7 @@ def view_for(output: Output, name: str, shell: Shell) -> View:
     return LineView(stream, shell.clock)
 
 
-def _tell(end: RunEnd, output: Output, shell: Shell) -> None:
+def _print_ending(end: RunEnd, output: Output, shell: Shell) -> None:
     if end.detached and not end.error:
         output.answer(end.to_json(), *end.sentences)
         return

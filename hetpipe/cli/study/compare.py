@@ -83,7 +83,7 @@ def run(options: Options, output: Output, shell: Shell, train: Trainer = train_t
             interrupted = True
     records = [record for trial in trials if (record := folder.find(trial))]
     if records:
-        _tell(trials, records, folder, options, output, shell)
+        _print_results(trials, records, folder, options, output, shell)
     if interrupted:
         sentence = f"interrupted after {len(records)} of {len(trials)} runs; continue with --run-dir {where}"
         # Finished records determine the only choice.
@@ -105,7 +105,7 @@ def _train_all(
         progress.end(record, is_used_again=not is_to_do)
 
 
-def _tell(
+def _print_results(
     trials: Sequence[Trial],
     records: Sequence[TrialRecord],
     folder: ComparisonFolder,

@@ -52,11 +52,11 @@ from hetpipe.decide.lifecycle.stage_table import (
     StageTable,
     failure_of_exit,
     failure_of_report,
-    wants_memory,
+    ran_out_of_memory,
 )
 from hetpipe.errors import DeadlineExceeded, InvalidTransition, JobFailed, StaleIncarnation
 from hetpipe.values.barrier_reasons import BarrierReasons
-from hetpipe.values.commands import ChildExit, StageNews, StartStageCommand, StopVirtualWorkerCommand
+from hetpipe.values.commands import ChildExit, KeyedStageReport, StartStageCommand, StopVirtualWorkerCommand
 from hetpipe.values.events import Waiting, WorkerLeft, WorkerLost, WorkerQuarantined, WorkerRejoined, WorkerStatus
 from hetpipe.values.ids import AgentId, Clock, Incarnation, VirtualWorkerIndex
 from hetpipe.values.life_state import COMPUTING, UP, LifeState
@@ -255,7 +255,7 @@ class VirtualWorker:
 ShardAnswer = EvictAcknowledged | AdmitAcknowledged | DrainAcknowledged | ShardCallFailed
 
 WorkersInput = (
-    StageNews
+    KeyedStageReport
     | ChildExit
     | MemberGone
     | MemberRegistered
@@ -445,7 +445,7 @@ class VirtualWorkers:
             InvalidTransition: a bug of this class.
         """
         match fact:
-            case StageNews():
+            case KeyedStageReport():
                 self._on_stage_report(fact, now=now)
             case ChildExit():
                 self._on_child_exit(fact, now=now)
@@ -473,12 +473,12 @@ class VirtualWorkers:
 
     # -- facts ------------------------------------------------------------------------------------------------------
 
-    def _on_stage_report(self, news: StageNews, *, now: float) -> None:
-        life = self._stages.get(news.key)
+    def _on_stage_report(self, keyed: KeyedStageReport, *, now: float) -> None:
+        life = self._stages.get(keyed.key)
         if life is None:
             return
-        life.heard = now
-        match news.report:
+        life.last_report = now
+        match keyed.report:
             case StagePhase(phase=phase, seconds=seconds):
                 life.phase = f"{phase} ({seconds:.0f} s)"
             case StageReady(pid=pid, link=link):
@@ -489,18 +489,18 @@ class VirtualWorkers:
             case StageFailed() as report:
                 life.state = StageState.FAILED
                 worker = self._workers[life.key.vw]
-                worker.wants += wants_memory(report)
+                worker.wants += ran_out_of_memory(report)
                 self._fails(worker, failure_of_report(life, report, is_lost=not worker.is_up, now=now), now=now)
             case _:
                 """Record a sign of life."""
 
-    def _on_child_exit(self, news: ChildExit, *, now: float) -> None:
-        life = self._stages.get(news.key)
+    def _on_child_exit(self, keyed: ChildExit, *, now: float) -> None:
+        life = self._stages.get(keyed.key)
         if life is None or life.exited:
             return
-        life.exited, life.pid = True, news.pid
+        life.exited, life.pid = True, keyed.pid
         worker = self._workers[life.key.vw]
-        failure = failure_of_exit(life, news, is_lost=not worker.is_up, now=now)
+        failure = failure_of_exit(life, keyed, is_lost=not worker.is_up, now=now)
         if failure is not None:
             self._fails(worker, failure, now=now)
 
@@ -706,7 +706,7 @@ class VirtualWorkers:
         stages = self._stages.of(worker.vw)
         if not self._stages.all_left(worker.vw):
             return
-        if not all(life.exited or now - life.heard >= self._patience.exit_seconds for life in stages):
+        if not all(life.exited or now - life.last_report >= self._patience.exit_seconds for life in stages):
             return
         if not self._has_exited(worker):
             self._kill(worker)
@@ -780,7 +780,7 @@ class VirtualWorkers:
         if paused > self._patience.longest_tick_seconds or self.is_on_hold:
             # This process did not listen for a while; or they may be blocked in a call to a lost server.
             for life in self._stages:
-                life.heard = min(now, life.heard + paused)
+                life.last_report = min(now, life.last_report + paused)
         self._ticked = now
         if self._is_halted:
             return
@@ -890,13 +890,13 @@ def _overdue(
     """
     if worker.state in COMPUTING:
         for life in stages.of(worker.vw):
-            silent = now - life.heard
+            silent = now - life.last_report
             if life.state is StageState.READY and not life.exited and silent > stall_seconds:
                 sentence = f"{life} hangs: it has reported nothing for {silent:.0f} s"
                 yield Failure(Rank.GONE, JobFailed.__name__, sentence, now)
     elif worker.state is LifeState.STARTING and worker.incarnation:
         for life in stages.of(worker.vw):
-            if life.state is StageState.STARTING and now - life.heard >= ready_seconds:
+            if life.state is StageState.STARTING and now - life.last_report >= ready_seconds:
                 last = f"; the last was that it is {life.phase}" if life.phase else ""
                 sentence = f"{life} is not ready, and has said nothing for {ready_seconds:.0f} s{last}"
                 yield Failure(Rank.GONE, DeadlineExceeded.__name__, sentence, now)

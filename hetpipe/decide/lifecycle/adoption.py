@@ -17,7 +17,7 @@ from hetpipe.decide.lifecycle.root_cause import Failure, Rank
 from hetpipe.decide.lifecycle.stage_table import StageLife, StageState, StageTable
 from hetpipe.decide.sync.segment import STOP
 from hetpipe.errors import JobFailed
-from hetpipe.values.commands import ChildExit, StageKey, StageNews, StopVirtualWorkerCommand
+from hetpipe.values.commands import ChildExit, KeyedStageReport, StageKey, StopVirtualWorkerCommand
 from hetpipe.values.events import JobState
 from hetpipe.values.ids import AgentId, Incarnation, VirtualWorkerIndex
 from hetpipe.values.life_state import COMPUTING, LifeState
@@ -124,7 +124,7 @@ def not_registered(assignment: Assignment) -> dict[MemberId, MemberGone]:
     return {member: MemberGone(member, f"{member} did not register with the new coordinator") for member in members}
 
 
-MissingFact = MemberGone | StageNews | ChildExit
+MissingFact = MemberGone | KeyedStageReport | ChildExit
 """A fact that no other process will report."""
 
 
@@ -191,10 +191,10 @@ class Returning:
         newest = next((life.key for life in self._stages.of(key.vw)), key)
         return key.job_id == self._job_id and (key.term, key.incarnation) < (newest.term, newest.incarnation)
 
-    def _end_of(self, life: StageLife) -> Iterator[StageNews | ChildExit]:
+    def _end_of(self, life: StageLife) -> Iterator[KeyedStageReport | ChildExit]:
         """The fact that a process has ended, when no report of it can come any more."""
         if life.state in {StageState.STARTING, StageState.READY}:
-            yield StageNews(life.key, self._last_report(life))
+            yield KeyedStageReport(life.key, self._last_report(life))
         yield ChildExit(life.key, life.pid, 0, ordered=True)
 
     def _last_report(self, life: StageLife) -> StageDone | StageFailed:

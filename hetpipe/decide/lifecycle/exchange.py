@@ -15,9 +15,9 @@ from hetpipe.values.commands import (
     InspectionPhase,
     InspectionResult,
     InspectionStep,
+    KeyedStageReport,
     LinkAwaited,
     LinkResult,
-    StageNews,
 )
 from hetpipe.values.conditions import Condition
 from hetpipe.values.events import JobEvent, StopMode, Submission
@@ -253,7 +253,7 @@ Input = (
     | LinkResult
     | Prepared
     | TaskFailed
-    | StageNews
+    | KeyedStageReport
     | ChildExit
     | MemberGone
     | MemberRegistered

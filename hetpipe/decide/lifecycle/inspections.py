@@ -126,12 +126,12 @@ class Inspections:
         """Whether this agent's answer is pending."""
         return self._asked > 0 and self._agents[self._asked - 1].agent == agent
 
-    def on_progress(self, news: InspectionStep | InspectionPhase) -> None:
+    def on_progress(self, report: InspectionStep | InspectionPhase) -> None:
         """Record the progress of the inspecting agent."""
-        if isinstance(news, InspectionPhase):
-            self._phase = news
+        if isinstance(report, InspectionPhase):
+            self._phase = report
         else:
-            self._step = news.step
+            self._step = report.step
 
     def add(self, result: InspectionResult) -> None:
         """Record the answer of the inspecting agent."""

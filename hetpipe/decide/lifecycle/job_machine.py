@@ -53,14 +53,14 @@ from hetpipe.decide.lifecycle.training import JobTraining
 from hetpipe.errors import JobFailed, StateLost
 from hetpipe.job.file import Job
 from hetpipe.values.commands import (
-    AgentNews,
+    AgentReport,
     InspectionPhase,
     InspectionResult,
     InspectionStep,
+    KeyedStageReport,
     LinkAwaited,
     LinkResult,
     StageKey,
-    StageNews,
     StopJobCommand,
     StopVirtualWorkerCommand,
 )
@@ -103,7 +103,7 @@ class JobMachine:
         self._patience = patience = patience.of(job)
         self._lifecycle = Lifecycle(job_id)
         #: Time of the last transition, of the last progress, and of the last report of the current wait.
-        self._entered = self._heard = self._noticed = now
+        self._entered = self._last_report = self._noticed = now
         self._out: list[Instruction] = []
         #: The last reported position in the queue.
         self._announced_place: QueuePlace | None = None
@@ -283,16 +283,16 @@ class JobMachine:
             return True
         return self.state is not JobState.FAILED and now - self._entered < self._patience.exit_seconds
 
-    def may_report(self, agent: AgentId, news: AgentNews) -> bool:
-        """Whether `agent` may report `news`: about a process planned on its node, or in reply to a request.
+    def may_report(self, agent: AgentId, report: AgentReport) -> bool:
+        """Whether `agent` may report `report`: about a process planned on its node, or in reply to a request.
 
         Reports about unknown or past entities have no effect, regardless of the sender.
         """
-        if isinstance(news, InspectionPhase | InspectionStep | InspectionResult):
+        if isinstance(report, InspectionPhase | InspectionStep | InspectionResult):
             return self._preparation.is_asked(agent)
-        if isinstance(news, LinkAwaited | LinkResult):
-            return self._preparation.may_report_link(agent, news)
-        life = self.stages.get(news.key)
+        if isinstance(report, LinkAwaited | LinkResult):
+            return self._preparation.may_report_link(agent, report)
+        life = self.stages.get(report.key)
         return life is None or life.agent == agent
 
     def may_be_end(self, agent: AgentId, stage: StageKey) -> bool:
@@ -344,7 +344,7 @@ class JobMachine:
                 self._on_heartbeat(fact, now=now)
             case ConditionsReported():
                 self._on_conditions(fact, now=now)
-            case StageNews(report=StageConditions(conditions=conditions)):
+            case KeyedStageReport(report=StageConditions(conditions=conditions)):
                 if self.stages.get(fact.key) is not None:
                     self._on_conditions(ConditionsReported(str(fact.key), conditions), now=now)
             case StopRequested():
@@ -366,7 +366,7 @@ class JobMachine:
             # Processes of an earlier incarnation may still use the devices.
             return
         if self.state is JobState.INSPECTING:
-            self._heard = now
+            self._last_report = now
         self._follow_preparation(self._preparation.handle(fact, state=self.state, now=now), now=now)
 
     def _follow_preparation(self, outputs: Sequence[PreparationOutput], *, now: float) -> None:
@@ -390,15 +390,15 @@ class JobMachine:
             return
         self._prepared = prepared
         self._preparation.prepared(prepared)
-        told = self._rewinds.prepared(prepared, now=now)
-        if isinstance(told, Failure):
-            self._fail(told, now=now)
+        rewound = self._rewinds.prepared(prepared, now=now)
+        if isinstance(rewound, Failure):
+            self._fail(rewound, now=now)
             return
-        if told is not None:
+        if rewound is not None:
             # Progress since the last checkpoint is lost, whichever process died.
-            sentence = consequence(told.sentence, StateLost.__name__, self.conditions.all)
-            self.evaluations.rewind(told.to_clock)
-            self._announce(replace(told, sentence=sentence))
+            sentence = consequence(rewound.sentence, StateLost.__name__, self.conditions.all)
+            self.evaluations.rewind(rewound.to_clock)
+            self._announce(replace(rewound, sentence=sentence))
         self._step(JobStep.PREPARED, now=now, remark=prepared.run.links_sentence)
         self.stages, self._disks = StageTable(), LostDisks()
         self._training = JobTraining(
@@ -435,11 +435,11 @@ class JobMachine:
         if training is None:
             self._rewinds.note_end(fact, self.stages)
             return
-        for told in training.handle(fact, now=now):
-            if isinstance(told, Failure):
-                self._add_failure(told, now=now)
+        for output in training.handle(fact, now=now):
+            if isinstance(output, Failure):
+                self._add_failure(output, now=now)
             elif self.ended is None:
-                self._emit(told)
+                self._emit(output)
         if self._training is training:
             self._advance(training, now=now)
 
@@ -588,7 +588,7 @@ class JobMachine:
         """Prepare the job again as soon as possible."""
         if not self.state.is_queued and self.state is not JobState.PLANNING:
             return
-        self._heard = now
+        self._last_report = now
         if self.state.is_queued:
             # The wait for members starts only when no earlier process is left.
             self._rewinds.clear(self.stages, everybody=num_devices_wanted(self.job) is None, now=now)
@@ -720,7 +720,7 @@ class JobMachine:
             if self.state.is_terminal:
                 return
         if self.state is JobState.INSPECTING and self._preparation.is_measuring_links:
-            self._heard = now
+            self._last_report = now
             self._follow_preparation(self._preparation.tick(now=now), now=now)
         if self._rewinds.is_waiting:
             self._go_back(now=now)
@@ -748,10 +748,10 @@ class JobMachine:
     def _last_report_at(self, *, now: float) -> float:
         """Time of the last report of the awaited process; of several, the earliest."""
         if self.state is not JobState.STARTING:
-            return self._heard
+            return self._last_report
         if self._training is not None and self._training.lives.is_on_leave:
-            self._heard = now
-        return min((life.heard for life in self.stages.unready() if not life.exited), default=self._heard)
+            self._last_report = now
+        return min((life.last_report for life in self.stages.unready() if not life.exited), default=self._last_report)
 
     def _announce_place(self, *, now: float) -> None:
         """Report the position in the queue: soon after a change, else periodically."""
@@ -780,7 +780,7 @@ class JobMachine:
     def _step(self, step: JobStep, *, now: float, remark: str = "") -> JobState:
         before = self.state
         state = self._lifecycle.take(step, now=now)
-        self._entered = self._heard = self._noticed = now
+        self._entered = self._last_report = self._noticed = now
         if state is not before:
             self._announce(StateChanged(state, remark))
         return state
@@ -793,5 +793,5 @@ def _some(lives: list[StageLife]) -> str:
     """The first few of them, as text."""
     named, rest = lives[:_MAX_NAMED], len(lives) - _MAX_NAMED
     phases = [f", which is {life.phase}" if life.phase else "" for life in named]
-    told = "; ".join(f"{life}{phase}" for life, phase in zip(named, phases, strict=True))
-    return told + (f" and {rest} more" if rest > 0 else "")
+    text = "; ".join(f"{life}{phase}" for life, phase in zip(named, phases, strict=True))
+    return text + (f" and {rest} more" if rest > 0 else "")

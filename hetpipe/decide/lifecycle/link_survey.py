@@ -30,7 +30,7 @@ from hetpipe.values.measurement import CPU_TYPE
 from hetpipe.values.policies import AskedLink
 from hetpipe.values.run import AgentInfo
 
-LinkNews = LinkAwaited | LinkResult
+LinkReport = LinkAwaited | LinkResult
 
 #: Prefix of the ids that agents use in place of a job's id; those of jobs end with a dash and twelve digits.
 _PREFIX = "links."
@@ -120,26 +120,26 @@ class LinkSurvey:
         self._until = now + SURVEY_SECONDS
         return [] if self._is_over else self._next(now=now)
 
-    def handle(self, news: LinkNews, *, now: float) -> list[SendCommand]:
+    def handle(self, report: LinkReport, *, now: float) -> list[SendCommand]:
         """Process a report accepted by `may_report`; those of another pair have no effect."""
-        if self._is_over or news.number != self._number:
+        if self._is_over or report.number != self._number:
             return []
         pair = self._pairs[self._number]
-        if isinstance(news, LinkAwaited):
-            is_news, self._is_called = not self._is_called, True
-            return [self._command(pair.second, pair.first, address=news.address)] if is_news else []
-        if news.problem:
-            return self._skip(news.problem, now=now)
+        if isinstance(report, LinkAwaited):
+            is_new, self._is_called = not self._is_called, True
+            return [self._command(pair.second, pair.first, address=report.address)] if is_new else []
+        if report.problem:
+            return self._skip(report.problem, now=now)
         # Only the measuring end reports a link.
-        self._results = [told for told in self._results if bool(told.measured.links) != bool(news.measured.links)] + [
-            news
-        ]
+        self._results = [
+            result for result in self._results if bool(result.measured.links) != bool(report.measured.links)
+        ] + [report]
         return self._both_reported(pair, now=now) if len(self._results) > 1 else []
 
     def _both_reported(self, pair: Pair, *, now: float) -> list[SendCommand]:
-        for told in self._results:
-            self._found = merged(self._found, told.measured)
-        links = MeasuredLinks(links=tuple(link for told in self._results for link in told.measured.links))
+        for result in self._results:
+            self._found = merged(self._found, result.measured)
+        links = MeasuredLinks(links=tuple(link for result in self._results for link in result.measured.links))
         return [SendCommand(pair.second.agent, KeepLinksCommand(self._job_id, links)), *self._next(now=now)]
 
     def tick(self, *, now: float) -> list[SendCommand]:
@@ -148,19 +148,19 @@ class LinkSurvey:
             return []
         return self._skip(f"there was no result within {PAIR_SECONDS:.0f} s", now=now)
 
-    def may_report(self, agent: AgentId, news: LinkNews) -> bool:
+    def may_report(self, agent: AgentId, report: LinkReport) -> bool:
         """Whether `agent` may send this report: about its own end of the current pair only."""
-        if news.number >= len(self._pairs):
+        if report.number >= len(self._pairs):
             return False
-        pair = self._pairs[news.number]
+        pair = self._pairs[report.number]
         is_first = agent == pair.first.agent
-        if isinstance(news, LinkAwaited):
-            return is_first and split_address(news.address)[0] == pair.first.host
+        if isinstance(report, LinkAwaited):
+            return is_first and split_address(report.address)[0] == pair.first.host
         if not is_first and agent != pair.second.agent:
             return False
-        copies = {copy.node for copy in news.measured.copies} <= {agent}
-        wanted = [{pair.first.agent, pair.second.agent}] if is_first and not news.problem else []
-        return copies and [set(link.between) for link in news.measured.links] == wanted
+        copies = {copy.node for copy in report.measured.copies} <= {agent}
+        wanted = [{pair.first.agent, pair.second.agent}] if is_first and not report.problem else []
+        return copies and [set(link.between) for link in report.measured.links] == wanted
 
     def may_be(self, agent: AgentId, stage: StageKey) -> bool:
         """Whether this is the key of the process that `agent` starts for its end of the current pair."""
@@ -208,7 +208,7 @@ class ClusterLinks:
         self._job_id = JobId("")
         self._survey: LinkSurvey | None = None
 
-    def ask(
+    def survey(
         self, request_id: str, agents: Sequence[AgentInfo], *, fresh: bool, now: float
     ) -> tuple[LinksProgress, list[SendCommand]]:
         """Start a survey, or return its progress: the request id identifies the survey.
@@ -232,11 +232,11 @@ class ClusterLinks:
             sent = self._survey.begin(now=now)
         return self._survey.progress, sent
 
-    def handle(self, agent: AgentId, news: LinkNews, *, now: float) -> list[SendCommand] | None:
+    def handle(self, agent: AgentId, report: LinkReport, *, now: float) -> list[SendCommand] | None:
         """Process a report; None if it was not requested."""
-        if self._survey is None or news.job_id != self._job_id or not self._survey.may_report(agent, news):
+        if self._survey is None or report.job_id != self._job_id or not self._survey.may_report(agent, report):
             return None
-        return self._survey.handle(news, now=now)
+        return self._survey.handle(report, now=now)
 
     def tick(self, *, now: float) -> list[SendCommand]:
         """Advance the time."""

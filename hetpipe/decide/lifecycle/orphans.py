@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hetpipe.decide.lifecycle.patience import Patience
 from hetpipe.decide.lifecycle.shard_watch import LostDisks
 from hetpipe.storage.store import JobRecord
-from hetpipe.values.commands import AgentNews
+from hetpipe.values.commands import AgentReport
 from hetpipe.values.events import StopMode
 from hetpipe.values.ids import AgentId, JobId, Term
 from hetpipe.values.members import MemberId, MemberInfo
@@ -28,7 +28,7 @@ MAX_ORPHANS = 1_000
 MAX_UNCONFIRMED = 100
 
 
-def _news_of_agents() -> defaultdict[AgentId, deque[AgentNews]]:
+def _reports_of_agents() -> defaultdict[AgentId, deque[AgentReport]]:
     return defaultdict(lambda: deque(maxlen=_MAX_NEWS))
 
 
@@ -52,7 +52,7 @@ class Orphan:
     unreached: set[MemberId] = field(default_factory=set)
     refused: set[MemberId] = field(default_factory=set)
     #: Reports of each agent about its processes.
-    news: defaultdict[AgentId, deque[AgentNews]] = field(default_factory=_news_of_agents)
+    reports: defaultdict[AgentId, deque[AgentReport]] = field(default_factory=_reports_of_agents)
     #: Whether a query is pending or the orphan is abandoned; if not, when to retry.
     is_asked: bool = False
     again_at: float = 0.0

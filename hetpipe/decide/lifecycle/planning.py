@@ -177,7 +177,7 @@ def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocum
         members=len(document.virtual_workers),
         minibatches_in_wave=sum(document.waves),
         checkpoint_every_waves=job.checkpoint.every_waves,
-        plan_clocks=[line.at.clock for line in job.elastic.script],
+        plan_clocks=job.elastic.clocks,
     )
     first = next(segments, None)
     if first is None:

@@ -14,7 +14,7 @@ from hetpipe.decide.lifecycle.exchange import Instruction, Prepare, Prepared, Re
 from hetpipe.decide.lifecycle.inspections import Inspections, inspect_command, is_to_measure
 from hetpipe.decide.lifecycle.job_queue import ClusterView, Turn, claim_devices, missing
 from hetpipe.decide.lifecycle.lifecycle import JobStep
-from hetpipe.decide.lifecycle.link_survey import LinkNews, LinkSurvey
+from hetpipe.decide.lifecycle.link_survey import LinkReport, LinkSurvey
 from hetpipe.decide.lifecycle.planning import num_devices_wanted
 from hetpipe.decide.lifecycle.root_cause import Failure, Rank
 from hetpipe.errors import PlanError
@@ -25,8 +25,8 @@ from hetpipe.values.ids import AgentId, JobId, Term
 from hetpipe.values.members import MemberId, MemberInfo
 from hetpipe.values.run import AgentInfo
 
-InspectionNews = InspectionStep | InspectionPhase | InspectionResult
-PreparationInput = ResourcesOffered | InspectionNews | LinkNews
+InspectionReport = InspectionStep | InspectionPhase | InspectionResult
+PreparationInput = ResourcesOffered | InspectionReport | LinkReport
 
 PreparationOutput = JobStep | Instruction | Failure
 """A step of the job, an instruction for the shell, or why the job cannot continue."""
@@ -89,9 +89,9 @@ class JobPreparation:
         """Whether links are being measured; the duration is bounded."""
         return self._survey is not None and not self._survey.is_over
 
-    def may_report_link(self, agent: AgentId, news: LinkNews) -> bool:
+    def may_report_link(self, agent: AgentId, report: LinkReport) -> bool:
         """Whether `agent` may send this report of a link."""
-        return self._survey is not None and self._survey.may_report(agent, news)
+        return self._survey is not None and self._survey.may_report(agent, report)
 
     def may_be_end(self, agent: AgentId, stage: StageKey) -> bool:
         """Whether this is the key of the process that `agent` starts to measure a link."""
@@ -181,7 +181,7 @@ class JobPreparation:
         return [JobStep.CLUSTER_READY, *self._inspect(self._inspections, now=now)]
 
     def _on_inspection_report(
-        self, report: InspectionNews, inspections: Inspections, *, now: float
+        self, report: InspectionReport, inspections: Inspections, *, now: float
     ) -> list[PreparationOutput]:
         match report:
             case InspectionStep() | InspectionPhase():

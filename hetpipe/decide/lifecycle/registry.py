@@ -140,8 +140,8 @@ class Registry:
         """
         self.check(member_id, registration)
         live = self._live[member_id]
-        is_news, live.departs = not live.departs, True
-        return is_news
+        is_new, live.departs = not live.departs, True
+        return is_new
 
     def learn_links(self, measured: MeasuredLinks) -> None:
         """Update the link measurements of members."""

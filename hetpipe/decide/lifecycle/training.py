@@ -36,7 +36,7 @@ from hetpipe.decide.lifecycle.root_cause import Failure
 from hetpipe.decide.lifecycle.shard_watch import ShardWatch
 from hetpipe.decide.lifecycle.stage_table import StageTable
 from hetpipe.decide.lifecycle.summary import FinishedRun, peak_of, result_object, speed_of
-from hetpipe.values.commands import StageNews
+from hetpipe.values.commands import KeyedStageReport
 from hetpipe.values.conditions import Condition
 from hetpipe.values.events import Evaluated, JobEvent, Waiting
 from hetpipe.values.life_state import COMPUTING, LifeState
@@ -139,7 +139,7 @@ class JobTraining:
         """
         out: list[WorkersOutput] = []
         match fact:
-            case StageNews() if self._stages.get(fact.key) is not None:
+            case KeyedStageReport() if self._stages.get(fact.key) is not None:
                 out += map(Announce, self._on_report(fact, now=now))
             case MemberGone(member=member, sentence=sentence):
                 for shard in self._assignment.shards:
@@ -207,16 +207,16 @@ class JobTraining:
         """Seconds since training began; 0 before."""
         return 0.0 if self._board is None else self._board.running_seconds(now=now)
 
-    def _on_report(self, news: StageNews, *, now: float) -> list[JobEvent]:
+    def _on_report(self, keyed: KeyedStageReport, *, now: float) -> list[JobEvent]:
         """Event for a stage's report that does not concern its incarnation."""
-        match news.report:
+        match keyed.report:
             case StageProgress() as progress if self._board is not None:
-                self._board.add(news.key, progress, now=now)
-                self._repartitions.heard(news.key, progress)
+                self._board.add(keyed.key, progress, now=now)
+                self._repartitions.on_progress(keyed.key, progress)
             case StageWaiting(sentence=sentence, seconds=seconds):
                 return [Waiting(sentence, seconds)]
             case StageEvaluation() as part:
-                return [*_if_any(self._evaluations.add(news.key.vw, part))]
+                return [*_if_any(self._evaluations.add(keyed.key.vw, part))]
             case _:
                 """its incarnation is reported elsewhere"""
         return []
@@ -244,7 +244,7 @@ class JobTraining:
                     )
                 )
             )
-            out += self._repartitions.look(self._lives, seconds_left=table.eta_seconds, now=now)
+            out += self._repartitions.check(self._lives, seconds_left=table.eta_seconds, now=now)
         return out
 
 

@@ -403,7 +403,7 @@ class StageDone(_message.Message):
     reason: str
     def __init__(self, clock: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
-class StageNews(_message.Message):
+class KeyedStageReport(_message.Message):
     __slots__ = ("key", "stage_phase", "stage_ready", "stage_progress", "stage_waiting", "stage_evaluation", "stage_conditions", "stage_failed", "stage_done")
     KEY_FIELD_NUMBER: _ClassVar[int]
     STAGE_PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -569,35 +569,35 @@ class ChildExit(_message.Message):
     ordered: bool
     def __init__(self, key: _Optional[_Union[_values_pb2.StageKey, _Mapping]] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., last_output: _Optional[str] = ..., ordered: bool = ...) -> None: ...
 
-class AgentNews(_message.Message):
-    __slots__ = ("stage_news", "inspection_step", "inspection_phase", "inspection_result", "link_awaited", "link_result", "child_exit")
-    STAGE_NEWS_FIELD_NUMBER: _ClassVar[int]
+class AgentReport(_message.Message):
+    __slots__ = ("stage_report", "inspection_step", "inspection_phase", "inspection_result", "link_awaited", "link_result", "child_exit")
+    STAGE_REPORT_FIELD_NUMBER: _ClassVar[int]
     INSPECTION_STEP_FIELD_NUMBER: _ClassVar[int]
     INSPECTION_PHASE_FIELD_NUMBER: _ClassVar[int]
     INSPECTION_RESULT_FIELD_NUMBER: _ClassVar[int]
     LINK_AWAITED_FIELD_NUMBER: _ClassVar[int]
     LINK_RESULT_FIELD_NUMBER: _ClassVar[int]
     CHILD_EXIT_FIELD_NUMBER: _ClassVar[int]
-    stage_news: StageNews
+    stage_report: KeyedStageReport
     inspection_step: InspectionStep
     inspection_phase: InspectionPhase
     inspection_result: InspectionResult
     link_awaited: LinkAwaited
     link_result: LinkResult
     child_exit: ChildExit
-    def __init__(self, stage_news: _Optional[_Union[StageNews, _Mapping]] = ..., inspection_step: _Optional[_Union[InspectionStep, _Mapping]] = ..., inspection_phase: _Optional[_Union[InspectionPhase, _Mapping]] = ..., inspection_result: _Optional[_Union[InspectionResult, _Mapping]] = ..., link_awaited: _Optional[_Union[LinkAwaited, _Mapping]] = ..., link_result: _Optional[_Union[LinkResult, _Mapping]] = ..., child_exit: _Optional[_Union[ChildExit, _Mapping]] = ...) -> None: ...
+    def __init__(self, stage_report: _Optional[_Union[KeyedStageReport, _Mapping]] = ..., inspection_step: _Optional[_Union[InspectionStep, _Mapping]] = ..., inspection_phase: _Optional[_Union[InspectionPhase, _Mapping]] = ..., inspection_result: _Optional[_Union[InspectionResult, _Mapping]] = ..., link_awaited: _Optional[_Union[LinkAwaited, _Mapping]] = ..., link_result: _Optional[_Union[LinkResult, _Mapping]] = ..., child_exit: _Optional[_Union[ChildExit, _Mapping]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("agent_id", "registration", "batch", "news")
+    __slots__ = ("agent_id", "registration", "batch", "reports")
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     REGISTRATION_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
-    NEWS_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
     agent_id: str
     registration: str
     batch: int
-    news: _containers.RepeatedCompositeFieldContainer[AgentNews]
-    def __init__(self, agent_id: _Optional[str] = ..., registration: _Optional[str] = ..., batch: _Optional[int] = ..., news: _Optional[_Iterable[_Union[AgentNews, _Mapping]]] = ...) -> None: ...
+    reports: _containers.RepeatedCompositeFieldContainer[AgentReport]
+    def __init__(self, agent_id: _Optional[str] = ..., registration: _Optional[str] = ..., batch: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[AgentReport, _Mapping]]] = ...) -> None: ...
 
 class SubmitJobRequest(_message.Message):
     __slots__ = ("submission",)

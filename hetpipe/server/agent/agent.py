@@ -25,7 +25,7 @@ from hetpipe.server.agent.outbox import Outbox, ReportBatch
 from hetpipe.server.agent.sent_code import SentCode
 from hetpipe.server.member_session import Hooks, MemberSession
 from hetpipe.values.commands import (
-    AgentNews,
+    AgentReport,
     InspectCommand,
     KeepLinksCommand,
     LinkResult,
@@ -145,7 +145,7 @@ class Agent:
         self._certificates = None if config.tls is None else self._prepare_certificates(config.tls)
         self._sent_code = SentCode(self._fetch_code) if config.accepts_code else None
         self._children = Children(
-            tell=self._tell,
+            send=self._enqueue,
             environment=config.environment,
             clock=clock,
             programs=replace(config.programs, starter=config.fork_server.start, sent_code=self._sent_code),
@@ -215,7 +215,7 @@ class Agent:
         except BaseException:
             self._release()
             raise
-        for target, name in ((self._watch_commands, "commands"), (self._send_news, "news")):
+        for target, name in ((self._watch_commands, "commands"), (self._send_reports, "reports")):
             threading.Thread(target=target, name=name, daemon=True).start()
 
     def run(self) -> None:
@@ -268,14 +268,14 @@ class Agent:
         )
         while not self._coordinator_lost and self._replaced is None and not departure.is_over():
             self._obey_next()
-        if departure.is_told:
+        if departure.is_accepted:
             self._outbox.wait_empty(timeout_seconds=_FLUSH_SECONDS)
 
     def _ask_to_depart(self) -> None:
         try:
             self._client.invoke(DEPART, DepartRequest(self._id, self._membership.lease.registration))
         except UnknownMember:
-            self._membership.beat_soon()
+            self._membership.send_soon()
             raise
 
     def _obey_next(self) -> None:
@@ -359,17 +359,17 @@ class Agent:
         if self._links is not None:
             self._links.keep(measured, now=self._clock.wall())
 
-    def _tell(self, news: AgentNews) -> None:
+    def _enqueue(self, report: AgentReport) -> None:
         """Report on behalf of the children."""
-        if isinstance(news, LinkResult) and news.measured:
-            self._keep_links(news.measured)
-        self._outbox.put(news)
+        if isinstance(report, LinkResult) and report.measured:
+            self._keep_links(report.measured)
+        self._outbox.put(report)
 
     # -- other threads ---------------------------------------------------------------------------------------------
 
     def _registered(self, lease: Lease) -> None:
         self._outbox.restart(lease.registration)
-        self._children.tell_again()
+        self._children.resend()
 
     def _was_replaced(self, error: MemberReplaced) -> None:
         self._replaced = error
@@ -394,7 +394,7 @@ class Agent:
             except HetpipeError as error:
                 self._pause_after(error)
 
-    def _send_news(self) -> None:
+    def _send_reports(self) -> None:
         while not self._stopping.is_set():
             batch = self._outbox.take(timeout_seconds=_LOOP_SECONDS)
             if batch is not None:
@@ -402,7 +402,7 @@ class Agent:
 
     def _send(self, batch: ReportBatch) -> None:
         try:
-            self._client.invoke(REPORT, ReportRequest(self._id, batch.registration, batch.number, tuple(batch.news)))
+            self._client.invoke(REPORT, ReportRequest(self._id, batch.registration, batch.number, tuple(batch.reports)))
         except (Unavailable, Busy, UnknownMember) as error:
             self._pause_after(error)
         except HetpipeError:
@@ -414,7 +414,7 @@ class Agent:
 
     def _pause_after(self, error: HetpipeError) -> None:
         if isinstance(error, UnknownMember):
-            self._membership.beat_soon()
+            self._membership.send_soon()
         if not self._stopping.is_set():
             _log.info("call_failed", error=type(error).__name__, reason=str(error))
             self._stopping.wait(_RETRY_SECONDS)

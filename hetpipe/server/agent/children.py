@@ -39,17 +39,17 @@ from hetpipe.server.agent.inspection_order import InspectionAnswer, InspectionOr
 from hetpipe.server.agent.sent_code import OPTION as ACCEPT_CODE
 from hetpipe.server.agent.sent_code import SentCode
 from hetpipe.values.commands import (
-    AgentNews,
+    AgentReport,
     ChildExit,
     InspectCommand,
     InspectionPhase,
     InspectionResult,
     InspectionStep,
+    KeyedStageReport,
     LinkAwaited,
     LinkResult,
     MeasureLinkCommand,
     StageKey,
-    StageNews,
     StartStageCommand,
     StopVirtualWorkerCommand,
     end_key,
@@ -129,7 +129,7 @@ class Children:
     def __init__(
         self,
         *,
-        tell: Callable[[AgentNews], None],
+        send: Callable[[AgentReport], None],
         environment: Mapping[str, str],
         clock: Clock,
         programs: Programs | None = None,
@@ -152,7 +152,7 @@ class Children:
             roots: folders below which jobs may have their code and their runs; None: anywhere.
         """
         self._roots = roots or Roots()
-        self._tell = tell
+        self._send = send
         # A child never has the agent's identity: it has none, or that of its own certificate.
         inherited = {name: value for name, value in environment.items() if name != TLS_VARIABLE}
         self._environment = inherited
@@ -168,9 +168,9 @@ class Children:
         #: Time of each stage's request, in monotonic seconds.
         self._asked: dict[StageKey, float] = {}
         #: The ready reports of live stages.
-        self._ready: dict[StageKey, StageNews] = {}
+        self._ready: dict[StageKey, KeyedStageReport] = {}
         #: The newest conditions of live stages that have reported any.
-        self._conditions: dict[StageKey, StageNews] = {}
+        self._conditions: dict[StageKey, KeyedStageReport] = {}
         #: Live stages that were killed because their incarnation was evicted.
         self._ordered: set[StageKey] = set()
         self._first_ports = {METRICS_PORT: first_metrics_port, LINK_PORT: first_link_port}
@@ -207,7 +207,7 @@ class Children:
         with self._lock:
             if job_id in self._inspections:
                 return
-        inspection = Inspection(job_id, self._tell)
+        inspection = Inspection(job_id, self._send)
         job: dict[str, Any] = from_json(dict[str, Any], command.job_json)
         try:
             import_path = self._code_of(command.import_path, command.code)
@@ -244,7 +244,7 @@ class Children:
 
         try:
             self._add(
-                self._inspections, job_id, spec, Listener(on_line=inspection.heard, on_exit=on_exit), "inspection"
+                self._inspections, job_id, spec, Listener(on_line=inspection.on_line, on_exit=on_exit), "inspection"
             )
         except OSError as error:
             inspection.ended(error.errno or 1, str(error))
@@ -263,7 +263,7 @@ class Children:
             if key in self._ends:
                 return
         logs = Path(task.run_dir) / "logs" if task.run_dir else None
-        end = LinkEnd(command.job_id, task.number, self._tell)
+        end = LinkEnd(command.job_id, task.number, self._send)
         try:
             if task.run_dir:
                 self._roots.check_run(task.run_dir)
@@ -287,7 +287,7 @@ class Children:
             end.ended(exit_code, last_words)
 
         try:
-            self._add(self._ends, key, spec, Listener(on_line=end.heard, on_exit=on_exit), "link")
+            self._add(self._ends, key, spec, Listener(on_line=end.on_line, on_exit=on_exit), "link")
         except OSError as error:
             self._forget_certificate(key)
             end.failed(f"its process could not be started: {error}")
@@ -345,7 +345,7 @@ class Children:
 
         def on_line(line: bytes) -> None:
             report: StageReport = from_json(StageReport, line)
-            self._heard(StageNews(key, report))
+            self._on_report(KeyedStageReport(key, report))
 
         def on_exit(exit_code: int, last_words: str) -> None:
             self._forget_certificate(key)
@@ -358,7 +358,7 @@ class Children:
                 ordered = key in self._ordered
                 self._ordered.discard(key)
                 # Under the lock, so that the report precedes the absence of stages.
-                self._tell(ChildExit(key, 0 if child is None else child.pid, exit_code, last_words, ordered=ordered))
+                self._send(ChildExit(key, 0 if child is None else child.pid, exit_code, last_words, ordered=ordered))
 
         try:
             self._add(self._stages, key, spec, Listener(on_line=on_line, on_exit=on_exit), "stage")
@@ -370,25 +370,25 @@ class Children:
         """Report that a stage is not started."""
         self._not_started(command.key, error, 1)
 
-    def tell_again(self) -> None:
+    def resend(self) -> None:
         """Repeat the ready reports and conditions of stages, for a new coordinator."""
         with self._lock:
-            for news in (*self._ready.values(), *self._conditions.values()):
-                self._tell(news)
+            for keyed in (*self._ready.values(), *self._conditions.values()):
+                self._send(keyed)
 
-    def _heard(self, news: StageNews) -> None:
+    def _on_report(self, keyed: KeyedStageReport) -> None:
         """Handle a stage's report."""
         # Under the lock, so that a ready report never follows the report of the exit.
         with self._lock:
-            if isinstance(news.report, StageReady):
-                self._ready[news.key] = news
-                seconds = self._clock.monotonic() - self._asked.get(news.key, self._clock.monotonic())
-                _log.info("stage_ready", stage=str(news.key), pid=news.report.pid, seconds=round(seconds, 3))
-            elif isinstance(news.report, StageConditions):
-                self._conditions[news.key] = news
-            elif isinstance(news.report, StageDone | StageFailed):
-                self._ready.pop(news.key, None)
-            self._tell(news)
+            if isinstance(keyed.report, StageReady):
+                self._ready[keyed.key] = keyed
+                seconds = self._clock.monotonic() - self._asked.get(keyed.key, self._clock.monotonic())
+                _log.info("stage_ready", stage=str(keyed.key), pid=keyed.report.pid, seconds=round(seconds, 3))
+            elif isinstance(keyed.report, StageConditions):
+                self._conditions[keyed.key] = keyed
+            elif isinstance(keyed.report, StageDone | StageFailed):
+                self._ready.pop(keyed.key, None)
+            self._send(keyed)
 
     def _forget_certificate(self, key: StageKey) -> None:
         if self._certificates is not None:
@@ -442,14 +442,14 @@ class Children:
 
     def _not_started(self, key: StageKey, error: Exception, exit_code: int) -> None:
         # No traceback for a mistake in the job: it might reveal the environment.
-        told = {"reason": str(error)} if isinstance(error, UserError) else {"exc_info": error}
-        _log.error("stage_not_started", stage=str(key), **told)
+        details = {"reason": str(error)} if isinstance(error, UserError) else {"exc_info": error}
+        _log.error("stage_not_started", stage=str(key), **details)
         # A stage unknown to a new coordinator is certified in its next incarnation.
         is_passing = isinstance(error, Unavailable | UnknownMember | PermissionDenied)
         sentence = f"its process could not be started: {error}"
         failed = StageFailed(type(error).__name__, sentence, secondary=is_passing)
-        self._tell(StageNews(key, failed))
-        self._tell(ChildExit(key, 0, exit_code))
+        self._send(KeyedStageReport(key, failed))
+        self._send(ChildExit(key, 0, exit_code))
 
     def stop_job(self, job_id: JobId) -> None:
         """End the children of a job, in the background."""
@@ -531,18 +531,18 @@ def _outcome(exit_code: int) -> Outcome:
 class Inspection:
     """One inspection: its steps, then its result, or its exit without one."""
 
-    def __init__(self, job_id: JobId, tell: Callable[[AgentNews], None]) -> None:
+    def __init__(self, job_id: JobId, send: Callable[[AgentReport], None]) -> None:
         self._job_id = job_id
-        self._tell = tell
-        self._told = False
+        self._send = send
+        self._answered = False
 
-    def heard(self, line: bytes) -> None:
+    def on_line(self, line: bytes) -> None:
         """Handle a line of the inspection.
 
         Raises:
             ProtocolViolation: it is not a line of an inspection.
         """
-        if self._told:
+        if self._answered:
             return
         try:
             answer = json.loads(line)
@@ -552,10 +552,10 @@ class Inspection:
             raise ProtocolViolation("an inspection reported a value that is not a JSON object")
         if answer.get("kind") == PHASE:
             phase: StagePhase = revive(StagePhase, answer)
-            self._tell(InspectionPhase(self._job_id, phase.phase, phase.seconds))
+            self._send(InspectionPhase(self._job_id, phase.phase, phase.seconds))
             return
         if "step" in answer:
-            self._tell(InspectionStep(self._job_id, revive(ProfileStep, answer["step"])))
+            self._send(InspectionStep(self._job_id, revive(ProfileStep, answer["step"])))
             return
         if "ok" in answer:
             found: InspectionAnswer = revive(InspectionAnswer, answer["ok"])
@@ -563,44 +563,44 @@ class Inspection:
         else:
             problems: tuple[str, ...] = revive(tuple[str, ...], answer.get("problems", ()))
             result = InspectionResult(self._job_id, None, str(answer.get("error", JobFailed.__name__)), problems)
-        self._told = True
-        self._tell(result)
+        self._answered = True
+        self._send(result)
 
     def refused(self, error: HetpipeError) -> None:
         """Report that it is not started."""
-        self._told = True
-        self._tell(InspectionResult(self._job_id, None, type(error).__name__, (str(error),)))
+        self._answered = True
+        self._send(InspectionResult(self._job_id, None, type(error).__name__, (str(error),)))
 
     def ended(self, exit_code: int, last_words: str) -> None:
         """Handle the exit of its process, which is a failure if it has not answered."""
-        if self._told:
+        if self._answered:
             return
-        self._told = True
+        self._answered = True
         words = f"; its last output: {last_words}" if last_words else ""
         problem = f"the inspection of the model {exit_sentence(exit_code)} before it reported{words}"
-        self._tell(InspectionResult(self._job_id, None, JobFailed.__name__, (problem,)))
+        self._send(InspectionResult(self._job_id, None, JobFailed.__name__, (problem,)))
 
 
 class LinkEnd:
     """One end of a link measurement: the address on which it listens, then its result."""
 
-    def __init__(self, job_id: JobId, number: int, tell: Callable[[AgentNews], None]) -> None:
+    def __init__(self, job_id: JobId, number: int, send: Callable[[AgentReport], None]) -> None:
         self._job_id = job_id
         self._number = number
-        self._tell = tell
-        self._told = False
+        self._send = send
+        self._answered = False
 
-    def heard(self, line: bytes) -> None:
+    def on_line(self, line: bytes) -> None:
         """Handle a line of the process.
 
         Raises:
             ProtocolViolation: it is not a line of a measuring process.
         """
         said: dict[str, Any] = from_json(dict[str, Any], line)
-        if self._told or said.get("kind") == PHASE:
+        if self._answered or said.get("kind") == PHASE:
             return
         if "address" in said:
-            self._tell(LinkAwaited(self._job_id, self._number, str(said["address"])))
+            self._send(LinkAwaited(self._job_id, self._number, str(said["address"])))
         elif "ok" in said:
             found: LinkAnswer = revive(LinkAnswer, said["ok"])
             links = () if found.link is None else (found.link,)
@@ -616,9 +616,9 @@ class LinkEnd:
     def ended(self, exit_code: int, last_words: str) -> None:
         """Handle the exit of its process, which is a failure if it has not answered."""
         words = f"; its last output: {last_words}" if last_words else ""
-        if not self._told:
+        if not self._answered:
             self.failed(f"the measuring process {exit_sentence(exit_code)} before it reported{words}")
 
     def _end(self, result: LinkResult) -> None:
-        self._told = True
-        self._tell(result)
+        self._answered = True
+        self._send(result)

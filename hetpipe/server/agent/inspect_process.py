@@ -19,7 +19,7 @@ def main(pipe: ReportPipe, first_line: bytes) -> int:
     from hetpipe.values.measurement import ProfileStep
     from hetpipe.weights.allocator import settle_memory
 
-    def tell(step: ProfileStep) -> None:
+    def report_step(step: ProfileStep) -> None:
         pipe.write(json.dumps({"step": wire.plain(ProfileStep, step)}))
 
     # Like stage processes.
@@ -28,7 +28,7 @@ def main(pipe: ReportPipe, first_line: bytes) -> int:
 
     def inspect() -> object:
         order: InspectionOrder = wire.from_json(InspectionOrder, first_line)
-        return wire.plain(InspectionAnswer, carry_out(order, SYSTEM_CLOCK, tell))
+        return wire.plain(InspectionAnswer, carry_out(order, SYSTEM_CLOCK, report_step))
 
     return answer_once(pipe, inspect)
 

@@ -88,7 +88,7 @@ def carry_out(order: InspectionOrder, clock: Clock, on_step: Callable[[ProfileSt
     """
     report_phase("importing the user's code and building model and data")
     job = Job.model_validate(order.job)
-    with _missing_kernels_told(job.precision):
+    with _explain_missing_kernels(job.precision):
         return _carry_out(order, job, clock, on_step)
 
 
@@ -124,7 +124,7 @@ def _carry_out(
 
 
 @contextmanager
-def _missing_kernels_told(precision: Precision) -> Iterator[None]:
+def _explain_missing_kernels(precision: Precision) -> Iterator[None]:
     """Explain the error of an operation for which torch has no kernel of the precision on the CPU.
 
     Raises:

@@ -21,7 +21,7 @@ def main(pipe: ReportPipe, first_line: bytes) -> int:
     from hetpipe.weights.allocator import settle_memory
     from hetpipe.wire.tls import tls_from_environment
 
-    def tell(address: str) -> None:
+    def report_address(address: str) -> None:
         pipe.write(json.dumps({"address": address}))
 
     # Like stage processes.
@@ -30,7 +30,9 @@ def main(pipe: ReportPipe, first_line: bytes) -> int:
 
     def measure() -> object:
         order: LinkOrder = wire.from_json(LinkOrder, first_line)
-        return wire.plain(LinkAnswer, carry_out_links(order, SYSTEM_CLOCK, tell, tls=tls_from_environment(os.environ)))
+        return wire.plain(
+            LinkAnswer, carry_out_links(order, SYSTEM_CLOCK, report_address, tls=tls_from_environment(os.environ))
+        )
 
     return answer_once(pipe, measure)
 

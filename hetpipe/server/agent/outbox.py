@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass
 
 from hetpipe.clock import Clock
-from hetpipe.values.commands import AgentNews, InspectionPhase, InspectionStep, StageNews
+from hetpipe.values.commands import AgentReport, InspectionPhase, InspectionStep, KeyedStageReport
 from hetpipe.values.members import Registration
 from hetpipe.values.run import StageConditions, StagePhase, StageProgress, StageWaiting
 
@@ -32,7 +32,7 @@ class ReportBatch:
     registration: Registration
     number: int
     """1, 2, … within the registration."""
-    news: tuple[AgentNews, ...]
+    reports: tuple[AgentReport, ...]
 
 
 class Outbox:
@@ -41,7 +41,7 @@ class Outbox:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._changed = threading.Condition()
-        self._waiting: list[AgentNews] = []
+        self._waiting: list[AgentReport] = []
         #: Arrival time of the oldest pending report; undefined if none is pending.
         self._oldest = 0.0
         self._urgent = False
@@ -50,17 +50,17 @@ class Outbox:
         self._last_number = 0
         self._unconfirmed: ReportBatch | None = None
 
-    def put(self, news: AgentNews) -> None:
+    def put(self, report: AgentReport) -> None:
         """Add a report; progress, waits, conditions and steps replace pending earlier ones."""
         with self._changed:
             if not self._waiting:
                 self._oldest = self._clock.monotonic()
-            if _replaceable(news):
+            if _replaceable(report):
                 # The newer report takes the older one's position: otherwise frequent reports would never be sent.
-                self._waiting = [old for old in self._waiting if not _replaces(news, old)]
+                self._waiting = [old for old in self._waiting if not _replaces(report, old)]
             else:
                 self._urgent = True
-            self._waiting = [*self._waiting[-(MAX_WAITING - 1) :], news]
+            self._waiting = [*self._waiting[-(MAX_WAITING - 1) :], report]
             self._changed.notify_all()
 
     def take(self, *, timeout_seconds: float) -> ReportBatch | None:
@@ -103,7 +103,7 @@ class Outbox:
         with self._changed:
             self._registration = registration
             if self._unconfirmed is not None:
-                self._waiting = [*self._unconfirmed.news, *self._waiting][-MAX_WAITING:]
+                self._waiting = [*self._unconfirmed.reports, *self._waiting][-MAX_WAITING:]
                 self._urgent = True
                 self._unconfirmed = None
             self._last_number = 0
@@ -122,14 +122,14 @@ class Outbox:
         return self._unconfirmed
 
 
-def _replaceable(news: AgentNews) -> bool:
+def _replaceable(report: AgentReport) -> bool:
     of_stages = StagePhase | StageProgress | StageWaiting | StageConditions
-    is_stages = isinstance(news, StageNews) and isinstance(news.report, of_stages)
-    return is_stages or isinstance(news, InspectionStep | InspectionPhase)
+    is_stages = isinstance(report, KeyedStageReport) and isinstance(report.report, of_stages)
+    return is_stages or isinstance(report, InspectionStep | InspectionPhase)
 
 
-def _replaces(new: AgentNews, old: AgentNews) -> bool:
-    if isinstance(new, StageNews) and isinstance(old, StageNews):
+def _replaces(new: AgentReport, old: AgentReport) -> bool:
+    if isinstance(new, KeyedStageReport) and isinstance(old, KeyedStageReport):
         return new.key == old.key and type(new.report) is type(old.report)
     is_inspections = isinstance(new, InspectionStep | InspectionPhase)
     return is_inspections and type(new) is type(old) and new.job_id == old.job_id

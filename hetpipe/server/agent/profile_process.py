@@ -19,7 +19,7 @@ def main(pipe: ReportPipe, first_line: bytes) -> int:
     from hetpipe.values.measurement import ProfileStep
     from hetpipe.weights.allocator import settle_memory
 
-    def tell(step: ProfileStep) -> None:
+    def report_step(step: ProfileStep) -> None:
         pipe.write(json.dumps({"step": wire.plain(ProfileStep, step)}))
 
     # Like stage processes.
@@ -27,7 +27,7 @@ def main(pipe: ReportPipe, first_line: bytes) -> int:
     settle_memory(one_heap=True)
 
     def measure() -> object:
-        return wire.plain(ProfileAnswer, carry_out(wire.from_json(ProfileOrder, first_line), SYSTEM_CLOCK, tell))
+        return wire.plain(ProfileAnswer, carry_out(wire.from_json(ProfileOrder, first_line), SYSTEM_CLOCK, report_step))
 
     return answer_once(pipe, measure)
 

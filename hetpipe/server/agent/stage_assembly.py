@@ -19,6 +19,7 @@ from hetpipe.checkpoint.stage_part import PartWriter, RestoreTargets, restore
 from hetpipe.checkpoint.store import store_of
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
+from hetpipe.decide.elastic.script import memory_changes
 from hetpipe.decide.schedule.catalogue import order_for
 from hetpipe.decide.schedule.loss_scale import LossScales
 from hetpipe.decide.schedule.versions import VersionTable
@@ -50,7 +51,7 @@ from hetpipe.pipeline.host_link import host_link
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_memory import LayerMemory
 from hetpipe.pipeline.layer_weights import filled, layout_of
-from hetpipe.pipeline.layering import layers_of, on_output, says_its_layers
+from hetpipe.pipeline.layering import defines_layers, layers_of, on_output
 from hetpipe.pipeline.model_file import (
     ModelFile,
     ModelFileUnusable,
@@ -284,7 +285,7 @@ def _own_chain(job: Job, config: StageConfig) -> _Chain:
     with _turn(config):
         model = build_model(job, import_path)
         names = state_names(model)
-        if says_its_layers(model):
+        if defines_layers(model):
             chain = chain_of(model, precision=job.precision)
         else:
             example = example_of(job, build_train_data(job, import_path))
@@ -336,8 +337,10 @@ def _built(
     device = torch.device(config.device.torch_device)
     stage = config.plan.stage(config.vw, config.stage)
     policies = policies_in(job, config, code.layers)
-    link = host_link(device, clock, job.cluster.host_bytes_per_second) if "swap" in policies else None
-    memory = LayerMemory(code.layers, policies, link)
+    changes = memory_changes(job, config.vw)
+    swaps = "swap" in {*policies, *(change.policy for change in changes)}
+    link = host_link(device, clock, job.cluster.host_bytes_per_second) if swaps else None
+    memory = LayerMemory(code.layers, policies, link, changes)
     compute = StageCompute(code.layers, vw=config.vw, seed=job.seed, device=device, loss=code.loss, memory=memory)
     pool = BufferPool(layout_of(code.layers, device), device)
     target = pool.take().zero_()

@@ -42,7 +42,7 @@ from hetpipe.server.agent.stage_assembly import (
 from hetpipe.server.agent.stage_readings import StageReadings
 from hetpipe.server.shard.emulated import over
 from hetpipe.server.shard.failing import FailpointCalls
-from hetpipe.server.shard.patient import Endurance, RetryingCalls, Waits
+from hetpipe.server.shard.retries import RetryingCalls, RetryPolicy, RetryState
 from hetpipe.values import wire
 from hetpipe.values.commands import stage_name
 from hetpipe.values.conditions import ConditionKind
@@ -83,10 +83,10 @@ def main(pipe: ReportPipe, first_line: bytes, *, metrics_port: int | None = None
         vw=config.vw,
         stage=config.stage,
     )
-    told = StageReadings(job_id, identity)
+    stage_readings = StageReadings(job_id, identity)
 
     def report(message: StageReport) -> None:
-        told.heard(message)
+        stage_readings.observe(message)
         pipe.write(wire.to_json(StageReport, message))
 
     try:
@@ -99,7 +99,7 @@ def main(pipe: ReportPipe, first_line: bytes, *, metrics_port: int | None = None
             stage=config.stage,
             incarnation=config.incarnation,
         )
-        with _metrics(config.host, metrics_port, told):
+        with _metrics(config.host, metrics_port, stage_readings):
             done = _run(config, identity, name, report, link_port=link_port)
     except Exception as error:  # noqa: BLE001 - the outermost frame: any error becomes one sentence and a status
         _log.exception("the stage failed")
@@ -110,11 +110,11 @@ def main(pipe: ReportPipe, first_line: bytes, *, metrics_port: int | None = None
 
 
 @contextmanager
-def _metrics(host: str, port: int | None, told: StageReadings) -> Iterator[None]:
+def _metrics(host: str, port: int | None, stage_readings: StageReadings) -> Iterator[None]:
     """Serve the metrics of this stage; a failure is not fatal."""
     with ExitStack() as stack:
         try:
-            stack.enter_context(metrics_endpoint(host, port, "stage", told.readings))
+            stack.enter_context(metrics_endpoint(host, port, "stage", stage_readings.readings))
         except HetpipeError as error:
             _log.warning("no_metrics", port=port, reason=str(error))
         yield
@@ -144,7 +144,7 @@ def _run(
     # The job's timeout for a parameter server, but at least that of every other wait.
     absence_seconds = job.survive.absence.total_seconds()
     patience_seconds = max(STALL_SECONDS, absence_seconds, job.patience.data.total_seconds())
-    waits = Waits(who=str(identity), report=report, seconds=patience_seconds)
+    waits = RetryPolicy(who=str(identity), report=report, seconds=patience_seconds)
     shares_memory = job.parameter_servers.transport == "auto"
     shards, clock_shard = _parameter_servers(config, waits, tls, shares_memory=shares_memory)
     report_phase("meeting its neighbours")
@@ -154,7 +154,7 @@ def _run(
         job, config, identity, name, policies_text(policies_in(job, config, code.layers), code.layers[0].index)
     )
     conditions = Conditions()
-    conditions.on_change(lambda: report(StageConditions(conditions.told())))
+    conditions.on_change(lambda: report(StageConditions(conditions.active())))
 
     def history_ends(alarm: HistoryIncomplete) -> None:
         conditions.raise_(ConditionKind.HISTORY_INCOMPLETE, stage_name(config.vw, config.stage), str(alarm))
@@ -188,14 +188,14 @@ def _run(
 
 
 def _parameter_servers(
-    config: StageConfig, waits: Waits, tls: Tls | None, *, shares_memory: bool
+    config: StageConfig, waits: RetryPolicy, tls: Tls | None, *, shares_memory: bool
 ) -> tuple[Sequence[Calls], Calls]:
     """Retrying calls to all shards, over emulated links if the job has them, and to the clock shard."""
     addresses = config.shard_addresses
     emulation = config.emulation
     times = emulation.shards if emulation is not None and emulation.shards else (None,) * len(addresses)
     ids = config.shard_ids or ("",) * len(addresses)
-    endurances = [Endurance(f"parameter server {index} at {address}", waits) for index, address in enumerate(addresses)]
+    retries = [RetryState(f"parameter server {index} at {address}", waits) for index, address in enumerate(addresses)]
 
     def connect(index: int) -> Caller:
         return connect_shard(addresses[index], ShardIndex(index), member_id=ids[index], tls=tls)
@@ -204,9 +204,9 @@ def _parameter_servers(
         caller = connect(index)
         return FailpointCalls(SharedMemoryCalls(caller, requester_of(config)) if shares_memory else caller)
 
-    shards = [RetryingCalls(over(tensors(index), time), endurances[index]) for index, time in enumerate(times)]
+    shards = [RetryingCalls(over(tensors(index), time), retries[index]) for index, time in enumerate(times)]
     # On a separate connection, so that reports and the log do not queue behind tensors.
-    return shards, RetryingCalls(FailpointCalls(connect(0)), endurances[0])
+    return shards, RetryingCalls(FailpointCalls(connect(0)), retries[0])
 
 
 def _records(

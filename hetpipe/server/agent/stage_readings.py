@@ -18,7 +18,7 @@ class StageReadings:
         self._is_last = identity.is_last
         self._newest: StageProgress | None = None
 
-    def heard(self, report: StageReport) -> None:
+    def observe(self, report: StageReport) -> None:
         """Update by the stage's report."""
         if isinstance(report, StageProgress):
             self._newest = report

@@ -23,9 +23,9 @@ from hetpipe.job.as_json import job_from_json
 from hetpipe.observe.log import get_logger
 from hetpipe.server.coordinator.control_numbers import Terms
 from hetpipe.server.coordinator.device_claims import DeviceClaims
-from hetpipe.server.coordinator.job_hosts import Context, JobHost, JobHosts, Unsaved, discard_model, save
+from hetpipe.server.coordinator.job_hosts import Context, JobHost, JobHosts, UnsavedState, discard_model, save
 from hetpipe.storage.store import JobRecord, Repairs, all_events
-from hetpipe.values.commands import AgentNews
+from hetpipe.values.commands import AgentReport
 from hetpipe.values.events import JobEnded, JobState, NumberedEvent, StateChanged, StopMode
 from hetpipe.values.ids import AgentId, JobId
 from hetpipe.values.members import MemberId, MemberInfo, MemberRole
@@ -90,7 +90,7 @@ class Adoption:
         Raises:
             StoreUnavailable: it cannot be reached.
         """
-        _tell(self._context.store.repair())
+        _log_repairs(self._context.store.repair())
         for record in self._context.store.jobs():
             if record.state.is_terminal:
                 discard_model(self._context.tools, record)
@@ -101,7 +101,7 @@ class Adoption:
             if isinstance(newest, JobEnded):
                 # Its coordinator announced the end, and died before it could store it.
                 ended = record.at(newest.state, failure=newest.sentence)
-                save(self._context.store, Unsaved(ended, is_record=True, events=()))
+                save(self._context.store, UnsavedState(ended, is_record=True, events=()))
                 discard_model(self._context.tools, ended)
                 self._jobs.note_end(record.job_id)
             elif record.state in _BEFORE_TRAINING and not _has_trained(record, events):
@@ -160,15 +160,15 @@ class Adoption:
         wanted = _num_shards(record)
         return shards[0].id if wanted and [shard.shard_index for shard in shards] == list(range(wanted)) else None
 
-    def keep_news(self, agent: AgentId, news: AgentNews) -> bool:
+    def keep_report(self, agent: AgentId, report: AgentReport) -> bool:
         """Store an agent's reports of an orphan; False if the job is led, and its leader gets the report.
 
         Whether the agent may report it is checked at adoption.
         """
-        orphan = self.discover(news.job_id) if news.job_id in self._orphans else None
+        orphan = self.discover(report.job_id) if report.job_id in self._orphans else None
         if orphan is None:
             return False
-        orphan.news[agent].append(news)
+        orphan.reports[agent].append(report)
         return True
 
     def want_stop(self, job_id: JobId, mode: StopMode) -> None:
@@ -251,7 +251,7 @@ class Adoption:
             description = port.invoke(DESCRIBE_RUN, DescribeRunRequest(job_id))
         finally:
             port.close()
-        _check_teller(job_id, clock_shard, description)
+        _check_sender(job_id, clock_shard, description)
         return description
 
     def _adopt(
@@ -288,10 +288,10 @@ class Adoption:
         self._askers.pop(orphan.job_id, None)
         for member in self._registry.members(now=self._context.clock.monotonic()):
             self._jobs.feed(host, MemberRegistered(member.info))
-        for agent, told in orphan.news.items():
-            for news in told:
-                if host.machine.may_report(agent, news):
-                    self._jobs.feed(host, news)
+        for agent, reports in orphan.reports.items():
+            for report in reports:
+                if host.machine.may_report(agent, report):
+                    self._jobs.feed(host, report)
         self._jobs.feed(host, Tick())
         self._claims.offer()
         self._context.condition.notify_all()
@@ -313,10 +313,10 @@ class Adoption:
             with self._context.condition:
                 self._orphans.not_adopted(orphan, str(error), is_passing=True, now=self._context.clock.monotonic())
             return
-        told = "" if record is not None else f"{orphan.why_given_up}; {_FORGOTTEN}"
+        loss = "" if record is not None else f"{orphan.why_given_up}; {_FORGOTTEN}"
         with self._context.condition:
-            self._lead_no_more(orphan, told)
-        _log.warning("job_lost", job=orphan.job_id, sentence=told or orphan.why_given_up)
+            self._lead_no_more(orphan, loss)
+        _log.warning("job_lost", job=orphan.job_id, sentence=loss or orphan.why_given_up)
 
     def _go_back(
         self, orphan: Orphan, record: JobRecord, events: tuple[NumberedEvent, ...], executor: Executor
@@ -365,7 +365,7 @@ class Adoption:
         """
         number = max(self._jobs.first_number(), events[-1].sequence + 1 if events else 1)
         kept = record.at(ended.state, failure=ended.sentence)
-        save(self._context.store, Unsaved(kept, is_record=True, events=(NumberedEvent(number, ended),)))
+        save(self._context.store, UnsavedState(kept, is_record=True, events=(NumberedEvent(number, ended),)))
         discard_model(self._context.tools, kept)
 
 
@@ -392,7 +392,7 @@ def _num_shards(record: JobRecord) -> int:
         return 0
 
 
-def _tell(repairs: Repairs) -> None:
+def _log_repairs(repairs: Repairs) -> None:
     """Log data losses of the store for the operator."""
     if repairs.jobs or repairs.members:
         _log.error(
@@ -418,7 +418,7 @@ def job_id_of(name: str, request_id: str) -> JobId:
     return JobId(f"{name}-{hashlib.sha256(request_id.encode()).hexdigest()[:_ID_CHARACTERS]}")
 
 
-def _check_teller(job_id: JobId, shard: MemberInfo, description: RunDescription) -> None:
+def _check_sender(job_id: JobId, shard: MemberInfo, description: RunDescription) -> None:
     """Reject reports of an orphan that are not from its clock shard.
 
     The id of a job is derived from its request, which only its clock shard gets from the coordinator.
@@ -451,5 +451,6 @@ def _has_trained(record: JobRecord, events: Sequence[NumberedEvent]) -> bool:
     """Whether the job has trained before, or may have; it is then being rewound to a checkpoint."""
     if record.submission is None or record.submission.has_begun:
         return True
-    told = (numbered.event for numbered in events)
-    return any(isinstance(event, StateChanged) and event.state is JobState.STARTING for event in told)
+    return any(
+        isinstance(numbered.event, StateChanged) and numbered.event.state is JobState.STARTING for numbered in events
+    )

@@ -52,10 +52,18 @@ from hetpipe.observe.log import get_logger
 from hetpipe.server.coordinator.adoption import Adoption, job_id_of
 from hetpipe.server.coordinator.control_numbers import Election, Fences, NoElection, Terms
 from hetpipe.server.coordinator.device_claims import DeviceClaims
-from hetpipe.server.coordinator.job_hosts import Context, JobHost, JobHosts, Unsaved, save, thread_per_job
+from hetpipe.server.coordinator.job_hosts import Context, JobHost, JobHosts, UnsavedState, save, thread_per_job
 from hetpipe.server.coordinator.tasks import Tools
 from hetpipe.storage.store import JobRecord, MemberRecord, Store
-from hetpipe.values.commands import AgentNews, ChildExit, LinkAwaited, LinkResult, NumberedCommand, StageKey, StageNews
+from hetpipe.values.commands import (
+    AgentReport,
+    ChildExit,
+    KeyedStageReport,
+    LinkAwaited,
+    LinkResult,
+    NumberedCommand,
+    StageKey,
+)
 from hetpipe.values.conditions import Condition, ConditionKind
 from hetpipe.values.events import CodeArchive, JobEnded, JobState, NumberedEvent, StopMode, Submission
 from hetpipe.values.ids import AgentId, JobId
@@ -83,10 +91,10 @@ def _check_request_id(text: str) -> None:
         raise ProtocolViolation(f"request id {text!r:.80} must be 8 to 64 letters, digits or dashes")
 
 
-def _named(news: AgentNews) -> str:
+def _named(report: AgentReport) -> str:
     """Name of a report's subject, for messages."""
-    match news:
-        case StageNews(key=key) | ChildExit(key=key):
+    match report:
+        case KeyedStageReport(key=key) | ChildExit(key=key):
             return str(key)
         case LinkAwaited() | LinkResult():
             return "a measured link"
@@ -178,7 +186,7 @@ class Coordinator:
             for job_id in {key.job_id for key in info.stages}:
                 self._adoption.discover(job_id, reporter=info.id)
             if replaced is not None:
-                self._tell_gone(replaced, f"{replaced} was replaced by pid {info.pid} on {info.host}")
+                self._announce_gone(replaced, f"{replaced} was replaced by pid {info.pid} on {info.host}")
             self._jobs.feed_all(MemberRegistered(info))
             self._claims.offer()
             self.condition.notify_all()
@@ -217,7 +225,7 @@ class Coordinator:
         self._terms.check_clocks(clocks, member_id)
         with self.condition:
             role = self._registry.check(member_id, registration, owner=owner).info.role
-            _check_told(role, of_shard=bool(clocks or lost or conditions), of_jobs=bool(jobs or last_command))
+            _check_reports(role, of_shard=bool(clocks or lost or conditions), of_jobs=bool(jobs or last_command))
             is_first = not self._registry.has_reported(member_id)
             record = self._registry.renew(member_id, registration, now=self._clock.monotonic())
             self._mailboxes.acknowledge(AgentId(member_id), last_command)
@@ -234,8 +242,8 @@ class Coordinator:
                 if any(shard.id == member_id for shard in host.machine.shards):
                     reason = lost.get(host.job_id, "")
                     self._jobs.feed(host, ShardHeartbeat(member_id, serves=host.job_id in jobs, reason=reason))
-                    if told := (conditions or {}).get(host.job_id):
-                        self._jobs.feed(host, ConditionsReported(member_id, told))
+                    if reported := (conditions or {}).get(host.job_id):
+                        self._jobs.feed(host, ConditionsReported(member_id, reported))
             ended = tuple(job_id for job_id in (*jobs, *lost) if not self._may_have_processes(job_id, member_id))
             self._adoption.tick()
             if is_first:
@@ -256,7 +264,7 @@ class Coordinator:
                 return
             self._registry.remove(member_id)
             self._mailboxes.close(AgentId(member_id))
-            self._tell_gone(info, f"{info} left the cluster")
+            self._announce_gone(info, f"{info} left the cluster")
         _log.info("member_left", member=member_id)
         try:
             self._store.remove_member(member_id, registration)
@@ -311,7 +319,7 @@ class Coordinator:
             self._registry.check(MemberId(agent), registration)
             return self._mailboxes.after(agent, after)
 
-    def report(self, agent: AgentId, registration: Registration, batch: int, news: tuple[AgentNews, ...]) -> None:
+    def report(self, agent: AgentId, registration: Registration, batch: int, reports: tuple[AgentReport, ...]) -> None:
         """Process a batch of an agent's reports, exactly once.
 
         Raises:
@@ -322,12 +330,12 @@ class Coordinator:
             self._registry.check(MemberId(agent), registration)
             if not self._mailboxes.take_batch(agent, batch):
                 return
-            foreign = [item for item in news if not self._news_told(agent, item)]
+            foreign = [item for item in reports if not self._deliver_report(agent, item)]
         if foreign:
             what = _named(foreign[0])
             raise PermissionDenied(
                 f"agent {agent} reports {what} of job {foreign[0].job_id}, which is not on its node; "
-                f"{len(foreign)} of {len(news)} reports are rejected"
+                f"{len(foreign)} of {len(reports)} reports are rejected"
             )
 
     def measure_links(self, request_id: str, *, fresh: bool) -> LinksProgress:
@@ -346,7 +354,7 @@ class Coordinator:
             members = self._registry.of_role(MemberRole.AGENT)
             agents = [self._claims.known_agent(member) for member in members if not self._registry.departs(member.id)]
             now = self._clock.monotonic()
-            progress, sent = self._cluster_links.ask(request_id, agents, fresh=fresh, now=now)
+            progress, sent = self._cluster_links.survey(request_id, agents, fresh=fresh, now=now)
             self._jobs.post(sent)
         return progress
 
@@ -398,7 +406,7 @@ class Coordinator:
         with self.condition:
             return tuple(self._jobs)
 
-    def tell(self, host: JobHost, fact: Input) -> None:
+    def feed_job(self, host: JobHost, fact: Input) -> None:
         """Pass a fact to a job, and execute the resulting instructions."""
         with self.condition:
             self._jobs.feed(host, fact)
@@ -486,7 +494,7 @@ class Coordinator:
             state, record = host.machine.state, host.record
         try:
             # The job's own thread writes it again: it may have been writing the record without it.
-            save(self._store, Unsaved(record, is_record=True, events=()))
+            save(self._store, UnsavedState(record, is_record=True, events=()))
         except StoreUnavailable as error:
             _log.warning("job_not_kept_yet", job=record.job_id, reason=str(error))
         return state
@@ -577,7 +585,7 @@ class Coordinator:
                 self._mailboxes.close(AgentId(gone.info.id))
                 silent = self._registry.lease_seconds
                 _log.warning("lease_ran_out", member=gone.info.id, silent_seconds=silent)
-                self._tell_gone(gone.info, f"{gone.info} stopped answering: no heartbeat for {silent:.1f} s")
+                self._announce_gone(gone.info, f"{gone.info} stopped answering: no heartbeat for {silent:.1f} s")
             self._adoption.tick()
             self._claims.offer()
             self._look_at_store()
@@ -598,7 +606,7 @@ class Coordinator:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _tell_gone(self, info: MemberInfo, sentence: str) -> None:
+    def _announce_gone(self, info: MemberInfo, sentence: str) -> None:
         self._jobs.feed_all(MemberGone(info.id, sentence))
 
     def _may_have_processes(self, job_id: JobId, reporter: MemberId) -> bool:
@@ -611,26 +619,26 @@ class Coordinator:
         self._adoption.discover(job_id, reporter=reporter)
         return not self._jobs.has_ended(job_id)
 
-    def _news_told(self, agent: AgentId, news: AgentNews) -> bool:
+    def _deliver_report(self, agent: AgentId, report: AgentReport) -> bool:
         """Process an agent's report of a job; False if it may not report it. Called under the lock."""
-        if is_cluster_survey(news.job_id):
-            return isinstance(news, LinkAwaited | LinkResult) and self._survey_told(agent, news)
-        host = self._jobs.get(news.job_id)
-        if not self._adoption.keep_news(agent, news) and host is not None:
-            if not host.machine.may_report(agent, news):
+        if is_cluster_survey(report.job_id):
+            return isinstance(report, LinkAwaited | LinkResult) and self._deliver_to_survey(agent, report)
+        host = self._jobs.get(report.job_id)
+        if not self._adoption.keep_report(agent, report) and host is not None:
+            if not host.machine.may_report(agent, report):
                 return False
-            if isinstance(news, LinkResult):
-                self._registry.learn_links(news.measured)
-            self._jobs.feed(host, news)
+            if isinstance(report, LinkResult):
+                self._registry.learn_links(report.measured)
+            self._jobs.feed(host, report)
         return True
 
-    def _survey_told(self, agent: AgentId, news: LinkAwaited | LinkResult) -> bool:
+    def _deliver_to_survey(self, agent: AgentId, report: LinkAwaited | LinkResult) -> bool:
         """Process an agent's report of a link; False if none was requested. Called under the lock."""
-        sent = self._cluster_links.handle(agent, news, now=self._clock.monotonic())
+        sent = self._cluster_links.handle(agent, report, now=self._clock.monotonic())
         if sent is None:
             return False
-        if isinstance(news, LinkResult):
-            self._registry.learn_links(news.measured)
+        if isinstance(report, LinkResult):
+            self._registry.learn_links(report.measured)
         self._jobs.post(sent)
         return True
 
@@ -661,7 +669,7 @@ class Coordinator:
             _log.warning("lease_not_kept", member=record.info.id, reason=str(error))
 
 
-def _check_told(role: MemberRole, *, of_shard: bool, of_jobs: bool) -> None:
+def _check_reports(role: MemberRole, *, of_shard: bool, of_jobs: bool) -> None:
     """Reject a heartbeat with reports that the member's role cannot make.
 
     Raises:

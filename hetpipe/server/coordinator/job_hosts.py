@@ -139,12 +139,12 @@ class JobHost:
 
     def _note(self, event: JobEvent) -> None:
         """Log the event at its severity."""
-        told = {field.name: getattr(event, field.name) for field in fields(event) if field.name != "kind"}
+        values = {field.name: getattr(event, field.name) for field in fields(event) if field.name != "kind"}
         match event.severity:
             case "warning":
-                _log.warning(event.kind, job=self.job_id, **told)
+                _log.warning(event.kind, job=self.job_id, **values)
             case "info":
-                _log.info(event.kind, job=self.job_id, **told)
+                _log.info(event.kind, job=self.job_id, **values)
             case "usual":
                 """The events of the job have it."""
 
@@ -177,9 +177,9 @@ class JobHost:
         """Whether all state is in the store."""
         return not (self._saving or self._unsaved or self._record_unsaved)
 
-    def unsaved(self) -> Unsaved:
+    def unsaved(self) -> UnsavedState:
         """The unsaved state."""
-        return Unsaved(self.record, is_record=self._record_unsaved, events=tuple(self._unsaved))
+        return UnsavedState(self.record, is_record=self._record_unsaved, events=tuple(self._unsaved))
 
     def saved(self, record: JobRecord | None, num_events: int) -> None:
         """Mark the first `num_events` events as stored, and `record` (the new version) if given."""
@@ -192,7 +192,7 @@ class JobHost:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsaved:
+class UnsavedState:
     """The unsaved state of a job."""
 
     record: JobRecord
@@ -396,7 +396,7 @@ class JobHosts:
             host.saved(kept, len(unsaved.events))
 
 
-def save(store: Store, unsaved: Unsaved) -> JobRecord | None:
+def save(store: Store, unsaved: UnsavedState) -> JobRecord | None:
     """Write unsaved state, and the record's new version if there is one. Idempotent.
 
     A store that lost its data gets the job again. A different version there was written by this coordinator, before it
@@ -414,7 +414,7 @@ def save(store: Store, unsaved: Unsaved) -> JobRecord | None:
         return _write(store, replace(unsaved, record=replace(record, version=version), is_record=True))
 
 
-def _write(store: Store, unsaved: Unsaved) -> JobRecord | None:
+def _write(store: Store, unsaved: UnsavedState) -> JobRecord | None:
     record = unsaved.record
     for event in unsaved.events:
         store.append_event(record.job_id, event)

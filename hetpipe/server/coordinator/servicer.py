@@ -11,7 +11,7 @@ from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import UnknownJob
 from hetpipe.server.coordinator.coordinator import Coordinator
 from hetpipe.server.coordinator.job_hosts import JobHost
-from hetpipe.server.coordinator.worker_wishes import WorkerWishes
+from hetpipe.server.coordinator.worker_requests import WorkerRequests
 from hetpipe.values.commands import NumberedCommand
 from hetpipe.values.events import (
     CodeArchive,
@@ -74,7 +74,7 @@ class CoordinatorServicer:
     def __init__(self, coordinator: Coordinator, *, host: str, clock: Clock = SYSTEM_CLOCK) -> None:
         """Serve `coordinator`, whose machine is reachable as `host`."""
         self._coordinator = coordinator
-        self._wishes = WorkerWishes(coordinator)
+        self._worker_requests = WorkerRequests(coordinator)
         self._host = host
         condition = coordinator.condition
         self._agents = Watchers(limit=MAX_AGENT_STREAMS, what="commands", condition=condition, clock=clock)
@@ -101,8 +101,8 @@ class CoordinatorServicer:
         handlers.on(calls.FETCH_CODE, self._fetch_code)
         handlers.on(calls.SUBMIT_JOB, self._submit_job)
         handlers.on(calls.STOP_JOB, self._stop_job)
-        handlers.on(calls.DRAIN_WORKER, lambda request, _: self._wishes.drain(request.job_id, request.vw))
-        handlers.on(calls.ADD_WORKER, lambda request, _: Workers(self._wishes.add(request.job_id, request.vw)))
+        handlers.on(calls.DRAIN_WORKER, lambda request, _: self._worker_requests.drain(request.job_id, request.vw))
+        handlers.on(calls.ADD_WORKER, lambda request, _: Workers(self._worker_requests.add(request.job_id, request.vw)))
         handlers.on(calls.MOVE_WORKER, self._move_worker)
         handlers.on(calls.DEPART, lambda request, _: self._coordinator.depart(request.agent_id, request.registration))
         handlers.on(calls.MEASURE_LINKS, self._measure_links)
@@ -148,7 +148,7 @@ class CoordinatorServicer:
         return self._coordinator.commands(agent, registration, after=after) or None
 
     def _report(self, request: ReportRequest, _: Context) -> None:
-        self._coordinator.report(request.agent_id, request.registration, request.batch, request.news)
+        self._coordinator.report(request.agent_id, request.registration, request.batch, request.reports)
 
     def _certify_stage(self, request: CertifyStageRequest, _: Context) -> Certificate:
         agent, registration = request.agent_id, request.registration
@@ -166,7 +166,7 @@ class CoordinatorServicer:
         return StoppingJob(self._coordinator.stop_job(request.job_id, request.mode))
 
     def _move_worker(self, request: MoveWorkerRequest, _: Context) -> MovingWorker:
-        return MovingWorker(*self._wishes.move(request.job_id, request.vw, request.layers))
+        return MovingWorker(*self._worker_requests.move(request.job_id, request.vw, request.layers))
 
     def _measure_links(self, request: MeasureLinksRequest, _: Context) -> LinksProgress:
         return self._coordinator.measure_links(request.request_id, fresh=request.fresh)

@@ -223,8 +223,9 @@ class JobTasks:
             now=self._clock.wall(),
         )
         data = data_of(run.job, model)
-        check_script(run.job, run.plan, data, start)
-        check_patterns(run.job.memory, [layer.name for layer in model.layers])
+        names = [layer.name for layer in model.layers]
+        check_script(run.job, run.plan, data, start, names)
+        check_patterns(run.job.memory, names)
         prepared = Prepared(run, data, start, submission)
         self._configure(prepared, task.agents, task.shards, model.eval_samples)
         if submission is not None:
@@ -465,6 +466,7 @@ def write_run_files(submission: Submission, prepared: Prepared, eval_samples: in
             "minibatches": start.minibatches,
             "samples": start.samples,
         },
+        "layers": [] if run.model is None else [layer.name for layer in run.model.layers],
     }
     folder = Path(submission.run_dir)
     try:

@@ -1,7 +1,7 @@
 """Shell of the clock shard: a lock around the decision log, its history lines, and a condition variable.
 
-Followers (the other shards, the stages) read the records in order from `records_from`; `bell` is notified of every new
-record, `news` of those that a stage acts on. History is written before a record becomes readable.
+Followers (the other shards, the stages) read the records in order from `records_from`; `condition` is notified of
+every new record, `stage_condition` of those that a stage acts on. History is written before a record becomes readable.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class ClockShard:
         self._history = history
         lock = threading.RLock()
         #: Notified at every new record. Guards the log.
-        self.bell = threading.Condition(lock)
+        self.condition = threading.Condition(lock)
         #: The same lock; notified at every record except commits, which far outnumber the others.
-        self.news = threading.Condition(lock)
+        self.stage_condition = threading.Condition(lock)
         #: Shards with a failing disk.
         self._applied: frozenset[ShardIndex] = frozenset()
         self._newest_checkpoint = newest_checkpoint or (lambda: config.progress.clock)
@@ -107,7 +107,7 @@ class ClockShard:
         Raises:
             StaleTerm, StaleIncarnation, ProtocolViolation: as named.
         """
-        with self.bell:
+        with self.condition:
             self._check(requester)
             self._log.check_stage(requester.vw, requester.incarnation, requester.stage)
 
@@ -117,7 +117,7 @@ class ClockShard:
         Raises:
             StaleTerm, StaleIncarnation, ProtocolViolation: as named.
         """
-        with self.bell:
+        with self.condition:
             self._check(requester)
             self._log.check_follower(requester.vw, requester.incarnation, requester.stage)
 
@@ -128,7 +128,7 @@ class ClockShard:
     ) -> Meeting:
         """Join a stage; returns the addresses of its neighbours (`wire.calls.JoinRequest`)."""
         vw, life, stage = requester.vw, requester.incarnation, requester.stage
-        with self.bell:
+        with self.condition:
             self._check(requester)
             self._decide(Joined(vw, life, stage, link_address, replicas_address, ready))
             previous = self._addresses.get((vw, StageIndex(stage - 1)))
@@ -142,7 +142,7 @@ class ClockShard:
 
     def initialized(self, requester: Requester) -> None:
         """Record that a stage has staged its part of the initial weights."""
-        with self.bell:
+        with self.condition:
             self._check(requester)
             self._decide(Initialized(requester.vw, requester.incarnation, requester.stage))
 
@@ -150,7 +150,7 @@ class ClockShard:
         self, requester: Requester, wave: Wave, blocks: tuple[tuple[int, ...], ...] | None, *, segment: Clock
     ) -> None:
         """Record that a stage has staged its part of a wave (`wire.calls.ReportStagedRequest`)."""
-        with self.bell:
+        with self.condition:
             self._check(requester)
             vw, life, stage = requester.vw, requester.incarnation, requester.stage
             self._decide(Staged(vw, life, wave, stage, blocks, segment))
@@ -162,7 +162,7 @@ class ClockShard:
             ClockNotPublished: not yet.
         """
         vw, life = requester.vw, requester.incarnation
-        with self.bell:
+        with self.condition:
             self._check(requester)
             self._log.check_stage(vw, life, requester.stage)
             before = self._last_switch(vw)
@@ -173,25 +173,25 @@ class ClockShard:
 
     def request_barrier(self, reason: str) -> Clock:
         """Set an unplanned barrier; returns its clock."""
-        with self.bell:
+        with self.condition:
             self._decide(BarrierRequested(reason))
             return self._log.segment.end
 
     def evict(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> bool:
         """Evict an incarnation of a virtual worker; returns whether it had already left, so that there is no record."""
-        with self.bell:
+        with self.condition:
             had_left = self._log.has_left(vw, incarnation)
             self._decide(Evicted(vw, incarnation))
             return had_left
 
     def drain(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
         """Let a virtual worker leave at the next barrier."""
-        with self.bell:
+        with self.condition:
             self._decide(Drained(vw, incarnation))
 
     def move(self, vw: VirtualWorkerIndex, move: PlanMove) -> None:
         """Move layers between the stages of a virtual worker at the next barrier."""
-        with self.bell:
+        with self.condition:
             self._decide(Moved(vw, move))
 
     def admit(
@@ -203,14 +203,14 @@ class ClockShard:
         bounds: tuple[int, ...] = (),
     ) -> None:
         """Admit a new incarnation of a virtual worker (`DecisionLog.admit`)."""
-        with self.bell:
+        with self.condition:
             self._decide(
                 Admitted(vw, incarnation, num_stages, minibatches_per_wave=minibatches_per_wave, bounds=bounds)
             )
 
     def keep_run(self, run: RunDocument) -> None:
         """Store the run document, for a coordinator that has no state of the job."""
-        with self.bell:
+        with self.condition:
             if run != self._run:
                 self._decide(RunKept(run))
 
@@ -218,36 +218,36 @@ class ClockShard:
         self, shard: ShardIndex, num_records: int, durable: int | None = None, *, applied: bool = False
     ) -> None:
         """Record that a shard has executed records (`wire.calls.AcknowledgeRequest`)."""
-        with self.bell:
+        with self.condition:
             self._decide(Acknowledged(shard, num_records, durable))
             self._applied = self._applied | {shard} if applied else self._applied - {shard}
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def records_from(self, start: int, *, jumps: bool = False) -> Sequence[Record]:
-        """Available records of `DecisionLog.records_from`; no record is missed between calls while `bell` is held.
+        """Available records of `DecisionLog.records_from`; no record is missed between calls while `condition` is held.
 
         Raises:
             ProtocolViolation: they were truncated, or are not written yet.
         """
-        with self.bell:
+        with self.condition:
             return tuple(self._log.records_from(start, jumps=jumps))
 
     @property
     def num_records(self) -> int:
         """Number of records in the log."""
-        with self.bell:
+        with self.condition:
             return self._log.num_records
 
     def snapshot(self) -> ClockSnapshot:
         """Current clocks. While the disk of a shard fails, only waves in a checkpoint are durable."""
-        with self.bell:
-            told, applied = self._log.snapshot(), tuple(sorted(self._applied))
-        durable = told.staged
+        with self.condition:
+            clocks, applied = self._log.snapshot(), tuple(sorted(self._applied))
+        durable = clocks.staged
         if applied:
             checkpoint = self._newest_checkpoint()
             durable = {vw: min(clock, checkpoint) for vw, clock in durable.items()}
-        return replace(told, durable=durable, applied=applied)
+        return replace(clocks, durable=durable, applied=applied)
 
     def describe(self) -> RunDescription:
         """The run document and the current incarnations.
@@ -255,7 +255,7 @@ class ClockShard:
         Raises:
             ProtocolViolation: no coordinator has stored a run document.
         """
-        with self.bell:
+        with self.condition:
             if self._run is None:
                 raise ProtocolViolation(f"no coordinator has stored a run document for job {self._job_id}")
             log = self._log
@@ -266,7 +266,7 @@ class ClockShard:
     @property
     def shards(self) -> tuple[MemberInfo, ...]:
         """Parameter servers of the job, by index; empty without a run document."""
-        with self.bell:
+        with self.condition:
             return () if self._run is None else self._run.shards
 
     def attendance(self) -> Attendance:
@@ -275,7 +275,7 @@ class ClockShard:
         Raises:
             ProtocolViolation: the run has not begun.
         """
-        with self.bell:
+        with self.condition:
             segment = self._log.newest_segment
             if segment is None:
                 raise ProtocolViolation("no barrier is passed yet: the run has not begun")
@@ -287,25 +287,25 @@ class ClockShard:
 
     def gone_leavers(self) -> tuple[VirtualWorkerIndex, ...]:
         """Workers that left at the newest passed barrier and were evicted since."""
-        with self.bell:
+        with self.condition:
             segment = self._log.newest_segment
             left = () if segment is None else segment.left
             return tuple(member.vw for member in left if not self._log.has_left(member.vw, member.incarnation))
 
     def progress(self) -> Progress:
         """Progress at the start of the current segment."""
-        with self.bell:
+        with self.condition:
             return self._log.progress
 
     def passed(self) -> tuple[SegmentRecord | None, Progress]:
         """Clock of the newest passed barrier, if any, and the progress at it."""
-        with self.bell:
+        with self.condition:
             newest = next(iter(self._log.records_from(FROM_NEWEST_SEGMENT)), None)
             return newest if isinstance(newest, SegmentRecord) else None, self._log.progress
 
     def pending_publish_reason(self) -> str:
         """Members that keep the published clock from advancing."""
-        with self.bell:
+        with self.condition:
             return self._log.pending_publish_reason()
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -321,8 +321,8 @@ class ClockShard:
         return self._log.members[vw].last_switch if vw in self._log.members else None
 
     def _decide(self, event: DecisionEvent) -> None:
-        """Apply an event under `bell`: journal it, write its history, notify followers."""
-        records = event.tell(self._log)
+        """Apply an event under `condition`: journal it, write its history, notify followers."""
+        records = event.apply(self._log)
         publishes = any(isinstance(record, PublishRecord) for record in records)
         changes_plans = any(isinstance(record, SegmentRecord) and record.has_moves for record in records)
         if publishes:
@@ -337,15 +337,15 @@ class ClockShard:
         if changes_plans:
             failpoints.reach("repartition.recorded")
         if records:
-            self.bell.notify_all()
+            self.condition.notify_all()
             if not all(isinstance(record, CommitRecord) for record in records):
-                self.news.notify_all()
+                self.stage_condition.notify_all()
         self._consider_snapshot(at_barrier=any(isinstance(record, SegmentRecord) for record in records))
 
     def _play(self, event: DecisionEvent) -> None:
         """Replay an event of an earlier process."""
         try:
-            records = event.tell(self._log)
+            records = event.apply(self._log)
         except HetpipeError as error:
             raise StateLost(f"the persisted decision log of job {self._job_id} is inconsistent: {error}") from error
         self._note(event)
@@ -387,13 +387,13 @@ class ClockShard:
                 case BarrierRecord(_, clock, reason, _):
                     self._history.barrier(clock=clock, reason=reason)
                 case SegmentRecord():
-                    self._tell_members(record)
+                    self._log_members(record)
                 case EvictRecord(_, vw, incarnation, clock):
                     self._history.evict(vw=vw, incarnation=incarnation, clock=clock)
                 case _:
                     pass
 
-    def _tell_members(self, record: SegmentRecord) -> None:
+    def _log_members(self, record: SegmentRecord) -> None:
         for member in record.left:
             self._history.leave(vw=member.vw, incarnation=member.incarnation, clock=record.start)
         for member in record.members:

@@ -107,8 +107,10 @@ def _mistakes_of_membership(membership: Membership) -> Iterator[str]:
 def _mistakes_of_changes(config: ShardConfig) -> Iterator[str]:
     for change in config.plan_changes:
         known = config.membership.plans.get(change.vw)
-        if not 1 <= change.clock < MAX_COUNT or not _is_cut(change.bounds):
+        if not 1 <= change.clock < MAX_COUNT or not (change.bounds == () or _is_cut(change.bounds)):
             yield f"a change of plans at clock {change.clock} to a cut at {change.bounds!s:.80}"
+        elif change.bounds == ():
+            continue
         elif known is None or known.num_stages != len(change.bounds) - 1 or known.bounds[-1] != change.bounds[-1]:
             yield f"a cut of virtual worker {change.vw} at {change.bounds!s:.80}, which is not one of its layers"
 

@@ -30,7 +30,7 @@ class Joined:
     ready: bool
     kind: Literal["joined"] = "joined"
 
-    def tell(self, log: DecisionLog) -> Sequence[Record]:
+    def apply(self, log: DecisionLog) -> Sequence[Record]:
         """Apply by `DecisionLog.join`."""
         return log.join(self.vw, self.incarnation, self.stage, ready=self.ready)
 
@@ -44,7 +44,7 @@ class Initialized:
     stage: StageIndex
     kind: Literal["initialized"] = "initialized"
 
-    def tell(self, log: DecisionLog) -> Sequence[Record]:
+    def apply(self, log: DecisionLog) -> Sequence[Record]:
         """Apply by `DecisionLog.initialized`."""
         return log.initialized(self.vw, self.incarnation, self.stage)
 
@@ -61,7 +61,7 @@ class Staged:
     segment: Clock
     kind: Literal["staged"] = "staged"
 
-    def tell(self, log: DecisionLog) -> Sequence[Record]:
+    def apply(self, log: DecisionLog) -> Sequence[Record]:
         """Apply by `DecisionLog.staged`."""
         return log.staged(self.vw, self.incarnation, self.wave, self.stage, self.blocks, segment=self.segment)
 
@@ -75,7 +75,7 @@ class Held:
     switch: int
     kind: Literal["held"] = "held"
 
-    def tell(self, log: DecisionLog) -> Sequence[Record]:
+    def apply(self, log: DecisionLog) -> Sequence[Record]:
         """Apply by `DecisionLog.hold`."""
         log.hold(self.vw, self.incarnation, self.switch)
         return ()
@@ -88,7 +88,7 @@ class BarrierRequested:
     reason: str
     kind: Literal["barrier"] = "barrier"
 
-    def tell(self, log: DecisionLog) -> Sequence[Record]:
+    def apply(self, log: DecisionLog) -> Sequence[Record]:
         """Apply by `DecisionLog.request_barrier`."""
         return log.request_barrier(self.reason)
 
@@ -101,7 +101,7 @@ class Evicted:
     incarnation: Incarnation
     kind: Literal["evicted"] = "evicted"
 
-    def tell(self, log: DecisionLog) -> Sequence[Record]:
+    def apply(self, log: DecisionLog) -> Sequence[Record]:
         """Apply by `DecisionLog.evict`."""
         return log.evict(self.vw, self.incarnation)
 
@@ -114,7 +114,7 @@ class Drained:
     incarnation: Incarnation
     kind: Literal["drained"] = "drained"
 
-    def tell(self, log: DecisionLog) -> Sequence[Record]:
+    def apply(self, log: DecisionLog) -> Sequence[Record]:
         """Apply by `DecisionLog.drain`."""
         return log.drain(self.vw, self.incarnation)
 
@@ -127,7 +127,7 @@ class Moved:
     move: PlanMove
     kind: Literal["moved"] = "moved"
 
-    def tell(self, log: DecisionLog) -> Sequence[Record]:
+    def apply(self, log: DecisionLog) -> Sequence[Record]:
         """Apply by `DecisionLog.move`."""
         return log.move(self.vw, self.move)
 
@@ -145,7 +145,7 @@ class Admitted:
     bounds: tuple[int, ...] = ()
     """The cut with which its processes start; empty: not known."""
 
-    def tell(self, log: DecisionLog) -> Sequence[Record]:
+    def apply(self, log: DecisionLog) -> Sequence[Record]:
         """Apply by `DecisionLog.admit`."""
         return log.admit(self.vw, self.incarnation, self.num_stages, self.minibatches_per_wave, self.bounds)
 
@@ -159,7 +159,7 @@ class Acknowledged:
     durable: int | None
     kind: Literal["acknowledged"] = "acknowledged"
 
-    def tell(self, log: DecisionLog) -> Sequence[Record]:
+    def apply(self, log: DecisionLog) -> Sequence[Record]:
         """Apply by `DecisionLog.acknowledge`."""
         return log.acknowledge(self.shard, self.num_records, self.durable)
 
@@ -171,7 +171,7 @@ class RunKept:
     run: RunDocument
     kind: Literal["run_kept"] = "run_kept"
 
-    def tell(self, _log: DecisionLog) -> Sequence[Record]:
+    def apply(self, _log: DecisionLog) -> Sequence[Record]:
         """No-op."""
         return ()
 

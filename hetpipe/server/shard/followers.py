@@ -26,8 +26,11 @@ class Followers:
     def __init__(self, own: ClockShard, clock: TimeSource) -> None:
         self._own = own
         self._watchers = {
-            gathered: Watchers(limit=limit, what="the decision log", condition=bell, clock=clock)
-            for gathered, limit, bell in ((False, MAX_SHARDS, own.bell), (True, MAX_STAGES, own.news))
+            gathered: Watchers(limit=limit, what="the decision log", condition=condition, clock=clock)
+            for gathered, limit, condition in (
+                (False, MAX_SHARDS, own.condition),
+                (True, MAX_STAGES, own.stage_condition),
+            )
         }
 
     def follow(

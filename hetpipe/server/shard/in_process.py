@@ -99,9 +99,9 @@ class _ClockCalls:
         return self._clock.progress()
 
     def follow_log(self, request: FollowLogRequest, _: Context) -> Iterator[LogRecords]:
-        bell = self._clock.news if request.gathered else self._clock.bell
-        with bell:
-            bell.wait_for(lambda: self._closed or self._clock.records_from(request.start), timeout=_FOLLOW_SECONDS)
+        condition = self._clock.stage_condition if request.gathered else self._clock.condition
+        with condition:
+            condition.wait_for(lambda: self._closed or self._clock.records_from(request.start), timeout=_FOLLOW_SECONDS)
             records = self._clock.records_from(request.start)
         if records:
             yield LogRecords(tuple(records))
@@ -135,6 +135,6 @@ class _ClockCalls:
     def close(self) -> None:
         """End the follower's wait."""
         self._closed = True
-        with self._clock.bell:  # the lock of both
-            self._clock.bell.notify_all()
-            self._clock.news.notify_all()
+        with self._clock.condition:  # the lock of both
+            self._clock.condition.notify_all()
+            self._clock.stage_condition.notify_all()

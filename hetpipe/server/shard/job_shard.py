@@ -184,8 +184,8 @@ class JobShard:
         if self._keeper is not None:
             self._keeper.close()
         if self._clock_shard is not None:
-            with self._clock_shard.bell:
-                self._clock_shard.bell.notify_all()
+            with self._clock_shard.condition:
+                self._clock_shard.condition.notify_all()
         if self._transport is not None:
             self._transport.close()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -332,9 +332,9 @@ class JobShard:
         position = self.shard.num_records
         while not self._stopped.is_set():
             own.acknowledge(self.config.shard, position, self._durable, applied=self._is_applied)
-            with own.bell:
+            with own.condition:
                 while not (records := own.records_from(position)) and not self._stopped.is_set():
-                    own.bell.wait(_LOOK_UP_SECONDS)
+                    own.condition.wait(_LOOK_UP_SECONDS)
             position += len(records)
             yield records
 

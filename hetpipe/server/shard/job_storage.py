@@ -78,7 +78,7 @@ class ReplayFilter(HistoryWriter):
             since: `position` from which lines may be repeated.
         """
         self._history = history
-        self._told = Counter(_key(event, fields) for event, fields in history.since(since) if event != "pull")
+        self._replayed = Counter(_key(event, fields) for event, fields in history.since(since) if event != "pull")
 
     def position(self) -> int:
         """Implement `HistoryWriter.position`."""
@@ -90,16 +90,16 @@ class ReplayFilter(HistoryWriter):
 
     def write(self, event: str, **fields: Value) -> None:
         """Write one event, unless the history has it from before a restart; pulls are always written."""
-        if self._told and event != "pull":
+        if self._replayed and event != "pull":
             key = _key(event, fields)
-            if self._told[key] > 0:
-                self._told[key] -= 1
+            if self._replayed[key] > 0:
+                self._replayed[key] -= 1
                 return
         self._history.write(event, **fields)
 
     def is_up_to_date(self) -> None:
         """Stop filtering: all further lines are new."""
-        self._told = Counter()
+        self._replayed = Counter()
 
 
 def _key(event: str, fields: dict[str, Value]) -> str:
@@ -387,7 +387,7 @@ class JobStorage:
         #: Logs with a failing disk, and the reasons; guarded by the lock.
         self._failing: dict[Path, DurabilityLost] = {}
         #: The folder's marker of completeness is up to date.
-        self._is_told = True
+        self._is_marker_current = True
         identity = identity_of(config)
         storage = StorageOptions(
             identity=identity,
@@ -423,14 +423,14 @@ class JobStorage:
             if pushes is None:
                 self._write_down()
             else:
-                self._tell_level("; ".join(map(str, self._failing.values())))
+                self._report_level("; ".join(map(str, self._failing.values())))
         if pushes is None:
             self._delete_other_terms(options.root_of(config))
 
     @property
     def level(self) -> AckLevel:
         """Current guarantee of acknowledgements."""
-        return AckLevel.DURABLE if self._is_told and not self._failing else AckLevel.APPLIED
+        return AckLevel.DURABLE if self._is_marker_current and not self._failing else AckLevel.APPLIED
 
     def caught_up(self) -> None:
         """Handle the end of replay: the state of the earlier process is restored."""
@@ -439,7 +439,7 @@ class JobStorage:
 
     def try_again(self) -> None:
         """Retry failed writes of the folder's status. At barriers, as `PushLog` and `Journal` do."""
-        if not self._is_told:
+        if not self._is_marker_current:
             with self._lock:
                 self._write_down()
 
@@ -491,7 +491,7 @@ class JobStorage:
     def _write_down(self) -> None:
         """Record in the folder whether its state is complete. With the lock held."""
         job, lost = self._folder / _JOB, self._folder / _LOST
-        was_told, self._is_told = self._is_told, False
+        was_current, self._is_marker_current = self._is_marker_current, False
         try:
             if self._failing:
                 if job.exists():
@@ -500,16 +500,16 @@ class JobStorage:
                 lost.replace(job)
             elif not job.exists():
                 write_snapshot(job, 0, wire.to_json(ShardConfig, self._config).encode(), points="")
-            self._is_told = True
+            self._is_marker_current = True
         except OSError as error:
             reason = error.strerror or str(error)
-            if was_told:
+            if was_current:
                 log.warning("state_not_written", folder=str(self._folder), reason=reason)
-            self._tell_level(f"{self._folder} cannot be written ({reason}): free disk space, or replace the disk")
+            self._report_level(f"{self._folder} cannot be written ({reason}): free disk space, or replace the disk")
         else:
-            self._tell_level("; ".join(map(str, self._failing.values())))
+            self._report_level("; ".join(map(str, self._failing.values())))
 
-    def _tell_level(self, why: str) -> None:
+    def _report_level(self, why: str) -> None:
         """Report the current guarantee to the coordinator; `why` is the problem, if any."""
         who = shard_name(self._config.shard)
         if self.level is AckLevel.APPLIED:

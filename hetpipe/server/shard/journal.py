@@ -77,7 +77,7 @@ def _events(found: RecoveredLog) -> Iterator[DecisionEvent]:
 
 
 class Journal:
-    """Persistent events of one clock shard. Callers must hold its `bell`."""
+    """Persistent events of one clock shard. Callers must hold its `condition`."""
 
     def __init__(self, storage: SnapshottedLog) -> None:
         self._storage = storage

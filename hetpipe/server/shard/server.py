@@ -169,7 +169,7 @@ class ShardServer:
                     raise config
                 self.configure(config)
             except HetpipeError as error:
-                _say_lost(error)
+                _log_lost(error)
                 self.lost[job_id] = str(error)
 
     # -- from the coordinator ----------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class ShardServer:
 
     def conditions(self) -> dict[JobId, tuple[Condition, ...]]:
         """Conditions of each job in this process; for heartbeats."""
-        return {job.config.job_id: job.conditions.told() for job in self.job_shards()}
+        return {job.config.job_id: job.conditions.active() for job in self.job_shards()}
 
     def on_condition(self, listener: Callable[[], None]) -> None:
         """Register `listener`, which is called from any thread when a condition of a job begins or ends."""
@@ -436,11 +436,11 @@ class ShardServer:
         """
         history = self._history(config)
         conditions = Conditions(self._clock)
-        conditions.on_change(self._tell_condition)
+        conditions.on_change(self._report_condition)
         state = None if self._state is None else JobStorage(config, self._state, history, conditions)
         return JobShard(config, history, state, conditions)
 
-    def _tell_condition(self) -> None:
+    def _report_condition(self) -> None:
         self._on_condition()
 
     def _on_lost(self, config: ShardConfig, error: StateLost) -> None:
@@ -448,7 +448,7 @@ class ShardServer:
         if isinstance(error.__cause__, StaleTerm):
             log.info("the clock shard serves a later term", sentence=str(error))
         else:
-            _say_lost(error)
+            _log_lost(error)
         with self._lock:
             job = self._jobs.get(config.job_id)
             if job is None or job.shard.config.term != config.term:
@@ -487,5 +487,5 @@ def machine_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _say_lost(error: HetpipeError) -> None:
+def _log_lost(error: HetpipeError) -> None:
     log.error("state_lost", error=type(error).__name__, sentence=str(error))

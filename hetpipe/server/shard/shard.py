@@ -150,7 +150,7 @@ class Shard:
                     self._staging[key] = self._pool.take()
                 buffer = self._staging[key]
             fill(buffer, self._run_map(header.slices, old.push.slices), old.payload.blocks())
-            self._tell_staged(header, old.push.slices)
+            self._report_staged(header, old.push.slices)
 
     def _header_of(self, push: LoggedPush) -> PushHeader:
         requester = Requester(self.config.job_id, self.config.term, push.vw, push.incarnation, push.stage)
@@ -210,7 +210,7 @@ class Shard:
             self._counts.pushes += 1
             self._counts.pushed_bytes += self._num_bytes(indices)
             # Under the lock, so that no incarnation is acknowledged as staged after its eviction was executed.
-            self._tell_staged(header, indices)
+            self._report_staged(header, indices)
             return self._watermarks(who.vw)
 
     def _watermarks(self, vw: VirtualWorkerIndex) -> Watermarks:
@@ -221,7 +221,7 @@ class Shard:
     def _durable_clock(self, staged: Clock) -> Clock:
         return self.config.progress.clock if self._pushes is None else self._pushes.durable_clock(staged)
 
-    def _tell_staged(self, header: PushHeader, indices: tuple[int, ...]) -> None:
+    def _report_staged(self, header: PushHeader, indices: tuple[int, ...]) -> None:
         if header.wave is not None:
             requester = header.requester
             self._history.staged(

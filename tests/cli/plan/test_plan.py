@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from hetpipe.cli.app import app
 from hetpipe.cli.plan import plan as plan_command
-from hetpipe.cli.plan.profiling import Profiled, ProfileWish
+from hetpipe.cli.plan.profiling import Profiled, ProfileOptions
 from hetpipe.job.file import Job
 from hetpipe.runs.shell import Shell
 from hetpipe.values.document import document_of, read_document, to_plain, write_document
@@ -187,16 +187,16 @@ def test_a_profile_of_another_precision_is_refused() -> None:
 
 def test_without_a_profile_the_job_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     write_job(batch_size=32, sync={"minibatches_per_wave": 2})
-    wishes: list[ProfileWish] = []
+    requested: list[ProfileOptions] = []
 
-    def measured(job: Job, wish: ProfileWish, shell: Shell, on_step: object) -> Profiled:
-        wishes.append(wish)
+    def measured(job: Job, options: ProfileOptions, shell: Shell, on_step: object) -> Profiled:
+        requested.append(options)
         return Profiled(read_document(Profile, Path("profile.json")), {}, reserve_bytes=1000)
 
     monkeypatch.setattr(plan_command, "profile_job", measured)
     result = invoke("job.yaml", "--cluster", "cluster.yaml", "--json")
     assert result.exit_code == 0, result.output
-    assert sorted(wishes[0].types) == sorted(plans.SLOWNESS)
+    assert sorted(requested[0].types) == sorted(plans.SLOWNESS)
     given = invoke("job.yaml", "--cluster", "cluster.yaml", "--reserve-bytes", "3000", "--json")
     files = invoke("job.yaml", *FILES, "--json")
     measured_bytes, given_bytes, file_bytes = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hetpipe.cli.plan.plan import Options, check_request, wishes_of, workers_of
+from hetpipe.cli.plan.plan import Options, check_request, planner_request_of, workers_of
 from hetpipe.decide.planner.options import PlanOptions
 from hetpipe.errors import UserError
 from hetpipe.job.file import Job, load_job
@@ -60,9 +60,9 @@ def test_json_has_the_reasons_already() -> None:
 
 
 def test_nothing_given_means_the_defaults() -> None:
-    wishes = wishes_of(Options(**FILES), None)
-    assert wishes.options == PlanOptions()
-    assert wishes.remarks == ()
+    planning = planner_request_of(Options(**FILES), None)
+    assert planning.options == PlanOptions()
+    assert planning.remarks == ()
 
 
 def test_what_is_given_is_understood() -> None:
@@ -79,7 +79,7 @@ def test_what_is_given_is_understood() -> None:
         shards=5,
         reserve_bytes=7,
     )
-    options = wishes_of(request, None).options
+    options = planner_request_of(request, None).options
     assert options.workers == (("n0/0", "n1/0"), ("n0/1",))
     assert (options.minibatches_per_wave, options.staleness) == (6, None)
     assert (options.placement, options.weights, options.recompute) == ("balanced", "flush", "on")
@@ -107,7 +107,7 @@ def test_what_is_given_is_understood() -> None:
 )
 def test_what_means_nothing_is_refused(given: dict[str, str], told: str) -> None:
     with pytest.raises(UserError) as caught:
-        wishes_of(Options(**FILES, **given), None)  # type: ignore[arg-type]
+        planner_request_of(Options(**FILES, **given), None)  # type: ignore[arg-type]
     assert str(caught.value).startswith(told)
 
 
@@ -123,34 +123,34 @@ def test_a_job_says_what_its_run_will_do() -> None:
         sync={"D": 3, "minibatches_per_wave": 2},
         parameter_servers={"placement": "balanced"},
     )
-    options = wishes_of(Options(job=Path("job.yaml")), job).options
+    options = planner_request_of(Options(job=Path("job.yaml")), job).options
     assert (options.staleness, options.minibatches_per_wave, options.optimizer_slots) == (3, 2, 3)
     assert (options.placement, options.allocation, options.recompute) == ("balanced", "auto", "off")
     typed = Options(job=Path("job.yaml"), minibatches_per_wave="auto", staleness="0", optimizer_slots=0)
-    options = wishes_of(typed, job).options
+    options = planner_request_of(typed, job).options
     assert (options.staleness, options.minibatches_per_wave, options.optimizer_slots) == (0, None, 0)
 
 
 def test_another_policy_has_its_own_schedule() -> None:
     job = job_with(schedule="fifo", gradients={"accumulate": 2}, workers={"stages": 2, "count": 1})
-    options = wishes_of(Options(job=Path("job.yaml")), job).options
+    options = planner_request_of(Options(job=Path("job.yaml")), job).options
     assert (options.weights, options.schedule, options.accumulate) == ("wave", "fifo", 2)
-    options = wishes_of(Options(job=Path("job.yaml"), weights="wave"), job).options
+    options = planner_request_of(Options(job=Path("job.yaml"), weights="wave"), job).options
     assert (options.schedule, options.accumulate) == ("fifo", 2)
-    options = wishes_of(Options(job=Path("job.yaml"), weights="stash"), job).options
+    options = planner_request_of(Options(job=Path("job.yaml"), weights="stash"), job).options
     assert (options.schedule, options.accumulate) == ("auto", 2)
-    options = wishes_of(Options(job=Path("job.yaml"), weights="flush", schedule="gpipe"), job).options
+    options = planner_request_of(Options(job=Path("job.yaml"), weights="flush", schedule="gpipe"), job).options
     assert (options.schedule, options.accumulate) == ("gpipe", 1)
-    options = wishes_of(Options(job=Path("job.yaml"), allocation="parallel", max_batch=8), job).options
+    options = planner_request_of(Options(job=Path("job.yaml"), allocation="parallel", max_batch=8), job).options
     assert (options.weights, options.schedule, options.accumulate) == ("double_buffer", "auto", 1)
 
 
 def test_a_job_without_parameter_servers() -> None:
     job = job_with(sync={"kind": "none"}, workers={"stages": 2, "count": 1})
-    options = wishes_of(Options(job=Path("job.yaml")), job).options
+    options = planner_request_of(Options(job=Path("job.yaml")), job).options
     assert (options.with_shards, options.num_shards) == (False, None)
     with pytest.raises(UserError, match="--shards is for parameter servers, which the job does not use"):
-        wishes_of(Options(job=Path("job.yaml"), shards=2), job)
+        planner_request_of(Options(job=Path("job.yaml"), shards=2), job)
 
 
 def test_averaging_among_stages_is_not_foreseen() -> None:
@@ -158,40 +158,40 @@ def test_averaging_among_stages_is_not_foreseen() -> None:
     with pytest.raises(
         UserError, match=r"does not predict the time of averaging gradients.*; plan it with `sync: bsp`"
     ):
-        wishes_of(Options(job=Path("job.yaml")), job)
+        planner_request_of(Options(job=Path("job.yaml")), job)
 
 
 def test_the_jobs_own_devices() -> None:
     job = job_with(workers={"stages": "auto", "devices": [["n0/0", "n1/0"]]})
-    options = wishes_of(Options(job=Path("job.yaml")), job).options
+    options = planner_request_of(Options(job=Path("job.yaml")), job).options
     assert (options.allocation, options.workers) == ("explicit", (("n0/0", "n1/0"),))
-    options = wishes_of(Options(job=Path("job.yaml"), allocation="ED"), job).options
+    options = planner_request_of(Options(job=Path("job.yaml"), allocation="ED"), job).options
     assert (options.allocation, options.workers) == ("ED", None)
 
 
 def test_the_planner_of_2bw_has_its_own_weights_and_n() -> None:
     job = job_with(sync={"minibatches_per_wave": 2})
     request = Options(job=Path("job.yaml"), allocation="parallel", max_batch=256)
-    options = wishes_of(request, job).options
+    options = planner_request_of(request, job).options
     assert (options.weights, options.minibatches_per_wave, options.max_batch) == ("double_buffer", None, 256)
 
 
 def test_an_optimizer_that_is_not_known() -> None:
     job = job_with(optimizer={"name": "Sophia", "lr": 0.1})
-    wishes = wishes_of(Options(job=Path("job.yaml")), job)
-    assert wishes.options.optimizer_slots == 2
-    assert "the state of Sophia is unknown" in wishes.remarks[0]
-    assert "--optimizer-slots" in wishes.remarks[0]
+    planning = planner_request_of(Options(job=Path("job.yaml")), job)
+    assert planning.options.optimizer_slots == 2
+    assert "the state of Sophia is unknown" in planning.remarks[0]
+    assert "--optimizer-slots" in planning.remarks[0]
 
 
 def test_waves_in_proportion() -> None:
     job = job_with(sync={"minibatches_per_wave": "proportional"})
-    assert wishes_of(Options(**FILES, minibatches_per_wave="proportional"), None).options.proportional
-    options = wishes_of(Options(job=Path("job.yaml")), job).options
+    assert planner_request_of(Options(**FILES, minibatches_per_wave="proportional"), None).options.proportional
+    options = planner_request_of(Options(job=Path("job.yaml")), job).options
     assert (options.proportional, options.minibatches_per_wave) == (True, None)
-    options = wishes_of(Options(job=Path("job.yaml"), minibatches_per_wave="3"), job).options
+    options = planner_request_of(Options(job=Path("job.yaml"), minibatches_per_wave="3"), job).options
     assert (options.proportional, options.minibatches_per_wave) == (False, 3)
-    options = wishes_of(Options(job=Path("job.yaml"), allocation="parallel", max_batch=8), job).options
+    options = planner_request_of(Options(job=Path("job.yaml"), allocation="parallel", max_batch=8), job).options
     assert not options.proportional
 
 
@@ -217,4 +217,4 @@ def test_waves_in_proportion() -> None:
 )
 def test_waves_that_no_plan_can_have(given: dict[str, Any], keys: dict[str, Any], problem: str) -> None:
     with pytest.raises(UserError, match=re.escape(problem)):
-        wishes_of(Options(job=Path("job.yaml"), **given), job_with(**keys))
+        planner_request_of(Options(job=Path("job.yaml"), **given), job_with(**keys))

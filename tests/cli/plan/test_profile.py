@@ -18,7 +18,7 @@ from hetpipe.cli.app import app
 from hetpipe.cli.plan import profiling
 from hetpipe.cli.plan.profile import lines
 from hetpipe.cli.plan.profile_view import ProfileBar, ProfileLines
-from hetpipe.cli.plan.profiling import ProfileWish, profile_job
+from hetpipe.cli.plan.profiling import ProfileOptions, profile_job
 from hetpipe.decide.planner.assembly import profile_of
 from hetpipe.errors import CallableError, JobError, JobFailed
 from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
@@ -189,7 +189,7 @@ def fake_program(body: str) -> tuple[str, ...]:
 
 
 def ask(body: str, steps: list[ProfileStep] | None = None) -> Profile:
-    wish = ProfileWish(program=fake_program(body))
+    wish = ProfileOptions(program=fake_program(body))
     heard = [] if steps is None else steps
     return profile_job(small_job(), wish, shell(), heard.append).profile
 
@@ -229,7 +229,7 @@ def test_the_process_does_not_outlive_the_question() -> None:
 
     body = "tell({'step': {'device_type': 'cpu', 'layer': '0', 'done': os.getpid(), 'total': 1}})\nsys.stdin.read()\n"
     with pytest.raises(KeyboardInterrupt):
-        profile_job(small_job(), ProfileWish(program=fake_program(body)), shell(), give_up)
+        profile_job(small_job(), ProfileOptions(program=fake_program(body)), shell(), give_up)
     assert ends(pids[0])
 
 
@@ -237,7 +237,7 @@ def test_the_process_does_not_outlive_the_question() -> None:
 def test_the_real_process_measures_and_then_remembers() -> None:
     world = replace(shell(), current=ROOT)
     steps: list[ProfileStep] = []
-    wish = ProfileWish(types=("cpu", "T4"), repeats=2)
+    wish = ProfileOptions(types=("cpu", "T4"), repeats=2)
     first = profile_job(small_job(), wish, world, steps.append)
     assert len(first.profile.layers) == 5
     assert {"cpu", "T4"} <= set(first.profile.device_types)

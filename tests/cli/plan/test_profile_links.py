@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from hetpipe.cli.app import app
 from hetpipe.cli.plan import link_profiling
-from hetpipe.cli.plan.link_profiling import LinkWish, ProfiledLinks, cached_links, profile_links
+from hetpipe.cli.plan.link_profiling import LinkProfileOptions, ProfiledLinks, cached_links, profile_links
 from hetpipe.cli.plan.profile_links import links_sentences
 from hetpipe.decide.lifecycle.known_cluster import known_links, stated_links
 from hetpipe.decide.planner.assembly import profile_of
@@ -53,8 +53,8 @@ def shell(now: float = NOW) -> Shell:
     )
 
 
-def wish(body: str = "") -> LinkWish:
-    return LinkWish(node=NODE, devices=discover_devices(NODE), program=fake_program(body))
+def wish(body: str = "") -> LinkProfileOptions:
+    return LinkProfileOptions(node=NODE, devices=discover_devices(NODE), program=fake_program(body))
 
 
 def cache(measured: MeasuredLinks) -> None:

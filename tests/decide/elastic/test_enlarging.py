@@ -31,7 +31,7 @@ from hetpipe.decide.lifecycle.patience import Patience
 from hetpipe.decide.lifecycle.planning import PlannedRun
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.errors import UserError
-from hetpipe.server.coordinator.worker_wishes import WorkerWishes, another
+from hetpipe.server.coordinator.worker_requests import WorkerRequests, another
 from hetpipe.values.commands import StartStageCommand
 from hetpipe.values.events import JobState, ProgressTable, StopMode, WorkerStatus
 from hetpipe.values.ids import Clock, Incarnation, LayerIndex, Term
@@ -316,7 +316,7 @@ def test_whose_devices_are_not_known_is_not_planned_anew() -> None:
     driver.feed(MemberGone(MemberId("n2"), "agent n2 is gone"))
     others = [Repartitions(lives, known, retry_seconds=1.0) for known in (basis, None)]
     for told in (joined, *others):
-        assert told.look(lives, seconds_left=1e6, now=1e6) == []
+        assert told.check(lives, seconds_left=1e6, now=1e6) == []
 
 
 class TestWishes:
@@ -339,7 +339,7 @@ class TestWishes:
         return said
 
     def add(self, cluster: Cluster) -> tuple[WorkerStatus, ...]:
-        return WorkerWishes(cluster.coordinator).add(None, None)
+        return WorkerRequests(cluster.coordinator).add(None, None)
 
     def test_it_takes_what_a_new_agent_has(self, cluster: Cluster) -> None:
         self.describe(cluster)

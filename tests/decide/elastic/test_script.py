@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hetpipe.decide.elastic.enlarging import new_worker
-from hetpipe.decide.elastic.script import check_script, plan_changes
+from hetpipe.decide.elastic.script import check_script, memory_changes, plan_changes
 from hetpipe.decide.lifecycle.configs import data_of, fresh_progress
 from hetpipe.decide.lifecycle.planning import PlannedRun
 from hetpipe.decide.planner.partition import plan_job
@@ -16,12 +16,14 @@ from hetpipe.errors import PlanError, UserError
 from hetpipe.job.file import Job
 from hetpipe.values.ids import Clock, Term
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
+from hetpipe.values.memory import MemoryChange
 from hetpipe.values.sync import PlanChange
 from tests.server.coordinator.builders import JOB_ID, agent_info, job, model
 from tests.server.coordinator.machine_driver import AGENTS
 
 #: 40 samples in minibatches of 4: two waves of two minibatches for each of two virtual workers, and a third one.
 MODEL = model(4)
+NAMES = [layer.name for layer in MODEL.layers]
 
 
 def scripted(*lines: dict[str, Any]) -> Job:
@@ -32,7 +34,7 @@ def scripted(*lines: dict[str, Any]) -> Job:
 def check(of: Job, *, clock: int = 0) -> None:
     plan = plan_job(of, MODEL, AGENTS, Term(1), JOB_ID)
     start = replace(fresh_progress(MODEL.train_samples), clock=Clock(clock))
-    check_script(of, plan, data_of(of, MODEL), start)
+    check_script(of, plan, data_of(of, MODEL), start, NAMES)
 
 
 def test_a_job_without_a_script_changes_nothing() -> None:
@@ -68,10 +70,47 @@ def test_a_line_that_cannot_be_done(lines: list[dict[str, Any]], wrong: str) -> 
         check(scripted(*lines))
 
 
+def memory(**changes: Any) -> dict[str, Any]:
+    return {"do": "memory", "vw": 0, "at": {"p": 5}, "layers": (0,), "policy": "swap", **changes}
+
+
+def with_memory(*lines: dict[str, Any]) -> Job:
+    return Job(**{**job().model_dump(mode="json"), "elastic": {"script": lines}})
+
+
+def test_policies_need_barriers_only_and_are_the_affair_of_the_virtual_worker() -> None:
+    of = with_memory(memory(), memory(at={"clock": 2}, layers=(NAMES[1],), policy="keep"), memory(vw=1))
+    assert plan_changes(of) == (PlanChange(Clock(2), Vw(0)),)
+    assert memory_changes(of, Vw(0)) == (
+        MemoryChange((0,), "swap", minibatch=5),
+        MemoryChange((NAMES[1],), "keep", clock=2),
+    )
+    assert memory_changes(of, Vw(1)) == (MemoryChange((0,), "swap", minibatch=5),)
+    check(of)
+
+
+@pytest.mark.parametrize(
+    ("lines", "wrong"),
+    [
+        ([memory(layers=(0, 4))], r"\[0\]: names layer 4, but the model has the layers 0 to 3: "),
+        ([memory(layers=("other*",))], r"\[0\]: names layer other\*, but the model has the layers 0 to 3: "),
+        ([memory(at={"p": 6})], r"\[0\]: is at minibatch 6, which does not begin a wave of 4; use 5 or 9"),
+        ([memory(at={"p": 401})], r"\[0\]: is at clock 100, but the run ends at clock \d+"),
+        (
+            [memory(at={"clock": 2}), memory(vw=1), memory()],
+            r"\[2\]: takes effect in wave 1, after one in wave 2; give the lines in order of time",
+        ),
+    ],
+)
+def test_a_line_about_memory_that_cannot_be_done(lines: list[dict[str, Any]], wrong: str) -> None:
+    with pytest.raises(PlanError, match=rf"elastic\.script{wrong}"):
+        check(with_memory(*lines))
+
+
 @pytest.mark.parametrize(
     ("line", "wrong"),
     [
-        ({"vw": 2}, r"elastic\.script\[0\]: moves virtual worker 2, but the run has 2; use 0 to 1"),
+        ({"vw": 2}, r"elastic\.script\[0\]: names virtual worker 2, but the run has 2; use 0 to 1"),
         (
             {"stages": (1, 1, 2)},
             r"elastic\.script\[0\]: has 3 stages for virtual worker 0, which has 2; a move keeps their number",
@@ -85,7 +124,7 @@ def test_a_line_that_does_not_fit_a_plan_made_by_the_planner(line: dict[str, Any
     of = Job(**{**job().model_dump(mode="json"), **changes, "elastic": {"script": script}})
     plan = plan_job(job(), MODEL, AGENTS, Term(1), JOB_ID)
     with pytest.raises(PlanError, match=wrong):
-        check_script(of, plan, data_of(of, MODEL), fresh_progress(MODEL.train_samples))
+        check_script(of, plan, data_of(of, MODEL), fresh_progress(MODEL.train_samples), NAMES)
 
 
 def test_lines_of_the_run_that_a_run_continues_are_done() -> None:

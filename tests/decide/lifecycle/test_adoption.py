@@ -11,7 +11,7 @@ from hetpipe.decide.lifecycle.adoption import ADOPTED
 from hetpipe.errors import Unavailable
 from hetpipe.values.commands import (
     ChildExit,
-    StageNews,
+    KeyedStageReport,
     StopJobCommand,
     StopVirtualWorkerCommand,
 )
@@ -52,7 +52,7 @@ class TestAsIfNothingHadBeen:
     def test_evaluations_of_before_count_and_are_not_told_twice(self, succession: Succession) -> None:
         def evaluate(clock: int) -> None:
             evaluation = StageEvaluation(Clock(clock), 1, 10, {"loss": 5.0})
-            succession.cluster.tell("n0", StageNews(key(0, 1), evaluation))
+            succession.cluster.tell("n0", KeyedStageReport(key(0, 1), evaluation))
             succession.cluster.executor.run_all()
 
         evaluate(2)
@@ -75,7 +75,7 @@ class TestAsIfNothingHadBeen:
         succession.succeed()
         for vw, samples in ((0, 1_000), (1, 2_000)):
             report = progress(samples=samples, compute_seconds=40.0, idle_seconds=10.0)
-            succession.cluster.tell(f"n{vw}", StageNews(key(vw, 1), report))
+            succession.cluster.tell(f"n{vw}", KeyedStageReport(key(vw, 1), report))
         succession.cluster.wait(1.0)
 
         assert succession.host.picture is not None
@@ -282,7 +282,7 @@ class TestLives:
         succession.succeed()
         assert succession.machine.workers[1].state == "leaving"
         for stage in (0, 1):
-            succession.cluster.tell("n1", StageNews(key(1, stage), StageDone(Clock(4), "drain")))
+            succession.cluster.tell("n1", KeyedStageReport(key(1, stage), StageDone(Clock(4), "drain")))
             succession.cluster.tell("n1", ChildExit(key(1, stage), 1, 0))
 
         assert succession.machine.workers[1].state == "out"
@@ -431,7 +431,7 @@ class TestBeforeAndAfterTraining:
         succession.come("ps0", "ps1")
         for vw in (0, 1):
             for stage in (0, 1):
-                succession.cluster.tell(f"n{vw}", StageNews(key(vw, stage), StageDone(Clock(6), "end")))
+                succession.cluster.tell(f"n{vw}", KeyedStageReport(key(vw, stage), StageDone(Clock(6), "end")))
                 succession.cluster.tell(f"n{vw}", ChildExit(key(vw, stage), 1, 0))
 
         assert succession.state() is JobState.FINISHED
@@ -440,8 +440,8 @@ class TestBeforeAndAfterTraining:
     def test_its_end_is_kept_before_the_shards_forget_it(self, succession: Succession) -> None:
         cluster = succession.cluster
         for vw in (0, 1):
-            news = [StageNews(key(vw, stage), StageDone(Clock(6), "end")) for stage in (0, 1)]
-            cluster.coordinator.report(AgentId(f"n{vw}"), cluster.registrations[f"n{vw}"], 99, tuple(news))
+            reports = [KeyedStageReport(key(vw, stage), StageDone(Clock(6), "end")) for stage in (0, 1)]
+            cluster.coordinator.report(AgentId(f"n{vw}"), cluster.registrations[f"n{vw}"], 99, tuple(reports))
         while not succession.asked("release"):
             kept = cluster.store.job(JOB_ID)
             cluster.executor._queue.popleft()()

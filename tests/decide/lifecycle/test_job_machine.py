@@ -27,11 +27,11 @@ from hetpipe.values.commands import (
     InspectionPhase,
     InspectionResult,
     InspectionStep,
+    KeyedStageReport,
     LinkAwaited,
     LinkResult,
     MeasureLinkCommand,
     StageKey,
-    StageNews,
 )
 from hetpipe.values.events import Evaluated, JobState, ProgressTable, QueuePlace, StateChanged, StopMode, Waiting
 from hetpipe.values.ids import Clock, Incarnation, JobId, StageIndex, Term
@@ -169,7 +169,7 @@ class TestTheUsualWay:
         driver = Driver().to(JobState.STARTING)
         key = StageKey(JOB_ID, Vw(0), StageIndex(0), Incarnation(7), Term(1))
 
-        assert driver.feed(StageNews(key, StageReady(1))) == []
+        assert driver.feed(KeyedStageReport(key, StageReady(1))) == []
 
     def test_without_last_clocks_those_told_before_count(self) -> None:
         driver = Driver().to(JobState.RUNNING)

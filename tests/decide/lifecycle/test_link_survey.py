@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from hetpipe.decide.lifecycle.exchange import SendCommand
-from hetpipe.decide.lifecycle.link_survey import PAIR_SECONDS, SURVEY_SECONDS, LinkNews, LinkSurvey, pairs_to_measure
+from hetpipe.decide.lifecycle.link_survey import PAIR_SECONDS, SURVEY_SECONDS, LinkReport, LinkSurvey, pairs_to_measure
 from hetpipe.errors import PermissionDenied, ResourceExhausted
 from hetpipe.values.commands import (
-    AgentNews,
+    AgentReport,
     InspectionResult,
     KeepLinksCommand,
     LinkAwaited,
@@ -108,14 +108,14 @@ def test_many_links_do_not_keep_a_job_waiting_for_ever() -> None:
 def test_each_agent_tells_of_its_own_end_and_nothing_beyond() -> None:
     of = survey()
     of.begin(now=0.0)
-    allowed: list[tuple[AgentId, LinkNews]] = [
+    allowed: list[tuple[AgentId, LinkReport]] = [
         (N0, awaited(0)),
         (N0, told(0, found("n1", "n0"))),
         (N0, told(0, problem="x")),
         (N1, told(0)),
         (N1, told(0, MeasuredLinks(copies=(copies("n1", 1e9),)))),
     ]
-    refused: list[tuple[AgentId, LinkNews]] = [
+    refused: list[tuple[AgentId, LinkReport]] = [
         (N1, awaited(0)),
         (N0, awaited(0, "elsewhere")),
         (N0, awaited(9)),
@@ -126,8 +126,8 @@ def test_each_agent_tells_of_its_own_end_and_nothing_beyond() -> None:
         (N2, told(0)),
         (N2, told(0, problem="x")),
     ]
-    assert [of.may_report(agent, news) for agent, news in allowed] == [True] * len(allowed)
-    assert [of.may_report(agent, news) for agent, news in refused] == [False] * len(refused)
+    assert [of.may_report(agent, report) for agent, report in allowed] == [True] * len(allowed)
+    assert [of.may_report(agent, report) for agent, report in refused] == [False] * len(refused)
 
 
 def test_only_the_ends_of_the_pair_that_is_measured_are_certified() -> None:
@@ -152,13 +152,13 @@ def until_links(cluster: Cluster) -> None:
 
 def test_the_report_of_an_agent_that_was_not_asked_is_refused_and_kept_nowhere(cluster: Cluster) -> None:
     until_links(cluster)
-    for agent, news in (
+    for agent, report in (
         ("n1", LinkAwaited(JOB_ID, 0, "n1.host:1")),
         ("n1", LinkResult(JOB_ID, 0, found("n0", "n1"))),
         ("n0", LinkResult(JOB_ID, 0, found("n0", "n0"))),
     ):
         with pytest.raises(PermissionDenied, match=r"a measured link .* not on its node"):
-            cluster.tell(agent, news)
+            cluster.tell(agent, report)
     assert not any(member.info.links for member in cluster.coordinator.members())
 
 
@@ -224,12 +224,12 @@ class TestCluster:
         self.ask(cluster)
         [command] = cluster.take("n0")
         assert isinstance(command, MeasureLinkCommand)
-        told: tuple[tuple[str, AgentNews], ...] = (
+        told: tuple[tuple[str, AgentReport], ...] = (
             ("n1", LinkAwaited(command.job_id, 0, "n1.host:1")),
             ("n1", LinkResult(command.job_id, 0, found("n0", "n1"))),
             ("n0", InspectionResult(command.job_id, None)),
         )
-        for agent, news in told:
+        for agent, report in told:
             with pytest.raises(PermissionDenied):
-                cluster.tell(agent, news)
+                cluster.tell(agent, report)
         assert not any(member.info.links for member in cluster.coordinator.members())

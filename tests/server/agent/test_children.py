@@ -28,17 +28,17 @@ from hetpipe.server.agent.child import Child, ChildSpec, Listener, end_children
 from hetpipe.server.agent.children import Children, Programs
 from hetpipe.server.agent.stage_certificates import StageCertificates
 from hetpipe.values.commands import (
-    AgentNews,
+    AgentReport,
     ChildExit,
     InspectCommand,
     InspectionResult,
     InspectionStep,
+    KeyedStageReport,
     LinkAwaited,
     LinkResult,
     LinkTask,
     MeasureLinkCommand,
     StageKey,
-    StageNews,
     StartStageCommand,
     StopVirtualWorkerCommand,
     end_key,
@@ -71,9 +71,9 @@ class Bench:
         roots: Roots | None = None,
     ) -> None:
         self.run_dir = folder / "run"
-        self.news: queue.SimpleQueue[AgentNews] = queue.SimpleQueue()
+        self.reports: queue.SimpleQueue[AgentReport] = queue.SimpleQueue()
         self.children = Children(
-            tell=self.news.put,
+            send=self.reports.put,
             environment={**environment(), TLS_VARIABLE: "/the/agent's"},
             clock=SYSTEM_CLOCK,
             programs=programs or fake_programs(folder),
@@ -102,20 +102,20 @@ class Bench:
         assert isinstance(result, InspectionResult)
         return result
 
-    def next(self) -> AgentNews:
-        return self.news.get(timeout=20.0)
+    def next(self) -> AgentReport:
+        return self.reports.get(timeout=20.0)
 
     def next_exit(self) -> ChildExit:
         while True:
-            news = self.next()
-            if isinstance(news, ChildExit):
-                return news
+            report = self.next()
+            if isinstance(report, ChildExit):
+                return report
 
     def next_ready_pid(self) -> int:
         while True:
-            news = self.next()
-            if isinstance(news, StageNews) and isinstance(news.report, StageReady):
-                return news.report.pid
+            report = self.next()
+            if isinstance(report, KeyedStageReport) and isinstance(report.report, StageReady):
+                return report.report.pid
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ class TestStages:
         bench.next_exit()
         bench.children.refuse_stage(command, Unavailable("agent n0 was told to end"))
         failed = bench.next()
-        assert isinstance(failed, StageNews)
+        assert isinstance(failed, KeyedStageReport)
         sentence = "its process could not be started: agent n0 was told to end"
         assert failed.report == StageFailed("Unavailable", sentence, secondary=True)
         assert bench.next() == ChildExit(command.key, 0, 1)
@@ -141,7 +141,7 @@ class TestStages:
 
         heard = [bench.next() for _ in range(4)]
 
-        assert [type(news.report) for news in heard[:3] if isinstance(news, StageNews)] == [
+        assert [type(report.report) for report in heard[:3] if isinstance(report, KeyedStageReport)] == [
             StageReady,
             StageEvaluation,
             StageDone,
@@ -153,32 +153,32 @@ class TestStages:
     def test_who_is_ready_is_told_again(self, bench: Bench) -> None:
         bench.start("hang")
         ready = bench.next()
-        assert isinstance(ready, StageNews)
+        assert isinstance(ready, KeyedStageReport)
         assert isinstance(ready.report, StageReady)
-        bench.children.tell_again()
+        bench.children.resend()
         assert bench.next() == ready
 
     def test_so_are_its_newest_conditions(self, bench: Bench) -> None:
         bench.start("cut")
         ready, _, newest = (bench.next() for _ in range(3))
-        assert isinstance(newest, StageNews)
+        assert isinstance(newest, KeyedStageReport)
         assert isinstance(newest.report, StageConditions)
         assert [condition.times for condition in newest.report.conditions] == [2]
-        bench.children.tell_again()
+        bench.children.resend()
         assert [bench.next(), bench.next()] == [ready, newest]
 
     def test_but_not_after_its_end(self, bench: Bench) -> None:
         bench.start("done")
         bench.next_exit()
-        bench.children.tell_again()
-        assert bench.news.empty()
+        bench.children.resend()
+        assert bench.reports.empty()
 
     def test_the_last_words_are_told(self, bench: Bench) -> None:
         bench.start("fail")
 
-        news = bench.next_exit()
+        report = bench.next_exit()
 
-        assert (news.exit_code, news.last_output) == (3, "ValueError: the last words")
+        assert (report.exit_code, report.last_output) == (3, "ValueError: the last words")
         assert (bench.run_dir / "logs" / "vw-0-stage-0.out").read_text() == "a traceback\nValueError: the last words\n"
 
     def test_a_signal_is_told_as_one(self, bench: Bench) -> None:
@@ -198,7 +198,7 @@ class TestStages:
     def test_what_is_no_report_is_left_out(self, bench: Bench) -> None:
         bench.start("babble")
 
-        assert isinstance(bench.next(), StageNews)
+        assert isinstance(bench.next(), KeyedStageReport)
         assert isinstance(bench.next(), ChildExit)
 
     def test_a_program_that_cannot_be_started_has_failed(self, tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ class TestStages:
 
         failed, gone = bench.next(), bench.next()
 
-        assert isinstance(failed, StageNews)
+        assert isinstance(failed, KeyedStageReport)
         assert isinstance(failed.report, StageFailed)
         assert "could not be started" in failed.report.sentence
         assert isinstance(gone, ChildExit)
@@ -226,7 +226,7 @@ class TestStages:
         bench = Bench(tmp_path, roots=Roots(storage=("s3://ours/runs",)))
         bench.start("trains", storage=storage)
         failed = bench.next()
-        assert isinstance(failed, StageNews)
+        assert isinstance(failed, KeyedStageReport)
         assert isinstance(failed.report, StageFailed)
         assert f"its process could not be started: {told}" in failed.report.sentence
 
@@ -260,8 +260,8 @@ class TestEnding:
         bench.children.kill_worker(StopVirtualWorkerCommand(JOB_ID, VirtualWorkerIndex(0), Incarnation(3), Term(1)))
         exits = [bench.next_exit() for _ in victims]
 
-        assert {news.key for news in exits} == victims
-        assert {(news.exit_code, news.ordered) for news in exits} == {(-signal.SIGKILL, True)}
+        assert {report.key for report in exits} == victims
+        assert {(report.exit_code, report.ordered) for report in exits} == {(-signal.SIGKILL, True)}
         assert bench.children.counts.running["stage"] == len(commands) - len(victims)
 
     def test_one_that_was_dead_already_did_not_die_of_it(self, tmp_path: Path) -> None:
@@ -294,9 +294,9 @@ class TestEnding:
         )
         bench.children.kill_worker(StopVirtualWorkerCommand(JOB_ID, VirtualWorkerIndex(0), Incarnation(-1), Term(1)))
         os.kill(pid, signal.SIGKILL)
-        news = bench.next_exit()
+        report = bench.next_exit()
 
-        assert (news.exit_code, news.ordered) == (-signal.SIGKILL, False)
+        assert (report.exit_code, report.ordered) == (-signal.SIGKILL, False)
 
     def test_stopping_what_is_not_there_is_nothing(self, bench: Bench) -> None:
         bench.children.stop_job(JOB_ID)
@@ -479,7 +479,7 @@ class TestCertificates:
 
         failed, gone = bench.next(), bench.next()
 
-        assert isinstance(failed, StageNews)
+        assert isinstance(failed, KeyedStageReport)
         assert failed.report == StageFailed(
             "PermissionDenied",
             "its process could not be started: no stage of that name is to run on agent n0",

@@ -16,7 +16,7 @@ from hetpipe.job.sections import EnvironmentSection
 from hetpipe.server.agent.children import Children, Programs
 from hetpipe.server.agent.environment import child_environment, missing
 from hetpipe.server.agent.main import _allowed_environment
-from hetpipe.values.commands import AgentNews, ChildExit, StageNews
+from hetpipe.values.commands import AgentReport, ChildExit, KeyedStageReport
 from hetpipe.values.run import StageFailed
 from tests.server.agent.test_children import Bench
 from tests.server.coordinator.builders import job
@@ -97,39 +97,39 @@ class TestTheJob:
 class TestProcesses:
     def start(
         self, folder: Path, environment: dict[str, Any], allowed: tuple[str, ...] | None
-    ) -> tuple[Path, list[AgentNews]]:
+    ) -> tuple[Path, list[AgentReport]]:
         """Start a stage that writes its environment down; where, and what was told."""
-        found, told = folder / "environment", queue.SimpleQueue[AgentNews]()
+        found, told = folder / "environment", queue.SimpleQueue[AgentReport]()
         program = ("/bin/sh", "-c", f'env > "{found}"', "sh")
         programs = Programs(stage=program, inspection=program, allowed_environment=allowed)
-        children = Children(tell=told.put, environment=OWN, clock=SYSTEM_CLOCK, programs=programs)
+        children = Children(send=told.put, environment=OWN, clock=SYSTEM_CLOCK, programs=programs)
         bench = Bench(folder)
         command = bench.start("done")
         bench.children.stop_all(grace_seconds=0.0)
         config = replace(command.config, job={**command.config.job, "environment": environment})
         children.start_stage(replace(command, config=config))
-        news: list[AgentNews] = []
-        while not (news and isinstance(news[-1], ChildExit)):
-            news.append(told.get(timeout=10.0))
+        reports: list[AgentReport] = []
+        while not (reports and isinstance(reports[-1], ChildExit)):
+            reports.append(told.get(timeout=10.0))
         children.stop_all()
-        return found, news
+        return found, reports
 
     def test_a_secret_reaches_the_stage_and_nothing_that_is_written_or_told(self, tmp_path: Path) -> None:
         wanted = {"inherit": ["WANDB_*", "GONE"], "set": {"WANDB_MODE": "offline"}}
-        found, news = self.start(tmp_path, wanted, ("WANDB_*", "GONE"))
+        found, reports = self.start(tmp_path, wanted, ("WANDB_*", "GONE"))
         lines = found.read_text().splitlines()
         found.unlink()
         written = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
 
         assert {"WANDB_API_KEY=secret-4711", "WANDB_MODE=offline", "OMP_NUM_THREADS=1"} <= set(lines)
         assert not [line for line in lines if "4712" in line]
-        assert not [text for text in (*written, *map(str, news)) if "secret" in text]
+        assert not [text for text in (*written, *map(str, reports)) if "secret" in text]
 
     def test_a_stage_whose_variable_is_not_allowed_is_not_started(self, tmp_path: Path) -> None:
         found, (failed, _) = self.start(tmp_path, {"inherit": ["AWS_*"]}, ())
 
         assert not found.exists()
-        assert isinstance(failed, StageNews)
+        assert isinstance(failed, KeyedStageReport)
         assert isinstance(failed.report, StageFailed)
         assert "environment.inherit: AWS_* is not among any it passes on" in failed.report.sentence
         assert "secret" not in str(failed)

@@ -30,7 +30,7 @@ IDENTITY = StageIdentity(VirtualWorkerIndex(1), StageIndex(2), Incarnation(0), 3
 
 def stage(identity: StageIdentity = IDENTITY) -> StageReadings:
     told = StageReadings(JobId("j"), identity)
-    told.heard(StageReady(7))
+    told.observe(StageReady(7))
     return told
 
 
@@ -46,8 +46,8 @@ class TestStage:
 
     def test_the_newest_report_counts(self) -> None:
         told = stage()
-        told.heard(progress(samples=8, clock=1, loss=2.0))
-        told.heard(progress(samples=16, clock=2, loss=float("inf"), pushed_bytes=64, waiting_seconds=0.5))
+        told.observe(progress(samples=8, clock=1, loss=2.0))
+        told.observe(progress(samples=16, clock=2, loss=float("inf"), pushed_bytes=64, waiting_seconds=0.5))
         found = read(told)
         assert (found["samples_total"], found["waves_total"], found["loss"]) == (16, 2, float("inf"))
         assert (found["pushed_bytes_total"], found["waiting_seconds_total"]) == (64, 0.5)
@@ -55,12 +55,14 @@ class TestStage:
 
     def test_only_the_last_stage_has_losses(self) -> None:
         told = stage(replace(IDENTITY, stage=StageIndex(1)))
-        told.heard(progress())
+        told.observe(progress())
         assert {"samples_total", "loss", "waves_total"} & read(told).keys() == set()
 
     def test_every_metric_of_the_list_is_told(self) -> None:
         told = stage()
-        told.heard(progress(clock=1, loss=1.0, gradient_norm=1.0, learning_rate=0.1, loss_scale=4.0, skipped_updates=1))
+        told.observe(
+            progress(clock=1, loss=1.0, gradient_norm=1.0, learning_rate=0.1, loss_scale=4.0, skipped_updates=1)
+        )
         found = sorted_by_family(told.readings(), "stage")
         assert {family.name for family in found} == {family.name for family in families_of("stage")} - {"hetpipe_info"}
 
@@ -103,7 +105,7 @@ class TestChildren:
         bench = Bench(tmp_path)
         for first, expected in ((None, ["['', '']"] * 2), (7600, ["['7600', '7500']", "['7601', '7501']"])):
             bench.children = Children(
-                tell=bench.news.put,
+                send=bench.reports.put,
                 environment={**environment(), METRICS_PORT: "1"},
                 clock=SYSTEM_CLOCK,
                 programs=Programs(stage=(sys.executable, "-S", "-E", str(show)), inspection=()),

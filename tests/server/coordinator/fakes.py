@@ -19,11 +19,11 @@ from hetpipe.values.commands import (
     Command,
     InspectCommand,
     InspectionResult,
+    KeyedStageReport,
     LinkAwaited,
     LinkResult,
     LinkTask,
     MeasureLinkCommand,
-    StageNews,
     StartStageCommand,
     StopJobCommand,
     StopVirtualWorkerCommand,
@@ -242,9 +242,9 @@ class Cluster:
             self._received[agent] = commands[-1].sequence
         return [numbered.command for numbered in commands]
 
-    def tell(self, agent: str, *news: Any) -> None:
+    def tell(self, agent: str, *reports: Any) -> None:
         self._batches[agent] += 1
-        self.coordinator.report(AgentId(agent), self.registrations[agent], self._batches[agent], news)
+        self.coordinator.report(AgentId(agent), self.registrations[agent], self._batches[agent], reports)
         self.executor.run_all()
 
     def obey(self, *, num_layers: int = 4) -> list[Command]:
@@ -262,7 +262,7 @@ class Cluster:
                     case MeasureLinkCommand(job_id=job_id, task=task):
                         self._measure(agent, job_id, task)
                     case StartStageCommand():
-                        self.tell(agent, StageNews(command.key, StageReady(pid=1)))
+                        self.tell(agent, KeyedStageReport(command.key, StageReady(pid=1)))
                     case StopJobCommand(job_id=job_id):
                         self.end_stages(agent, job_id, code=-15)
                     case StopVirtualWorkerCommand(job_id=job_id):
@@ -296,7 +296,7 @@ class Cluster:
     def finish(self, job_id: JobId, reason: str = "end") -> None:
         for agent in ("n0", "n1"):
             for key in self.stages(agent, job_id):
-                self.tell(agent, StageNews(key, StageDone(Clock(6), reason)))
+                self.tell(agent, KeyedStageReport(key, StageDone(Clock(6), reason)))
         for agent in ("n0", "n1"):
             self.end_stages(agent, job_id)
 

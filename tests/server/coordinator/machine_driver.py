@@ -32,8 +32,8 @@ from hetpipe.values.commands import (
     ChildExit,
     Command,
     InspectionResult,
+    KeyedStageReport,
     StageKey,
-    StageNews,
     StartStageCommand,
     StopJobCommand,
     StopVirtualWorkerCommand,
@@ -97,7 +97,7 @@ class Driver:
         return self.feed(Prepared(PlannedRun(self.job, plan), data_of(self.job, model()), fresh_progress(40)))
 
     def report(self, vw: int, stage: int, report: StageReport, *, life: int = 0) -> list[Instruction]:
-        return self.feed(StageNews(self.key(vw, stage, life), report))
+        return self.feed(KeyedStageReport(self.key(vw, stage, life), report))
 
     def exit(
         self, vw: int, stage: int, code: int, words: str = "", *, life: int = 0, ordered: bool = False

@@ -10,19 +10,19 @@ from hetpipe.server.coordinator.coordinator import Coordinator
 from hetpipe.server.coordinator.job_hosts import JobHost
 from hetpipe.storage.memory_store import MemoryStore
 from hetpipe.values.commands import (
+    KeyedStageReport,
     StageKey,
-    StageNews,
 )
 from hetpipe.values.events import JobState
 from hetpipe.values.ids import Incarnation, StageIndex, Term
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.run import StageReady
-from hetpipe.values.run_document import LifeSeen, RunDescription, RunDocument, Standing
+from hetpipe.values.run_document import LifeSeen, LifeStanding, RunDescription, RunDocument
 from tests.server.coordinator.builders import JOB_ID, agent_member, clocks, job, shard_member, submission
 from tests.server.coordinator.fakes import Cluster
 
 
-def seen(vw: int, incarnation: int = 0, standing: Standing = "member", **values: Any) -> LifeSeen:
+def seen(vw: int, incarnation: int = 0, standing: LifeStanding = "member", **values: Any) -> LifeSeen:
     return LifeSeen(Vw(vw), Incarnation(incarnation), 0 if standing == "gone" else 2, standing, **values)
 
 
@@ -87,7 +87,7 @@ class Succession:
                 held = (have or {}).get(name, stages(name, *lives))
                 self.cluster.join(replace(agent_member(name, devices=2), stages=held))
                 for stage in held:
-                    self.cluster.tell(name, StageNews(stage, StageReady(pid=77)))
+                    self.cluster.tell(name, KeyedStageReport(stage, StageReady(pid=77)))
             else:
                 self.cluster.join(shard_member(int(name[2:])))
         if "ps0" in members:

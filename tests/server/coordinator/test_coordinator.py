@@ -19,7 +19,7 @@ from hetpipe.errors import (
 )
 from hetpipe.job.file import Job
 from hetpipe.server.coordinator.job_hosts import MAX_ENDED_JOBS
-from hetpipe.values.commands import InspectCommand, StageNews, StartStageCommand
+from hetpipe.values.commands import InspectCommand, KeyedStageReport, StartStageCommand
 from hetpipe.values.document import read_document
 from hetpipe.values.events import (
     JobEnded,
@@ -422,6 +422,6 @@ class TestCommands:
         submit(cluster)
         cluster.train()
         key = cluster.stages("n0", JOB_ID)[0]
-        cluster.tell("n0", StageNews(key, StageReady(pid=1)))
+        cluster.tell("n0", KeyedStageReport(key, StageReady(pid=1)))
 
         assert state(cluster) is JobState.RUNNING

@@ -12,7 +12,7 @@ from hetpipe.errors import (
     UnknownMember,
 )
 from hetpipe.storage.memory_store import MemoryStore
-from hetpipe.values.commands import ChildExit, InspectionResult, StageNews
+from hetpipe.values.commands import ChildExit, InspectionResult, KeyedStageReport
 from hetpipe.values.events import (
     JobEnded,
     JobState,
@@ -81,9 +81,9 @@ class TestFailures:
         cluster.train()
         key = cluster.stages("n0", JOB_ID)[0]
         registration = cluster.registrations["n0"]
-        news = (ChildExit(key, 1, -9),)
+        reports = (ChildExit(key, 1, -9),)
         for _ in range(3):
-            cluster.coordinator.report("n0", registration, 50, news)  # type: ignore[arg-type]
+            cluster.coordinator.report("n0", registration, 50, reports)  # type: ignore[arg-type]
         cluster.coordinator.report("n0", registration, 49, (ChildExit(key, 1, -11),))  # type: ignore[arg-type]
         cluster.wait(1.5)
 
@@ -95,7 +95,9 @@ class TestFailures:
     def test_after_a_failure_the_devices_are_free_again(self, cluster: Cluster) -> None:
         submit(cluster)
         cluster.train()
-        cluster.tell("n0", StageNews(cluster.stages("n0", JOB_ID)[0], StageFailed("CallableError", "it is wrong")))
+        cluster.tell(
+            "n0", KeyedStageReport(cluster.stages("n0", JOB_ID)[0], StageFailed("CallableError", "it is wrong"))
+        )
         cluster.wait(1.5)
         cluster.train()
         second = submit(cluster, request_id="another-request")

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from hetpipe.errors import StaleIncarnation
 from hetpipe.server.coordinator.job_hosts import EVALUATIONS
 from hetpipe.server.coordinator.servicer import CoordinatorServicer
-from hetpipe.values.commands import ChildExit, StageKey, StageNews, StartStageCommand
+from hetpipe.values.commands import ChildExit, KeyedStageReport, StageKey, StartStageCommand
 from hetpipe.values.events import JobState, Rewound, StopMode, WorkerLost, WorkerRejoined
 from hetpipe.values.ids import Clock, Incarnation, StageIndex, Term
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
@@ -125,7 +125,7 @@ class TestRewinds:
         """A virtual worker tells of an evaluation of all samples."""
         last_stage = StageKey(JOB_ID, Vw(0), StageIndex(1), Incarnation(0), Term(term))
         evaluation = StageEvaluation(Clock(clock), 1, 10, {"loss": 5.0}, minibatches=4 * clock)
-        cluster.tell("n0", StageNews(last_stage, evaluation))
+        cluster.tell("n0", KeyedStageReport(last_stage, evaluation))
         cluster.executor.run_all()
 
     def test_its_evaluations_go_on_in_one_file(self, cluster: Cluster) -> None:
@@ -183,7 +183,7 @@ class TestRewinds:
         (old, _) = cluster.stages("n1", JOB_ID)
         self.lose(cluster)
         (new, _) = cluster.stages("n1", JOB_ID)
-        cluster.tell("n1", StageNews(old, StageFailed("UserError", "no such column")), ChildExit(old, 1, 1))
+        cluster.tell("n1", KeyedStageReport(old, StageFailed("UserError", "no such column")), ChildExit(old, 1, 1))
 
         assert (old.term, old.incarnation, new.term, new.incarnation) == (1, 0, 2, 0)
         assert state(cluster) is JobState.RUNNING

@@ -12,7 +12,7 @@ from hetpipe.server.coordinator.candidate import Candidate
 from hetpipe.server.coordinator.coordinator import Coordinator
 from hetpipe.server.coordinator.servicer import CoordinatorServicer
 from hetpipe.storage.memory_store import MemoryStore
-from hetpipe.values.commands import ChildExit, StageNews
+from hetpipe.values.commands import ChildExit, KeyedStageReport
 from hetpipe.values.conditions import Condition, ConditionKind
 from hetpipe.values.events import ConditionCleared, ConditionRaised, JobEnded, JobState, Rewound
 from hetpipe.values.ids import Clock, JobId
@@ -57,7 +57,7 @@ def tell(cluster: Cluster, *conditions: Condition, shard: str = "ps0", job_id: J
 def cut(cluster: Cluster) -> None:
     """A stage of virtual worker 1 tells that its history is cut."""
     key = next(key for key in cluster.stages("n1", JOB_ID) if key.stage == 0)
-    cluster.tell("n1", StageNews(key, StageConditions((CUT,))))
+    cluster.tell("n1", KeyedStageReport(key, StageConditions((CUT,))))
 
 
 class TestWhoTells:
@@ -109,7 +109,7 @@ class TestWhereItShows:
 class TestLastWords:
     def fail(self, cluster: Cluster, error: str, sentence: str) -> str:
         key = next(key for key in cluster.stages("n0", JOB_ID) if key.stage == 0)
-        cluster.tell("n0", StageNews(key, StageFailed(error, sentence)))
+        cluster.tell("n0", KeyedStageReport(key, StageFailed(error, sentence)))
         cluster.tell("n0", ChildExit(key, 1, 1))
         cluster.wait(10.0)
         assert state(cluster) is JobState.FAILED
@@ -179,7 +179,7 @@ class TestRedisAway:
         cluster = Cluster(tmp_path / "run").usual()
         store = Away(cluster.clock)
         election = Candidate(store, "c0", clock=cluster.clock, on_lost=lambda _: None)
-        election.ask()
+        election.request_lead()
         before = cluster.coordinator
         cluster.coordinator = Coordinator(
             cluster.store, before._tools, clock=cluster.clock, executor_of=before._jobs.executor_of, election=election
@@ -191,8 +191,8 @@ class TestRedisAway:
 
         def wait(seconds: float) -> None:
             for _ in range(round(seconds / 0.5)):
-                election.ask()
-                election.look()
+                election.request_lead()
+                election.check_lease()
                 cluster.wait(0.5)
 
         wait(2.0)

@@ -26,7 +26,7 @@ from hetpipe.errors import (
 )
 from hetpipe.server.coordinator.servicer import CoordinatorServicer
 from hetpipe.server.member_session import Hooks, MemberSession
-from hetpipe.values.commands import AgentNews, ChildExit, InspectCommand, StageNews, StopJobCommand
+from hetpipe.values.commands import AgentReport, ChildExit, InspectCommand, KeyedStageReport, StopJobCommand
 from hetpipe.values.conditions import Condition, ConditionKind
 from hetpipe.values.events import (
     ConditionRaised,
@@ -162,8 +162,8 @@ class TestCalls:
         network.cluster.train()
         agent, registration = AgentId("n0"), network.cluster.registrations["n0"]
         key = network.cluster.stages("n0", JOB_ID)[0]
-        news: list[AgentNews] = [StageNews(key, StageReady(77)), ChildExit(key, 77, -9)]
-        network.client.invoke(REPORT, ReportRequest(agent, registration, 100, tuple(news)))
+        reports: list[AgentReport] = [KeyedStageReport(key, StageReady(77)), ChildExit(key, 77, -9)]
+        network.client.invoke(REPORT, ReportRequest(agent, registration, 100, tuple(reports)))
 
         workers = network.client.invoke(GET_STATUS, GetStatusRequest()).workers
         assert [(worker.vw, worker.state, worker.deaths) for worker in workers] == [(0, "ending", 1), (1, "ready", 0)]

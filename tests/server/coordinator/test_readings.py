@@ -10,7 +10,7 @@ import pytest
 from hetpipe.observe.metric_names import families_of
 from hetpipe.observe.readings import Distribution, sorted_by_family
 from hetpipe.server.coordinator.readings import readings
-from hetpipe.values.commands import StageNews
+from hetpipe.values.commands import KeyedStageReport
 from hetpipe.values.events import JobState
 from hetpipe.values.ids import Term
 from hetpipe.values.utilisation import ModelSpeed
@@ -36,7 +36,7 @@ def training(folder: Path) -> Cluster:
         key = next(key for key in cluster.stages(f"n{vw}", JOB_ID) if (key.vw, key.stage) == (vw, stage))
         report = progress(samples=40, clock=5, loss=0.5, waiting_seconds=1.0, weight_bytes=300, activation_bytes=20)
         report = replace(report, losses={"main": 0.4, "aux": 0.2})
-        cluster.tell(f"n{vw}", StageNews(key, report))
+        cluster.tell(f"n{vw}", KeyedStageReport(key, report))
     told = replace(clocks(6, 4, samples=80, minibatches=20), term=Term(3))
     cluster.beat("ps0", clocks={JOB_ID: told})
     cluster.wait(4.0)

@@ -30,7 +30,7 @@ KIND = ConditionKind.DURABILITY_LOST
 
 
 def only(conditions: Conditions, kind: ConditionKind) -> Condition:
-    (found,) = (one for one in conditions.told() if one.kind is kind)
+    (found,) = (one for one in conditions.active() if one.kind is kind)
     return found
 
 
@@ -41,7 +41,7 @@ class TestConditions:
         conditions.raise_(KIND, WHO, "the first cause")
         clock.advance(5.0)
         conditions.raise_(KIND, WHO, "an echo")
-        (told,) = conditions.told()
+        (told,) = conditions.active()
         assert (told.sentence, told.since, told.times, told.holds) == ("the first cause", 100.0, 2, True)
 
     def test_raised_again_after_it_was_over_it_has_a_cause_of_its_own(self) -> None:
@@ -49,7 +49,7 @@ class TestConditions:
         conditions.raise_(KIND, WHO, "the first cause")
         conditions.clear(KIND, WHO, "it is well")
         conditions.raise_(KIND, WHO, "another one")
-        (told,) = conditions.told()
+        (told,) = conditions.active()
         assert (told.sentence, told.times, told.clearance) == ("another one", 2, "")
 
     def test_only_changes_are_told_at_once(self) -> None:
@@ -170,7 +170,7 @@ class TestDisks:
         watch = self.watch(job, free)
 
         def holds() -> bool:
-            watch.look()
+            watch.check()
             return only(job.conditions, ConditionKind.DISK_NEARLY_FULL).holds
 
         assert not holds()
@@ -185,14 +185,14 @@ class TestDisks:
 
     def test_each_disk_has_its_own(self) -> None:
         job, free = Job({RUN: 100 * MIB, STATE: 10 * MIB}), {Path("/runs"): 500, Path("/state"): 20}
-        self.watch(job, free).look()
-        states = {one.who.split(" on ")[0]: one.holds for one in job.conditions.told()}
+        self.watch(job, free).check()
+        states = {one.who.split(" on ")[0]: one.holds for one in job.conditions.active()}
         assert states == {"the disk at /runs": False, "the disk at /state": True}
 
     def test_what_is_on_one_disk_adds_up(self) -> None:
         job, free = Job({RUN: 100 * MIB, RUN / "state": 80 * MIB}), {Path("/runs"): 200}
-        self.watch(job, free).look()
-        (told,) = job.conditions.told()
+        self.watch(job, free).check()
+        (told,) = job.conditions.active()
         assert told.holds
         assert f"snapshots in {RUN} and {RUN / 'state'}" in told.sentence
 
@@ -209,10 +209,10 @@ class TestDisks:
             return Disk(Path("/runs"), 0, 100)
 
         watch = DiskWatch(job, look=look)
-        watch.look()
-        assert job.conditions.told() == ()
+        watch.check()
+        assert job.conditions.active() == ()
         fails.append(False)
-        watch.look()
+        watch.check()
         assert only(job.conditions, ConditionKind.DISK_NEARLY_FULL).holds
 
     def test_a_folder_that_is_not_there_yet_is_on_the_disk_above(self, tmp_path: Path) -> None:

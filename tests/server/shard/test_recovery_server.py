@@ -93,8 +93,8 @@ class Processes:
             if job._transport is not None:
                 job._transport.close()
             if job._clock_shard is not None:
-                with job._clock_shard.bell:
-                    job._clock_shard.bell.notify_all()
+                with job._clock_shard.condition:
+                    job._clock_shard.condition.notify_all()
             assert job._thread is not None
             job._thread.join()
             assert job._state is not None
@@ -146,7 +146,7 @@ class Processes:
 
 
 def patiently(work: Callable[[], T]) -> T:
-    """As `server.shard.patient` does for stages."""
+    """As `server.shard.retries` does for stages."""
     answers: list[T] = []
 
     def attempt() -> bool:

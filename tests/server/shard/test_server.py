@@ -244,7 +244,9 @@ class TestCalls:
     def test_commits_alone_wake_no_gathering_follower(self, begun: Job, monkeypatch: pytest.MonkeyPatch) -> None:
         clock_shard = begun.handlers[0]._jobs[JOB].shard.clock_shard
         rung: list[int] = []
-        monkeypatch.setattr(clock_shard.news, "notify_all", lambda: rung.append(clock_shard.snapshot().published))
+        monkeypatch.setattr(
+            clock_shard.stage_condition, "notify_all", lambda: rung.append(clock_shard.snapshot().published)
+        )
         begun.run_wave(0)
         begun.run_wave(1)
         assert rung == [1, 2], "at each published clock, and not at the two commits before it"

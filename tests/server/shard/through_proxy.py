@@ -19,7 +19,7 @@ from hetpipe.server.shard import server as ps_server
 from hetpipe.server.shard.failing import FailpointCalls
 from hetpipe.server.shard.in_process import clock_calls, tensor_calls
 from hetpipe.server.shard.job_shard import JobShard
-from hetpipe.server.shard.patient import Endurance, RetryingCalls, Waits
+from hetpipe.server.shard.retries import RetryingCalls, RetryPolicy, RetryState
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.ids import ShardIndex
 from hetpipe.values.shard_config import ShardConfig
@@ -77,7 +77,7 @@ class Network:
         """What a stage has of a shard."""
         index = job_shard.config.shard
         shard = RetryingCalls(
-            FailpointCalls(connect_shard(self._address(job_shard), index)), _endurance(f"shard {index}")
+            FailpointCalls(connect_shard(self._address(job_shard), index)), _retries(f"shard {index}")
         )
         self._patient.append(shard)
         return shard
@@ -85,7 +85,7 @@ class Network:
     def clock(self, job_shard: JobShard) -> RetryingCalls:
         """What stages and shards have of the clock shard."""
         clock_shard = FailpointCalls(connect_shard(self._address(job_shard), ShardIndex(0)))
-        clock = RetryingCalls(clock_shard, _endurance("the clock shard"))
+        clock = RetryingCalls(clock_shard, _retries("the clock shard"))
         self._patient.append(clock)
         return clock
 
@@ -116,9 +116,11 @@ def _no_history(_config: ShardConfig) -> NullHistory:
     return NullHistory()
 
 
-def _endurance(peer: str) -> Endurance:
-    waits = Waits(who="a stage", report=lambda _: None, seconds=PATIENCE_SECONDS, clock=Hasty(), chance=lambda: 0.5)
-    return Endurance(peer, waits)
+def _retries(peer: str) -> RetryState:
+    waits = RetryPolicy(
+        who="a stage", report=lambda _: None, seconds=PATIENCE_SECONDS, clock=Hasty(), chance=lambda: 0.5
+    )
+    return RetryState(peer, waits)
 
 
 @contextmanager

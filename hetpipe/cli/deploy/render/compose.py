@@ -40,7 +40,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     if out.exists():
         raise UserError(f"{out} already exists; remove it, or name another file with --out")
     described = describe(options, output, shell)
-    wishes, deployment = described.wishes, described.deployment
+    spec, deployment = described.spec, described.deployment
     files: dict[Path, str] = {}
     submission = None
     if described.request is not None and options.job is not None:
@@ -52,20 +52,20 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
             raise UserError(
                 f"{job_file} is not below {shell.current}, which is mounted in the containers; move it there"
             )
-        submission = submission_of(wishes, deployment, str(job_file.relative_to(shell.current)))
+        submission = submission_of(spec, deployment, str(job_file.relative_to(shell.current)))
     files[out] = compose_file(deployment, submission)
-    write_secrets(wishes, [c.peer for c in deployment.containers if c.peer is not None])
-    runs = Path(wishes.folders.runs)
+    write_secrets(spec, [c.peer for c in deployment.containers if c.peer is not None])
+    runs = Path(spec.folders.runs)
     runs.mkdir(exist_ok=True)
-    give(runs, wishes.user)
+    give(runs, spec.user)
     write(files)
     shown = shown_path(out.absolute(), shell.current)
-    tls = f" --tls {operator_folder(wishes.folders.state)}" if wishes.tls else ""
+    tls = f" --tls {operator_folder(spec.folders.state)}" if spec.tls else ""
     output.answer(
         {"files": list(map(str, files)), "services": [container.name for container in deployment.containers]},
         f"wrote {shown}: {described.summary}",
         f"start it with: docker compose -f {shown} up --detach",
         *([f"train the job with: docker compose -f {shown} run --rm {submission.name}"] if submission else []),
-        f"submit other jobs with: hetpipe submit JOB --coordinator 127.0.0.1:{wishes.port}{tls}",
+        f"submit other jobs with: hetpipe submit JOB --coordinator 127.0.0.1:{spec.port}{tls}",
     )
     return ExitStatus.OK

@@ -12,8 +12,8 @@ from hetpipe.decide.lifecycle.exchange import ClocksReported
 from hetpipe.decide.lifecycle.job_machine import JobMachine
 from hetpipe.decide.lifecycle.known_cluster import PlanningInputs, known_links
 from hetpipe.errors import Unavailable, UnknownJob, UnknownMember, UserError
-from hetpipe.server.coordinator.worker_wishes import WorkerWishes
-from hetpipe.values.commands import ChildExit, StageNews, StartStageCommand
+from hetpipe.server.coordinator.worker_requests import WorkerRequests
+from hetpipe.values.commands import ChildExit, KeyedStageReport, StartStageCommand
 from hetpipe.values.events import JobState, StopMode, WorkerLeft, WorkerRejoined, WorkerReplanned
 from hetpipe.values.ids import AgentId, Clock, Incarnation, JobId
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
@@ -41,16 +41,16 @@ def cluster(tmp_path: Path) -> Cluster:
 
 
 def drain(cluster: Cluster, vw: int, job_id: str | None = None) -> str:
-    return WorkerWishes(cluster.coordinator).drain(None if job_id is None else JobId(job_id), Vw(vw)).state
+    return WorkerRequests(cluster.coordinator).drain(None if job_id is None else JobId(job_id), Vw(vw)).state
 
 
 def add(cluster: Cluster, vw: int | None = None) -> STATES:
-    workers = WorkerWishes(cluster.coordinator).add(None, None if vw is None else Vw(vw))
+    workers = WorkerRequests(cluster.coordinator).add(None, None if vw is None else Vw(vw))
     return tuple((worker.vw, worker.state) for worker in workers)
 
 
 def move(cluster: Cluster, vw: int, *layers: int) -> tuple[str, tuple[int, ...]]:
-    worker, before = WorkerWishes(cluster.coordinator).move(None, Vw(vw), layers)
+    worker, before = WorkerRequests(cluster.coordinator).move(None, Vw(vw), layers)
     return worker.state, before
 
 
@@ -59,7 +59,7 @@ def pass_barrier(cluster: Cluster, agent: str = "n1", *, exits: bool = True) -> 
     cluster.executor.run_all()
     keys = cluster.stages(agent, JOB_ID)
     for key in keys:
-        cluster.tell(agent, StageNews(key, StageDone(Clock(4), "drain")))
+        cluster.tell(agent, KeyedStageReport(key, StageDone(Clock(4), "drain")))
     for key in keys if exits else ():
         cluster.tell(agent, ChildExit(key, 1, 0))
 
@@ -116,7 +116,7 @@ class TestMove:
         cluster.shards.last_clocks = replace(clocks(4, 4), plans=plans)
         host = cluster.coordinator.host(JobId(JOB_ID))
         assert host is not None
-        cluster.coordinator.tell(host, ClocksReported(cluster.shards.last_clocks))
+        cluster.coordinator.feed_job(host, ClocksReported(cluster.shards.last_clocks))
 
     def test_the_clock_shard_moves_the_layers(self, cluster: Cluster) -> None:
         assert move(cluster, 1, 3, 1) == ("ready", (2, 2))
@@ -205,7 +205,7 @@ class TestMove:
             move(cluster, 7, 3, 1)
 
     def test_the_run_must_go_on(self, cluster: Cluster) -> None:
-        cluster.tell("n0", StageNews(cluster.stages("n0", JOB_ID)[0], StageDone(Clock(6), "end")))
+        cluster.tell("n0", KeyedStageReport(cluster.stages("n0", JOB_ID)[0], StageDone(Clock(6), "end")))
         with pytest.raises(UserError, match="is over, or about to be; no layers move any more"):
             move(cluster, 1, 3, 1)
 

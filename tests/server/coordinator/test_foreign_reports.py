@@ -8,7 +8,7 @@ import pytest
 
 from hetpipe.decide.lifecycle.stage_table import StageState
 from hetpipe.errors import JobFailed, PermissionDenied
-from hetpipe.values.commands import ChildExit, InspectCommand, InspectionResult, StageKey, StageNews
+from hetpipe.values.commands import ChildExit, InspectCommand, InspectionResult, KeyedStageReport, StageKey
 from hetpipe.values.events import JobState
 from hetpipe.values.ids import Clock, JobId
 from hetpipe.values.run import StageDone, StageFailed
@@ -39,15 +39,15 @@ class TestStages:
 
     def test_no_agent_ends_the_virtual_workers_of_another(self, running: Cluster) -> None:
         theirs = running.stages("n1", JOB_ID)[0]
-        for news in (
+        for reports in (
             ChildExit(theirs, 1, -9),
-            StageNews(theirs, StageFailed(JobFailed.__name__, "made up")),
-            StageNews(theirs, StageDone(Clock(1), "end")),
+            KeyedStageReport(theirs, StageFailed(JobFailed.__name__, "made up")),
+            KeyedStageReport(theirs, StageDone(Clock(1), "end")),
         ):
             with pytest.raises(
                 PermissionDenied, match=r"agent n0 reports stage . of virtual worker 1 .* not on its node"
             ):
-                running.tell("n0", news)
+                running.tell("n0", reports)
         running.wait(10.0)
         assert life_of(running, theirs) == (False, StageState.READY)
         assert state(running) is JobState.RUNNING

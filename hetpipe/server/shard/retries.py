@@ -38,7 +38,7 @@ _LOOK_UP_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waits:
+class RetryPolicy:
     """Retry policy of one stage's calls to parameter servers."""
 
     who: str
@@ -53,24 +53,24 @@ class Waits:
     """Jitter of the backoff, so that clients do not retry at once; from [0, 1)."""
 
 
-class Endurance:
+class RetryState:
     """Retry state of one stage for one parameter server. Thread-safe; its `Calls` may share it."""
 
-    def __init__(self, peer: str, waits: Waits) -> None:
+    def __init__(self, peer: str, policy: RetryPolicy) -> None:
         """Start without an outage.
 
         Args:
             peer: the parameter server, as part of a sentence.
-            waits: the retry policy.
+            policy: the retry policy.
         """
         self._peer = peer
-        self._waits = waits
+        self._policy = policy
         self._lock = threading.Lock()
         self._closed = False
         #: Start of the outage, in monotonic seconds; None without one.
         self._away_since: float | None = None
         #: Time of the last report of a wait.
-        self._told_at = float("-inf")
+        self._reported_at = float("-inf")
 
     def close(self) -> None:
         """End every wait at once; each raises the error it was retrying."""
@@ -90,10 +90,10 @@ class Endurance:
             except (Unavailable, Busy) as error:
                 wait.out(error)
             except HetpipeError:
-                self._heard()
+                self._on_answer()
                 raise
             else:
-                self._heard()
+                self._on_answer()
                 return answer
 
     def stream(self, begin: Callable[[], Iterator[T]]) -> Iterator[T]:
@@ -107,23 +107,23 @@ class Endurance:
             try:
                 for item in begin():
                     wait.is_over()
-                    self._heard()
+                    self._on_answer()
                     yield item
             except (Unavailable, Busy) as error:
                 wait.out(error)
             except HetpipeError:
-                self._heard()
+                self._on_answer()
                 raise
             else:
-                self._heard()
+                self._on_answer()
                 return
 
-    # -- for the waits -----------------------------------------------------------------------------------------------
+    # -- for `_Wait` --------------------------------------------------------------------------------------------------
 
     @property
-    def waits(self) -> Waits:
+    def policy(self) -> RetryPolicy:
         """The retry policy."""
-        return self._waits
+        return self._policy
 
     def check(self, error: HetpipeError, waited: float) -> None:
         """Check that the deadline is not reached after `waited` seconds.
@@ -133,50 +133,50 @@ class Endurance:
         """
         if self._closed:
             raise error
-        if waited >= self._waits.seconds:
-            raise PeerUnreachable(f"{self._waits.who} waited {waited:.0f} s for {self._peer}: {error}") from error
+        if waited >= self._policy.seconds:
+            raise PeerUnreachable(f"{self._policy.who} waited {waited:.0f} s for {self._peer}: {error}") from error
 
-    def tell(self, error: HetpipeError, waited: float) -> None:
+    def report(self, error: HetpipeError, waited: float) -> None:
         """Report a waiting call, at most once per interval."""
-        now = self._waits.clock.monotonic()
+        now = self._policy.clock.monotonic()
         is_busy = isinstance(error, Busy)
         with self._lock:
             begins = self._away_since is None and not is_busy
             if begins:
                 self._away_since = now
-            speaks = waited >= SAY_AFTER_SECONDS and now - self._told_at >= SAY_AFTER_SECONDS
+            speaks = waited >= SAY_AFTER_SECONDS and now - self._reported_at >= SAY_AFTER_SECONDS
             if speaks:
-                self._told_at = now
+                self._reported_at = now
         if begins:
             _log.warning("parameter_server_away", peer=self._peer, reason=str(error))
         if speaks:
             state = "is busy" if is_busy else "is away"
-            sentence = f"{self._waits.who} has waited {waited:.0f} s for {self._peer}, which {state}"
-            self._waits.report(StageWaiting(sentence, waited))
+            sentence = f"{self._policy.who} has waited {waited:.0f} s for {self._peer}, which {state}"
+            self._policy.report(StageWaiting(sentence, waited))
 
     def sleep(self, seconds: float) -> None:
         """Sleep, but not beyond the close of the transport."""
         while seconds > 0.0 and not self._closed:
             step = min(seconds, _LOOK_UP_SECONDS)
-            self._waits.clock.sleep(step)
+            self._policy.clock.sleep(step)
             seconds -= step
 
-    def _heard(self) -> None:
+    def _on_answer(self) -> None:
         """Record a response of the server."""
         if self._away_since is None:
             return
         with self._lock:
             since, self._away_since = self._away_since, None
         if since is not None:
-            seconds = self._waits.clock.monotonic() - since
+            seconds = self._policy.clock.monotonic() - since
             _log.info("parameter_server_back", peer=self._peer, away_seconds=round(seconds, 3))
 
 
 class _Wait:
     """Wait state of one call."""
 
-    def __init__(self, endurance: Endurance) -> None:
-        self._endurance = endurance
+    def __init__(self, state: RetryState) -> None:
+        self._state = state
         #: Time of the first failure since the last success, in monotonic seconds; None without one.
         self._since: float | None = None
         self._rest = _FIRST_REST_SECONDS
@@ -187,14 +187,14 @@ class _Wait:
         Raises:
             HetpipeError: no further attempt will be made.
         """
-        waits = self._endurance.waits
-        now = waits.clock.monotonic()
+        policy = self._state.policy
+        now = policy.clock.monotonic()
         self._since = now if self._since is None else self._since
         waited = now - self._since
-        self._endurance.check(error, waited)
-        self._endurance.tell(error, waited)
-        self._endurance.sleep(self._rest * (1.0 - 0.5 * waits.chance()))
-        self._endurance.check(error, waited)
+        self._state.check(error, waited)
+        self._state.report(error, waited)
+        self._state.sleep(self._rest * (1.0 - 0.5 * policy.chance()))
+        self._state.check(error, waited)
         self._rest = min(2.0 * self._rest, _LONGEST_REST_SECONDS)
 
     def is_over(self) -> None:
@@ -206,15 +206,15 @@ class _Wait:
 class RetryingCalls:
     """`Calls` that retry idempotent calls while their server is unavailable."""
 
-    def __init__(self, inner: Calls, endurance: Endurance) -> None:
+    def __init__(self, inner: Calls, state: RetryState) -> None:
         self._inner = inner
-        self._endurance = endurance
+        self._state = state
 
     def invoke(self, call: Unary[RequestT, ReplyT], request: RequestT) -> ReplyT:
         """Implement `Calls.invoke`."""
         if not call.is_repeatable:
             return self._inner.invoke(call, request)
-        return self._endurance.call(lambda: self._inner.invoke(call, request))
+        return self._state.call(lambda: self._inner.invoke(call, request))
 
     def stream(self, call: Streaming[RequestT, ReplyT], request: RequestT) -> Iterator[ReplyT]:
         """Implement `Calls.stream`; after a break it resumes at the position reached."""
@@ -224,7 +224,7 @@ class RetryingCalls:
         def begin() -> Iterator[ReplyT]:
             return self._inner.stream(call, newest)
 
-        for reply in self._endurance.stream(begin):
+        for reply in self._state.stream(begin):
             if resume is not None:
                 newest = resume(newest, reply)
             yield reply
@@ -233,13 +233,13 @@ class RetryingCalls:
         """Implement `Calls.upload`."""
         if not call.is_repeatable:
             return self._inner.upload(call, header, chunks)
-        return self._endurance.call(lambda: self._inner.upload(call, header, chunks))
+        return self._state.call(lambda: self._inner.upload(call, header, chunks))
 
     def download(self, call: Download[RequestT], header: RequestT) -> Iterator[bytes]:
         """Implement `Calls.download`; after a disconnect the chunks start over."""
-        return self._endurance.stream(lambda: self._inner.download(call, header))
+        return self._state.stream(lambda: self._inner.download(call, header))
 
     def close(self) -> None:
         """Close the connection; calls that wait for a retry end at once."""
-        self._endurance.close()
+        self._state.close()
         self._inner.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hetpipe.errors import DeadlineExceeded, Unavailable, UnknownJob, UserError
-from hetpipe.runs.mending import Contact, Mending
+from hetpipe.runs.reconnection import Contact, Reconnection
 from hetpipe.runs.run_folder import RunFolder, RunRecord, find_run
 from hetpipe.runs.shell import CoordinatorPort, Shell
 from hetpipe.runs.status import pointing_at_status
@@ -42,7 +42,7 @@ class WhichJob(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class JobConnection:
     """The coordinator of a job, with the run's folder."""
 
     client: CoordinatorPort
@@ -80,8 +80,8 @@ class Asked:
             Unavailable, UnknownJob: for minutes the coordinator has not answered, or the job has been unknown to it.
             NobodyLeads: the coordinator answers, but the job has had no leader for minutes.
         """
-        mending, contact = Mending(shell.clock, say=say), Contact(shell.clock)
-        mending.whole()
+        reconnection, contact = Reconnection(shell.clock, say=say), Contact(shell.clock)
+        reconnection.succeeded()
         until = shell.clock.monotonic() + timeout_seconds
         was_away = False
         while True:
@@ -96,9 +96,9 @@ class Asked:
                 was_away = True
                 if shell.clock.monotonic() >= until:
                     raise DeadlineExceeded(f"{late(status)}; now {error}") from error
-                mending.broke(error)
+                reconnection.failed(error)
                 continue
-            mending.whole()
+            reconnection.succeeded()
             was_away = False
             if is_over(status) or is_reached(status):
                 return status
@@ -114,7 +114,7 @@ def is_over(status: JobStatus) -> bool:
 
 
 @contextmanager
-def asked(which: WhichJob, shell: Shell) -> Iterator[Asked]:
+def job_connection(which: WhichJob, shell: Shell) -> Iterator[JobConnection]:
     """Connect to the coordinator of the selected job."""
     folder: RunFolder | None = None
     cluster = which.coordinator
@@ -128,7 +128,7 @@ def asked(which: WhichJob, shell: Shell) -> Iterator[Asked]:
         cluster = None if record.local else address
         hint = pointing_at_status(folder, shell)
     with hint, closing(there.connect(address)) as client:
-        yield Asked(client, job_id, folder, cluster)
+        yield JobConnection(client, job_id, folder, cluster)
 
 
 def _run_of(which: WhichJob) -> tuple[RunFolder, RunRecord]:

@@ -28,7 +28,7 @@ from hetpipe.observe.timeline import NullTimeline
 from hetpipe.pipeline.synchroniser import SyncListener
 from hetpipe.server.shard.chunks import ChunkReceiver, Chunks, RunMap
 from hetpipe.server.shard.client import ShardClient
-from hetpipe.server.shard.patient import Endurance, RetryingCalls, Waits
+from hetpipe.server.shard.retries import RetryingCalls, RetryPolicy, RetryState
 from hetpipe.values.ids import Clock, Term
 from hetpipe.values.requests import PullHeader, PushReply, SliceHeader, Watermarks
 from hetpipe.values.run import StageReport, StageWaiting
@@ -51,14 +51,14 @@ class Case:
     def __init__(self, *, seconds: float = 600.0, auto_advance: bool = True) -> None:
         self.clock = FakeClock(auto_advance=auto_advance)
         self.told: list[StageReport] = []
-        waits = Waits(
+        waits = RetryPolicy(
             who="stage 0 of virtual worker 1",
             report=self.told.append,
             seconds=seconds,
             clock=self.clock,
             chance=lambda: 0.0,
         )
-        self.endurance = Endurance("parameter server 1 at h:1", waits)
+        self.endurance = RetryState("parameter server 1 at h:1", waits)
 
     def call(self, *answers: HetpipeError | int) -> int:
         """A call with one answer after the other."""

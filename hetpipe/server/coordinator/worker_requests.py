@@ -33,7 +33,7 @@ _log = get_logger(__name__)
 _INSTEAD = "stop the job at a checkpoint and resume it with another `workers.count`"
 
 
-class WorkerWishes:
+class WorkerRequests:
     """Handler of drain, restart, add and move requests. Thread-safe."""
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -51,7 +51,7 @@ class WorkerWishes:
             worker = named(host.machine, vw)
             check_drain(host.machine, worker)
             _log.info("drain_asked", job=host.job_id, vw=vw)
-            self._coordinator.tell(host, DrainRequested(vw, "out"))
+            self._coordinator.feed_job(host, DrainRequested(vw, "out"))
             return worker.status
 
     def add(self, job_id: JobId | None, vw: VirtualWorkerIndex | None) -> tuple[WorkerStatus, ...]:
@@ -68,7 +68,7 @@ class WorkerWishes:
                 return (self._enlarge(host),)
             for worker in workers:
                 _log.info("add_asked", job=host.job_id, vw=worker.vw)
-                self._coordinator.tell(host, AddRequested(worker.vw))
+                self._coordinator.feed_job(host, AddRequested(worker.vw))
             return tuple(worker.status for worker in workers)
 
     def move(
@@ -94,7 +94,7 @@ class WorkerWishes:
             request, before = requested_move(host.machine, worker, layers)
             if request is not None:
                 _log.info("move_asked", job=host.job_id, vw=vw, before=list(before), after=list(layers))
-                self._coordinator.tell(host, request)
+                self._coordinator.feed_job(host, request)
             return worker.status, before
 
     def _enlarge(self, host: JobHost) -> WorkerStatus:
@@ -107,7 +107,7 @@ class WorkerWishes:
         new = another(host.machine, self._coordinator.free_devices())
         devices = [stage.device for stage in new.plan.stages]
         _log.info("new_worker_asked", job=host.job_id, vw=new.plan.index, devices=devices)
-        self._coordinator.tell(host, new)
+        self._coordinator.feed_job(host, new)
         return replace(named(host.machine, new.plan.index).status, devices=tuple(devices))
 
     def _host(self, job_id: JobId | None) -> JobHost:

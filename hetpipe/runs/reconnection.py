@@ -14,14 +14,14 @@ from hetpipe.values.events import JobStatus
 from hetpipe.wire.coordinator_client import SILENT_SECONDS
 
 #: Time after which an unreachable coordinator counts as lost, and the pause between two attempts.
-MEND_SECONDS = 600.0
+RECONNECT_SECONDS = 600.0
 _PAUSE_SECONDS = 0.5
 
 #: Time for which a job may be unknown to a coordinator. A new one fails unreported jobs later (`Patience`).
 UNKNOWN_SECONDS = 90.0
 
 
-class Mending:
+class Reconnection:
     """The connection state of one watch on a coordinator. Not thread-safe."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Mending:
         self._unknown_since: float | None = None
         self._has_said = False
 
-    def whole(self) -> None:
+    def succeeded(self) -> None:
         """Record an answer of the coordinator."""
         self._was_whole = True
         if self._has_said and self._broken_since is not None:
@@ -53,7 +53,7 @@ class Mending:
         self._broken_since = self._unknown_since = None
         self._has_said = False
 
-    def broke(self, error: Unavailable | UnknownJob) -> None:
+    def failed(self, error: Unavailable | UnknownJob) -> None:
         """Back off; returns when the next attempt is due. An outage that ends with the second attempt is not reported.
 
         Raises:
@@ -72,7 +72,7 @@ class Mending:
             ) from error
         if self._broken_since is None:
             self._broken_since = now
-        elif self._unknown_since is None and (waited := now - self._broken_since) >= MEND_SECONDS:
+        elif self._unknown_since is None and (waited := now - self._broken_since) >= RECONNECT_SECONDS:
             raise type(error)(f"{error}; it has not answered for {waited:.0f} s") from error
         elif not self._has_said:
             self._has_said = True
