@@ -99,7 +99,7 @@ class SegmentRun:
         #: Waves closed here.
         self._closed = Wave(start)
         self._flying: dict[int, _InFlight] = {}
-        #: Last stage, on a GPU: tells the loss of the minibatch whose backward has not been computed yet.
+        #: Last stage, on a GPU: reports the loss of the minibatch whose backward has not been computed yet.
         self._pending_loss: Callable[[], None] | None = None
         self._clocks = ClockUse(parts, inbox, start)
         self._updates = Updates(parts, tally, self._updated, start * self._n)
@@ -300,6 +300,7 @@ class SegmentRun:
             clock=flying.clock,
             local_through=version.through,
             version=parts.plan_version,
+            frozen=parts.frozen,
         )
         started = parts.clock.monotonic()
         with parts.guard:
@@ -359,7 +360,7 @@ class SegmentRun:
             self._loss_is_known()
 
     def _loss_is_known(self) -> None:
-        """Tell the loss that was computed last, once. On a GPU this is done when its backward has been computed."""
+        """Report the last computed loss, once. On a GPU this happens after its backward."""
         report, self._pending_loss = self._pending_loss, None
         if report is not None:
             report()
@@ -441,15 +442,17 @@ class SegmentRun:
         parts, identity = self._parts, self._parts.identity
         flying = self._flying.pop(p)
         version = parts.weights.backward(p)
-        parts.history.backward(
-            vw=identity.vw,
-            incarnation=identity.incarnation,
-            stage=identity.stage,
-            p=p,
-            clock=flying.clock,
-            local_through=version.through,
-            version=parts.plan_version,
-        )
+        if not parts.is_frozen:  # else the frame without tensors tells only that the minibatch is done
+            parts.history.backward(
+                vw=identity.vw,
+                incarnation=identity.incarnation,
+                stage=identity.stage,
+                p=p,
+                clock=flying.clock,
+                local_through=version.through,
+                version=parts.plan_version,
+                frozen=parts.frozen,
+            )
         received, weight = self._take_gradients(p, flying)
         gradients = self._compute_backward(p, replace(flying, weight=weight), version, received)
         self._backwarded = p
@@ -504,6 +507,7 @@ class SegmentRun:
             wave=wave,
             p=last,
             version=parts.plan_version,
+            frozen=parts.frozen,
         )
         parts.synchroniser.push_wave(wave, update, self._blocks_of(wave), segment=self._start)
         self._closed = Wave(wave + 1)
