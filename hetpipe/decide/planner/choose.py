@@ -189,9 +189,7 @@ def _policies(stage: StageCut, place: tuple[int, int], memory: MemoryModel, jobs
     if not options.chooses_policies:
         return ()
     speed = options.host_bytes_per_second
-    figures = costs.figures(
-        stage.kind, (stage.first, stage.last), place=place, memory=memory, host_bytes_per_second=speed
-    )
+    figures = costs.place(stage.kind, place, memory, host_bytes_per_second=speed).figures(stage.first, stage.last)
     found = choose_policies(figures, costs.memory_bytes[stage.kind])
     if found is None:  # by less than the stage's input, which the search over cuts does not count
         return tuple("recompute" if stage.recompute else "keep" for _ in figures.layers)
