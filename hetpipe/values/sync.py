@@ -198,6 +198,8 @@ class Progress:
     plans: dict[VirtualWorkerIndex, PlanVersion] = field(default_factory=dict, hash=False)
     """The plan version of each virtual worker from this barrier on; empty before the run has begun, and in checkpoints
     of earlier versions."""
+    frozen: int = 0
+    """F: the frozen layers with trainable parameters from this barrier on; it never falls (freezing.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from hetpipe.job.elastic import ElasticSection, MemoryLine, MoveLine
 from hetpipe.job.file import Job
+from hetpipe.job.freezing import FreezePoint, FreezeSection
 from hetpipe.job.patience import PatienceSection
 from hetpipe.job.sections import (
     CheckpointSection,
@@ -78,6 +79,8 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "elastic": ElasticSection,
     "elastic.script.move": MoveLine,
     "elastic.script.memory": MemoryLine,
+    "freeze": FreezeSection,
+    "freeze.schedule": FreezePoint,
     "environment": EnvironmentSection,
     "evaluate": EvaluateSection,
     "checkpoint": CheckpointSection,
@@ -93,6 +96,7 @@ _LEFT_OUT = (
     "cluster.devices",
     "elastic.script.move",
     "elastic.script.memory",
+    "freeze.schedule",
 )
 
 #: Exactly one of these is given.

@@ -73,6 +73,7 @@ class Case:
     reads: dict[str, Any] = field(default_factory=dict)
     """Further keys of `data`."""
     memory: Any = "keep"
+    freeze: dict[str, Any] = field(default_factory=dict)
     policies: tuple[tuple[dict[str, int], int, tuple[int | str, ...], str], ...] = ()
     """(moment, worker, layers, their memory policy from there on)."""
 
@@ -116,6 +117,7 @@ class Case:
             gradients=gradients,
             precision=self.precision,
             memory=self.memory,
+            freeze=self.freeze,
             lr_schedule=self.lr_schedule,
             workers={"count": self.workers, "stages": self.stages},
             sync=sync,

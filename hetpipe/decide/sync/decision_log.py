@@ -43,6 +43,7 @@ from hetpipe.decide.sync.segment import (
     plan_segment,
 )
 from hetpipe.errors import ClockNotPublished, ProtocolViolation, StaleIncarnation, WaveOutOfOrder
+from hetpipe.values.freezing import Freezing
 from hetpipe.values.ids import (
     Clock,
     Incarnation,
@@ -84,6 +85,14 @@ class LogConfig:
     progress: Progress
     plan_changes: tuple[PlanChange, ...] = ()
     """Changes of plans decided beforehand, in order of their clocks; those up to the start are done."""
+    freezing: Freezing | None = None
+    """How layers freeze; None: none do."""
+
+    @property
+    def plan_clocks(self) -> tuple[Clock, ...]:
+        """The clocks of the barriers at which plans change or layers freeze."""
+        frozen = () if self.freezing is None else self.freezing.clocks
+        return (*(change.clock for change in self.plan_changes), *frozen)
 
 
 @dataclass(slots=True)
@@ -790,6 +799,8 @@ class DecisionLog:
         self.members = dict(sorted(self.members.items()))
         if not ends:
             self._change_plans(passed.start, start)
+            self._freeze(passed.start, start)
+        frozen = self.progress.frozen
         self.segments = (self.segments[1], self.num_records)
         self._append(
             SegmentRecord(
@@ -799,6 +810,8 @@ class DecisionLog:
                 passed.epoch,
                 self._segment_members(self.members, joined),
                 self._segment_members(left),
+                frozen=frozen,
+                frozen_layers=0 if self.config.freezing is None else self.config.freezing.levels[frozen],
             )
         )
         self.moved = tuple(vw for vw in self.moved if vw not in self.members)
@@ -833,13 +846,21 @@ class DecisionLog:
             if plan is not None and change.bounds and after < change.clock <= upto:
                 self._set_plan(change.vw, PlanVersion(plan.version + 1, change.bounds, plan.planned))
 
+    def _freeze(self, after: Clock, upto: Clock) -> None:
+        """Freeze the layers that are due at the barriers after `after`, up to `upto`."""
+        if self.config.freezing is not None:
+            frozen = self.config.freezing.frozen_at(
+                self.progress.frozen, after=after, upto=upto, epoch=self.progress.epoch
+            )
+            self.progress = replace(self.progress, frozen=frozen)
+
     def _plan_segment(self) -> None:
         self.segment = plan_segment(
             self.progress,
             self.config.data,
             minibatches_in_wave=sum(self._num_in_wave(vw) for vw in self.members),
             checkpoint_every_waves=self.config.checkpoint_every_waves,
-            plan_clocks=[change.clock for change in self.config.plan_changes],
+            plan_clocks=self.config.plan_clocks,
         )
         self.dealt_to = tuple(self.members)
         segment = self.segment
