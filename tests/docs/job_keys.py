@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 from hetpipe.job.elastic import ElasticSection, MemoryLine, MoveLine
 from hetpipe.job.file import Job
 from hetpipe.job.freezing import FreezePoint, FreezeSection
+from hetpipe.job.log import LogSection, MlflowSection, WandbSection
 from hetpipe.job.patience import PatienceSection
 from hetpipe.job.sections import (
     CheckpointSection,
@@ -84,6 +85,9 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "environment": EnvironmentSection,
     "evaluate": EvaluateSection,
     "checkpoint": CheckpointSection,
+    "log": LogSection,
+    "log.wandb": WandbSection,
+    "log.mlflow": MlflowSection,
 }
 
 _TABLE = re.compile(r"(<!-- keys: (\S+) -->\n)((?:\|.*\n)*)")
@@ -96,6 +100,8 @@ _LEFT_OUT = (
     "cluster.devices",
     "elastic.script.move",
     "elastic.script.memory",
+    "log.wandb",
+    "log.mlflow",
     "freeze.schedule",
 )
 
