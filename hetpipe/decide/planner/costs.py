@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
+from typing import Protocol
 
 from hetpipe.decide.schedule.in_flight import bound_of
 from hetpipe.values.cluster import Cluster, LinkSpec
-from hetpipe.values.memory import LayerFigures, StageFigures
+from hetpipe.values.memory import LayerFigures, LayerPolicy, StageFigures, stage_memory
 from hetpipe.values.policies import POLICIES, PerStage, Policy, Schedule, WeightPolicy
 from hetpipe.values.profile import Profile
 
@@ -129,6 +130,28 @@ class StagePlace:
         )
 
 
+class MemorySpan(Protocol):
+    """Consecutive layers [first, last) on a device of a known type, with their memory policies."""
+
+    @property
+    def kind(self) -> str: ...  # noqa: D102
+
+    @property
+    def first(self) -> int: ...  # noqa: D102
+
+    @property
+    def last(self) -> int: ...  # noqa: D102
+
+    @property
+    def recompute(self) -> bool: ...  # noqa: D102
+
+    @property
+    def memory(self) -> tuple[LayerPolicy, ...]: ...  # noqa: D102
+
+    @property
+    def policy_ticks(self) -> int: ...  # noqa: D102
+
+
 class Costs:
     """A profile on the links of a cluster, prepared for fast sums over consecutive layers [first, last)."""
 
@@ -191,6 +214,10 @@ class Costs:
             total += self.forward[kind][last] - self.forward[kind][first]
         return total
 
+    def computed_ticks(self, stage: MemorySpan) -> int:
+        """Forward and backward of a stage, with what its memory policies add."""
+        return self.compute_ticks(stage.kind, stage.first, stage.last, recompute=stage.recompute) + stage.policy_ticks
+
     def receive_ticks(self, first: int, last: int, before: LinkSpec | None, behind: LinkSpec | None) -> int:
         """Transfers that count towards a stage: activations over `before`, gradients back over `behind`.
 
@@ -209,6 +236,15 @@ class Costs:
         num_in_flight = memory.in_flight(stage, num_stages)
         kept = num_in_flight * self.cut_bytes[first] + activations if recompute else num_in_flight * activations
         return parameters * memory.copies(stage, num_stages) + kept + memory.reserve_bytes
+
+    def bytes_of(self, stage: MemorySpan, place: tuple[int, int], memory: MemoryModel) -> int:
+        """Memory of a stage under its own policies, in bytes; `place`: its index, and the number of stages."""
+        if stage.memory:
+            figures = self.place(stage.kind, place, memory).figures(stage.first, stage.last)
+            return stage_memory(figures, stage.memory).num_bytes
+        return self.stage_bytes(
+            stage.first, stage.last, stage=place[0], num_stages=place[1], memory=memory, recompute=stage.recompute
+        )
 
     def place(
         self,

@@ -184,6 +184,9 @@ class _Search:
         """Improve the best known policies in `goal`, without a loss in the goals before it."""
         if goal == "swapped_bytes" and self._stage.host_bytes_per_second is None:
             return
+        if self._budget.choices < 0:
+            self._cut_off(goal, 0.0)
+            return
         first, last = 0, len(self._limits) - 1
         priced = self._priced(goal)
         #: Ranges of limits, the one with the lowest bound first.
@@ -193,10 +196,7 @@ class _Search:
             if not self._can_improve(goal, bound):
                 return
             if self._budget.choices < 0:
-                if self.best is not None:
-                    gap = self._now(goal) - max(int(bound), self._compute, self._enough_ticks)
-                    gap_ticks = max(0, gap) if goal == "ticks" else self.best.gap_ticks
-                    self.best = replace(self.best, gap_ticks=gap_ticks, is_least=False)
+                self._cut_off(goal, bound)
                 return
             if first == last:
                 if not self._search(goal, self._limits[first], priced):
@@ -206,6 +206,14 @@ class _Search:
             for low, high in ((first, middle), (middle + 1, last)):
                 within = self._limited(goal, priced, low, high)
                 heapq.heappush(left, (max(bound, self._range_bound(goal, within, low, high)), low, high, within))
+
+    def _cut_off(self, goal: _Goal, bound: float) -> None:
+        """Note that the search of a goal ends early, with a lower bound of it."""
+        if self.best is None:
+            return
+        gap = self._now(goal) - max(int(bound), self._compute, self._enough_ticks)
+        gap_ticks = max(0, gap) if goal == "ticks" else self.best.gap_ticks
+        self.best = replace(self.best, gap_ticks=gap_ticks, is_least=False)
 
     def find_any(self) -> bool:
         """Whether any policies fit; if so, the best known ones do."""

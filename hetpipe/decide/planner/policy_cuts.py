@@ -89,18 +89,19 @@ class PolicyCuts:
 
 
 def cut_with_policies(
-    places: Sequence[StagePlace], allowed: Sequence[int], *, max_choices: int = MAX_CHOICES
+    places: Sequence[StagePlace], allowed: Sequence[int], *, enough_ticks: int = 0, max_choices: int = MAX_CHOICES
 ) -> PolicyCuts | None:
     """The best cuts and policies for stages at `places`; None if none were found that fit.
 
     Args:
         places: of each stage, first to last, over the same layers.
         allowed: the cuts where a stage may end, ascending, without 0 and the end.
+        enough_ticks: a largest stage time at which the search stops, whatever is swapped and recomputed.
         max_choices: partial choices that may be examined, at some ten microseconds each.
     """
     if len(places) > len(allowed) + 1:
         return None
-    return _Search(places, (0, *allowed, len(places[0].layers)), max_choices).best()
+    return _Search(places, (0, *allowed, len(places[0].layers)), enough_ticks, max_choices).best()
 
 
 #: A possible stage: its index, and its first and last cut among the allowed ones.
@@ -127,7 +128,8 @@ class _Tried:
 class _Search:
     """The search for one order of devices."""
 
-    def __init__(self, places: Sequence[StagePlace], cuts: Sequence[int], max_choices: int) -> None:
+    def __init__(self, places: Sequence[StagePlace], cuts: Sequence[int], enough_ticks: int, max_choices: int) -> None:
+        self._enough_ticks = enough_ticks
         self._places = places
         self._cuts = cuts
         inputs = _least_inputs(places[0], cuts)
@@ -157,6 +159,8 @@ class _Search:
         if self._found is None:
             return None
         lower = int(min(np.ceil(lowest - 0.5), self._ticks))
+        if self._ticks <= self._enough_ticks:
+            return self._plan([(key, self._tried[key].plan) for key in self._found], lower, is_least=False)
         return self._with_least_swaps(self._found, window if limit >= self._ticks else None, lower)
 
     def _explore(self, window: _Window, limit: float) -> tuple[float, bool]:
@@ -178,11 +182,13 @@ class _Search:
             if not wanted or self._budget.choices < 0:
                 return lowest, True
             for key in wanted:
-                self._try(key, int(lowest))
+                self._try(key, max(int(lowest), self._enough_ticks))
                 self._raise(window, key)
             ticks = max(self._tried[key].ticks for key in path)
             if ticks < self._ticks:
                 self._ticks, self._found = ticks, path
+            if self._ticks <= self._enough_ticks:
+                return lowest, True
 
     def _try(self, key: _Key, enough_ticks: int) -> None:
         """Choose the policies of a stage; if that was done before, with more effort."""
@@ -198,7 +204,8 @@ class _Search:
         self, place: StagePlace, first: int, last: int, enough_ticks: int, *, is_long: bool
     ) -> LayerMemoryPlan | None:
         """The policies of a stage, with more effort if `is_long`."""
-        budget = Budget(max(0, min(MAX_EXAMINED if is_long else _FEW_EXAMINED, self._budget.choices)))
+        few = 0 if self._enough_ticks else _FEW_EXAMINED
+        budget = Budget(max(0, min(MAX_EXAMINED if is_long else few, self._budget.choices)))
         self._budget.choices -= budget.choices
         plan = choose_policies(place.figures(first, last), place.memory_bytes, enough_ticks=enough_ticks, budget=budget)
         self._budget.choices += budget.choices
@@ -253,14 +260,16 @@ class _Search:
             chosen.update((key, self._least(key)) for key in wanted)
             if is_small:
                 path = self._least_path(every, chosen)
-        plans = [chosen[key] for key in path]
-        stages = tuple(
+        are_least = all(plan is None or plan.is_least for plan in chosen.values())
+        return self._plan([(key, chosen[key]) for key in path], lower, is_least=is_small and are_least)
+
+    def _plan(self, stages: Sequence[tuple[_Key, LayerMemoryPlan | None]], lower: int, *, is_least: bool) -> PolicyCuts:
+        planned = (
             PlannedLayers(self._cuts[first], self._cuts[last], plan)
-            for (_, first, last), plan in zip(path, plans, strict=True)
+            for (_, first, last), plan in stages
             if plan is not None
         )
-        are_least = all(plan is None or plan.is_least for plan in chosen.values())
-        return PolicyCuts(stages, lower, is_least=is_small and are_least)
+        return PolicyCuts(tuple(planned), lower, is_least=is_least)
 
     def _least(self, key: _Key) -> LayerMemoryPlan | None:
         """The policies of a stage that swap least within the time of the plan; None if none are as fast."""
