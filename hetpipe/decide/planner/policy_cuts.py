@@ -171,7 +171,7 @@ class _Search:
         """
         while True:
             lowest, path = window.least_time()
-            if path is None or lowest > limit:
+            if path is None or lowest > limit + 0.5:
                 return limit, limit >= self._ticks
             if lowest > self._ticks - 0.5:
                 return lowest, True
@@ -196,6 +196,9 @@ class _Search:
         is_long = key in self._tried
         place = self._places[stage]
         plan = self._chosen(place, first, last, enough_ticks, is_long=is_long)
+        before = self._tried.get(key)
+        if before is not None and before.plan is not None and before.ticks <= (plan or before.plan).cost.ticks:
+            plan = before.plan  # little effort was left
         least = float("inf") if plan is None else float(plan.cost.ticks - plan.gap_ticks)
         is_exact = plan is None or plan.gap_ticks == 0
         self._tried[key] = _Tried(plan, least if least > enough_ticks else 0.0, is_long or is_exact)
@@ -252,7 +255,7 @@ class _Search:
             window: all stages that are as fast; None if these are not known: then the cuts stay.
             lower: proven lower bound of the largest stage time.
         """
-        every = list(window.keys(self._ticks + 0.5)) if window is not None else []
+        every = sorted({*found, *window.keys(self._ticks + 0.5)}) if window is not None else []
         is_small = 0 < len(every) <= _MOST_STAGES
         chosen: dict[_Key, LayerMemoryPlan | None] = {}
         path: Sequence[_Key] = found
@@ -442,7 +445,7 @@ class _PlaceBounds:
             bound = self._total(starts, ends, prices, per_run_byte) + prices.memory * (fixed - room)
             bound += prices.ticks * _between(self._compute[starts], self._compute[ends])
             np.maximum(times, bound + self.receive[between], out=times)
-        times[times > limit] = np.inf
+        times[times > limit + 0.5] = np.inf  # ticks are whole: less is rounding
         return times
 
     def _per_run_byte(self, least_input: float, largest: float) -> float:

@@ -176,3 +176,14 @@ def test_what_cannot_fit_is_refused() -> None:
     places = places_of(random.Random(1), 6, 3)
     assert cut_with_policies([replace(place, memory_bytes=MIB) for place in places], range(1, 6)) is None
     assert cut_with_policies(places, [3]) is None
+
+
+def test_a_search_that_ends_early_has_a_plan_that_fits() -> None:
+    """Whatever effort was left for the last stage that was examined again."""
+    for seed in range(12):
+        places = places_of(random.Random(seed), 20, 3)
+        for max_choices in (1_000, 4_000):
+            found = cut_with_policies(places, range(1, 20), max_choices=max_choices)
+            if found is not None:
+                check(places, found)
+                assert found.lower_bound_ticks <= found.ticks
