@@ -29,6 +29,7 @@ from hetpipe.job.file import Job
 from hetpipe.job.sections import CallSpec
 from hetpipe.model.user_errors import place_of, raised_text
 from hetpipe.pipeline.allowed_modules import check_attribute, check_module
+from hetpipe.pipeline.first_weights import load_first_weights
 from hetpipe.pipeline.metrics import IGNORED, Ratio
 from hetpipe.pipeline.seeds import dataset_seed, preserved_generators, sampler_seed, seed_generators
 from hetpipe.pipeline.streams import StreamDataset, is_stream
@@ -268,9 +269,10 @@ def _call(named: str | CallSpec, import_path: Path, key: str, *given: Any, **off
 
 
 def build_model(job: Job, import_path: Path) -> nn.Module:
-    """Build the user's model under the job's seed, which all generators continue from.
+    """Build the user's model under the job's seed, which all generators continue from, with its first weights.
 
     Raises:
+        UserError: `init_from` cannot be read, or does not fit the model.
         CallableError: building fails, the result is not an `nn.Module`, or it is in evaluation mode as a whole.
     """
     if (
@@ -287,6 +289,8 @@ def build_model(job: Job, import_path: Path) -> nn.Module:
             "frozen statistics; call its train() before returning it, and then eval() on the modules that should stay "
             "in evaluation mode"
         )
+    if job.init_from is not None:
+        load_first_weights(model, job.init_from, import_path)
     return model
 
 
@@ -623,18 +627,18 @@ def own_loss(output: Any, key: str = "loss") -> Tensor:
     Raises:
         CallableError: the output has none.
     """
-    said = "is not set" if key == "loss" else "has no `call`"
+    absence = "is not set" if key == "loss" else "has no `call`"
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     has_key = "loss" in output if isinstance(output, Mapping) else hasattr(output, "loss")
     if found is None and has_key:
         raise CallableError(
-            f"{key}: {said}, and the model's output ({type(output).__name__}) has `loss: None`: it computes a loss "
+            f"{key}: {absence}, and the model's output ({type(output).__name__}) has `loss: None`: it computes a loss "
             "only if it receives the targets; add its `labels` to every sample of `data.train`, or name a "
             "loss, for example `loss: model:loss`"
         )
     if not isinstance(found, Tensor):
         raise CallableError(
-            f"{key}: {said}, and the model's output ({type(output).__name__}) has no tensor `loss`; name a loss, "
+            f"{key}: {absence}, and the model's output ({type(output).__name__}) has no tensor `loss`; name a loss, "
             "or give the model what it needs to compute one, such as `labels`"
         )
     return found
