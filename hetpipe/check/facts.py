@@ -168,8 +168,8 @@ class _MomentFile(BaseModel):
 class _LineFile(BaseModel):
     at: _MomentFile
     do: str
-    vw: int
-    layers: list[int | str] = []
+    vw: int = 0
+    layers: int | list[int | str] = []
     policy: str = ""
 
 
@@ -244,8 +244,17 @@ def read_facts(run_dir: Path) -> Facts:
         start=_start(facts.start),
         history=_known(HistoryRule, "history", job.history),
         waves=_waves(job, plan),
-        freezing=FreezeRule(job.freeze.layers, tuple((point.epoch, point.layers) for point in job.freeze.schedule)),
+        freezing=_freezing(job),
         memory=tuple(_memory(job, facts)),
+    )
+
+
+def _freezing(job: _JobFile) -> FreezeRule:
+    lines = ((line.at.clock, line.layers) for line in job.elastic.script if line.do == "freeze")
+    return FreezeRule(
+        job.freeze.layers,
+        tuple((point.epoch, point.layers) for point in job.freeze.schedule),
+        tuple((clock, layers) for clock, layers in lines if clock is not None and isinstance(layers, int)),
     )
 
 
@@ -255,7 +264,7 @@ def _start(start: _StartFile) -> Start:
 
 def _memory(job: _JobFile, facts: _FactsFile) -> Iterator[MemoryLine]:
     for line in job.elastic.script:
-        if line.do == "memory":
+        if line.do == "memory" and isinstance(line.layers, list):
             meant = {each for each in line.layers if isinstance(each, int)}
             patterns = [each for each in line.layers if isinstance(each, str)]
             meant.update(

@@ -10,7 +10,8 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from hetpipe.job.elastic import ElasticSection, MinibatchMoment, MoveLine
+from hetpipe.job.elastic import ElasticSection, FreezeLine, MinibatchMoment, MoveLine
+from hetpipe.job.freezing import FreezeSection
 from hetpipe.job.sections import (
     DEFAULT_MINIBATCHES_PER_WAVE,
     ClusterSection,
@@ -298,6 +299,8 @@ def _script_for_the_stages(workers: WorkersSection, elastic: ElasticSection) -> 
         return
     for number, line in enumerate(elastic.script):
         path = ("elastic", "script", number)
+        if isinstance(line, FreezeLine):
+            continue
         if line.vw >= workers.count:
             yield Problem((*path, "vw"), f"is {line.vw}, but the virtual workers are 0 to {workers.count - 1}")
             continue
@@ -321,6 +324,22 @@ def _script_of_replicas(sync: SyncSection, workers: WorkersSection, elastic: Ela
                 ("elastic", "script"),
                 f"does not move all {workers.count} virtual workers alike at clock {clock}, but under {sync.kind} all "
                 "are cut equally; give one line for each, with the same `stages`",
+            )
+
+
+def _one_decides_what_freezes(elastic: ElasticSection, freeze: FreezeSection) -> Iterator[Problem]:
+    if elastic.script and freeze.schedule:
+        yield Problem(
+            ("freeze", "schedule"),
+            "cannot be combined with `elastic.script`, which decides all changes of a run; write it as lines "
+            "`{at: {clock: …}, do: freeze, layers: …}` of the script",
+        )
+    for number, line in enumerate(elastic.script):
+        if isinstance(line, FreezeLine) and line.layers <= freeze.layers:
+            yield Problem(
+                ("elastic", "script", number, "layers"),
+                f"is {line.layers}, but `freeze.layers` freezes {freeze.layers} from the start: frozen layers stay "
+                "frozen; give a larger number, or remove the line",
             )
 
 
@@ -371,6 +390,7 @@ _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
     _something_to_evaluate,
     _script_for_the_stages,
     _script_of_replicas,
+    _one_decides_what_freezes,
     _memory_between_barriers,
     _script_on_real_times,
 )

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from hetpipe.job.elastic import ElasticSection, MemoryLine, MoveLine
+from hetpipe.job.elastic import ElasticSection, FreezeLine, MemoryLine, MoveLine
 from hetpipe.job.file import Job
 from hetpipe.job.freezing import FreezePoint, FreezeSection
 from hetpipe.job.patience import PatienceSection
@@ -79,6 +79,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "elastic": ElasticSection,
     "elastic.script.move": MoveLine,
     "elastic.script.memory": MemoryLine,
+    "elastic.script.freeze": FreezeLine,
     "freeze": FreezeSection,
     "freeze.schedule": FreezePoint,
     "environment": EnvironmentSection,
@@ -96,6 +97,7 @@ _LEFT_OUT = (
     "cluster.devices",
     "elastic.script.move",
     "elastic.script.memory",
+    "elastic.script.freeze",
     "freeze.schedule",
 )
 

@@ -54,9 +54,10 @@ def levels(what: Case) -> list[int]:
 def frozen_clocks(what: Case, folder: Path) -> dict[int, int]:
     """Clock → frozen layers of the chain, by the epochs that ended in a run."""
     of, point = levels(what), what.freeze
-    ends = [line["clock"] for line in decisions(folder, "barrier") if "epoch" in line["reason"]]
-    at = {ends[entry["epoch"] - 1]: of[entry["layers"]] for entry in point.get("schedule", ())}
-    return {0: of[point.get("layers", 0)], **at}
+    schedule = point.get("schedule", ())
+    ends = [line["clock"] for line in decisions(folder, "barrier") if "epoch" in line["reason"]] if schedule else []
+    at = {ends[entry["epoch"] - 1]: of[entry["layers"]] for entry in schedule}
+    return {0: of[point.get("layers", 0)], **at, **{clock: of[layers] for clock, layers in what.freezes}}
 
 
 def assert_frozen(what: Case, folder: Path, **options: Any) -> dict[int, int]:
@@ -92,6 +93,30 @@ def test_every_policy_equals_the_reference(
     assert found.pop(last) == (2, 4), "nothing freezes at the end of the run"
     assert list(found.values()) == [(1, 2), (2, 4)]
     assert {clock: layers for clock, (_, layers) in found.items()} == {c: n for c, n in frozen.items() if c}
+
+
+@pytest.mark.parametrize("kind", ["wsp", "allreduce"])
+def test_a_script_freezes_layers_and_moves_them(kind: str, tmp_path: Path) -> None:
+    """At one barrier, and at those of checkpoints; a stage of frozen layers alone gets one that is trained."""
+    what = Case(
+        stages=[[2, 3]] * 2,
+        wave=3,
+        minibatches=18,
+        kind=kind,
+        weights="flush",
+        optimizer=dict(ADAMW),
+        max_norm=0.5,
+        every_waves=2,
+        freezes=((1, 1), (3, 2)),
+        moves=tuple(
+            (clock, vw, counts) for clock, counts in ((3, (1, 4)), (4, (4, 1)), (5, (3, 2))) for vw in range(2)
+        ),
+    )
+    assert_frozen(what, tmp_path / "whole")
+    folder = checkpoint_dir(tmp_path / "whole", Clock(2))
+    assert read_manifest(folder).progress.frozen == 1
+    run(what, tmp_path / "resumed", restore=folder)
+    assert_same_bits(trained(tmp_path / "resumed"), run_reference(what.reference(frozen=frozen_clocks(what, tmp_path))))
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from hetpipe.decide.sync.segment import planned_lengths
 from hetpipe.errors import PlanError
-from hetpipe.job.elastic import MemoryLine, MinibatchMoment, MoveLine, ScriptLine, ScriptMoment
+from hetpipe.job.elastic import FreezeLine, MemoryLine, MinibatchMoment, MoveLine, ScriptLine, ScriptMoment
 from hetpipe.job.file import Job
 from hetpipe.values.decisions import MoveDecision, MoveJudgement
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
@@ -29,7 +29,7 @@ def plan_changes(job: Job) -> tuple[PlanChange, ...]:
             (0, *accumulate(line.stages)) if isinstance(line, MoveLine) else (),
         )
         for line in job.elastic.script
-        if isinstance(line.at, ScriptMoment)
+        if isinstance(line, MoveLine | MemoryLine) and isinstance(line.at, ScriptMoment)
     )
 
 
@@ -77,6 +77,9 @@ def check_script(job: Job, plan: Plan, data: DataSpec, start: Progress, names: S
 
 def _mistakes(line: ScriptLine, job: Job, plan: Plan, end: int, names: Sequence[str]) -> Iterator[str]:
     workers = plan.virtual_workers
+    if isinstance(line, FreezeLine):  # the layers are checked in `freezing`
+        yield from _too_late(line.at.clock, end)
+        return
     if line.vw >= len(workers):
         yield f"names virtual worker {line.vw}, but the run has {len(workers)}; use 0 to {len(workers) - 1}"
         return
@@ -93,7 +96,11 @@ def _mistakes(line: ScriptLine, job: Job, plan: Plan, end: int, names: Sequence[
             f"is at minibatch {line.at.p}, which does not begin a wave of {num_in_wave}; use {before} or "
             f"{before + num_in_wave}"
         )
-    if (wave := _wave(line, num_in_wave)) >= end:
+    yield from _too_late(_wave(line, num_in_wave), end)
+
+
+def _too_late(wave: int, end: int) -> Iterator[str]:
+    if wave >= end:
         yield (
             f"is at clock {wave}, but the run ends at clock {end}, where nothing is trained any more; use a lower "
             "one, or train longer"
@@ -107,6 +114,8 @@ def _wave(line: ScriptLine, num_in_wave: int) -> int:
 
 def _disorder(line: ScriptLine, job: Job, plan: Plan, reached: dict[int, int]) -> Iterator[str]:
     """Whether a line takes effect before an earlier one about the same virtual worker; `reached` has their waves."""
+    if isinstance(line, FreezeLine):
+        return
     wave = _wave(line, job.minibatches_in(plan.virtual_workers[line.vw]))
     if wave < reached[line.vw]:
         yield f"takes effect in wave {wave}, after one in wave {reached[line.vw]}; give the lines in order of time"
