@@ -237,3 +237,20 @@ def test_a_parameter_server_with_slices_of_frozen_layers_alone(tmp_path: Path) -
     )
     what = replace(what, freeze={"layers": 1, "schedule": [{"epoch": 1, "layers": 2}]})
     assert_frozen(what, tmp_path)
+
+
+@pytest.mark.parametrize("cut", [(5, 6), (7, 4)], ids=["a-frozen-stage", "within-a-stage"])
+def test_a_tied_weight_is_frozen_everywhere_if_the_job_says_so(cut: tuple[int, ...], tmp_path: Path) -> None:
+    """The head uses the embedding's: without that nothing freezes. The model is cut within its own forward."""
+    what = Case(
+        model="tied_scores", data="tokens", stages=[list(cut)] * 2, wave=2, minibatches=8, optimizer=dict(ADAMW)
+    )
+    everywhere = replace(what, freeze={"layers": 2, "tied": "everywhere"})
+    run(everywhere, tmp_path / "everywhere")
+    frozen, asleep = {0: 5}, {5: ("embedding", "first", "drop")}
+    expected = run_reference(everywhere.reference(frozen=frozen, frozen_modules=asleep))
+    assert_same_bits(trained(tmp_path / "everywhere"), expected)
+    lowered = replace(what, freeze={"layers": 2})
+    run(lowered, tmp_path / "lowered")
+    assert not [*decisions(tmp_path / "lowered", "freeze")]
+    assert_same_bits(trained(tmp_path / "lowered"), run_reference(lowered.reference()))

@@ -43,6 +43,17 @@ def with_freeze_levels(plan: Plan, job: Job, layers: Sequence[LayerReport], star
     return replace(plan, freeze_levels=freeze_levels(layers, ignores_ties=job.freeze.tied == "everywhere"))
 
 
+def lowered(freezing: Freezing) -> tuple[str, ...]:
+    """Sentences about layers that do not freeze, because they share parameters with trained ones."""
+    asked = dict.fromkeys(change.frozen for change in freezing.changes)
+    return tuple(
+        f"{freezing.allowed(frozen)} layers are frozen instead of {frozen}: trained layers use a parameter of those "
+        "left out (freeze.tied: everywhere freezes it for them, too)"
+        for frozen in asked
+        if freezing.allowed(frozen) != frozen
+    )
+
+
 def freezing_of(job: Job, plan: Plan) -> Freezing | None:
     """How the layers of a job freeze; None if none do."""
     if not plan.freeze_levels:
