@@ -334,6 +334,19 @@ def _one_decides_what_freezes(elastic: ElasticSection, freeze: FreezeSection) ->
             "cannot be combined with `elastic.script`, which decides all changes of a run; write it as lines "
             "`{at: {clock: …}, do: freeze, layers: …}` of the script",
         )
+    if (freeze.alpha is None) != (freeze.every is None and freeze.waves is None):
+        yield Problem(
+            ("freeze", "alpha"),
+            "and one of `every` and `waves` go together: α is how much may freeze where norms decide; give "
+            "both, for example `{every: epoch, alpha: 1/3}`",
+        )
+    if freeze.every is not None and freeze.waves is not None:
+        yield Problem(("freeze", "waves"), f"is {freeze.waves}, but `every` is {freeze.every}; remove one of the two")
+    if freeze.alpha is not None and (freeze.schedule or elastic.script):
+        other = "freeze.schedule" if freeze.schedule else "elastic.script"
+        yield Problem(
+            ("freeze", "alpha"), f"lets the norms of gradients decide, but `{other}` does; remove one of them"
+        )
     for number, line in enumerate(elastic.script):
         if isinstance(line, FreezeLine) and line.layers <= freeze.layers:
             yield Problem(

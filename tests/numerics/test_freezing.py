@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import pytest
 from torch import nn
 
 from hetpipe.checkpoint.manifest import checkpoint_dir, read_manifest
+from hetpipe.decide.elastic.script import freezes_of
 from hetpipe.errors import PlanError
+from hetpipe.server.decisions_file import read_decisions
 from hetpipe.values.ids import Clock
 from hetpipe.values.policies import POLICIES
 from tests import models
@@ -199,8 +202,9 @@ def test_layers_move_where_others_are_frozen(tmp_path: Path) -> None:
         freeze=SCHEDULE,
     )
     run(what, tmp_path / "still")
-    first = min(clock for clock, layers in frozen_clocks(what, tmp_path / "still").items() if layers)
-    moved = replace(what, moves=((first, 0, (3, 1, 1)), (first + 2, 0, (2, 2, 1))))
+    first, second = sorted(frozen_clocks(what, tmp_path / "still"))[1:]
+    script = replace(what, freeze={}, freezes=((first, 1), (second, 2)))
+    moved = replace(script, moves=((first, 0, (3, 1, 1)), (first + 2, 0, (2, 2, 1))))
     assert_frozen(moved, tmp_path / "moved")
 
 
@@ -254,3 +258,71 @@ def test_a_tied_weight_is_frozen_everywhere_if_the_job_says_so(cut: tuple[int, .
     run(lowered, tmp_path / "lowered")
     assert not [*decisions(tmp_path / "lowered", "freeze")]
     assert_same_bits(trained(tmp_path / "lowered"), run_reference(lowered.reference()))
+
+
+def decided_by_norms(what: Case, folder: Path, alpha: Fraction) -> tuple[dict[int, int], Any]:
+    """Clock → F, and the reference run: decisions from the gradients of the reference alone.
+
+    They are found one after the other: each is made of minibatches that only earlier ones have a part in.
+    """
+    of, clocks = levels(what), sorted({line["clock"] for line in decisions(folder, "norms")})
+    found: dict[int, int] = {0: what.freeze.get("layers", 0)}
+    for clock in clocks:
+        chosen = {at: of[frozen] for at, frozen in found.items()}
+        extra = tuple(other for other in clocks if other not in found)
+        result = run_reference(what.reference(frozen=chosen, extra_barriers=extra))
+        before, totals = found[max(found)], dict[int, float]()
+        for vw in range(what.workers):
+            waves = [(p - 1) // what.wave for owner, p in result.minibatches if owner == vw and p <= clock * what.wave]
+            own = dict[int, float]()
+            for (owner, p), record in sorted(result.minibatches.items()):
+                if owner == vw and (p - 1) // what.wave == max(waves):
+                    own = {layer: own.get(layer, 0.0) + square for layer, square in record.squares.items()}
+            totals = {layer: totals.get(layer, 0.0) + square for layer, square in own.items()}
+        layers = sorted(totals)
+        bound = int(before + alpha * (len(of) - before))
+        least = layers.index(min(layers, key=lambda layer: totals[layer]))
+        found[clock] = max(before, min(bound, before + least))
+    return found, run_reference(what.reference(frozen={at: of[frozen] for at, frozen in found.items()}))
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        Case(stages=[[2, 3], [1, 4]], wave=2, batch_size=6, epochs=4, freeze={"every": "epoch", "alpha": "1/2"}),
+        Case(
+            workers=1,
+            stages=[[1, 1, 3]],
+            wave=3,
+            minibatches=24,
+            kind="none",
+            weights="stash",
+            max_norm=0.5,
+            clip="stage",
+            optimizer=dict(ADAMW),
+            freeze={"waves": 2, "alpha": 0.7, "layers": 1},
+        ),
+        Case(
+            stages=[[2, 3]] * 2,
+            wave=2,
+            minibatches=16,
+            kind="allreduce",
+            weights="flush",
+            freeze={"waves": 3, "alpha": "2/3"},
+        ),
+    ],
+    ids=["epochs", "waves", "replicas"],
+)
+def test_norms_of_gradients_decide_what_freezes(what: Case, tmp_path: Path) -> None:
+    run(what, tmp_path)
+    found, expected = decided_by_norms(what, tmp_path, Fraction(str(what.freeze["alpha"])))
+    assert_same_bits(trained(tmp_path), expected)
+    frozen = {line["clock"]: line["frozen"] for line in decisions(tmp_path, "freeze")}
+    assert all(frozen.get(clock, 0) == count for clock, count in found.items())
+    lines = tuple((line.at.clock, line.layers) for line in freezes_of(read_decisions(tmp_path)))
+    assert lines == tuple((b, found[b]) for a, b in itertools.pairwise(found) if found[b] > found[a])
+    if what.freeze.get("every"):  # else there are barriers at which nothing freezes, too
+        again = replace(what, freeze={}, freezes=lines)
+        run(again, tmp_path / "again")
+        assert_same_bits(trained(tmp_path / "again"), expected)
+        assert read_decisions(tmp_path / "again") == ()

@@ -61,7 +61,8 @@ def freezing_of(job: Job, plan: Plan) -> Freezing | None:
     at_start = [FreezeChange(job.freeze.layers, epoch=0)] if job.freeze.layers else []
     at_epochs = [FreezeChange(point.layers, epoch=point.epoch) for point in job.freeze.schedule]
     at_clocks = [FreezeChange(line.layers, clock=Clock(line.at.clock)) for line in job.elastic.freezes]
-    return Freezing(plan.freeze_levels, (*at_start, *at_epochs, *at_clocks))
+    changes = (*at_start, *at_epochs, *at_clocks)
+    return Freezing(plan.freeze_levels, changes, job.freeze.alpha, job.freeze.waves)
 
 
 def _mistakes(job: Job, layers: Sequence[LayerReport], start: Progress) -> Iterator[str]:

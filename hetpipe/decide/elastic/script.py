@@ -10,7 +10,7 @@ from hetpipe.decide.sync.segment import planned_lengths
 from hetpipe.errors import PlanError
 from hetpipe.job.elastic import FreezeLine, MemoryLine, MinibatchMoment, MoveLine, ScriptLine, ScriptMoment
 from hetpipe.job.file import Job
-from hetpipe.values.decisions import MoveDecision, MoveJudgement
+from hetpipe.values.decisions import DecisionLine, FreezeDecision, MoveDecision
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.memory import MemoryChange, concerns
 from hetpipe.values.plan import Plan, VirtualWorkerPlan
@@ -44,13 +44,19 @@ def memory_changes(job: Job, vw: VirtualWorkerIndex) -> tuple[MemoryChange, ...]
     )
 
 
-def script_of(decisions: Iterable[MoveDecision | MoveJudgement]) -> tuple[MoveLine, ...]:
-    """The script that repeats the decisions of a run at their clocks, in order."""
+def script_of(decisions: Iterable[DecisionLine]) -> tuple[MoveLine, ...]:
+    """The lines of a script that repeat the moves of a run at their clocks, in order."""
     moves = [line for line in decisions if isinstance(line, MoveDecision)]
     return tuple(
         MoveLine(at=ScriptMoment(clock=line.at.clock), do=line.do, vw=line.vw, stages=line.stages)
         for line in sorted(moves, key=lambda line: (line.at.clock, line.vw))
     )
+
+
+def freezes_of(decisions: Iterable[DecisionLine]) -> tuple[FreezeLine, ...]:
+    """The lines of a script that freeze layers at the clocks at which a run has frozen them, in order."""
+    frozen = [line for line in decisions if isinstance(line, FreezeDecision)]
+    return tuple(FreezeLine(at=ScriptMoment(clock=each.at.clock), do=each.do, layers=each.layers) for each in frozen)
 
 
 def check_script(job: Job, plan: Plan, data: DataSpec, start: Progress, names: Sequence[str]) -> None:
@@ -153,5 +159,6 @@ def _end(job: Job, plan: Plan, data: DataSpec, start: Progress) -> int:
         minibatches_in_wave=sum(waves),
         checkpoint_every_waves=job.checkpoint.every_waves,
         plan_clocks=job.elastic.clocks,
+        plan_every_waves=job.freeze.waves,
     )
     return max((length.end for length in lengths), default=start.clock)
