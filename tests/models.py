@@ -525,7 +525,8 @@ class TiedScores(nn.Module):
         """Of three classes."""
         value = self.drop(torch.tanh(self.first(self.embedding(ids).mean(dim=1))))
         value = self.last(torch.tanh(self.second(value)))
-        return value @ self.embedding.weight[:3].t()
+        scores: Tensor = value @ self.embedding.weight[:3].t()
+        return scores
 
 
 def tied_scores() -> nn.Module:
