@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 from hetpipe.job.elastic import ElasticSection, FreezeLine, MemoryLine, MoveLine
 from hetpipe.job.file import Job
 from hetpipe.job.freezing import FreezePoint, FreezeSection
+from hetpipe.job.log import LogSection, MlflowSection, WandbSection
 from hetpipe.job.patience import PatienceSection
 from hetpipe.job.sections import (
     CheckpointSection,
@@ -85,6 +86,9 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "environment": EnvironmentSection,
     "evaluate": EvaluateSection,
     "checkpoint": CheckpointSection,
+    "log": LogSection,
+    "log.wandb": WandbSection,
+    "log.mlflow": MlflowSection,
 }
 
 _TABLE = re.compile(r"(<!-- keys: (\S+) -->\n)((?:\|.*\n)*)")
@@ -98,6 +102,8 @@ _LEFT_OUT = (
     "elastic.script.move",
     "elastic.script.memory",
     "elastic.script.freeze",
+    "log.wandb",
+    "log.mlflow",
     "freeze.schedule",
 )
 
