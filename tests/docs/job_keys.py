@@ -18,9 +18,11 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from hetpipe.job.early import EarlyStoppingSection
 from hetpipe.job.elastic import ElasticSection, MemoryLine, MoveLine
 from hetpipe.job.file import Job
 from hetpipe.job.freezing import FreezePoint, FreezeSection
+from hetpipe.job.log import LogSection, MlflowSection, WandbSection
 from hetpipe.job.patience import PatienceSection
 from hetpipe.job.sections import (
     CheckpointSection,
@@ -83,19 +85,26 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "freeze.schedule": FreezePoint,
     "environment": EnvironmentSection,
     "evaluate": EvaluateSection,
+    "early_stopping": EarlyStoppingSection,
     "checkpoint": CheckpointSection,
+    "log": LogSection,
+    "log.wandb": WandbSection,
+    "log.mlflow": MlflowSection,
 }
 
 _TABLE = re.compile(r"(<!-- keys: (\S+) -->\n)((?:\|.*\n)*)")
 
 #: Sections that the smallest job has none of.
 _LEFT_OUT = (
+    "early_stopping",
     "loss",
     "optimizer.groups",
     "lr_schedule",
     "cluster.devices",
     "elastic.script.move",
     "elastic.script.memory",
+    "log.wandb",
+    "log.mlflow",
     "freeze.schedule",
 )
 
