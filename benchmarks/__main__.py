@@ -21,6 +21,7 @@ from benchmarks import (
     host_memory,
     link,
     memory_policies,
+    memory_search,
     models,
     pipeline,
     planner,
@@ -195,6 +196,13 @@ def _memory_policies() -> Mapping[str, Any]:
     return ratios
 
 
+def _memory_search() -> Mapping[str, Any]:
+    title = f"(s) cuts and memory policies of {memory_search.NUM_LAYERS} layers in {memory_search.NUM_STAGES} stages"
+    _say(title, memory_search.measure())
+    _say("    beside Algorithm 2 of vPipe, 20 layers in 3 stages", memory_search.against_vpipe())
+    return {}
+
+
 #: Each measures, prints, and returns its ratios, nested by name; none where its figures are seconds alone.
 PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "pipeline": _pipeline,
@@ -212,6 +220,7 @@ PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "data": _data,
     "host-memory": _host_memory,
     "memory-policies": _memory_policies,
+    "memory-search": _memory_search,
     "gpu": _gpu,
 }
 
