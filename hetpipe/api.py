@@ -159,6 +159,7 @@ def _block(job: Job, dataset: MapDataset, vw: int, p: int) -> tuple[Block, int]:
         per_wave=per_wave,
         checkpoint_every_waves=job.checkpoint.every_waves,
         plan_clocks=job.elastic.clocks,
+        plan_every_waves=job.freeze.waves,
         order_of=epoch_order(job, Path.cwd(), dataset) or (lambda _: None),
     ):
         dealt = blocks[VirtualWorkerIndex(vw)]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -89,6 +90,26 @@ class FreezeRule:
     """(completed epochs, F)."""
     at_clocks: tuple[tuple[int, int], ...] = ()
     """(clock of a barrier, F)."""
+    alpha: Fraction | None = None
+    """Where norms decide: the part of the trained layers that may freeze at once."""
+    every_waves: int | None = None
+    """They decide at its multiples; None: at the ends of epochs."""
+
+    def decided(self, before: int, num_trained: int, totals: Mapping[int, float], frozen_layers: int) -> int:
+        """F by the norms: at most ⌊F + α(L − F)⌋, and at most the first trained layer with the least norm.
+
+        Args:
+            before: F before.
+            num_trained: L.
+            totals: layer → squared norm, over all virtual workers.
+            frozen_layers: leading layers that are frozen before.
+        """
+        layers = sorted(layer for layer in totals if layer >= frozen_layers)
+        if self.alpha is None or before + len(layers) < num_trained:
+            return before
+        least = min(totals[layer] for layer in layers)
+        first = next(number for number, layer in enumerate(layers) if totals[layer] == least)
+        return max(before, min(int(before + self.alpha * (num_trained - before)), before + first))
 
     def due(self, clock: int, epoch: int) -> int:
         """F at the barrier at `clock`, where `epoch` passes over the data are completed."""
@@ -158,6 +179,8 @@ class _FreezePointFile(BaseModel):
 class _FreezeFile(BaseModel):
     layers: int = 0
     schedule: list[_FreezePointFile] = []
+    alpha: Annotated[str, Field(pattern=r"^[0-9./eE+-]+$")] | None = None
+    waves: _Count | None = None
 
 
 class _MomentFile(BaseModel):
@@ -168,8 +191,8 @@ class _MomentFile(BaseModel):
 class _LineFile(BaseModel):
     at: _MomentFile
     do: str
-    vw: int
-    layers: list[int | str] = []
+    vw: int = 0
+    layers: int | list[int | str] = []
     policy: str = ""
 
 
@@ -244,8 +267,19 @@ def read_facts(run_dir: Path) -> Facts:
         start=_start(facts.start),
         history=_known(HistoryRule, "history", job.history),
         waves=_waves(job, plan),
-        freezing=FreezeRule(job.freeze.layers, tuple((point.epoch, point.layers) for point in job.freeze.schedule)),
+        freezing=_freezing(job),
         memory=tuple(_memory(job, facts)),
+    )
+
+
+def _freezing(job: _JobFile) -> FreezeRule:
+    lines = ((line.at.clock, line.layers) for line in job.elastic.script if line.do == "freeze")
+    return FreezeRule(
+        job.freeze.layers,
+        tuple((point.epoch, point.layers) for point in job.freeze.schedule),
+        tuple((clock, layers) for clock, layers in lines if clock is not None and isinstance(layers, int)),
+        None if job.freeze.alpha is None else Fraction(job.freeze.alpha),
+        job.freeze.waves,
     )
 
 
@@ -255,7 +289,7 @@ def _start(start: _StartFile) -> Start:
 
 def _memory(job: _JobFile, facts: _FactsFile) -> Iterator[MemoryLine]:
     for line in job.elastic.script:
-        if line.do == "memory":
+        if line.do == "memory" and isinstance(line.layers, list):
             meant = {each for each in line.layers if isinstance(each, int)}
             patterns = [each for each in line.layers if isinstance(each, str)]
             meant.update(

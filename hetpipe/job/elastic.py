@@ -86,22 +86,37 @@ class MemoryLine(Section):
     """Their policy from there on, as `memory` of the job has them."""
 
 
+class FreezeLine(Section):
+    """The first layers of the model are trained no more."""
+
+    at: ScriptMoment = Field(examples=["{clock: 4}"])
+    """The barrier from which on they are frozen."""
+    do: Literal["freeze"] = Field(examples=["freeze"])
+    """`freeze`: the first layers of the model keep their weights from there on."""
+    layers: PositiveInt = Field(examples=[2])
+    """Number of frozen layers, counted as `freeze.layers`."""
+
+
 def _verb(value: object) -> str | None:
     verb = value.get("do") if isinstance(value, Mapping) else getattr(value, "do", None)
-    return f"<{verb}>" if verb in ("move", "memory") else None
+    return f"<{verb}>" if verb in ("move", "memory", "freeze") else None
 
 
 ScriptLine = Annotated[
-    Annotated[MoveLine, Tag("<move>")] | Annotated[MemoryLine, Tag("<memory>")],
+    Annotated[MoveLine, Tag("<move>")]
+    | Annotated[MemoryLine, Tag("<memory>")]
+    | Annotated[FreezeLine, Tag("<freeze>")],
     Discriminator(
-        _verb, custom_error_type="verb", custom_error_message="needs a key `do` with one of the words move and memory"
+        _verb,
+        custom_error_type="verb",
+        custom_error_message="needs a key `do` with one of the words move, memory and freeze",
     ),
 ]
 """One change of a run's plan, decided beforehand."""
 
 
 def _in_order(script: tuple[ScriptLine, ...]) -> tuple[ScriptLine, ...]:
-    clock, moved = 0, set[int]()
+    clock, moved, frozen = 0, set[int](), 0
     for number, line in enumerate(script, start=1):
         if isinstance(line.at, MinibatchMoment):
             continue
@@ -111,6 +126,13 @@ def _in_order(script: tuple[ScriptLine, ...]) -> tuple[ScriptLine, ...]:
             )
         if line.at.clock > clock:
             clock, moved = line.at.clock, set()
+        if isinstance(line, FreezeLine):
+            if line.layers <= frozen:
+                raise ValueError(
+                    f"line {number} freezes {line.layers} layers, after one that freezes {frozen}: frozen layers stay "
+                    "frozen; give a larger number, or remove it"
+                )
+            frozen = line.layers
         if isinstance(line, MoveLine):
             if line.vw in moved:
                 raise ValueError(
@@ -134,6 +156,11 @@ class ElasticSection(Section):
     def moves(self) -> tuple[MoveLine, ...]:
         """The lines that move layers."""
         return tuple(line for line in self.script if isinstance(line, MoveLine))
+
+    @property
+    def freezes(self) -> tuple[FreezeLine, ...]:
+        """The lines that freeze layers."""
+        return tuple(line for line in self.script if isinstance(line, FreezeLine))
 
     @property
     def clocks(self) -> list[int]:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hetpipe.job.early import EarlyStoppingSection
-from hetpipe.job.elastic import ElasticSection, MinibatchMoment, MoveLine
+from hetpipe.job.elastic import ElasticSection, FreezeLine, MinibatchMoment, MoveLine
+from hetpipe.job.freezing import FreezeSection
 from hetpipe.job.sections import (
     DEFAULT_MINIBATCHES_PER_WAVE,
     ClusterSection,
@@ -315,6 +316,8 @@ def _script_for_the_stages(workers: WorkersSection, elastic: ElasticSection) -> 
         return
     for number, line in enumerate(elastic.script):
         path = ("elastic", "script", number)
+        if isinstance(line, FreezeLine):
+            continue
         if line.vw >= workers.count:
             yield Problem((*path, "vw"), f"is {line.vw}, but the virtual workers are 0 to {workers.count - 1}")
             continue
@@ -338,6 +341,35 @@ def _script_of_replicas(sync: SyncSection, workers: WorkersSection, elastic: Ela
                 ("elastic", "script"),
                 f"does not move all {workers.count} virtual workers alike at clock {clock}, but under {sync.kind} all "
                 "are cut equally; give one line for each, with the same `stages`",
+            )
+
+
+def _one_decides_what_freezes(elastic: ElasticSection, freeze: FreezeSection) -> Iterator[Problem]:
+    if elastic.script and freeze.schedule:
+        yield Problem(
+            ("freeze", "schedule"),
+            "cannot be combined with `elastic.script`, which decides all changes of a run; write it as lines "
+            "`{at: {clock: …}, do: freeze, layers: …}` of the script",
+        )
+    if (freeze.alpha is None) != (freeze.every is None and freeze.waves is None):
+        yield Problem(
+            ("freeze", "alpha"),
+            "and one of `every` and `waves` go together: α is how much may freeze where norms decide; give "
+            "both, for example `{every: epoch, alpha: 1/3}`",
+        )
+    if freeze.every is not None and freeze.waves is not None:
+        yield Problem(("freeze", "waves"), f"is {freeze.waves}, but `every` is {freeze.every}; remove one of the two")
+    if freeze.alpha is not None and (freeze.schedule or elastic.script):
+        other = "freeze.schedule" if freeze.schedule else "elastic.script"
+        yield Problem(
+            ("freeze", "alpha"), f"lets the norms of gradients decide, but `{other}` does; remove one of them"
+        )
+    for number, line in enumerate(elastic.script):
+        if isinstance(line, FreezeLine) and line.layers <= freeze.layers:
+            yield Problem(
+                ("elastic", "script", number, "layers"),
+                f"is {line.layers}, but `freeze.layers` freezes {freeze.layers} from the start: frozen layers stay "
+                "frozen; give a larger number, or remove the line",
             )
 
 
@@ -389,6 +421,7 @@ _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
     _something_to_evaluate,
     _script_for_the_stages,
     _script_of_replicas,
+    _one_decides_what_freezes,
     _memory_between_barriers,
     _script_on_real_times,
 )

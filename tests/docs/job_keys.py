@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hetpipe.job.early import EarlyStoppingSection
-from hetpipe.job.elastic import ElasticSection, MemoryLine, MoveLine
+from hetpipe.job.elastic import ElasticSection, FreezeLine, MemoryLine, MoveLine
 from hetpipe.job.file import Job
 from hetpipe.job.freezing import FreezePoint, FreezeSection
 from hetpipe.job.log import LogSection, MlflowSection, WandbSection
@@ -81,6 +81,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "elastic": ElasticSection,
     "elastic.script.move": MoveLine,
     "elastic.script.memory": MemoryLine,
+    "elastic.script.freeze": FreezeLine,
     "freeze": FreezeSection,
     "freeze.schedule": FreezePoint,
     "environment": EnvironmentSection,
@@ -103,6 +104,7 @@ _LEFT_OUT = (
     "cluster.devices",
     "elastic.script.move",
     "elastic.script.memory",
+    "elastic.script.freeze",
     "log.wandb",
     "log.mlflow",
     "freeze.schedule",

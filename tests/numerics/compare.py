@@ -74,6 +74,8 @@ class Case:
     """Further keys of `data`."""
     memory: Any = "keep"
     freeze: dict[str, Any] = field(default_factory=dict)
+    freezes: tuple[tuple[int, int], ...] = ()
+    """(clock, frozen layers with parameters from there on), by the script."""
     policies: tuple[tuple[dict[str, int], int, tuple[int | str, ...], str], ...] = ()
     """(moment, worker, layers, their memory policy from there on)."""
 
@@ -130,13 +132,14 @@ class Case:
 
     @property
     def _script(self) -> tuple[dict[str, Any], ...]:
-        """The lines of `moves` and `policies`, in order of time."""
+        """The lines of `moves`, `policies` and `freezes`, in order of time."""
         lines: list[dict[str, Any]] = [
             *({"at": {"clock": at}, "do": "move", "vw": vw, "stages": counts} for at, vw, counts in self.moves),
             *(
                 {"at": at, "do": "memory", "vw": vw, "layers": layers, "policy": policy}
                 for at, vw, layers, policy in self.policies
             ),
+            *({"at": {"clock": at}, "do": "freeze", "layers": layers} for at, layers in self.freezes),
         ]
         return tuple(sorted(lines, key=lambda line: line["at"].get("clock", (line["at"].get("p", 1) - 1) // self.wave)))
 

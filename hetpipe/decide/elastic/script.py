@@ -8,9 +8,9 @@ from itertools import accumulate
 
 from hetpipe.decide.sync.segment import planned_lengths
 from hetpipe.errors import PlanError
-from hetpipe.job.elastic import MemoryLine, MinibatchMoment, MoveLine, ScriptLine, ScriptMoment
+from hetpipe.job.elastic import FreezeLine, MemoryLine, MinibatchMoment, MoveLine, ScriptLine, ScriptMoment
 from hetpipe.job.file import Job
-from hetpipe.values.decisions import MoveDecision, MoveJudgement
+from hetpipe.values.decisions import DecisionLine, FreezeDecision, MoveDecision
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.memory import MemoryChange, concerns
 from hetpipe.values.plan import Plan, VirtualWorkerPlan
@@ -29,7 +29,7 @@ def plan_changes(job: Job) -> tuple[PlanChange, ...]:
             (0, *accumulate(line.stages)) if isinstance(line, MoveLine) else (),
         )
         for line in job.elastic.script
-        if isinstance(line.at, ScriptMoment)
+        if isinstance(line, MoveLine | MemoryLine) and isinstance(line.at, ScriptMoment)
     )
 
 
@@ -44,13 +44,19 @@ def memory_changes(job: Job, vw: VirtualWorkerIndex) -> tuple[MemoryChange, ...]
     )
 
 
-def script_of(decisions: Iterable[MoveDecision | MoveJudgement]) -> tuple[MoveLine, ...]:
-    """The script that repeats the decisions of a run at their clocks, in order."""
+def script_of(decisions: Iterable[DecisionLine]) -> tuple[MoveLine, ...]:
+    """The lines of a script that repeat the moves of a run at their clocks, in order."""
     moves = [line for line in decisions if isinstance(line, MoveDecision)]
     return tuple(
         MoveLine(at=ScriptMoment(clock=line.at.clock), do=line.do, vw=line.vw, stages=line.stages)
         for line in sorted(moves, key=lambda line: (line.at.clock, line.vw))
     )
+
+
+def freezes_of(decisions: Iterable[DecisionLine]) -> tuple[FreezeLine, ...]:
+    """The lines of a script that freeze layers at the clocks at which a run has frozen them, in order."""
+    frozen = [line for line in decisions if isinstance(line, FreezeDecision)]
+    return tuple(FreezeLine(at=ScriptMoment(clock=each.at.clock), do=each.do, layers=each.layers) for each in frozen)
 
 
 def check_script(job: Job, plan: Plan, data: DataSpec, start: Progress, names: Sequence[str]) -> None:
@@ -77,6 +83,9 @@ def check_script(job: Job, plan: Plan, data: DataSpec, start: Progress, names: S
 
 def _mistakes(line: ScriptLine, job: Job, plan: Plan, end: int, names: Sequence[str]) -> Iterator[str]:
     workers = plan.virtual_workers
+    if isinstance(line, FreezeLine):  # the layers are checked in `freezing`
+        yield from _too_late(line.at.clock, end)
+        return
     if line.vw >= len(workers):
         yield f"names virtual worker {line.vw}, but the run has {len(workers)}; use 0 to {len(workers) - 1}"
         return
@@ -93,7 +102,11 @@ def _mistakes(line: ScriptLine, job: Job, plan: Plan, end: int, names: Sequence[
             f"is at minibatch {line.at.p}, which does not begin a wave of {num_in_wave}; use {before} or "
             f"{before + num_in_wave}"
         )
-    if (wave := _wave(line, num_in_wave)) >= end:
+    yield from _too_late(_wave(line, num_in_wave), end)
+
+
+def _too_late(wave: int, end: int) -> Iterator[str]:
+    if wave >= end:
         yield (
             f"is at clock {wave}, but the run ends at clock {end}, where nothing is trained any more; use a lower "
             "one, or train longer"
@@ -107,6 +120,8 @@ def _wave(line: ScriptLine, num_in_wave: int) -> int:
 
 def _disorder(line: ScriptLine, job: Job, plan: Plan, reached: dict[int, int]) -> Iterator[str]:
     """Whether a line takes effect before an earlier one about the same virtual worker; `reached` has their waves."""
+    if isinstance(line, FreezeLine):
+        return
     wave = _wave(line, job.minibatches_in(plan.virtual_workers[line.vw]))
     if wave < reached[line.vw]:
         yield f"takes effect in wave {wave}, after one in wave {reached[line.vw]}; give the lines in order of time"
@@ -144,5 +159,6 @@ def _end(job: Job, plan: Plan, data: DataSpec, start: Progress) -> int:
         minibatches_in_wave=sum(waves),
         checkpoint_every_waves=job.checkpoint.every_waves,
         plan_clocks=job.elastic.clocks,
+        plan_every_waves=job.freeze.waves,
     )
     return max((length.end for length in lengths), default=start.clock)

@@ -178,6 +178,7 @@ def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocum
         minibatches_in_wave=sum(document.waves),
         checkpoint_every_waves=job.checkpoint.every_waves,
         plan_clocks=job.elastic.clocks,
+        plan_every_waves=job.freeze.waves,
     )
     first = next(segments, None)
     if first is None:

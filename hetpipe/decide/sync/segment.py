@@ -77,6 +77,7 @@ def plan_segment(
     minibatches_in_wave: int,
     checkpoint_every_waves: int | None,
     plan_clocks: Collection[int] = (),
+    plan_every_waves: int | None = None,
 ) -> Segment:
     """The segment that starts at `progress`.
 
@@ -86,6 +87,7 @@ def plan_segment(
         minibatches_in_wave: Σ N_v over the members: minibatches of one whole wave of all of them.
         checkpoint_every_waves: waves between two checkpoints.
         plan_clocks: clocks at which plans change.
+        plan_every_waves: waves between two clocks at which they may change.
 
     >>> data = DataSpec(num_samples=20, batch_size=2, seed=0, epochs=1, total_minibatches=None)
     >>> plan_segment(first_progress(data), data, minibatches_in_wave=4, checkpoint_every_waves=None)
@@ -109,6 +111,8 @@ def plan_segment(
     if (remaining is not None and dealt == remaining) or (data.epochs == progress.epoch + 1 and dealt == blocks):
         reasons.append(END)
     due = {PLAN: min((clock for clock in plan_clocks if clock > start), default=end + 1)}
+    if plan_every_waves is not None:
+        due[PLAN] = min(due[PLAN], (start // plan_every_waves + 1) * plan_every_waves)
     if checkpoint_every_waves is not None:
         due[CHECKPOINT] = (start // checkpoint_every_waves + 1) * checkpoint_every_waves
     first = min(end, *due.values())
@@ -178,6 +182,7 @@ def planned_lengths(
     minibatches_in_wave: int,
     checkpoint_every_waves: int | None,
     plan_clocks: Collection[int] = (),
+    plan_every_waves: int | None = None,
 ) -> Iterator[SegmentLength]:
     """The lengths of `planned_segments`, without dealing any sample; arguments as of `plan_segment`.
 
@@ -193,6 +198,7 @@ def planned_lengths(
             minibatches_in_wave=minibatches_in_wave,
             checkpoint_every_waves=checkpoint_every_waves,
             plan_clocks=plan_clocks,
+            plan_every_waves=plan_every_waves,
         )
         unread, remaining = _num_unused(progress, data), _remaining(progress, data)
         blocks = -(-unread // data.batch_size)
@@ -219,6 +225,7 @@ def planned_segments(
     per_wave: Mapping[VirtualWorkerIndex, int],
     checkpoint_every_waves: int | None,
     plan_clocks: Collection[int] = (),
+    plan_every_waves: int | None = None,
     order_of: Callable[[int], Sequence[int] | None] = lambda _: None,
 ) -> Iterator[tuple[Segment, dict[VirtualWorkerIndex, tuple[Block, ...]]]]:
     """Every segment of an undisturbed run from `progress` on, with its data division.
@@ -229,6 +236,7 @@ def planned_segments(
         per_wave: member → N_v, in index order.
         checkpoint_every_waves: waves between two checkpoints.
         plan_clocks: clocks at which plans change.
+        plan_every_waves: waves between two clocks at which they may change.
         order_of: epoch → `order` of `divide`.
     """
     while not is_finished(progress, data):
@@ -238,6 +246,7 @@ def planned_segments(
             minibatches_in_wave=sum(per_wave.values()),
             checkpoint_every_waves=checkpoint_every_waves,
             plan_clocks=plan_clocks,
+            plan_every_waves=plan_every_waves,
         )
         waves = segment.end - segment.start
         division = divide(progress, data, tuple(per_wave), per_wave, order=order_of(progress.epoch))
