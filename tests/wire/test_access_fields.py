@@ -137,7 +137,8 @@ class World:
                 address=server.address, role=role, tls=certificates().tls(peer), server_name=server_name(role)
             )
             connection = self._connections[peer.uri, role] = Connection(target)
-        seconds = STREAM_SECONDS if call.rpartition("/")[2] in STREAMS else SECONDS
+        may_have_none = call.rpartition("/")[2] in STREAMS and peer.role in ACCESS[call]  # a refusal is an answer
+        seconds = STREAM_SECONDS if may_have_none else SECONDS
         with connection.channel() as channel:
             answers = channel.stream_stream(call, as_is, as_is)(iter((request.SerializeToString(),)), timeout=seconds)
             try:
