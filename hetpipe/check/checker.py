@@ -75,6 +75,7 @@ def check_events(
     replay = Replay(facts, findings, founders_of(decisions, facts))
     for decision in decisions:
         replay.see(decision)
+    replay.finish()
     judges = _Judges(facts, replay.timeline, findings)
     for event in events:
         terms.see(event)

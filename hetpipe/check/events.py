@@ -211,6 +211,16 @@ class Plan(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Waves(Event):
+    """From the barrier at `clock` on a virtual worker has this N, and its next minibatch is `before` + 1."""
+
+    vw: int
+    clock: int
+    minibatches_per_wave: int
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
 class Leave(Event):
     """A virtual worker that was drained stops being a member at the barrier at `clock`; its waves below it count."""
 
@@ -250,5 +260,5 @@ class Damage:
     """(vw, incarnation) of the process that wrote the file, if earlier lines have it."""
 
 
-Decision = Commit | Publish | Evict | Join | Leave | Plan | Barrier
+Decision = Commit | Publish | Evict | Join | Leave | Plan | Waves | Barrier
 """The decisions of the clock shard; the order of these lines is the decision log."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -74,6 +74,8 @@ class Start:
     """Samples of `epoch` that earlier waves used."""
     minibatches: int = 0
     """Minibatches committed before."""
+    waves: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """vw → N_v, and its last minibatch before; empty where N has never changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,19 @@ class MemoryLine:
 
 
 @dataclass(frozen=True, slots=True)
+class WaveChange:
+    """A line of the job's script about N."""
+
+    clock: int
+    counts: tuple[int, ...]
+    """One number for all virtual workers, or one for each."""
+
+    def of(self, vw: int) -> int:
+        """N_v from there on."""
+        return self.counts[min(vw, len(self.counts) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """Everything a history is verified against."""
 
@@ -106,13 +121,14 @@ class Facts:
     """N_v of each virtual worker that founds the run; empty: that of `rule`, the same for all."""
     memory: tuple[MemoryLine, ...] = ()
     """What the job's script says about memory policies, in order of time."""
-
-
-#: The default schedule. Its meaning is the same for every policy.
-_AUTO = "auto"
+    wave_changes: tuple[WaveChange, ...] = ()
+    """What the job's script says about N above the clock of the start, in order."""
 
 
 _Count = Annotated[int, Field(ge=1)]
+
+#: The default schedule. Its meaning is the same for every policy.
+_AUTO = "auto"
 
 
 class _SyncFile(BaseModel):
@@ -137,9 +153,10 @@ class _MomentFile(BaseModel):
 class _LineFile(BaseModel):
     at: _MomentFile
     do: str
-    vw: int
+    vw: int = 0
     layers: list[int | str] = []
     policy: str = ""
+    minibatches_per_wave: _Count | list[_Count] = []
 
 
 class _ElasticFile(BaseModel):
@@ -184,6 +201,7 @@ class _StartFile(BaseModel):
     epoch: int = Field(default=0, ge=0)
     used: list[int] = []
     minibatches: int = Field(default=0, ge=0)
+    waves: dict[int, tuple[_Count, int]] = {}
 
 
 class _FactsFile(BaseModel):
@@ -207,10 +225,17 @@ def read_facts(run_dir: Path) -> Facts:
         rule=_rule(job),
         layout=_layout(plan),
         data=Data(facts.num_samples, job.batch_size, job.epochs, job.minibatches),
-        start=Start(facts.start.clock, facts.start.epoch, frozenset(facts.start.used), facts.start.minibatches),
+        start=Start(
+            facts.start.clock,
+            facts.start.epoch,
+            frozenset(facts.start.used),
+            facts.start.minibatches,
+            facts.start.waves,
+        ),
         history=_known(HistoryRule, "history", job.history),
         waves=_waves(job, plan),
         memory=tuple(_memory(job, facts)),
+        wave_changes=tuple(_wave_changes(job, facts.start.clock)),
     )
 
 
@@ -223,6 +248,13 @@ def _memory(job: _JobFile, facts: _FactsFile) -> Iterator[MemoryLine]:
                 index for index, name in enumerate(facts.layers) if any(fnmatchcase(name, each) for each in patterns)
             )
             yield MemoryLine(line.vw, frozenset(meant), line.policy, line.at.clock, line.at.p)
+
+
+def _wave_changes(job: _JobFile, start: int) -> Iterator[WaveChange]:
+    for line in job.elastic.script:
+        given = line.minibatches_per_wave
+        if line.do == "waves" and line.at.clock is not None and line.at.clock > start and given:
+            yield WaveChange(line.at.clock, (given,) if isinstance(given, int) else tuple(given))
 
 
 def _read(path: Path, kind: type[FileModel]) -> FileModel:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from itertools import pairwise
 
-from hetpipe.check.events import Barrier, Commit, Decision, Event, Evict, Join, Leave, Plan, Publish
+from hetpipe.check.events import Barrier, Commit, Decision, Event, Evict, Join, Leave, Plan, Publish, Waves
 from hetpipe.check.facts import Facts
 from hetpipe.check.report import Findings, Kind
 from hetpipe.check.timeline import Life, Timeline
@@ -47,13 +47,15 @@ class Replay:
         self._rule = facts.rule
         self._layout = facts.layout
         self._has_waves = bool(facts.waves)
+        self._wave_changes = facts.wave_changes
         self._findings = findings
         self._position = -1
         start = facts.start.clock
         self.timeline = Timeline(
             start_clock=start,
             rule=facts.rule,
-            rules={vw: facts.rule.with_wave_of(num) for vw, num in enumerate(facts.waves)},
+            rules={vw: [facts.rule.with_wave_of(num)] for vw, num in enumerate(facts.waves)}
+            | {vw: [facts.rule.with_wave_of(num, start, before)] for vw, (num, before) in facts.start.waves.items()},
             lives={(vw, 0): Life(vw, 0, start, facts.layout.stages_of(vw), facts.layout.bounds[vw]) for vw in founders},
             members=dict.fromkeys(founders, 0),
             local=dict.fromkeys(range(len(facts.layout.bounds)), start),
@@ -75,6 +77,8 @@ class Replay:
             self._see_leave(decision)
         elif isinstance(decision, Plan):
             self._see_plan(decision)
+        elif isinstance(decision, Waves):
+            self._see_waves(decision)
         else:
             self._see_join(decision)
 
@@ -227,6 +231,38 @@ class Replay:
         line.plans[vw] = plan
         life.plans.append(plan)
 
+    def _see_waves(self, waves: Waves) -> None:
+        """Verify N_v from a barrier on, and that the numbers of minibatches go on there."""
+        line, vw, clock = self.timeline, waves.vw, waves.clock
+        name = f"virtual worker {vw} has waves of {waves.minibatches_per_wave} minibatches at clock {clock}"
+        if clock not in line.pending and clock != line.barriers[-1]:
+            self._findings.add(Kind.WAVE_SIZE, f"{name}, where there is no barrier", waves.origin)
+        before = line.rule_in(vw, clock)
+        due, first = self._minibatches_due(vw, clock), before.through(clock) + 1
+        if waves.minibatches_per_wave != due:
+            self._findings.add(Kind.WAVE_SIZE, f"{name}; those of the run have {due}", waves.origin)
+        if waves.before + 1 != first:
+            message = f"{name} and goes on with minibatch {waves.before + 1}; the next one is {first}"
+            self._findings.add(Kind.WAVE_SIZE, message, waves.origin)
+        if waves.minibatches_per_wave != before.minibatches_per_wave:
+            rules = line.rules.setdefault(vw, [line.rule])
+            rules.append(line.rule.with_wave_of(waves.minibatches_per_wave, clock, first - 1))
+
+    def _minibatches_due(self, vw: int, clock: int) -> int:
+        """N_v from a barrier on, by the job and its script."""
+        change = next((change for change in reversed(self._wave_changes) if change.clock <= clock), None)
+        return self.timeline.rule_in(vw, clock).minibatches_per_wave if change is None else change.of(vw)
+
+    def finish(self) -> None:
+        """Verify that no change of N was left out; call after the last decision."""
+        for (vw, wave), commit in self.timeline.commits.items():
+            due, found = self._minibatches_due(vw, wave), self.timeline.rule_in(vw, wave).minibatches_per_wave
+            if due != found:
+                message = (
+                    f"wave {wave} of virtual worker {vw} has up to {found} minibatches, where the script has {due}"
+                )
+                self._findings.add(Kind.WAVE_SIZE, message, commit.origin)
+
     def _see_join(self, join: Join) -> None:
         line, vw = self.timeline, join.vw
         name = f"virtual worker {vw}, incarnation {join.incarnation}, joins at clock {join.clock}"
@@ -252,9 +288,9 @@ class Replay:
         """Verify that N_v of a virtual worker is known and constant, and equal to the common N where there is one."""
         line, vw, given = self.timeline, join.vw, join.minibatches_per_wave
         if self._has_waves and vw not in line.rules and given is not None:
-            line.rules[vw] = line.rule.with_wave_of(given)
-        known = line.rule_of(vw).minibatches_per_wave
-        if given != (known if self._has_waves else None):
+            line.rules[vw] = [line.rule.with_wave_of(given)]
+        known = line.rule_in(vw, join.clock).minibatches_per_wave
+        if given != (known if self._has_waves or vw in line.rules else None):
             has = "without an N of its own" if given is None else f"with waves of {given} minibatches"
             self._findings.add(Kind.WAVE_SIZE, f"{name} {has}; those of the run have {known}", join.origin)
 

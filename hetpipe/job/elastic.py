@@ -10,6 +10,9 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 from hetpipe.job.sections import LayerCounts, PositiveInt, Section
 from hetpipe.values.bounds import MAX_LISTED
 from hetpipe.values.memory import LayerPolicy
+from hetpipe.values.suggest import join_names
+
+_VERBS = ("move", "memory", "waves")
 
 
 class ScriptMoment(Section):
@@ -82,22 +85,49 @@ class MemoryLine(Section):
     """Their policy from there on, as `memory` of the job has them."""
 
 
+def _count_branch(value: object) -> str:
+    return "<number>" if isinstance(value, int) else "<list>"
+
+
+class WavesLine(Section):
+    """Waves get another number of minibatches."""
+
+    at: ScriptMoment = Field(examples=["{clock: 4}"])
+    """The barrier at which it takes effect."""
+    do: Literal["waves"] = Field(examples=["waves"])
+    """`waves`: the number of minibatches of a wave changes."""
+    minibatches_per_wave: Annotated[
+        Annotated[PositiveInt, Tag("<number>")]
+        | Annotated[Annotated[tuple[PositiveInt, ...], Field(max_length=MAX_LISTED)], Tag("<list>")],
+        Discriminator(_count_branch),
+    ] = Field(examples=[8])
+    """N from there on, of all virtual workers, or a list with the N of each."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """One number for all virtual workers, or one for each."""
+        given = self.minibatches_per_wave
+        return (given,) if isinstance(given, int) else given
+
+
 def _verb(value: object) -> str | None:
     verb = value.get("do") if isinstance(value, Mapping) else getattr(value, "do", None)
-    return f"<{verb}>" if verb in ("move", "memory") else None
+    return f"<{verb}>" if verb in _VERBS else None
 
 
 ScriptLine = Annotated[
-    Annotated[MoveLine, Tag("<move>")] | Annotated[MemoryLine, Tag("<memory>")],
+    Annotated[MoveLine, Tag("<move>")] | Annotated[MemoryLine, Tag("<memory>")] | Annotated[WavesLine, Tag("<waves>")],
     Discriminator(
-        _verb, custom_error_type="verb", custom_error_message="needs a key `do` with one of the words move and memory"
+        _verb,
+        custom_error_type="verb",
+        custom_error_message=f"needs a key `do` with one of the words {join_names(_VERBS, 'and')}",
     ),
 ]
 """One change of a run's plan, decided beforehand."""
 
 
 def _in_order(script: tuple[ScriptLine, ...]) -> tuple[ScriptLine, ...]:
-    clock, moved = 0, set[int]()
+    clock, moved, has_waves = 0, set[int](), False
     for number, line in enumerate(script, start=1):
         if isinstance(line.at, MinibatchMoment):
             continue
@@ -106,13 +136,17 @@ def _in_order(script: tuple[ScriptLine, ...]) -> tuple[ScriptLine, ...]:
                 f"line {number} is at clock {line.at.clock}, after one at clock {clock}; give the lines in order"
             )
         if line.at.clock > clock:
-            clock, moved = line.at.clock, set()
+            clock, moved, has_waves = line.at.clock, set(), False
         if isinstance(line, MoveLine):
             if line.vw in moved:
                 raise ValueError(
                     f"line {number} moves virtual worker {line.vw} a second time at clock {clock}; remove one"
                 )
             moved.add(line.vw)
+        if isinstance(line, WavesLine):
+            if has_waves:
+                raise ValueError(f"line {number} changes the waves a second time at clock {clock}; remove one")
+            has_waves = True
     return script
 
 
@@ -130,6 +164,11 @@ class ElasticSection(Section):
     def moves(self) -> tuple[MoveLine, ...]:
         """The lines that move layers."""
         return tuple(line for line in self.script if isinstance(line, MoveLine))
+
+    @property
+    def waves(self) -> tuple[WavesLine, ...]:
+        """The lines that change the number of minibatches per wave."""
+        return tuple(line for line in self.script if isinstance(line, WavesLine))
 
     @property
     def clocks(self) -> list[int]:

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from hetpipe.job.elastic import ElasticSection, MinibatchMoment, MoveLine
+from hetpipe.job.elastic import ElasticSection, MinibatchMoment, MoveLine, WavesLine
 from hetpipe.job.sections import (
     DEFAULT_MINIBATCHES_PER_WAVE,
     ClusterSection,
@@ -298,6 +298,8 @@ def _script_for_the_stages(workers: WorkersSection, elastic: ElasticSection) -> 
         return
     for number, line in enumerate(elastic.script):
         path = ("elastic", "script", number)
+        if isinstance(line, WavesLine):
+            continue
         if line.vw >= workers.count:
             yield Problem((*path, "vw"), f"is {line.vw}, but the virtual workers are 0 to {workers.count - 1}")
             continue
@@ -321,6 +323,37 @@ def _script_of_replicas(sync: SyncSection, workers: WorkersSection, elastic: Ela
                 ("elastic", "script"),
                 f"does not move all {workers.count} virtual workers alike at clock {clock}, but under {sync.kind} all "
                 "are cut equally; give one line for each, with the same `stages`",
+            )
+
+
+def _waves_of_the_script(
+    workers: WorkersSection,
+    sync: SyncSection,
+    weights: WeightPolicy,
+    gradients: GradientsSection,
+    elastic: ElasticSection,
+) -> Iterator[Problem]:
+    """As of N itself, except for what the number of stages requires, which is checked with the plan."""
+    for number, line in enumerate(elastic.script):
+        if not isinstance(line, WavesLine):
+            continue
+        path, given = ("elastic", "script", number, "minibatches_per_wave"), line.counts
+        if isinstance(line.minibatches_per_wave, tuple):
+            if workers.count is not None and len(given) != workers.count:
+                yield Problem(
+                    path,
+                    f"has {len(given)} numbers, but there are {workers.count} virtual workers; give one for each, or "
+                    "one number for all",
+                )
+            elif sync.traits.averages_gradients and len(set(given)) > 1:
+                yield Problem(
+                    path, f"differ, but under {sync.kind} all virtual workers have equal waves; give one number"
+                )
+        if not POLICIES[weights].one_update_per_wave and any(each % gradients.accumulate for each in given):
+            yield Problem(
+                path,
+                f"is not a multiple of `gradients.accumulate`, {gradients.accumulate}, and a wave contains whole "
+                "updates; use a multiple",
             )
 
 
@@ -371,6 +404,7 @@ _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
     _something_to_evaluate,
     _script_for_the_stages,
     _script_of_replicas,
+    _waves_of_the_script,
     _memory_between_barriers,
     _script_on_real_times,
 )

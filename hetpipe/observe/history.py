@@ -171,6 +171,13 @@ class HistoryWriter(Protocol):
         """
         self.write("plan", vw=vw, incarnation=incarnation, clock=clock, version=version, bounds=list(bounds))
 
+    def waves(self, *, vw: int, clock: int, minibatches_per_wave: int, origin: int) -> None:
+        """From the barrier at `clock` on a virtual worker has this N, and `origin` is its last minibatch before.
+
+        Written at every barrier once N has changed.
+        """
+        self.write("waves", vw=vw, clock=clock, minibatches_per_wave=minibatches_per_wave, origin=origin)
+
     def leave(self, *, vw: int, incarnation: int, clock: int) -> None:
         """A drained virtual worker stops counting at the barrier at `clock`; its waves before it count."""
         self.write("leave", vw=vw, incarnation=incarnation, clock=clock)

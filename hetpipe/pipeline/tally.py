@@ -82,6 +82,8 @@ class Tally:
         self._clock = clock
         self._measure = measure
         self._metrics = metrics
+        #: `StageParts.shift`.
+        self.shift = 0
         #: Norm of the latest stepped gradient, before clipping.
         self.gradient_norm: float | None = None
         self._reported_at = clock.monotonic()
@@ -123,7 +125,7 @@ class Tally:
         if activity is Activity.BACKWARD:
             self._compute_seconds += self._forward_seconds.pop(p, 0.0)
             self._minibatches += 1
-        self._timeline.record(activity, start_seconds=started, end_seconds=ended, p=p)
+        self._timeline.record(activity, start_seconds=started, end_seconds=ended, p=p + self.shift)
 
     def wave_closed(self, num_waves: int, last: Minibatch) -> None:
         """Record that a wave is complete, with `last` as its last minibatch; the next wave may have begun."""
@@ -140,7 +142,7 @@ class Tally:
         self._metrics.write(
             WaveMetrics(
                 wave=num_waves - 1,
-                p=last,
+                p=last + self.shift,
                 minibatches=len(done),
                 samples=sum(one.samples for one in done),
                 weight=sum(one.weight for one in done),

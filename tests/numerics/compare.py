@@ -13,6 +13,7 @@ from torch import Tensor
 from hetpipe.check import check_run
 from hetpipe.checkpoint.format import CheckpointReader
 from hetpipe.checkpoint.manifest import newest_checkpoint
+from hetpipe.decide.elastic.script import most_minibatches_per_wave
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.decide.schedule.in_flight import weight_buffers
 from hetpipe.job.file import Job
@@ -73,6 +74,8 @@ class Case:
     reads: dict[str, Any] = field(default_factory=dict)
     """Further keys of `data`."""
     memory: Any = "keep"
+    resized: tuple[tuple[int, int | tuple[int, ...]], ...] = ()
+    """(clock, N, or N_v of each worker, from there on)."""
     policies: tuple[tuple[dict[str, int], int, tuple[int | str, ...], str], ...] = ()
     """(moment, worker, layers, their memory policy from there on)."""
 
@@ -135,6 +138,7 @@ class Case:
                 {"at": at, "do": "memory", "vw": vw, "layers": layers, "policy": policy}
                 for at, vw, layers, policy in self.policies
             ),
+            *({"at": {"clock": at}, "do": "waves", "minibatches_per_wave": n} for at, n in self.resized),
         ]
         return tuple(sorted(lines, key=lambda line: line["at"].get("clock", (line["at"].get("p", 1) - 1) // self.wave)))
 
@@ -160,6 +164,7 @@ class Case:
             "plans": {
                 clock: {vw: counts for at, vw, counts in self.moves if at == clock} for clock, _, _ in self.moves
             },
+            "waves": dict(self.resized),
             "extra_barriers": tuple(at["clock"] for at, *_ in self.policies if "clock" in at),
             "sync": self.kind if not self.has_shards else "wsp",
             "accumulate": self.accumulate,
@@ -189,7 +194,7 @@ def run(case: Case, folder: Path, **options: Any) -> InProcessResult:
         expected = weight_buffers(
             stage=stage,
             num_stages=len(result.plan.virtual_workers[vw].stages),
-            minibatches_per_wave=case.job().minibatches_of(vw),
+            minibatches_per_wave=most_minibatches_per_wave(case.job(), result.plan.virtual_workers[vw]),
             weights="wave" if POLICIES[case.weights].predicts is not None else case.weights,
         )
         expected = 1 if POLICIES[case.weights].predicts is not None else expected

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from hetpipe.checkpoint.manifest import newest_listed, read_manifest
 from hetpipe.clock import SYSTEM_CLOCK
-from hetpipe.decide.elastic.script import check_script, plan_changes
+from hetpipe.decide.elastic.script import check_script, plan_changes, wave_changes
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.decide.schedule.policy import Kind
 from hetpipe.decide.sync.segment import DRAIN, first_progress
@@ -305,6 +305,7 @@ class _Cluster:
             "epoch": progress.epoch,
             "used": used,
             "minibatches": progress.minibatches,
+            "waves": {vw: [one.minibatches_per_wave, one.origin] for vw, one in progress.waves.items()},
         }
         facts = {
             "num_samples": report.train_samples,
@@ -352,6 +353,7 @@ class _Cluster:
             run_dir=str(self._run.run_dir),
             progress=self._progress,
             plan_changes=plan_changes(job),
+            wave_changes=wave_changes(job),
         )
         return JobShard(config, self._history(f"shard-{index}", "parameter_server"))
 

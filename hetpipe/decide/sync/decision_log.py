@@ -64,6 +64,8 @@ from hetpipe.values.sync import (
     PlanVersion,
     Progress,
     SyncSpec,
+    WaveChange,
+    WaveNumbers,
 )
 
 #: Start position of a reader without state: the newest segment record.
@@ -84,6 +86,13 @@ class LogConfig:
     progress: Progress
     plan_changes: tuple[PlanChange, ...] = ()
     """Changes of plans decided beforehand, in order of their clocks; those up to the start are done."""
+    wave_changes: tuple[WaveChange, ...] = ()
+    """Changes of N decided beforehand, likewise."""
+
+    @property
+    def plan_clocks(self) -> list[Clock]:
+        """The clocks of the barriers at which something changes."""
+        return [*(change.clock for change in self.plan_changes), *(change.clock for change in self.wave_changes)]
 
 
 @dataclass(slots=True)
@@ -181,7 +190,9 @@ class LogState:
     """Unplanned reasons of the barrier that is set or (before the start) will be set."""
     segment: Segment
     per_wave: dict[VirtualWorkerIndex, int] = field(default_factory=dict)
-    """N_v of every virtual worker ever admitted, which never changes; empty where all have that of the job."""
+    """N_v of every virtual worker ever admitted, as planned; empty where all have that of the job."""
+    waves: dict[VirtualWorkerIndex, WaveNumbers] = field(default_factory=dict)
+    """N_v of every virtual worker in the current segment, and its minibatches before; empty until N changes."""
     plans: dict[VirtualWorkerIndex, PlanVersion] = field(default_factory=dict)
     """The plan version of every virtual worker ever admitted, as far as its cut is known."""
     moved: tuple[VirtualWorkerIndex, ...] = ()
@@ -236,6 +247,10 @@ class DecisionLog:
         self.asked: tuple[str, ...] = ()
         self.segment = Segment(start, start, (), progress.epoch)
         self.per_wave = dict(config.membership.minibatches_per_wave)
+        self.waves = dict(progress.waves)
+        if self.waves:
+            known = {vw: WaveNumbers(self._num_in_wave(vw), self._origin(vw, start)) for vw in self.lives}
+            self.waves = known | self.waves
         self.plans = dict(config.membership.plans)
         self.moved: tuple[VirtualWorkerIndex, ...] = ()
         self.moves: dict[VirtualWorkerIndex, PlanMove] = {}
@@ -606,7 +621,7 @@ class DecisionLog:
         """
         before = self.num_records
         self._member(vw, move.incarnation)
-        if self.config.plan_changes:
+        if self.config.plan_clocks:
             raise ProtocolViolation(f"the script of the job decides how virtual worker {vw} is cut; change it there")
         known = self.plans.get(vw)
         if known is None or not known.can_become(move.bounds):
@@ -690,7 +705,8 @@ class DecisionLog:
     def _owes_work(self, vw: VirtualWorkerIndex, member: Member) -> bool:
         """Whether a member has uncommitted minibatches of this segment, which will be dealt again."""
         n, start = self._num_in_wave(vw), self.segment.start
-        dealt = divide(self.progress, self.config.data, self.dealt_to, self.per_wave or None).get(vw, ())
+        per_wave = {other: self._num_in_wave(other) for other in self.dealt_to}
+        dealt = divide(self.progress, self.config.data, self.dealt_to, per_wave).get(vw, ())
         return len(dealt[: (self.segment.end - start) * n]) > (member.committed - start) * n
 
     def _settle(self) -> None:
@@ -788,8 +804,10 @@ class DecisionLog:
             newcomer = self.newcomers.pop(vw)
             self.members[vw] = Member(newcomer.num_stages, newcomer.incarnation, start, start, start, start)
         self.members = dict(sorted(self.members.items()))
+        self._count_minibatches(passed.start, start)
         if not ends:
             self._change_plans(passed.start, start)
+            self._change_waves(passed.start, start)
         self.segments = (self.segments[1], self.num_records)
         self._append(
             SegmentRecord(
@@ -802,7 +820,7 @@ class DecisionLog:
             )
         )
         self.moved = tuple(vw for vw in self.moved if vw not in self.members)
-        self.progress = replace(self.progress, plans=dict(self.plans))
+        self.progress = replace(self.progress, plans=dict(self.plans), waves=dict(self.waves))
         self._forget()
         if ends:
             self.segment = Segment(passed.start, start, reasons, passed.epoch)
@@ -833,13 +851,32 @@ class DecisionLog:
             if plan is not None and change.bounds and after < change.clock <= upto:
                 self._set_plan(change.vw, PlanVersion(plan.version + 1, change.bounds, plan.planned))
 
+    def _count_minibatches(self, since: Clock, upto: Clock) -> None:
+        """Let the numbers of minibatches go on at the barrier at `upto`, where those of the waves before end."""
+        self.waves = {
+            vw: replace(numbers, origin=numbers.origin + (upto - since) * numbers.minibatches_per_wave)
+            for vw, numbers in self.waves.items()
+        }
+
+    def _change_waves(self, after: Clock, upto: Clock) -> None:
+        """Make the changes of N decided for the barriers at the clocks after `after`, up to `upto`."""
+        for change in self.config.wave_changes:
+            if after < change.clock <= upto:
+                changed = {vw: WaveNumbers(change.of(vw), self._origin(vw, upto)) for vw in sorted(self.lives)}
+                self.waves = self.waves | changed
+
+    def _origin(self, vw: VirtualWorkerIndex, start: Clock) -> int:
+        """The last minibatch of a virtual worker before the barrier at `start`, which begins a segment."""
+        known = self.waves.get(vw)
+        return start * self._num_in_wave(vw) if known is None else known.origin
+
     def _plan_segment(self) -> None:
         self.segment = plan_segment(
             self.progress,
             self.config.data,
             minibatches_in_wave=sum(self._num_in_wave(vw) for vw in self.members),
             checkpoint_every_waves=self.config.checkpoint_every_waves,
-            plan_clocks=[change.clock for change in self.config.plan_changes],
+            plan_clocks=self.config.plan_clocks,
         )
         self.dealt_to = tuple(self.members)
         segment = self.segment
@@ -916,7 +953,10 @@ class DecisionLog:
         return Gate(replace(self.config.sync, minibatches_per_wave=self._num_in_wave(vw)), self.segment.start)
 
     def _num_in_wave(self, vw: VirtualWorkerIndex) -> int:
-        """N_v."""
+        """N_v in the current segment."""
+        known = self.waves.get(vw)
+        if known is not None:
+            return known.minibatches_per_wave
         return self.per_wave.get(vw, self.config.sync.minibatches_per_wave)
 
     def _check_per_wave(self, vw: VirtualWorkerIndex, given: int | None) -> None:
@@ -950,7 +990,11 @@ class DecisionLog:
         found = []
         for vw, member in members.items():
             plan, moved = self.plans.get(vw), vw in self.moved
-            told = SegmentMember(vw, member.incarnation, member.num_stages, vw in joined, self.per_wave.get(vw))
+            numbers = self.waves.get(vw)
+            num = self.per_wave.get(vw) if numbers is None else numbers.minibatches_per_wave
+            told = SegmentMember(vw, member.incarnation, member.num_stages, vw in joined, num)
+            if numbers is not None:
+                told = replace(told, origin=numbers.origin)
             found.append(told if plan is None else replace(told, version=plan.version, bounds=plan.bounds, moved=moved))
         return tuple(found)
 

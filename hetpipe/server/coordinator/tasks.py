@@ -465,6 +465,7 @@ def write_run_files(submission: Submission, prepared: Prepared, eval_samples: in
             "used": [index for index in range(num_samples) if index not in remaining],
             "minibatches": start.minibatches,
             "samples": start.samples,
+            "waves": {vw: [numbers.minibatches_per_wave, numbers.origin] for vw, numbers in start.waves.items()},
         },
         "layers": [] if run.model is None else [layer.name for layer in run.model.layers],
     }
