@@ -195,9 +195,9 @@ def test_a_plan_with_policies_is_what_runs(tmp_path: Path) -> None:
         return replace(plan, virtual_workers=tuple(workers))
 
     class Seen(LayerMemory):
-        def __init__(self, layers: Any, policies: Any = None, link: Any = None) -> None:
+        def __init__(self, layers: Any, policies: Any = None, link: Any = None, changes: Any = ()) -> None:
             seen.append(list(policies))
-            super().__init__(layers, policies, link)
+            super().__init__(layers, policies, link, changes)
 
     case = Case(stages=[[3, 2]], workers=1, model="noisy", minibatches=12, memory="auto", moves=((2, 0, (2, 3)),))
     with patch.object(in_process, "plan_job", with_policies), patch.object(stage_assembly, "LayerMemory", Seen):
