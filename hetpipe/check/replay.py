@@ -12,6 +12,7 @@ from itertools import pairwise
 from hetpipe.check.events import Barrier, Commit, Decision, Event, Evict, Join, Leave, Plan, Publish, Waves
 from hetpipe.check.facts import Facts
 from hetpipe.check.report import Findings, Kind
+from hetpipe.check.rules import RunRule
 from hetpipe.check.timeline import Life, Timeline
 
 
@@ -39,6 +40,18 @@ def founders_of(decisions: Iterable[Decision], facts: Facts) -> list[int]:
     return sorted(joined or known)
 
 
+def _rules(facts: Facts) -> dict[int, list[RunRule]]:
+    """The rules of the virtual workers that have an N of their own, or whose N changes."""
+    rules = {vw: [facts.rule.with_wave_of(num)] for vw, num in enumerate(facts.waves)}
+    for vw, (num, before) in facts.start.waves.items():
+        rules[vw] = [facts.rule.with_wave_of(num, facts.start.clock, before)]
+    for change in facts.wave_changes:
+        for vw in range(len(facts.layout.bounds)):
+            own = rules.setdefault(vw, [facts.rule])
+            own.append(facts.rule.with_wave_of(change.of(vw), change.clock, own[-1].through(change.clock)))
+    return rules
+
+
 class Replay:
     """Replays decisions in order, reports violations of `wsp.md` §2, §4 and §5, and fills a timeline."""
 
@@ -48,14 +61,16 @@ class Replay:
         self._layout = facts.layout
         self._has_waves = bool(facts.waves)
         self._wave_changes = facts.wave_changes
+        self._has_numbers = bool(facts.start.waves)
+        #: (vw, clock) of the barriers at which N is recorded.
+        self._numbered: set[tuple[int, int]] = set()
         self._findings = findings
         self._position = -1
         start = facts.start.clock
         self.timeline = Timeline(
             start_clock=start,
             rule=facts.rule,
-            rules={vw: [facts.rule.with_wave_of(num)] for vw, num in enumerate(facts.waves)}
-            | {vw: [facts.rule.with_wave_of(num, start, before)] for vw, (num, before) in facts.start.waves.items()},
+            rules=_rules(facts),
             lives={(vw, 0): Life(vw, 0, start, facts.layout.stages_of(vw), facts.layout.bounds[vw]) for vw in founders},
             members=dict.fromkeys(founders, 0),
             local=dict.fromkeys(range(len(facts.layout.bounds)), start),
@@ -234,33 +249,27 @@ class Replay:
     def _see_waves(self, waves: Waves) -> None:
         """Verify N_v from a barrier on, and that the numbers of minibatches go on there."""
         line, vw, clock = self.timeline, waves.vw, waves.clock
+        self._numbered.add((vw, clock))
+        rule = line.rule_in(vw, clock)
         name = f"virtual worker {vw} has waves of {waves.minibatches_per_wave} minibatches at clock {clock}"
         if clock not in line.pending and clock != line.barriers[-1]:
             self._findings.add(Kind.WAVE_SIZE, f"{name}, where there is no barrier", waves.origin)
-        before = line.rule_in(vw, clock)
-        due, first = self._minibatches_due(vw, clock), before.through(clock) + 1
-        if waves.minibatches_per_wave != due:
-            self._findings.add(Kind.WAVE_SIZE, f"{name}; those of the run have {due}", waves.origin)
-        if waves.before + 1 != first:
-            message = f"{name} and goes on with minibatch {waves.before + 1}; the next one is {first}"
+        elif waves.minibatches_per_wave != rule.minibatches_per_wave:
+            message = f"{name}; those of the run have {rule.minibatches_per_wave}"
             self._findings.add(Kind.WAVE_SIZE, message, waves.origin)
-        if waves.minibatches_per_wave != before.minibatches_per_wave:
-            rules = line.rules.setdefault(vw, [line.rule])
-            rules.append(line.rule.with_wave_of(waves.minibatches_per_wave, clock, first - 1))
+        elif waves.before != rule.through(clock):
+            message = f"{name} and goes on with minibatch {waves.before + 1}; the next one is {rule.through(clock) + 1}"
+            self._findings.add(Kind.WAVE_SIZE, message, waves.origin)
 
-    def _minibatches_due(self, vw: int, clock: int) -> int:
-        """N_v from a barrier on, by the job and its script."""
-        change = next((change for change in reversed(self._wave_changes) if change.clock <= clock), None)
-        return self.timeline.rule_in(vw, clock).minibatches_per_wave if change is None else change.of(vw)
+    def _is_numbered(self, clock: int) -> bool:
+        """Whether N has changed at or below a clock, so that each member has a line at every barrier."""
+        return self._has_numbers or any(change.clock <= clock for change in self._wave_changes)
 
     def finish(self) -> None:
-        """Verify that no change of N was left out; call after the last decision."""
+        """Verify that N is recorded wherever it must be; call after the last decision."""
         for (vw, wave), commit in self.timeline.commits.items():
-            due, found = self._minibatches_due(vw, wave), self.timeline.rule_in(vw, wave).minibatches_per_wave
-            if due != found:
-                message = (
-                    f"wave {wave} of virtual worker {vw} has up to {found} minibatches, where the script has {due}"
-                )
+            if wave in self.timeline.barriers and self._is_numbered(wave) and (vw, wave) not in self._numbered:
+                message = f"virtual worker {vw} commits wave {wave} behind a barrier at which its N is not recorded"
                 self._findings.add(Kind.WAVE_SIZE, message, commit.origin)
 
     def _see_join(self, join: Join) -> None:
@@ -290,7 +299,7 @@ class Replay:
         if self._has_waves and vw not in line.rules and given is not None:
             line.rules[vw] = [line.rule.with_wave_of(given)]
         known = line.rule_in(vw, join.clock).minibatches_per_wave
-        if given != (known if self._has_waves or vw in line.rules else None):
+        if given != (known if self._has_waves or self._is_numbered(join.clock) else None):
             has = "without an N of its own" if given is None else f"with waves of {given} minibatches"
             self._findings.add(Kind.WAVE_SIZE, f"{name} {has}; those of the run have {known}", join.origin)
 

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from hetpipe.job.elastic import ElasticSection, MemoryLine, MoveLine
+from hetpipe.job.elastic import ElasticSection, MemoryLine, MoveLine, WavesLine
 from hetpipe.job.file import Job
 from hetpipe.job.patience import PatienceSection
 from hetpipe.job.sections import (
@@ -78,6 +78,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "elastic": ElasticSection,
     "elastic.script.move": MoveLine,
     "elastic.script.memory": MemoryLine,
+    "elastic.script.waves": WavesLine,
     "environment": EnvironmentSection,
     "evaluate": EvaluateSection,
     "checkpoint": CheckpointSection,
@@ -93,6 +94,7 @@ _LEFT_OUT = (
     "cluster.devices",
     "elastic.script.move",
     "elastic.script.memory",
+    "elastic.script.waves",
 )
 
 #: Exactly one of these is given.

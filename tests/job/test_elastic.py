@@ -23,6 +23,10 @@ def memory(**changes: Any) -> dict[str, Any]:
     return {"at": {"p": 9}, "do": "memory", "vw": 0, "layers": (0, "h.*"), "policy": "swap", **changes}
 
 
+def waves(given: Any = 4, clock: int = 4) -> dict[str, Any]:
+    return {"at": {"clock": clock}, "do": "waves", "minibatches_per_wave": given}
+
+
 def script(*lines: dict[str, Any]) -> dict[str, Any]:
     return {"script": lines}
 
@@ -40,7 +44,7 @@ def test_a_script_survives_the_job_file() -> None:
         ((line(0),), "elastic.script[0].at.clock: "),
         (
             (line(4, do="shrink"),),
-            "elastic.script[0]: needs a key `do` with one of the words move and memory",
+            "elastic.script[0]: needs a key `do` with one of the words move, memory and waves",
         ),
         ((line(4, stages=()),), "elastic.script[0].stages: "),
         ((line(4, stages=(0, 2)),), "elastic.script[0].stages[0]: "),
@@ -78,6 +82,43 @@ def test_several_lines_may_be_about_the_memory_of_one_virtual_worker_at_one_cloc
     assert made.elastic.clocks == [2, 2, 2]
     assert [each.vw for each in made.elastic.moves] == [0]
     assert Job.model_validate(made.model_dump(mode="json")) == made
+
+
+def test_waves_change_for_all_or_for_each() -> None:
+    lines = (waves(4, 2), line(2), waves((4, 2), 4))
+    two: dict[str, Any] = {"workers": {"count": 2, "stages": 2}, "sync": {"kind": "wsp", "D": 0}}
+    made = job(**two, elastic=script(*lines))
+    assert [each.counts for each in made.elastic.waves] == [(4,), (4, 2)]
+    assert made.elastic.clocks == [2, 2, 4]
+    assert Job.model_validate(made.model_dump(mode="json")) == made
+
+
+@pytest.mark.parametrize(
+    ("given", "changes", "wrong"),
+    [
+        (0, {}, "elastic.script[0].minibatches_per_wave: must be at least 1"),
+        ((1, 2, 3), {}, "elastic.script[0].minibatches_per_wave: has 3 numbers, but there are 2 virtual workers"),
+        (
+            3,
+            {"gradients": {"accumulate": 2}},
+            "elastic.script[0].minibatches_per_wave: is not a multiple of `gradients.accumulate`, 2",
+        ),
+        (
+            (4, 2),
+            {"sync": {"kind": "allreduce", "minibatches_per_wave": 2}, "weights": "flush"},
+            "elastic.script[0].minibatches_per_wave: differ, but under allreduce all virtual workers have equal waves",
+        ),
+    ],
+)
+def test_waves_that_cannot_be(given: Any, changes: dict[str, Any], wrong: str) -> None:
+    two: dict[str, Any] = {"workers": {"count": 2, "stages": 2}, "sync": {"kind": "wsp", "D": 0}}
+    (found,) = problems(**{**two, **changes}, elastic=script(waves(given)))
+    assert found.startswith(wrong), found
+
+
+def test_waves_change_once_at_a_clock() -> None:
+    (found,) = problems(elastic=script(waves(), waves(2)), workers={"count": 1, "stages": 2})
+    assert found == "elastic.script: line 2 changes the waves a second time at clock 4; remove one"
 
 
 def test_policies_change_at_barriers_only_where_backwards_use_other_weights_than_forwards() -> None:

@@ -8,16 +8,22 @@ from typing import Any
 import pytest
 
 from hetpipe.decide.elastic.enlarging import new_worker
-from hetpipe.decide.elastic.script import check_script, memory_changes, plan_changes
+from hetpipe.decide.elastic.script import (
+    check_script,
+    memory_changes,
+    most_minibatches_per_wave,
+    plan_changes,
+    wave_changes,
+)
 from hetpipe.decide.lifecycle.configs import data_of, fresh_progress
 from hetpipe.decide.lifecycle.planning import PlannedRun
 from hetpipe.decide.planner.partition import plan_job
-from hetpipe.errors import PlanError, UserError
+from hetpipe.errors import JobError, PlanError, UserError
 from hetpipe.job.file import Job
 from hetpipe.values.ids import Clock, Term
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.memory import MemoryChange
-from hetpipe.values.sync import PlanChange
+from hetpipe.values.sync import PlanChange, WaveChange, WaveNumbers
 from tests.server.coordinator.builders import JOB_ID, agent_info, job, model
 from tests.server.coordinator.machine_driver import AGENTS
 
@@ -105,6 +111,55 @@ def test_policies_need_barriers_only_and_are_the_affair_of_the_virtual_worker() 
 def test_a_line_about_memory_that_cannot_be_done(lines: list[dict[str, Any]], wrong: str) -> None:
     with pytest.raises(PlanError, match=rf"elastic\.script{wrong}"):
         check(with_memory(*lines))
+
+
+def waves(given: Any = 8, clock: int = 1) -> dict[str, Any]:
+    return {"at": {"clock": clock}, "do": "waves", "minibatches_per_wave": given}
+
+
+def test_another_n_is_a_change_of_its_own() -> None:
+    of = with_memory(waves((8, 4)), memory(at={"p": 13}))
+    assert wave_changes(of) == (WaveChange(Clock(1), (8, 4)),)
+    assert plan_changes(of) == ()
+    plan = plan_job(of, MODEL, AGENTS, Term(1), JOB_ID)
+    assert [most_minibatches_per_wave(of, worker) for worker in plan.virtual_workers] == [8, 4]
+
+
+@pytest.mark.parametrize(
+    ("lines", "wrong"),
+    [
+        ([waves((8, 4, 4))], r"\[0\]\.minibatches_per_wave: has 3 numbers"),
+        ([waves(clock=30)], r"\[0\]: is at clock 30, but the run ends at clock \d+"),
+        # Waves of 4, from clock 1 on of 8: minibatches 1 to 4, 5 to 12, 13 to 20.
+        ([waves(), memory(at={"p": 9})], r"\[1\]: is at minibatch 9, which does not begin a wave of 8; use 5 or 13"),
+        (
+            [waves(), memory(at={"p": 13}), memory(at={"clock": 1})],
+            r"\[2\]: takes effect in wave 1, after one in wave 2",
+        ),
+    ],
+)
+def test_another_n_that_cannot_be(lines: list[dict[str, Any]], wrong: str) -> None:
+    with pytest.raises((PlanError, JobError), match=rf"elastic\.script{wrong}"):
+        check(with_memory(*lines))
+
+
+def test_a_policy_that_fills_the_pipeline_needs_as_many_minibatches_as_stages() -> None:
+    of = Job(**{**job().model_dump(mode="json"), "weights": "stash", "elastic": {"script": (waves(1),)}})
+    with pytest.raises(
+        PlanError, match=r"\[0\]: has 1 minibatches per wave, but stash needs as many as virtual worker 0"
+    ):
+        check(of)
+
+
+def test_minibatches_of_a_resumed_run_are_those_of_its_checkpoint() -> None:
+    """At clock 1 with 6 minibatches before and waves of 2, whatever the job says; N changes at clock 2 to 8."""
+    of = with_memory(waves(8, 2), memory(at={"p": 9}))
+    plan = plan_job(of, MODEL, AGENTS, Term(1), JOB_ID)
+    start = replace(fresh_progress(400), clock=Clock(1), waves={Vw(vw): WaveNumbers(2, 6) for vw in (0, 1)})
+    check_script(of, plan, replace(data_of(of, MODEL), num_samples=400), start, NAMES)
+    wrong = with_memory(waves(8, 2), memory(at={"p": 8}))
+    with pytest.raises(PlanError, match=r"is at minibatch 8, which does not begin a wave of 2; use 7 or 9"):
+        check_script(wrong, plan, replace(data_of(of, MODEL), num_samples=400), start, NAMES)
 
 
 @pytest.mark.parametrize(
