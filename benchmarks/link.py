@@ -27,7 +27,7 @@ from benchmarks.stages import use_one_thread
 from hetpipe.certs.authority import Authority, key_to_pem, new_key
 from hetpipe.certs.files import CA_FILE, CERT_FILE, KEY_FILE
 from hetpipe.clock import SYSTEM_CLOCK
-from hetpipe.link.catalogue import LinkNetwork, call, open_door
+from hetpipe.link.catalogue import LinkNetwork, call, listen
 from hetpipe.link.cut import Cut
 from hetpipe.link.policy import Frame, FrameKind, Link, LinkLimits
 from hetpipe.values.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
@@ -165,9 +165,9 @@ class Bench:
         self._links = {name: self._link(kind, _footing(folder, tls=tls)) for name, (kind, tls) in LINKS.items()}
 
     def _link(self, kind: LinkKind, footing: LinkNetwork) -> Link:
-        door = open_door(kind, _cut(0), footing)
-        self._pipe.send(door.address)
-        return door.accept(deadline_seconds=_SECONDS)
+        listener = listen(kind, _cut(0), footing)
+        self._pipe.send(listener.address)
+        return listener.accept(deadline_seconds=_SECONDS)
 
     def seconds(self, name: str, frame_bytes: int) -> float:
         """How long the frames take over one contender."""

@@ -121,8 +121,8 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trap:
-    """One entry of the environment variable."""
+class ArmedPoint:
+    """A failpoint with its action: one entry of the environment variable."""
 
     name: str
     action: Action
@@ -137,7 +137,7 @@ class Trap:
         return all(who.get(key) == value for key, value in self.filters.items())
 
 
-def parse(text: str) -> tuple[Trap, ...]:
+def parse(text: str) -> tuple[ArmedPoint, ...]:
     """Parse the environment variable.
 
     Raises:
@@ -146,7 +146,7 @@ def parse(text: str) -> tuple[Trap, ...]:
     return tuple(_parse_entry(position, entry.strip()) for position, entry in enumerate(text.split(",")))
 
 
-def _parse_entry(position: int, entry: str) -> Trap:
+def _parse_entry(position: int, entry: str) -> ArmedPoint:
     what, *filters = entry.split(";")
     name, _, deed = what.partition("=")
     action, at, hit = deed.partition("@")
@@ -160,7 +160,9 @@ def _parse_entry(position: int, entry: str) -> Trap:
     for key, value in chosen.items():
         if key not in FILTERS or not value:
             raise _unreadable(entry, f"{key}={value} selects no process; write one of {', '.join(FILTERS)} and a value")
-    return Trap(name=name, action=Action(action), hit=int(hit) if at else 1, filters=chosen, mark=f"{position}-{name}")
+    return ArmedPoint(
+        name=name, action=Action(action), hit=int(hit) if at else 1, filters=chosen, mark=f"{position}-{name}"
+    )
 
 
 def _unreadable(entry: str, why: str) -> UserError:
@@ -168,10 +170,10 @@ def _unreadable(entry: str, why: str) -> UserError:
 
 
 class _Armed:
-    """The traps of this process, and the number of visits to each place. Thread-safe."""
+    """The armed failpoints of this process, and the number of visits to each failpoint. Thread-safe."""
 
-    def __init__(self, traps: Iterable[Trap], who: Mapping[str, str], once: Path | None) -> None:
-        self._traps = tuple(traps)
+    def __init__(self, armed_points: Iterable[ArmedPoint], who: Mapping[str, str], once: Path | None) -> None:
+        self._armed_points = tuple(armed_points)
         self._who = who
         self._once = once
         self._lock = threading.Lock()
@@ -181,26 +183,26 @@ class _Armed:
         with self._lock:
             self._hits[name] += 1
             hit = self._hits[name]
-        for trap in self._traps:
-            if trap.name == name and trap.hit == hit and self._is_first(trap):
-                _act(trap)
+        for armed in self._armed_points:
+            if armed.name == name and armed.hit == hit and self._is_first(armed):
+                _act(armed)
 
-    def _is_first(self, trap: Trap) -> bool:
+    def _is_first(self, armed: ArmedPoint) -> bool:
         """Create the marker file; returns whether it was absent. Without a folder, every process is the first."""
         if self._once is None:
             return True
         try:
-            descriptor = os.open(self._once / trap.mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            descriptor = os.open(self._once / armed.mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except FileExistsError:
             return False
-        said = {"pid": os.getpid(), "point": trap.name, "action": trap.action, "hit": trap.hit, "who": self._who}
+        said = {"pid": os.getpid(), "point": armed.name, "action": armed.action, "hit": armed.hit, "who": self._who}
         with os.fdopen(descriptor, "w") as file:
             file.write(json.dumps(said) + "\n")
         return True
 
 
-def _act(trap: Trap) -> None:
-    match trap.action:
+def _act(armed: ArmedPoint) -> None:
+    match armed.action:
         case Action.KILL:
             os.kill(os.getpid(), signal.SIGKILL)
         case Action.STOP:
@@ -209,9 +211,9 @@ def _act(trap: Trap) -> None:
         case Action.HANG:
             threading.Event().wait()
         case Action.ERROR:
-            raise InjectedFault(f"failpoint {trap.name} raised this error, by {VARIABLE}")
+            raise InjectedFault(f"failpoint {armed.name} raised this error, by {VARIABLE}")
         case Action.DROP:
-            raise PeerUnreachable(f"failpoint {trap.name} dropped the reply, by {VARIABLE}")
+            raise PeerUnreachable(f"failpoint {armed.name} dropped the reply, by {VARIABLE}")
 
 
 _armed: _Armed | None = None
@@ -271,8 +273,8 @@ def arm(environment: Mapping[str, str], *, is_allowed: bool, **who: str | int | 
     if once is not None and not once.is_dir():
         raise UserError(f"{ONCE_VARIABLE} names {once}, which is not a folder; create it first")
     known = {name: str(value) for name, value in who.items() if value is not None}
-    traps = [trap for trap in parse(text) if trap.concerns(known)]
-    _armed = _Armed(traps, known, once) if traps else None
+    armed_points = [armed for armed in parse(text) if armed.concerns(known)]
+    _armed = _Armed(armed_points, known, once) if armed_points else None
 
 
 def disarm() -> None:

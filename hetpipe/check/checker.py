@@ -13,19 +13,19 @@ from pathlib import Path
 
 from hetpipe.check.events import Apply, Damage, Event, Forward, Memory, Pass, Pull, Staged, Step, Used, Wave
 from hetpipe.check.facts import Facts, Layout, read_facts
-from hetpipe.check.lanes import LaneJudge
-from hetpipe.check.memory import MemoryJudge
+from hetpipe.check.lanes import LaneVerifier
+from hetpipe.check.memory import MemoryVerifier
 from hetpipe.check.reading import read_history
 from hetpipe.check.replay import Replay, decisions_in_order, founders_of
-from hetpipe.check.replicas import ReplicaJudge
+from hetpipe.check.replicas import ReplicaVerifier
 from hetpipe.check.report import Counts, Findings, Kind, Report
 from hetpipe.check.rules import HistoryRule
-from hetpipe.check.samples import SampleJudge
-from hetpipe.check.shards import ShardJudge
-from hetpipe.check.terms import TermJudge
+from hetpipe.check.samples import SampleVerifier
+from hetpipe.check.shards import ShardVerifier
+from hetpipe.check.terms import TermVerifier
 from hetpipe.check.timeline import Timeline
-from hetpipe.check.versions import VersionJudge
-from hetpipe.check.waves import WaveJudge
+from hetpipe.check.versions import VersionVerifier
+from hetpipe.check.waves import WaveVerifier
 from hetpipe.errors import UserError
 
 
@@ -69,26 +69,26 @@ def check_events(
     Linear in the number of events in time and memory (n·log n for sorting).
     """
     findings = Findings()
-    terms = TermJudge(findings)
+    terms = TermVerifier(findings)
     decisions = decisions_in_order(events)
     terms.see_decisions(decisions)
     replay = Replay(facts, findings, founders_of(decisions, facts))
     for decision in decisions:
         replay.see(decision)
     replay.finish()
-    judges = _Judges(facts, replay.timeline, findings)
+    verifiers = _Verifiers(facts, replay.timeline, findings)
     for event in events:
         terms.see(event)
-        judges.see(event)
-    judges.finish()
-    _judge_damage(damage, replay.timeline, findings)
+        verifiers.see(event)
+    verifiers.finish()
+    _verify_damage(damage, replay.timeline, findings)
     if require_complete and not replay.timeline.complete:
         findings.add(Kind.INCOMPLETE, "the run was cut short: no barrier with reason end or stop is published")
-    return judges.report(len(events), unknown_events)
+    return verifiers.report(len(events), unknown_events)
 
 
-class _Judges:
-    """Dispatches each event to its judges, after validating its actor."""
+class _Verifiers:
+    """Dispatches each event to its verifiers, after validating its actor."""
 
     def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
         self._layout = facts.layout
@@ -96,13 +96,13 @@ class _Judges:
         self._timeline = timeline
         self._findings = findings
         self._history = facts.history
-        self._waves = WaveJudge(facts, timeline, findings)
-        self._versions = VersionJudge(timeline, findings)
-        self._lanes = LaneJudge(facts, timeline, findings)
-        self._replicas = ReplicaJudge(timeline, findings)
-        self._memory = MemoryJudge(facts, timeline, findings)
-        self._shards = ShardJudge(facts, timeline, findings)
-        self._samples = SampleJudge(facts, timeline, findings)
+        self._waves = WaveVerifier(facts, timeline, findings)
+        self._versions = VersionVerifier(timeline, findings)
+        self._lanes = LaneVerifier(facts, timeline, findings)
+        self._replicas = ReplicaVerifier(timeline, findings)
+        self._memory = MemoryVerifier(facts, timeline, findings)
+        self._shards = ShardVerifier(facts, timeline, findings)
+        self._samples = SampleVerifier(facts, timeline, findings)
         #: (vw, incarnation, stage, shard) → whether such an actor exists.
         self._actors: dict[tuple[int, int, int, int], bool] = {}
 
@@ -207,7 +207,7 @@ def _stranger(layout: Layout, timeline: Timeline, life: tuple[int, int], stage: 
     return None
 
 
-def _judge_damage(damage: Sequence[Damage], timeline: Timeline, findings: Findings) -> None:
+def _verify_damage(damage: Sequence[Damage], timeline: Timeline, findings: Findings) -> None:
     """Verify a torn last line: legal after a kill, if the run was cut short or that worker was evicted."""
     for line in damage:
         life = timeline.lives.get(line.life) if line.life is not None else None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Place and time of one line: file, line number, host, monotonic time."""
+    """StagePosition and time of one line: file, line number, host, monotonic time."""
 
     t: float
     """Monotonic seconds; comparable between processes of one host only."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 
-from hetpipe.check.rules import OrderRule, Place, RunRule, WeightRule
+from hetpipe.check.rules import OrderRule, RunRule, StagePosition, WeightRule
 
 
 def wave_of(rule: RunRule, p: int) -> int:
@@ -62,17 +62,17 @@ def needs_pull(rule: RunRule, p: int, floor: int, in_use: int) -> bool:
     return not rule.pulls_when_required or in_use < required_clock(rule, p, floor)
 
 
-def forward_through(rule: RunRule, p: int, floor: int, place: Place) -> int:
+def forward_through(rule: RunRule, p: int, floor: int, place: StagePosition) -> int:
     """v_i(p): the last own minibatch whose update is in the weights of the forward of p; always ends an update.
 
-    >>> [forward_through(RunRule(4, 0), p, 0, Place()) for p in (3, 4, 5, 9)]
+    >>> [forward_through(RunRule(4, 0), p, 0, StagePosition()) for p in (3, 4, 5, 9)]
     [0, 0, 1, 5]
-    >>> forward_through(RunRule(4, 0), 9, 2, Place())
+    >>> forward_through(RunRule(4, 0), 9, 2, StagePosition())
     8
-    >>> [forward_through(RunRule(4, 0, WeightRule.STASH), 9, 0, Place(stage, 3)) for stage in range(3)]
+    >>> [forward_through(RunRule(4, 0, WeightRule.STASH), 9, 0, StagePosition(stage, 3)) for stage in range(3)]
     [6, 7, 8]
     >>> rule = RunRule(4, 0, WeightRule.VERTICAL, accumulate=2)
-    >>> [forward_through(rule, 10, 0, Place(stage, 3)) for stage in range(3)]
+    >>> [forward_through(rule, 10, 0, StagePosition(stage, 3)) for stage in range(3)]
     [6, 6, 6]
     """
     match rule.weights:
@@ -89,10 +89,10 @@ def forward_through(rule: RunRule, p: int, floor: int, place: Place) -> int:
     return _updated(rule, newest, floor)
 
 
-def backward_through(rule: RunRule, p: int, floor: int, place: Place) -> int:
+def backward_through(rule: RunRule, p: int, floor: int, place: StagePosition) -> int:
     """The same for the weights read by the backward of p: all updates before p where the policy predicts.
 
-    >>> [backward_through(RunRule(4, 0, WeightRule.PREDICT), 9, 0, Place(stage, 3)) for stage in range(3)]
+    >>> [backward_through(RunRule(4, 0, WeightRule.PREDICT), 9, 0, StagePosition(stage, 3)) for stage in range(3)]
     [8, 8, 8]
     """
     return _updated(rule, p - 1, floor) if rule.predicts else forward_through(rule, p, floor, place)
@@ -112,10 +112,10 @@ def forward_is_newest(rule: RunRule) -> bool:
     return rule.predicts or rule.weights in (WeightRule.STASH, WeightRule.FLUSH)
 
 
-def most_in_flight(rule: RunRule, place: Place) -> int | None:
+def most_in_flight(rule: RunRule, place: StagePosition) -> int | None:
     """S_i: maximum number of minibatches between forward and backward at a stage; None if unbounded.
 
-    >>> [most_in_flight(RunRule(2, 0, WeightRule.FLUSH), Place(stage, 3)) for stage in range(3)]
+    >>> [most_in_flight(RunRule(2, 0, WeightRule.FLUSH), StagePosition(stage, 3)) for stage in range(3)]
     [2, 2, 1]
     """
     if rule.weights is WeightRule.WAVE:

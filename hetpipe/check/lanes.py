@@ -14,9 +14,9 @@ from itertools import pairwise
 from hetpipe.check.events import Backward, Forward, Pass, Skip, StageEvent, Step
 from hetpipe.check.facts import Facts
 from hetpipe.check.formulas import ends_update, forward_is_newest, forward_through, minibatches_in, wave_of
-from hetpipe.check.orders import OrderJudge
+from hetpipe.check.orders import OrderVerifier
 from hetpipe.check.report import Findings, Kind
-from hetpipe.check.rules import Place, SyncRule
+from hetpipe.check.rules import StagePosition, SyncRule
 from hetpipe.check.timeline import Timeline
 
 
@@ -24,7 +24,7 @@ from hetpipe.check.timeline import Timeline
 class _Lane:
     """Events of one stage of one incarnation. Each dictionary: p → its first event."""
 
-    place: Place
+    place: StagePosition
     forwards: dict[int, Forward] = field(default_factory=dict)
     backwards: dict[int, Backward] = field(default_factory=dict)
     steps: dict[int, Step] = field(default_factory=dict)
@@ -37,14 +37,14 @@ class _Lane:
     """Backwards before their forward, steps before their backward."""
 
 
-class LaneJudge:
+class LaneVerifier:
     """Verifies forwards, backwards and steps; the events of one lane must come in file order."""
 
     def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
         self._batch_size = facts.data.batch_size
         self._timeline = timeline
         self._findings = findings
-        self._orders = OrderJudge(timeline, findings)
+        self._orders = OrderVerifier(timeline, findings)
         self._lanes: dict[tuple[int, int], list[_Lane]] = {}
 
     def see(self, event: Pass | Step) -> None:
@@ -66,7 +66,7 @@ class LaneJudge:
         committed_minibatches: Counter[tuple[int, int]] = Counter()
         for (vw, incarnation), lanes in self._lanes.items():
             started = _started(lanes)
-            self._judge_gaps(started)
+            self._verify_gaps(started)
             for p in started:
                 wave = wave_of(self._timeline.rule_of(vw, p), p)
                 if self._timeline.committed(vw, incarnation, wave):
@@ -74,12 +74,12 @@ class LaneJudge:
             due = {p for p in started if self._is_due(vw, incarnation, p)}
             stepping = self._stepping(started)
             for lane in lanes:
-                self._judge_order(lane)
-                self._judge_steps(lane, stepping)
-                self._judge_missing(lane, due, started, stepping)
-            self._judge_coverage(vw, incarnation, lanes)
-        self._judge_skips()
-        self._judge_commits(committed_minibatches)
+                self._verify_order(lane)
+                self._verify_steps(lane, stepping)
+                self._verify_missing(lane, due, started, stepping)
+            self._verify_coverage(vw, incarnation, lanes)
+        self._verify_skips()
+        self._verify_commits(committed_minibatches)
         self._orders.finish()
 
     def num_skipped(self) -> int:
@@ -96,7 +96,7 @@ class LaneJudge:
         through = forward_through(rule, event.p, floor, lane.place)
         if through > rule.through(floor):
             lane.needed_step = max(lane.needed_step, through)
-        self._judge_newest(lane, event, floor, must_be=forward_is_newest(rule))
+        self._verify_newest(lane, event, floor, must_be=forward_is_newest(rule))
 
     def _see_backward(self, lane: _Lane, event: Backward) -> None:
         if event.p in lane.backwards:
@@ -107,9 +107,9 @@ class LaneJudge:
         if event.p not in lane.forwards:
             lane.disordered.append(event)
         floor = self._floor(event, event.p)
-        self._judge_newest(lane, event, floor, must_be=self._timeline.rule.predicts)
+        self._verify_newest(lane, event, floor, must_be=self._timeline.rule.predicts)
 
-    def _judge_newest(self, lane: _Lane, event: Pass, floor: int, *, must_be: bool) -> None:
+    def _verify_newest(self, lane: _Lane, event: Pass, floor: int, *, must_be: bool) -> None:
         """Verify that a pass sees only updates its stage has made, and all of them if `must_be`."""
         newest = max(lane.last_step, self._timeline.rule_of(event.vw, event.p).through(floor))
         if event.local_through > newest:
@@ -130,7 +130,7 @@ class LaneJudge:
         if event.p not in lane.backwards:
             lane.disordered.append(event)
 
-    def _judge_skips(self) -> None:
+    def _verify_skips(self) -> None:
         """Verify that an update is skipped on all stages at one scale, or on none; under allreduce on all replicas."""
         first: dict[tuple[int, ...], Step] = {}
         together = self._timeline.rule.sync is SyncRule.ALLREDUCE
@@ -164,7 +164,7 @@ class LaneJudge:
             return True
         return line.complete and line.members.get(vw) == incarnation
 
-    def _judge_gaps(self, started: dict[int, StageEvent]) -> None:
+    def _verify_gaps(self, started: dict[int, StageEvent]) -> None:
         """Verify that minibatches are numbered without gaps from each barrier on."""
         previous, previous_floor = 0, -1
         for p, event in started.items():
@@ -177,7 +177,7 @@ class LaneJudge:
                 self._findings.add(Kind.MINIBATCH_MISSING, message, event.origin)
             previous, previous_floor = p, floor
 
-    def _judge_order(self, lane: _Lane) -> None:
+    def _verify_order(self, lane: _Lane) -> None:
         """Verify the order of present lines; missing ones are reported separately."""
         for event in lane.disordered:
             before = lane.forwards if isinstance(event, Backward) else lane.backwards
@@ -185,7 +185,7 @@ class LaneJudge:
                 message = f"{event.name} comes before the {before[event.p].name}"
                 self._findings.add(Kind.MINIBATCH_ORDER, message, event.origin)
 
-    def _judge_steps(self, lane: _Lane, stepping: set[int]) -> None:
+    def _verify_steps(self, lane: _Lane, stepping: set[int]) -> None:
         """Report unexpected steps, and passes on updates that came later or never."""
         for p, step in lane.steps.items():
             if p not in stepping:
@@ -197,7 +197,7 @@ class LaneJudge:
                 message = f"{event.name} has own updates through {through}, but its stage has made those to {newest}"
                 self._findings.add(Kind.UPDATE_NOT_READY, message, event.origin)
 
-    def _judge_missing(self, lane: _Lane, due: set[int], started: dict[int, StageEvent], stepping: set[int]) -> None:
+    def _verify_missing(self, lane: _Lane, due: set[int], started: dict[int, StageEvent], stepping: set[int]) -> None:
         """Report missing events of a lane: all due ones, and dependencies of later ones."""
         last_forward = max(lane.forwards, default=0)
         last_backward = max(lane.backwards, default=0)
@@ -212,7 +212,7 @@ class LaneJudge:
             if step is None and p in stepping and (wanted or p <= last_step):
                 self._report_missing(Kind.STEP_MISSING, "step", lane, backward or forward or event)
 
-    def _judge_coverage(self, vw: int, incarnation: int, lanes: list[_Lane]) -> None:
+    def _verify_coverage(self, vw: int, incarnation: int, lanes: list[_Lane]) -> None:
         """Verify that the layers that each stage has by the version that it carries are together all, each once.
 
         Of minibatches with a pass on every stage; missing ones are reported separately.
@@ -234,7 +234,7 @@ class LaneJudge:
         message = f"p = {known.p} of virtual worker {known.vw} has no {what} on stage {lane.place.stage}"
         self._findings.add(kind, message, known.origin)
 
-    def _judge_commits(self, minibatches: Counter[tuple[int, int]]) -> None:
+    def _verify_commits(self, minibatches: Counter[tuple[int, int]]) -> None:
         for (vw, wave), commit in self._timeline.commits.items():
             expected = minibatches_in(commit.samples, self._batch_size)
             if minibatches[vw, wave] != expected:

@@ -27,7 +27,7 @@ class _Stage:
     """The first forward of each wave, or the waves of a summary."""
 
 
-class MemoryJudge:
+class MemoryVerifier:
     """Verifies lines of policies, and that no wave begins without those that the script decides."""
 
     def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
@@ -53,14 +53,16 @@ class MemoryJudge:
             before: dict[int, str] = {}
             whole: list[dict[int, str]] = []
             for line in seen.lines:
-                before = self._judge_line(line, life, before, script)
+                before = self._verify_line(line, life, before, script)
                 whole.append(before)
             for begin in seen.begins if script else ():
                 p = begin.first if isinstance(begin, Wave) else begin.p
                 index = bisect_right(seen.lines, p, key=lambda line: line.p) - 1
-                self._judge_begin(begin, p, whole[index] if index >= 0 else {}, script, self._layers(life, stage, p))
+                self._verify_begin(begin, p, whole[index] if index >= 0 else {}, script, self._layers(life, stage, p))
 
-    def _judge_line(self, line: Memory, life: Life, before: dict[int, str], script: list[MemoryLine]) -> dict[int, str]:
+    def _verify_line(
+        self, line: Memory, life: Life, before: dict[int, str], script: list[MemoryLine]
+    ) -> dict[int, str]:
         """Verify one line; returns the policy of each layer."""
         rule = self._timeline.rule_of(line.vw, line.p)
         layers = self._layers(life, line.stage, line.p)
@@ -81,7 +83,7 @@ class MemoryJudge:
                 self._add(line, f"but nothing changes layer {layer} from {before[layer]} to {policy}")
         return found
 
-    def _judge_begin(
+    def _verify_begin(
         self, begin: Forward | Wave, p: int, policies: dict[int, str], script: list[MemoryLine], layers: range | None
     ) -> None:
         wave = wave_of(self._timeline.rule_of(begin.vw, p), p)

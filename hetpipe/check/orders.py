@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hetpipe.check.events import Backward, Forward, Pass
 from hetpipe.check.formulas import drained_since, most_in_flight, wave_of
 from hetpipe.check.report import Findings, Kind
-from hetpipe.check.rules import OrderRule, Place, RunRule
+from hetpipe.check.rules import OrderRule, RunRule, StagePosition
 from hetpipe.check.timeline import Timeline
 
 
@@ -22,7 +22,7 @@ class _Lane:
     """Progress of one stage of one incarnation."""
 
     rule: RunRule
-    place: Place
+    place: StagePosition
     forwarded: int = 0
     """The last minibatch whose forward began."""
     backwarded: int = 0
@@ -44,7 +44,7 @@ class _Life:
     """Clock at which the pipeline was drained → the last minibatch that any stage forwarded before the next drain."""
 
 
-class OrderJudge:
+class OrderVerifier:
     """Verifies forwards and backwards, each passed once; those of one stage must come in file order."""
 
     def __init__(self, timeline: Timeline, findings: Findings) -> None:

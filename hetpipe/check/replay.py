@@ -112,8 +112,8 @@ class Replay:
         if wave < expected:
             return
         line.local[vw] = wave + 1
-        self._judge_barrier_of(commit, name)
-        self._judge_distance_of(commit, name)
+        self._verify_barrier_of(commit, name)
+        self._verify_distance_of(commit, name)
 
     def _enter(self, commit: Commit) -> None:
         """Record a commit, even an illegal one, so that its applies are not reported a second time."""
@@ -121,7 +121,7 @@ class Replay:
         self.timeline.commits.setdefault(key, commit)
         self.timeline.commit_positions.setdefault(key, self._position)
 
-    def _judge_barrier_of(self, commit: Commit, name: str) -> None:
+    def _verify_barrier_of(self, commit: Commit, name: str) -> None:
         end, pending = self.timeline.end, self.timeline.pending
         if end is not None and commit.wave >= end.clock:
             message = f"{name}, after the run ended at clock {end.clock}"
@@ -130,7 +130,7 @@ class Replay:
             message = f"{name}, before the barrier at clock {min(pending)} is published"
             self._findings.add(Kind.COMMIT_PAST_BARRIER, message, commit.origin)
 
-    def _judge_distance_of(self, commit: Commit, name: str) -> None:
+    def _verify_distance_of(self, commit: Commit, name: str) -> None:
         line, staleness, bound = self.timeline, self._rule.staleness, self._rule.bound_clock_distance
         slowest = min(line.local[vw] for vw in line.members)
         distance = line.local[commit.vw] - slowest

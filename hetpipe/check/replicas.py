@@ -16,7 +16,7 @@ from hetpipe.check.timeline import Timeline
 _Group = tuple[int, int]
 
 
-class ReplicaJudge:
+class ReplicaVerifier:
     """Verifies backwards and steps, in any order; ignores other kinds of synchronization."""
 
     def __init__(self, timeline: Timeline, findings: Findings) -> None:

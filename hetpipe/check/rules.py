@@ -56,7 +56,7 @@ _ANY_ORDER = (WeightRule.WAVE, WeightRule.FLUSH)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StagePosition:
     """One stage of a pipeline."""
 
     stage: int = 0

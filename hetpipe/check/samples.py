@@ -15,7 +15,7 @@ from hetpipe.check.timeline import Timeline
 _NAMED = 5
 
 
-class SampleJudge:
+class SampleVerifier:
     """Verifies `used` lines, in any order."""
 
     def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
@@ -60,7 +60,7 @@ class SampleJudge:
 
     def finish(self) -> None:
         """Verify commits against the ledger, ended epochs, and the end of the run."""
-        self._judge_commits()
+        self._verify_commits()
         for (vw, wave), used in self._lines.items():
             line = self._timeline
             lost = line.may_have_lost_commit(vw, line.members.get(vw, -1), wave)
@@ -77,10 +77,10 @@ class SampleJudge:
                     f"samples were never used, the first {missing[:_NAMED]}"
                 )
                 self._findings.add(Kind.SAMPLE_NEVER, message, barrier.origin)
-        self._judge_shares()
-        self._judge_total()
+        self._verify_shares()
+        self._verify_total()
 
-    def _judge_shares(self) -> None:
+    def _verify_shares(self) -> None:
         """Verify the split of minibatches between two barriers by N_v, where no member was evicted."""
         line = self._timeline
         if not line.rules:
@@ -105,7 +105,7 @@ class SampleJudge:
                     )
                     self._findings.add(Kind.WAVE_SHARE, message, line.publishes[end].origin)
 
-    def _judge_commits(self) -> None:
+    def _verify_commits(self) -> None:
         line = self._timeline
         for (vw, wave), commit in line.commits.items():
             counted = self._counted[vw, wave]
@@ -118,7 +118,7 @@ class SampleJudge:
                 )
                 self._findings.add(Kind.SAMPLE_COUNT, message, commit.origin)
 
-    def _judge_total(self) -> None:
+    def _verify_total(self) -> None:
         end = self._timeline.end
         if end is None or "end" not in end.words or "stop" in end.words:
             return

@@ -10,7 +10,7 @@ from hetpipe.check.report import Findings, Kind
 from hetpipe.check.timeline import Life, Timeline
 
 
-class ShardJudge:
+class ShardVerifier:
     """Verifies staged, apply and pull lines; the lines of one file must come in order."""
 
     def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
@@ -38,13 +38,13 @@ class ShardJudge:
 
     def see_staged(self, staged: Staged) -> None:
         """Record staged slices, and verify that no evicted incarnation stages."""
-        has_slices = self._judge_slices(staged, "is staged on")
+        has_slices = self._verify_slices(staged, "is staged on")
         key = (staged.vw, staged.incarnation, staged.wave)
         self._staged.setdefault(key, Counter())[staged.stage, staged.shard] += staged.slices
         self._first_staged.setdefault(key, staged)
         life = self._timeline.lives[staged.vw, staged.incarnation]
         if has_slices:
-            self._judge_owned(staged, life.bounds_at(staged.wave))
+            self._verify_owned(staged, life.bounds_at(staged.wave))
         if self._knows_eviction(staged, life):
             message = f"wave {staged.wave} of {_life(life)} is staged on shard {staged.shard} after its eviction"
             self._findings.add(Kind.OLD_INCARNATION, message, staged.origin)
@@ -67,7 +67,7 @@ class ShardJudge:
 
     def see_pull(self, pull: Pull) -> None:
         """Verify that only published clocks are served."""
-        self._judge_slices(pull, "pulls from")
+        self._verify_slices(pull, "pulls from")
         key = (pull.shard, pull.vw, pull.clock)
         if key not in self._unpublished and not self._timeline.is_published_before(pull.clock, pull.origin):
             self._unpublished.add(key)
@@ -80,9 +80,9 @@ class ShardJudge:
     def finish(self) -> None:
         """Report missing and late lines."""
         for commit in self._timeline.commits.values():
-            self._judge_applies(commit)
+            self._verify_applies(commit)
             if commit.samples > 0:
-                self._judge_staged(commit)
+                self._verify_staged(commit)
         for (vw, incarnation, wave), staged in self._first_staged.items():
             if self._is_stranded(vw, incarnation, wave):
                 message = (
@@ -99,7 +99,7 @@ class ShardJudge:
             return False
         return self._followed.get(staged.origin.file, 0) > life.eviction_position
 
-    def _judge_slices(self, event: Staged | Pull, does: str) -> bool:
+    def _verify_slices(self, event: Staged | Pull, does: str) -> bool:
         """Verify the slices of a stage on a shard: none where the plan has none; without shards none at all."""
         may = self._may_have_slices(event)
         if not may:
@@ -125,7 +125,7 @@ class ShardJudge:
             for cut in cuts
         )
 
-    def _judge_owned(self, staged: Staged, bounds: tuple[int, ...] | None) -> None:
+    def _verify_owned(self, staged: Staged, bounds: tuple[int, ...] | None) -> None:
         """Verify that the layers of staged slices are the stage's own in that wave."""
         layers = self._layers[staged.shard]
         strange = next((index for index in staged.indices if index >= len(layers)), None)
@@ -144,7 +144,7 @@ class ShardJudge:
             self._num_slices[bounds] = self._layout.num_slices(bounds)
         return self._num_slices[bounds]
 
-    def _judge_applies(self, commit: Commit) -> None:
+    def _verify_applies(self, commit: Commit) -> None:
         line = self._timeline
         name = f"wave {commit.wave} of virtual worker {commit.vw}"
         applied = self._applied.get((commit.vw, commit.wave), {})
@@ -167,21 +167,21 @@ class ShardJudge:
                 )
                 self._findings.add(Kind.PUBLISH_EARLY, message, publish.origin)
 
-    def _judge_staged(self, commit: Commit) -> None:
+    def _verify_staged(self, commit: Commit) -> None:
         staged = self._staged.get((commit.vw, commit.incarnation, commit.wave), Counter())
         life = self._timeline.lives.get((commit.vw, commit.incarnation))
         bounds = None if life is None else life.bounds_at(commit.wave)
         for shard in range(self._layout.num_shards):
             if bounds is None:
                 whole = sum(count for (_, place), count in staged.items() if place == shard)
-                self._judge_part(commit, whole, self._on_shard[shard], f"are staged on shard {shard}")
+                self._verify_part(commit, whole, self._on_shard[shard], f"are staged on shard {shard}")
                 continue
             for stage in range(len(bounds) - 1):
                 wanted = self._slices(bounds)[stage, shard]
                 where = f"of stage {stage} are staged on shard {shard}"
-                self._judge_part(commit, staged[stage, shard], wanted, where)
+                self._verify_part(commit, staged[stage, shard], wanted, where)
 
-    def _judge_part(self, commit: Commit, found: int, wanted: int, where: str) -> None:
+    def _verify_part(self, commit: Commit, found: int, wanted: int, where: str) -> None:
         if found < wanted:
             message = (
                 f"wave {commit.wave} of virtual worker {commit.vw} is committed, but only {found} of {wanted} slices "

@@ -8,7 +8,7 @@ from hetpipe.check.events import Decision, Event
 from hetpipe.check.report import Findings, Kind
 
 
-class TermJudge:
+class TermVerifier:
     """Verifies all events, by file in line order."""
 
     def __init__(self, findings: Findings) -> None:

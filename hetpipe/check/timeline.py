@@ -6,7 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 
 from hetpipe.check.events import Barrier, Commit, Evict, Origin, Plan, Publish
-from hetpipe.check.rules import Place, RunRule
+from hetpipe.check.rules import RunRule, StagePosition
 
 
 @dataclass(slots=True)
@@ -44,9 +44,9 @@ class Life:
         return [plan.bounds for plan in self.plans] or [self.assumed]
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[StagePosition, ...]:
         """Its stages, in pipeline order."""
-        return tuple(Place(stage, self.num_stages) for stage in range(self.num_stages))
+        return tuple(StagePosition(stage, self.num_stages) for stage in range(self.num_stages))
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from hetpipe.check.timeline import Life, Timeline
 _Minibatches = dict[int, Pass]
 
 
-def judge_plan_version(event: Pass | Wave, name: str, life: Life, wave: int, findings: Findings) -> None:
+def verify_plan_version(event: Pass | Wave, name: str, life: Life, wave: int, findings: Findings) -> None:
     """Verify that an event in a wave carries the plan version in force there; older histories have no versions."""
     plan = life.plan_at(wave)
     if plan is not None and event.version != plan.version:
@@ -43,7 +43,7 @@ class _Seen:
     """Minibatches whose clock was reported as unpublished."""
 
 
-class VersionJudge:
+class VersionVerifier:
     """Verifies forwards and backwards, in any order."""
 
     def __init__(self, timeline: Timeline, findings: Findings) -> None:
@@ -62,15 +62,15 @@ class VersionJudge:
         first = seen.first.get(event.p)
         if first is None:
             seen.first[event.p] = event
-            self._judge_clock(event, floor, seen.life)
-            self._judge_life(event, seen.life)
+            self._verify_clock(event, floor, seen.life)
+            self._verify_life(event, seen.life)
         elif first.clock != event.clock:
             message = f"{event.name} uses clock {event.clock}, but {first.name} uses clock {first.clock}"
             self._findings.add(Kind.MIXED_VERSIONS, message, event.origin)
-        self._judge_through(event, floor, seen.life)
-        judge_plan_version(event, event.name, seen.life, wave_of(rule, event.p), self._findings)
+        self._verify_through(event, floor, seen.life)
+        verify_plan_version(event, event.name, seen.life, wave_of(rule, event.p), self._findings)
         if isinstance(event, Forward):
-            self._judge_published(event, seen)
+            self._verify_published(event, seen)
 
     def num_minibatches(self) -> int:
         """Number of distinct minibatches."""
@@ -83,10 +83,10 @@ class VersionJudge:
             for p in sorted(seen.first):
                 current = seen.first[p]
                 if previous is not None:
-                    self._judge_switch(previous, current)
+                    self._verify_switch(previous, current)
                 previous = current
 
-    def _judge_clock(self, event: Pass, floor: int, life: Life) -> None:
+    def _verify_clock(self, event: Pass, floor: int, life: Life) -> None:
         rule = self._timeline.rule_of(event.vw, event.p)
         required = required_clock(rule, event.p, floor)
         if event.clock < required:
@@ -105,14 +105,14 @@ class VersionJudge:
             )
             self._findings.add(Kind.CLOCK_BEYOND_LOCAL, message, event.origin)
 
-    def _judge_through(self, event: Pass, floor: int, life: Life) -> None:
+    def _verify_through(self, event: Pass, floor: int, life: Life) -> None:
         formula = forward_through if isinstance(event, Forward) else backward_through
         through = formula(self._timeline.rule_of(event.vw, event.p), event.p, floor, life.places[event.stage])
         if event.local_through != through:
             message = f"{event.name} has own updates through {event.local_through} instead of {through}"
             self._findings.add(Kind.WRONG_LOCAL_THROUGH, message, event.origin)
 
-    def _judge_life(self, event: Pass, life: Life) -> None:
+    def _verify_life(self, event: Pass, life: Life) -> None:
         wave, end = wave_of(self._timeline.rule_of(event.vw, event.p), event.p), self._timeline.end
         if end is not None and wave >= end.clock:
             message = f"{event.name} starts behind the end of the run at clock {end.clock}"
@@ -124,7 +124,7 @@ class VersionJudge:
             message = f"{event.name} lies behind clock {life.left}, where this incarnation left"
             self._findings.add(Kind.MEMBERSHIP, message, event.origin)
 
-    def _judge_published(self, event: Forward, seen: _Seen) -> None:
+    def _verify_published(self, event: Forward, seen: _Seen) -> None:
         line = self._timeline
         made_it = event.vw == 0 and event.clock == line.start_clock == 0  # virtual worker 0 creates w_0 itself
         if not made_it and not line.is_published_before(event.clock, event.origin) and event.p not in seen.unpublished:
@@ -143,7 +143,7 @@ class VersionJudge:
             message = f"{event.name} uses clock {event.clock}, published after this incarnation was evicted"
             self._findings.add(Kind.OLD_INCARNATION, message, event.origin)
 
-    def _judge_switch(self, previous: Pass, current: Pass) -> None:
+    def _verify_switch(self, previous: Pass, current: Pass) -> None:
         if current.clock == previous.clock:
             return
         rule = self._timeline.rule_of(current.vw, current.p)

@@ -12,10 +12,10 @@ from hetpipe.check.facts import Facts
 from hetpipe.check.formulas import determined_clock, minibatches_in, needs_pull, required_clock, wave_of
 from hetpipe.check.report import Findings, Kind
 from hetpipe.check.timeline import Timeline
-from hetpipe.check.versions import judge_plan_version
+from hetpipe.check.versions import verify_plan_version
 
 
-class WaveJudge:
+class WaveVerifier:
     """Verifies wave lines, in any order."""
 
     def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
@@ -39,10 +39,10 @@ class WaveJudge:
             message = f"{event.name} has the minibatches {event.first} to {event.last}, {due}"
             self._findings.add(Kind.MINIBATCH_MISSING, message, event.origin)
             return
-        self._judge_clocks(event)
-        self._judge_life(event)
+        self._verify_clocks(event)
+        self._verify_life(event)
         life = self._timeline.lives[event.vw, event.incarnation]
-        judge_plan_version(event, event.name, life, event.wave, self._findings)
+        verify_plan_version(event, event.name, life, event.wave, self._findings)
 
     def num_minibatches(self) -> int:
         """Number of minibatches in all waves computed by some stage."""
@@ -51,7 +51,7 @@ class WaveJudge:
     def finish(self) -> None:
         """Verify that the stages of a virtual worker agree, and that committed waves were computed."""
         if self._timeline.rule.pulls_when_required:
-            self._judge_pulls()
+            self._verify_pulls()
         for stages in self._waves.values():
             first, *others = stages.values()
             for other in others:
@@ -81,7 +81,7 @@ class WaveJudge:
                     )
                     self._findings.add(Kind.SAMPLE_COUNT, message, line.origin)
 
-    def _judge_pulls(self) -> None:
+    def _verify_pulls(self) -> None:
         """Verify that the clocks of first stages change only where required, if the job pulls when required."""
         previous: tuple[int, int] | None = None
         last_clock = 0
@@ -98,7 +98,7 @@ class WaveJudge:
                     self._findings.add(Kind.NEEDLESS_PULL, f"{change}, where the old one will do", event.origin)
                 previous, last_clock = (vw, incarnation), clock
 
-    def _judge_clocks(self, event: Wave) -> None:
+    def _verify_clocks(self, event: Wave) -> None:
         line, rule = self._timeline, self._timeline.rule_in(event.vw, event.wave)
         floor = line.floor_clock(event.vw, event.incarnation, event.wave)
         for p, clock in ((event.first, event.first_clock), (event.last, event.last_clock)):
@@ -118,7 +118,7 @@ class WaveJudge:
             message = f"{event.name} changes from clock {event.first_clock} to {event.last_clock}"
             self._findings.add(Kind.CLOCK_FELL, f"{message}: the clock in use fell", event.origin)
 
-    def _judge_life(self, event: Wave) -> None:
+    def _verify_life(self, event: Wave) -> None:
         life, end = self._timeline.lives[event.vw, event.incarnation], self._timeline.end
         if end is not None and event.wave >= end.clock:
             message = f"{event.name} lies behind the end of the run at clock {end.clock}"

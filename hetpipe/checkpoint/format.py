@@ -121,11 +121,11 @@ class CheckpointReader:
         self.state_names: dict[str, tuple[str, ...]] = {}
         for path in paths:
             try:
-                self._look_into(path)
+                self._verify(path)
             except Exception as error:
                 raise CheckpointError(f"{path} cannot be read: {error}") from error
 
-    def _look_into(self, path: Path) -> None:
+    def _verify(self, path: Path) -> None:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             facts = json.loads(metadata[FACTS]) if FACTS in metadata else {}

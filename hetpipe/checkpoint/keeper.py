@@ -97,10 +97,10 @@ def worth_keeping(
         members: the virtual workers with optimizer state in a checkpoint; none if it is corrupted.
     """
     kept = list(complete[-keep:])
-    told = {vw for clock in kept for vw in members(clock)}
+    covered = {vw for clock in kept for vw in members(clock)}
     for clock in reversed(complete[:-keep]):
-        if not members(clock) <= told:
-            told |= members(clock)
+        if not members(clock) <= covered:
+            covered |= members(clock)
             kept.append(clock)
     return kept
 

@@ -105,7 +105,7 @@ class PartWriter:
 # -- at a barrier ------------------------------------------------------------------------------------------------------
 
 
-class Rest(Protocol):
+class SupervisedWait(Protocol):
     """A wait supervised like any other wait of the stage."""
 
     def __call__(self, reason: str, *, seconds: float, extra_seconds: float) -> None:
@@ -131,7 +131,7 @@ class StageCheckpoints:
         content: Callable[[], StageContent],
         *,
         report: ReportStagePart,
-        rest: Rest,
+        rest: SupervisedWait,
         clock: TimeSource,
         last_checkpoint_seconds: float,
     ) -> None:

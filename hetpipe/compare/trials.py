@@ -59,7 +59,7 @@ class Trial:
 class _Refusals:
     """Error messages, with the policies each applies to."""
 
-    asked: Sequence[WeightPolicy]
+    requested: Sequence[WeightPolicy]
     about: dict[str, list[WeightPolicy]] = field(default_factory=dict)
 
     def add(self, weights: WeightPolicy, sentences: Sequence[str]) -> None:
@@ -69,38 +69,38 @@ class _Refusals:
     def lines(self) -> list[str]:
         """Formatted messages; an error under every policy is reported as the job's own."""
         return [
-            sentence if len(policies) == len(self.asked) else f"under {', '.join(policies)}: {sentence}"
+            sentence if len(policies) == len(self.requested) else f"under {', '.join(policies)}: {sentence}"
             for sentence, policies in self.about.items()
         ]
 
 
-def trials_of(source: Path, asked: TrialSettings) -> tuple[Trial, ...]:
+def trials_of(source: Path, requested: TrialSettings) -> tuple[Trial, ...]:
     """All runs of the comparison: every policy with one seed before the next seed.
 
     Args:
         source: the job file.
-        asked: policies, seeds, and overrides of the job.
+        requested: policies, seeds, and overrides of the job.
 
     Raises:
         UserError: a policy is unknown, or the number of seeds is invalid.
         JobError: all problems under any of the policies, before anything starts.
     """
-    policies = policies_of(asked.weights)
-    own = _by_policy(asked.own_settings, policies)
-    if asked.seeds < 1:
-        raise UserError(f"--seeds is {asked.seeds}; give 1 or more")
+    policies = policies_of(requested.weights)
+    own = _by_policy(requested.own_settings, policies)
+    if requested.seeds < 1:
+        raise UserError(f"--seeds is {requested.seeds}; give 1 or more")
     refusals = _Refusals(policies)
     jobs: dict[WeightPolicy, Job] = {}
     for weights in policies:
         try:
-            jobs[weights] = _job_under(weights, source, (*asked.settings, *own.get(weights, ())))
+            jobs[weights] = _job_under(weights, source, (*requested.settings, *own.get(weights, ())))
         except JobError as error:
             refusals.add(weights, error.problems)
     if refusals.about:
         raise JobError(refusals.lines())
     return tuple(
         Trial(weights, seed, load_job(job, {"seed": seed}))
-        for number in range(asked.seeds)
+        for number in range(requested.seeds)
         for weights, job in jobs.items()
         for seed in [(job.seed + number) % (MAX_SEED + 1)]
     )

@@ -331,17 +331,17 @@ def _names(container: ContainerPort) -> set[str]:
 
 
 def _state(container: ContainerPort) -> ContainerState:
-    told = container.attrs.get("State", {})
+    status = container.attrs.get("State", {})
     state = container.status
     if state in _ENDED:
-        state = f"{state} ({told.get('ExitCode')})"
+        state = f"{state} ({status.get('ExitCode')})"
     published = (container.attrs.get("NetworkSettings", {}).get("Ports") or {}).values()
     places = [place for places in published for place in places or ()]
     return ContainerState(
         name=container.labels.get(labels.NAME, container.name),
         role=container.labels.get(labels.ROLE, ""),
         state=state,
-        health=told.get("Health", {}).get("Status", ""),
+        health=status.get("Health", {}).get("Status", ""),
         address=", ".join(f"{place['HostIp']}:{place['HostPort']}" for place in places),
         devices=container.labels.get(labels.DEVICES, ""),
     )
@@ -359,16 +359,16 @@ def _explanation(error: APIError) -> str:
 
 
 def _refusal(container: Container, error: APIError) -> HetpipeError:
-    told = _explanation(error)
-    if "device driver" in told or "nvidia" in told.lower():
+    explanation = _explanation(error)
+    if "device driver" in explanation or "nvidia" in explanation.lower():
         return UserError(
-            f"{container.name} needs GPUs, and this Docker engine does not support them ({told}); install the NVIDIA "
-            "container toolkit, then nvidia-ctk runtime configure --runtime=docker, and restart docker; or give "
+            f"{container.name} needs GPUs, and this Docker engine does not support them ({explanation}); install the "
+            "NVIDIA container toolkit, then nvidia-ctk runtime configure --runtime=docker, and restart docker; or give "
             "--cpu-devices N"
         )
-    if "port is already allocated" in told or "address already in use" in told:
+    if "port is already allocated" in explanation or "address already in use" in explanation:
         return UserError(f"port {container.published} of this machine is in use; give another with --port")
-    return JobFailed(f"{container.name} could not be started: {told}")
+    return JobFailed(f"{container.name} could not be started: {explanation}")
 
 
 def _no_image(image: str, role: Role) -> str:

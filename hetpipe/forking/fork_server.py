@@ -321,8 +321,8 @@ def _handed_over(answer: Mapping[str, Any], talk: socket.socket) -> Process:
 def _failure_of(said: bytes) -> OSError:
     """The error of a forked process whose setup failed."""
     with suppress(ValueError, KeyError):
-        told = json.loads(said)
-        return OSError(int(told["errno"]), str(told["why"]))
+        failure = json.loads(said)
+        return OSError(int(failure["errno"]), str(failure["why"]))
     return OSError(f"a forked process ended during its setup{': ' if said else ''}{said.decode()}")
 
 

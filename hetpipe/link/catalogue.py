@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import assert_never
 
-from hetpipe.link.cut import Cut, Door
-from hetpipe.link.gloo import GlooDoor, call_gloo
+from hetpipe.link.cut import Cut, CutListener
+from hetpipe.link.gloo import GlooListener, call_gloo
 from hetpipe.link.policy import Link
-from hetpipe.link.stream_link import StreamDoor, call_stream
+from hetpipe.link.stream_link import StreamListener, call_stream
 from hetpipe.values.policies import LinkKind
 from hetpipe.wire.tls import Tls
 
@@ -25,7 +25,7 @@ class LinkNetwork:
     """Own certificates, for encrypted links; None: plaintext."""
 
 
-def open_door(kind: LinkKind, cut: Cut, footing: LinkNetwork) -> Door:
+def listen(kind: LinkKind, cut: Cut, footing: LinkNetwork) -> CutListener:
     """Open the port for the next stage.
 
     Raises:
@@ -34,10 +34,10 @@ def open_door(kind: LinkKind, cut: Cut, footing: LinkNetwork) -> Door:
     """
     match kind:
         case "gloo":
-            return GlooDoor(cut, host=footing.host, port=footing.port)
+            return GlooListener(cut, host=footing.host, port=footing.port)
         case "grpc" | "shared_memory":
             offers = kind == "shared_memory"
-            return StreamDoor(cut, host=footing.host, port=footing.port, tls=footing.tls, offers_memory=offers)
+            return StreamListener(cut, host=footing.host, port=footing.port, tls=footing.tls, offers_memory=offers)
         case _:
             assert_never(kind)
 
@@ -54,9 +54,9 @@ def call(
     """Connect to the previous stage at `address`.
 
     Args:
-        kind: as at its door.
+        kind: as at its listener.
         cut: to it.
-        address: of its door.
+        address: of its listener.
         footing: this stage's.
         deadline_seconds: for it to answer.
         may_fall_back: gRPC may take the place of memory that cannot be shared.

@@ -28,11 +28,11 @@ class LinkChoice:
         return replace(self, kind="grpc", reason=f"memory cannot be shared: {why}", may_fall_back=False)
 
 
-def choose_link(asked: AskedLink, *, tls: bool, same_node: bool) -> LinkChoice:
+def choose_link(requested: AskedLink, *, tls: bool, same_node: bool) -> LinkChoice:
     """Choose the link between two stages.
 
     Args:
-        asked: the job's key `link`.
+        requested: the job's key `link`.
         tls: the cluster uses TLS, so traffic between nodes must be encrypted.
         same_node: both stages are on one node.
 
@@ -46,12 +46,12 @@ def choose_link(asked: AskedLink, *, tls: bool, same_node: bool) -> LinkChoice:
     """
     #: Without TLS a cluster may address its nodes by names that do not resolve to loopback, even within a node.
     loopback = tls and same_node
-    if asked == "grpc":
+    if requested == "grpc":
         return LinkChoice("grpc", loopback, f"set by the job, {'with' if tls else 'without'} TLS")
-    if asked == "gloo":
+    if requested == "gloo":
         open_ = tls and not same_node
         return LinkChoice("gloo", loopback, f"set by the job{', not encrypted in spite of TLS' if open_ else ''}")
-    if asked == "shared_memory":
+    if requested == "shared_memory":
         if not same_node:
             raise UserError(
                 "`link: shared_memory` needs neighbouring stages on one node, and these are on two; use `link: auto`, "
@@ -66,18 +66,18 @@ def choose_link(asked: AskedLink, *, tls: bool, same_node: bool) -> LinkChoice:
     return LinkChoice("grpc", loopback, "with TLS, because the stages are on different nodes")
 
 
-def check_replicas(asked: AskedLink, *, tls: bool, same_node: bool) -> None:
+def check_replicas(requested: AskedLink, *, tls: bool, same_node: bool) -> None:
     """Check that gradients between replicas do not leave their node unencrypted while TLS is on.
 
     Args:
-        asked: the job's key `link`.
+        requested: the job's key `link`.
         tls: as in `choose_link`.
         same_node: all replicas of one stage are on one node.
 
     Raises:
         UserError: they would, and the job does not permit it.
     """
-    if tls and not same_node and asked != "gloo":
+    if tls and not same_node and requested != "gloo":
         raise UserError(
             "sync: allreduce sends gradients between nodes, but its backends (gloo and NCCL) do not encrypt; "
             "use `sync: wsp`, or set `link: gloo` if the network between the nodes is trusted"

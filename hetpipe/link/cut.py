@@ -31,7 +31,7 @@ class Cut:
         return Ends(own=_words(self.own), peer=_words(self.neighbour))
 
 
-class Door(Protocol):
+class CutListener(Protocol):
     """Listening end of a cut, at the earlier stage. Open it before publishing its address."""
 
     @property

@@ -39,8 +39,8 @@ from hetpipe.link.send_queue import SendQueue
 from hetpipe.link.wire import (
     FIRST_MESSAGE_BYTES,
     CloseHeader,
+    EncodedFrame,
     FrameHeader,
-    Outgoing,
     TensorHeader,
     as_bytes,
     decode,
@@ -301,7 +301,7 @@ class GlooSender:
 
     def _see_through(self, frame: Frame | None) -> LinkClosure | None:
         """Send one frame and wait for its completion; returns the ending if that is impossible."""
-        outgoing = Outgoing(encode_close(), ()) if frame is None else encode(frame)
+        outgoing = EncodedFrame(encode_close(), ()) if frame is None else encode(frame)
         try:
             # The first message is written here if a receive is posted (tens of microseconds); large tensors wait for
             # the receiver to post, and gloo's own thread writes them.
@@ -448,8 +448,8 @@ def connect_rendezvous(address: str, *, deadline_seconds: float = 30.0, clock: C
         clock.sleep(_RETRY_SECONDS)
 
 
-class GlooDoor:
-    """Listening end of a cut at the earlier stage; see `Door`."""
+class GlooListener:
+    """Listening end of a cut at the earlier stage; see `CutListener`."""
 
     def __init__(self, cut: Cut, *, host: str, port: int = 0) -> None:
         """Serve the rendezvous.
@@ -471,7 +471,7 @@ class GlooDoor:
 
     def accept(self, *, deadline_seconds: float) -> Link:
         """Wait for the neighbour at the rendezvous."""
-        assert self._store is not None, "the door is closed"
+        assert self._store is not None, "the listener is closed"
         link = connect_gloo(self._store, self._cut, host=self._host, deadline_seconds=deadline_seconds)
         self.close()
         return link

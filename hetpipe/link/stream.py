@@ -21,7 +21,7 @@ import torch
 
 from hetpipe.errors import MalformedFrame
 from hetpipe.link.policy import Frame, LinkLimits
-from hetpipe.link.wire import FIRST_MESSAGE_BYTES, CloseHeader, FrameHeader, Outgoing, decode
+from hetpipe.link.wire import FIRST_MESSAGE_BYTES, CloseHeader, EncodedFrame, FrameHeader, decode
 from hetpipe.wire.segment import SLOT_BYTES, Parts, address_of
 
 #: Maximum bytes of large tensors in one message. Larger messages need fewer wake-ups, smaller ones are still in the
@@ -48,7 +48,7 @@ def credit_message(frames: int) -> bytes:
     return _CREDIT.pack(_CREDIT_TAG, frames)
 
 
-def messages_of(outgoing: Outgoing) -> Iterator[Parts]:
+def messages_of(outgoing: EncodedFrame) -> Iterator[Parts]:
     """The messages of one frame, generated lazily, each in pieces of at most `SLOT_BYTES` together.
 
     The pieces are views of the frame's memory.

@@ -24,7 +24,7 @@ from hetpipe.link.frame_queue import Ends, FrameQueue, LinkClosure, closed_by, d
 from hetpipe.link.policy import Frame, Link, LinkLimits
 from hetpipe.link.send_queue import SendQueue
 from hetpipe.link.stream import Assembler, Credit, credit_message, messages_of
-from hetpipe.link.wire import CloseHeader, Outgoing, encode, encode_close
+from hetpipe.link.wire import CloseHeader, EncodedFrame, encode, encode_close
 from hetpipe.values.requests import LinkHello
 from hetpipe.values.run import LinkTime
 from hetpipe.wire.link_client import connect_link
@@ -130,7 +130,7 @@ class StreamSender:
 
     def _messages_of(self, frame: Frame | None) -> Iterator[Parts]:
         if frame is None:
-            return messages_of(Outgoing(encode_close(), ()))
+            return messages_of(EncodedFrame(encode_close(), ()))
         with self._changed:
             self._credit -= 1
         self._queue.hold_back(frame, self._is_over)
@@ -306,8 +306,8 @@ class StreamLink:
             _open_links.discard(self)
 
 
-class StreamDoor:
-    """Listening end of a cut at the earlier stage; see `Door`."""
+class StreamListener:
+    """Listening end of a cut at the earlier stage; see `CutListener`."""
 
     def __init__(
         self, cut: Cut, *, host: str, port: int = 0, tls: Tls | None = None, offers_memory: bool = False

@@ -46,7 +46,7 @@ _CODE_OF_DTYPE = {dtype: code for code, dtype in _DTYPE_OF_CODE.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outgoing:
+class EncodedFrame:
     """A frame ready to be sent: its messages, all flat uint8 CPU tensors."""
 
     first: torch.Tensor
@@ -128,7 +128,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def encode(frame: Frame) -> Outgoing:
+def encode(frame: Frame) -> EncodedFrame:
     """The messages of `frame`, whose tensors are `portable`. Large tensors are shared with it, small ones copied."""
     tensors = frame.tensors
     header = bytearray(
@@ -165,7 +165,7 @@ def encode(frame: Frame) -> Outgoing:
     first = torch.frombuffer(header, dtype=torch.uint8)
     for start, payload in inside:
         first[start : start + payload.numel()].copy_(payload)
-    return Outgoing(first, tuple(following))
+    return EncodedFrame(first, tuple(following))
 
 
 def encode_close() -> torch.Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hetpipe.errors import CallableError
 from hetpipe.model.absent import AbsentTensor
 from hetpipe.model.calls import Watchers
-from hetpipe.model.forward import Normalise, StageForward, Ways
+from hetpipe.model.forward import ModeContext, Normalise, StageForward
 from hetpipe.model.forward_log import LogCodec, LoggedCall, noted
 from hetpipe.model.graph import (
     CHECKPOINTED,
@@ -305,7 +305,7 @@ def kept_buffers(model: nn.Module) -> Iterator[None]:
 class _Mode:
     """A description's mode, resolved to the modules of one instance."""
 
-    ways: Ways
+    context: ModeContext
     cuts: tuple[CutPoint, ...]
 
 
@@ -337,8 +337,8 @@ class CutModel:
             place for name in description.rewritten for place in self.parameter_places.get(name, ())
         )
         self._modes = {
-            True: _Mode(_ways(model, description.training), description.training.cuts),
-            False: _Mode(_ways(model, description.evaluation), description.evaluation.cuts),
+            True: _Mode(_context(model, description.training), description.training.cuts),
+            False: _Mode(_context(model, description.evaluation), description.evaluation.cuts),
         }
         #: Further entries with assigned buffers, which are to have the same tensors.
         self.registered: dict[str, Places] = {}
@@ -409,7 +409,7 @@ class CutModel:
             given = self._given(start, values, normalise)
             integers = {key: given[f"input:{key}"] for key in self._integers}
             forward = StageForward(
-                mode.ways,
+                mode.context,
                 start,
                 end,
                 log=values[0] if start is not None else None,
@@ -441,7 +441,7 @@ class CutModel:
             inputs = LoggedCall(
                 _INPUTS, _inputs_skeleton(len(self._floating)), tuple(noted(floating[key]) for key in self._floating)
             )
-            log = mode.ways.codec.encode([inputs, *forward.entries()])
+            log = mode.context.codec.encode([inputs, *forward.entries()])
             made = {
                 **forward.values,
                 **{f"input:{key}": value for key, value in floating.items()},
@@ -583,12 +583,12 @@ def _mode(
     )
 
 
-def _ways(model: nn.Module, mode: ModeDescription) -> Ways:
+def _context(model: nn.Module, mode: ModeDescription) -> ModeContext:
     names: dict[int, str] = {}
     for name, module in model.named_modules():
         names.setdefault(id(module), name)
     by_name = {names[id(module)]: module for module in model.modules()}
-    return Ways(
+    return ModeContext(
         LogCodec(mode.skeletons),
         mode.open_paths,
         mode.normalised,

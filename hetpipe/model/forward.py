@@ -29,7 +29,7 @@ class Stop(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class ModeContext:
     """Data shared by the forwards of a model in one mode: training or evaluation."""
 
     codec: LogCodec
@@ -49,7 +49,7 @@ class StageForward(Interception):
 
     def __init__(
         self,
-        ways: Ways,
+        context: ModeContext,
         start: CutPoint | None,
         end: CutPoint | None,
         *,
@@ -62,7 +62,7 @@ class StageForward(Interception):
         """Prepare the forward.
 
         Args:
-            ways: the model's, in the current mode.
+            context: the model's, in the current mode.
             start: the cut it starts at; None for the beginning of the model.
             end: the cut it ends at; None for the end of the model.
             log: the calls before `start`.
@@ -72,11 +72,11 @@ class StageForward(Interception):
             normalise: gives a value the memory layout that it has after crossing a cut.
         """
         super().__init__()
-        self._ways = ways
+        self._context = context
         self._around_start = frozenset(start.around) if start is not None else frozenset()
         self._around_end = frozenset(end.around) if end is not None else frozenset()
         self._end_key = None if end is None else end.key
-        self._log = ways.codec.decode(log) if log is not None else []
+        self._log = context.codec.decode(log) if log is not None else []
         self._next = 0
         self._received: dict[tuple[str, int], Tensor] = {}
         for crossing in () if start is None else start.crossing:
@@ -124,7 +124,7 @@ class StageForward(Interception):
         for tensor in (*inputs.values(), *weights):
             self.marked(tensor)
         try:
-            with self.watching(self._ways.watchers):
+            with self.watching(self._context.watchers):
                 self.output = call()
         except Stop:
             return
@@ -144,7 +144,7 @@ class StageForward(Interception):
 
     def on_module(self, module: nn.Module, path: str, run: Any, args: Any, kwargs: Any) -> Any:
         """Answer the call of a module, run it whole, enter it, or end the forward before it."""
-        ways = self._ways
+        context = self._context
         if not self.stack:
             return self._entered("", run, args, kwargs)
         frame = self.stack[-1]
@@ -155,9 +155,9 @@ class StageForward(Interception):
             if key not in self._around_start:
                 return self._answered(frame, key, args, kwargs)
             return self._noted(frame, key, self._entered(key, run, args, kwargs), args, kwargs)
-        if path in ways.open_paths:
+        if path in context.open_paths:
             return self._noted(frame, key, self._entered(key, run, args, kwargs), args, kwargs)
-        if path in ways.drawing_paths and key not in ways.seeded_after.values():
+        if path in context.drawing_paths and key not in context.seeded_after.values():
             self._seed(key)
         shared = self._shared_among(tensors_of_call(args, kwargs))
         result = run(*args, **kwargs)
@@ -167,8 +167,8 @@ class StageForward(Interception):
     def _entered(self, key: str, run: Any, args: Any, kwargs: Any) -> Any:
         self.stack.append(OpenCall(key, logs=key in self._around_end))
         try:
-            if key in self._ways.seeded_after:
-                self._seed(self._ways.seeded_after[key])
+            if key in self._context.seeded_after:
+                self._seed(self._context.seeded_after[key])
             return self.opened(run, args, kwargs)
         finally:
             self.stack.pop()
@@ -185,7 +185,7 @@ class StageForward(Interception):
             return self._answered(frame, key, args, kwargs)
         if key == self._end_key:
             self._stop()
-        if function in self._ways.drawing_functions and not self._is_recomputed():
+        if function in self._context.drawing_functions and not self._is_recomputed():
             self._seed(key)
         shared = self._shared_among(tensors)
         result = function(*args, **kwargs)
@@ -194,7 +194,7 @@ class StageForward(Interception):
 
     def on_shared(self, function: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         """Seed the generators before a function that draws."""
-        if function in self._ways.drawing_functions and self.stack and not self._is_recomputed():
+        if function in self._context.drawing_functions and self.stack and not self._is_recomputed():
             self._seed(self.stack[-1].key(f"shared {getattr(function, '__name__', '')}"))
         return function(*args, **kwargs)
 
@@ -257,7 +257,7 @@ class StageForward(Interception):
     def _noted(self, frame: OpenCall, key: str, result: Any, args: Any, kwargs: Any) -> Any:
         """Result of a call of this stage: marked, normalised if it may cross a cut, kept if it crosses the next one."""
         # `contiguous()` may return its argument here but not in the recording, where nothing was normalised.
-        if isinstance(result, Tensor) and isinstance(self._ways.codec.skeleton(key), Leaf):
+        if isinstance(result, Tensor) and isinstance(self._context.codec.skeleton(key), Leaf):
             tensor = self._noted_tensor(key, 0, result)
             if frame.logs:
                 frame.entries.append(LoggedCall(key, SINGLE, (noted(tensor),)))
@@ -278,7 +278,7 @@ class StageForward(Interception):
     def _noted_tensor(self, key: str, index: int, tensor: Tensor) -> Tensor:
         """One tensor of a result of this stage: the tensor itself, or its normalised copy."""
         if getattr(tensor, "_hetpipe_mark", None) is not self._normal_mark:
-            if (key, index) in self._ways.normalised:
+            if (key, index) in self._context.normalised:
                 tensor = self._normalise(tensor) if tensor.is_floating_point() else tensor
                 setattr(tensor, "_hetpipe_mark", self._normal_mark)  # noqa: B010
                 if self.on_value is not None:
@@ -294,7 +294,7 @@ class StageForward(Interception):
             self.values[name] = tensor
 
     def _seed_after(self, key: str) -> None:
-        behind = self._ways.seeded_after.get(key)
+        behind = self._context.seeded_after.get(key)
         if behind is not None:
             self._seed(behind)
 

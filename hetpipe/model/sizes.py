@@ -73,9 +73,9 @@ class SizeWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator."""
-        is_told = func is _aten.one_hot.default and len(args) > 1 and args[1] >= 0
-        is_told |= bool(kwargs) and kwargs.get("output_size") is not None
-        if torch.Tag.dynamic_output_shape in func.tags and not is_told and not self.is_found:
+        has_size = func is _aten.one_hot.default and len(args) > 1 and args[1] >= 0
+        has_size |= bool(kwargs) and kwargs.get("output_size") is not None
+        if torch.Tag.dynamic_output_shape in func.tags and not has_size and not self.is_found:
             packet = func.overloadpacket
             deciding = args[_DETERMINED_BY[packet]] if packet in _DETERMINED_BY else args
             self.is_found = any(

@@ -92,7 +92,7 @@ def forward_failure(model: nn.Module, tensors: Mapping[str, Tensor], error: Exce
 
 
 @contextmanager
-def later_failures_told(what: str) -> Iterator[None]:
+def failures_after_cut(what: str) -> Iterator[None]:
     """Report errors of user code in this block as failures that did not occur on its first minibatch.
 
     Args:

@@ -32,7 +32,7 @@ class ClockUse:
         #: First stage: the latest switch point with a chosen clock, and that clock.
         self._chosen: tuple[int, Clock] | None = None
         #: Requested clocks, and those of them without a reply yet.
-        self._asked: set[Clock] = set()
+        self._requested: set[Clock] = set()
         self._under_way: set[Clock] = set()
 
     def opens(self, p: Minibatch) -> bool:
@@ -56,8 +56,8 @@ class ClockUse:
             return True
         if clock in self._inbox.lost:
             self._inbox.lost.discard(clock)
-            self._asked.discard(clock)
-        self._ask(clock, ahead=False)
+            self._requested.discard(clock)
+        self._fetch(clock, ahead=False)
         self.wait_reason = (f"w^({clock}) from the parameter servers", False)
         return False
 
@@ -75,7 +75,7 @@ class ClockUse:
         switch, published = self._next_switch(begun), self._inbox.log.published
         clock = self._gate.fetched_ahead(switch, in_use=self.in_use, published=published)
         if clock is not None:
-            self._ask(clock, ahead=True)
+            self._fetch(clock, ahead=True)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -111,9 +111,9 @@ class ClockUse:
             return None
         return clock if self._parts.has_shards else self._gate.start
 
-    def _ask(self, clock: Clock, *, ahead: bool) -> None:
-        if clock not in self._asked:
-            self._asked.add(clock)
+    def _fetch(self, clock: Clock, *, ahead: bool) -> None:
+        if clock not in self._requested:
+            self._requested.add(clock)
             self._under_way.add(clock)
             self._parts.synchroniser.fetch(clock, ahead=ahead)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hetpipe.errors import CallableError, HetpipeError
 from hetpipe.model.cut_model import CutModel
 from hetpipe.model.structure import tensors_in
-from hetpipe.model.user_errors import forward_failure, is_out_of_memory, later_failures_told
+from hetpipe.model.user_errors import failures_after_cut, forward_failure, is_out_of_memory
 from hetpipe.pipeline.callables import LossFunction, call_loss, own_loss
 from hetpipe.pipeline.chain import Layer, SeedKey, Values, at_boundary, hooked, weights_in_place
 from hetpipe.pipeline.comparison import same
@@ -213,7 +213,7 @@ class _Proof:
         def seed(key: SeedKey) -> None:
             seed_generators(layer_seed(self._seed, _VW, _FIRST, key))
 
-        with later_failures_told("a later forward of the proof"), weights_in_place(self._chain, weights):
+        with failures_after_cut("a later forward of the proof"), weights_in_place(self._chain, weights):
             with self._autocast():
                 self._cut.run(
                     0,
@@ -248,7 +248,7 @@ class _Proof:
         names = [self._cut.value_names(group[0].index) for group in groups]
         for p, batch in zip((_FIRST, _SECOND), batches, strict=False):
             values: Values = _copies(batch.inputs)
-            with later_failures_told(f"the forward of minibatch {p} of the proof"):
+            with failures_after_cut(f"the forward of minibatch {p} of the proof"):
                 for stage, part, named in zip(stages, own, names, strict=True):
                     received = values if stage is stages[0] else tuple(map(_received, named, values))
                     values = stage.forward(p, part, received)
@@ -259,7 +259,7 @@ class _Proof:
             gradients: dict[str, Tensor | None] = {}
             sent: Sequence[Tensor | None] | None = None
             for stage, part in reversed(list(zip(stages, own, strict=True))):
-                with later_failures_told(f"the backward of minibatch {p} of the proof"):
+                with failures_after_cut(f"the backward of minibatch {p} of the proof"):
                     found = stage.backward(p, part, sent)
                 gradients |= found.weights
                 sent = found.inputs

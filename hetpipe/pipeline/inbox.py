@@ -90,7 +90,7 @@ class Inbox:
         with self.condition:
             self.log.follow(records)
             self.follows = True
-            self._look_for_own_end(records)
+            self._check_own_end(records)
             self._notify()
 
     def on_fetched(self, clock: Clock, published: FlatBuffer | None) -> None:
@@ -113,7 +113,7 @@ class Inbox:
             self._error = self._error or error
             self.condition.notify_all()
 
-    def _look_for_own_end(self, records: Sequence[Record]) -> None:
+    def _check_own_end(self, records: Sequence[Record]) -> None:
         for record in records:
             if isinstance(record, EvictRecord) and (record.vw, record.incarnation) == self._life:
                 self._error = self._error or StaleIncarnation(

@@ -23,7 +23,7 @@ from hetpipe.pipeline.seeds import preserved_generators
 from hetpipe.values.precision import Precision
 
 
-def says_its_layers(model: nn.Module) -> bool:
+def defines_layers(model: nn.Module) -> bool:
     """Whether the model defines its layers."""
     layers = getattr(model, "layers", None)
     return isinstance(model, nn.Sequential) or (callable(layers) and not isinstance(layers, nn.Module))
@@ -52,7 +52,7 @@ def layers_of(
         CallableError: the model cannot be cut, or does not accept such minibatches.
     """
     _check_kinds(model)
-    if says_its_layers(model):
+    if defines_layers(model):
         if example.keys is not None:
             raise CallableError(
                 f"data.train: samples are mappings ({', '.join(example.keys)}), and {type(model).__name__} is a chain, "

@@ -39,13 +39,13 @@ def modes_of(model: nn.Module) -> dict[int, ModuleMode]:
     of_evaluation = dict.fromkeys(left, False)
     of_training = dict(left)
     for module in asked:
-        _ask("train", module.train)
+        _call("train", module.train)
         of_training.update(_flags(module))
     for module in asked:
-        _ask("eval", module.eval)
+        _call("eval", module.eval)
         of_evaluation.update(_flags(module))
     for module in asked:
-        _ask("train", module.train)
+        _call("train", module.train)
     modes = {
         id(module): ModuleMode(module, of_training[id(module)], of_evaluation[id(module)]) for module in model.modules()
     }
@@ -82,7 +82,7 @@ def _flags(module: nn.Module) -> dict[int, bool]:
     return {id(part): part.training for part in module.modules()}
 
 
-def _ask(name: str, call: Callable[[], object]) -> None:
+def _call(name: str, call: Callable[[], object]) -> None:
     try:
         call()
     except Exception as error:

@@ -122,7 +122,7 @@ def prove_model(
     buffers = _buffers_of(chain)
     try:
         # Warnings of user code will appear often enough during training.
-        with preserved_generators(), torch.enable_grad(), warnings.catch_warnings(), _memory_errors_told(chain):
+        with preserved_generators(), torch.enable_grad(), warnings.catch_warnings(), _memory_failures(chain):
             warnings.simplefilter("ignore")
             return _Proof(build, chain, loss, seed).run(first, second)
     finally:
@@ -279,7 +279,7 @@ class _Proof:
                 if difference:
                     self._fail(layer, f"gradient of {name}", difference, explain)
 
-        with _backward_told("its layers, each as a stage of its own,"):
+        with _backward_failures("its layers, each as a stage of its own,"):
             cut.backward(_FIRST, weights, on_gradients)
         for layer, ours in zip(self._chain, self._uncut.chain, strict=True):
             for local, name in layer.buffers.items():
@@ -378,7 +378,7 @@ class _Proof:
 
             alone = _Cut(self._chain, self._loss, self._seed)
             alone.forward(_FIRST, weights, first)
-            with _backward_told("its layers, each as a stage of its own,"):
+            with _backward_failures("its layers, each as a stage of its own,"):
                 alone.backward(_FIRST, weights, on_first)
             _load_buffers(self._chain, buffers)
         cut = _Cut(self._chain, self._loss, self._seed)
@@ -619,7 +619,7 @@ class _Uncut:
         for parameter in named.values():
             parameter.grad = None
         if loss.requires_grad:
-            with _backward_told("the model itself"):
+            with _backward_failures("the model itself"):
                 torch.autograd.backward(loss)
         gradients: dict[str, Tensor | None] = {}
         for name, parameter in named.items():
@@ -805,7 +805,7 @@ class _Cut:
     def run_layer(self, layer: Layer, p: Minibatch, weights: Mapping[str, Tensor], values: Values) -> Values:
         """Outputs of `layer`."""
         self.current = layer
-        with _told(layer, values):
+        with _layer_failures(layer, values):
             return self._stages[layer.index].forward(p, _of(layer, weights), values)
 
     def backward(self, p: Minibatch, weights: Mapping[str, Tensor], on_gradients: OnGradients) -> None:
@@ -822,7 +822,7 @@ class _Cut:
         values = tuple(value.clone() for value in batch.inputs)
         for layer in self._chain:
             self.current = layer
-            with _told(layer, values):
+            with _layer_failures(layer, values):
                 values = self._stages[layer.index].evaluate(_FIRST, _of(layer, weights), values)
             on_layer(layer, (), values)
         return values
@@ -931,7 +931,7 @@ def _failure_in(layer: Layer, values: Values, error: Exception) -> str:
 
 
 @contextmanager
-def _told(layer: Layer, values: Values) -> Iterator[None]:
+def _layer_failures(layer: Layer, values: Values) -> Iterator[None]:
     """Convert an exception of the layer's own code to one sentence."""
     try:
         yield
@@ -942,7 +942,7 @@ def _told(layer: Layer, values: Values) -> Iterator[None]:
 
 
 @contextmanager
-def _backward_told(who: str) -> Iterator[None]:
+def _backward_failures(who: str) -> Iterator[None]:
     """Convert an exception of a backward to one sentence."""
     try:
         yield
@@ -953,7 +953,7 @@ def _backward_told(who: str) -> Iterator[None]:
 
 
 @contextmanager
-def _memory_errors_told(chain: Sequence[Layer]) -> Iterator[None]:
+def _memory_failures(chain: Sequence[Layer]) -> Iterator[None]:
     """Convert a failed allocation to an error that states the memory the proof needs.
 
     Raises:

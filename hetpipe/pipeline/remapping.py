@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from hetpipe.errors import CallableError
-from hetpipe.pipeline.saved_tensors import Packed, keep, place_of, refuses_hooks, saving_with, storage_address
+from hetpipe.pipeline.saved_tensors import Packed, keep, refuses_hooks, saving_with, storage_address, stored_view
 
 
 class _Storage:
@@ -96,7 +96,7 @@ class Remapping:
         """Replace `tensor` by the object to keep in the graph."""
         if self._address is None or storage_address(tensor) != self._address:
             return keep(tensor)
-        return place_of(tensor, self._current)
+        return stored_view(tensor, self._current)
 
     def apart(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Copy those of `outputs` that share the storage of the weights, because they outlive it."""

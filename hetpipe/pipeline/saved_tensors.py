@@ -52,7 +52,7 @@ class Kept:
         return self.tensor
 
 
-class Whole(Protocol):
+class MovableStorage(Protocol):
     """A storage that may be elsewhere, or another one, when a backward reads from it."""
 
     def whole(self, dtype: torch.dtype) -> Tensor:
@@ -61,10 +61,10 @@ class Whole(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class StoredView:
     """A tensor as a position in a storage. Sizes, strides and offset count elements."""
 
-    storage: Whole
+    storage: MovableStorage
     dtype: torch.dtype
     size: torch.Size
     stride: tuple[int, ...]
@@ -80,10 +80,10 @@ class Place:
         return found.neg() if self.is_negative else found
 
 
-def place_of(tensor: Tensor, storage: Whole) -> Place:
+def stored_view(tensor: Tensor, storage: MovableStorage) -> StoredView:
     """The position of `tensor` in its storage, for which `storage` stands."""
     offset = int(tensor.storage_offset())
-    return Place(storage, tensor.dtype, tensor.size(), tensor.stride(), offset, tensor.is_conj(), tensor.is_neg())
+    return StoredView(storage, tensor.dtype, tensor.size(), tensor.stride(), offset, tensor.is_conj(), tensor.is_neg())
 
 
 def modified_in_place(tensor: Tensor) -> CallableError:

@@ -20,7 +20,7 @@ from hetpipe.decide.sync.division import Block
 from hetpipe.decide.sync.gate import Gate
 from hetpipe.errors import NonFiniteUpdate
 from hetpipe.link.policy import Frame, FrameKind
-from hetpipe.model.user_errors import later_failures_told
+from hetpipe.model.user_errors import failures_after_cut
 from hetpipe.observe.log import bind_context, get_logger
 from hetpipe.observe.timeline import Activity
 from hetpipe.pipeline.chain import Values
@@ -148,7 +148,7 @@ class SegmentRun:
             self._fetch_ahead()
             frame = self._arrived_norms()
         if frame is not None:
-            self._hear(frame)
+            self._receive_norm(frame)
             return None
         with self._inbox.condition:
             self._clocks.wait_reason = ("", False)
@@ -183,11 +183,11 @@ class SegmentRun:
             return self._inbox.from_upstream.popleft().frame
         return None
 
-    def _hear(self, frame: Frame) -> None:
+    def _receive_norm(self, frame: Frame) -> None:
         if frame.kind is FrameKind.SQUARES:
-            self._updates.hear_squares(frame)
+            self._updates.add_squares(frame)
         else:
-            self._updates.hear_norm(frame)
+            self._updates.apply_norm(frame)
 
     def _drains_before(self, p: int) -> bool:
         """Whether the minibatches in flight must complete before `p` may start."""
@@ -388,7 +388,7 @@ class SegmentRun:
 
     def _run_layers(self, p: Minibatch, version: Version, values: Values) -> Values:
         saving = Remapping(version.weights) if self._parts.versions.is_predicting else None
-        with later_failures_told(f"the forward of minibatch {p + self._parts.shift} on {self._parts.identity}"):
+        with failures_after_cut(f"the forward of minibatch {p + self._parts.shift} on {self._parts.identity}"):
             return self._parts.compute.forward(p, version.weights, values, saving)
 
     def _take_forward(self, p: Minibatch) -> tuple[_InFlight, Values]:
@@ -468,7 +468,7 @@ class SegmentRun:
         parts = self._parts
         started = parts.clock.monotonic()
         # Recomputation draws from the process's generators again.
-        with parts.guard, later_failures_told(f"the backward of minibatch {p + parts.shift} on {self._parts.identity}"):
+        with parts.guard, failures_after_cut(f"the backward of minibatch {p + parts.shift} on {self._parts.identity}"):
             found = parts.compute.backward(p, version.weights, gradients)
         parts.weights.backwarded(p)
         parts.compute.finish()

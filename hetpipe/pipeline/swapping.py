@@ -17,8 +17,8 @@ from hetpipe.pipeline.saved_tensors import (
     Pack,
     Packed,
     modified_in_place,
-    place_of,
     storage_address,
+    stored_view,
     version_of,
 )
 
@@ -85,7 +85,7 @@ class SwappedTensors:
             storage = self._swapped.get(address)
             if storage is None:
                 storage = self._swapped[address] = SwappedStorage(tensor)
-            return place_of(tensor, storage)
+            return stored_view(tensor, storage)
 
         return pack
 
@@ -95,7 +95,7 @@ class SwappedTensors:
         def pack(tensor: Tensor) -> Packed:
             address = storage_address(tensor)
             if address in self._swapped:
-                return place_of(tensor, self._swapped[address])
+                return stored_view(tensor, self._swapped[address])
             packed = outer(tensor)
             if isinstance(packed, Kept):
                 self._kept[address] = packed

@@ -107,7 +107,7 @@ class Updates:
         if self._parts.replicas is not None:
             self._finish(last)
 
-    def hear_squares(self, frame: Frame) -> None:
+    def add_squares(self, frame: Frame) -> None:
         """Receive the squared norms of the later stages."""
         waiting = next(entry for entry in self._waiting if entry.p == frame.minibatch)
         (behind,) = frame.tensors
@@ -115,7 +115,7 @@ class Updates:
         waiting.squares += behind.tolist()
         self._pass_on(waiting)
 
-    def hear_norm(self, frame: Frame) -> None:
+    def apply_norm(self, frame: Frame) -> None:
         """Receive the norm over all stages."""
         (norm,) = frame.tensors
         assert norm is not None, "a norm is a tensor"

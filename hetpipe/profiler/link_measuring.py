@@ -15,7 +15,7 @@ import torch
 
 from hetpipe.clock import Clock
 from hetpipe.errors import LinkClosed, MalformedFrame
-from hetpipe.link.catalogue import LinkNetwork, call, open_door
+from hetpipe.link.catalogue import LinkNetwork, call, listen
 from hetpipe.link.cut import Cut
 from hetpipe.link.policy import Frame, FrameKind, Link, LinkLimits
 from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
@@ -39,7 +39,7 @@ LIMITS = LinkLimits(outgoing_frames=2, incoming_frames=2, frame_bytes=MAX_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
+class LinkSampling:
     """Amount of data to transfer."""
 
     small_bytes: int = 256
@@ -54,18 +54,18 @@ class Effort:
     )
 
 
-def speed_of(round_trip: RoundTrip, effort: Effort, clock: Clock) -> TransferSpeed:
+def speed_of(round_trip: RoundTrip, sampling: LinkSampling, clock: Clock) -> TransferSpeed:
     """Fit latency and bandwidth to round trips; the slower of both directions."""
-    small = effort.small_bytes
-    trip, repeats = _median(lambda: round_trip(small, small), effort.small, clock)
+    small = sampling.small_bytes
+    trip, repeats = _median(lambda: round_trip(small, small), sampling.small, clock)
     speeds = []
     for to, back in ((1, 0), (0, 1)):
 
         def one_way(num_bytes: int, to: int = to, back: int = back) -> float:
             return round_trip(num_bytes if to else small, num_bytes if back else small)
 
-        num_bytes = _long_enough(one_way, effort)
-        seconds, large_repeats = _median(lambda way=one_way, size=num_bytes: way(size), effort.large, clock)  # type: ignore[misc]
+        num_bytes = _long_enough(one_way, sampling)
+        seconds, large_repeats = _median(lambda way=one_way, size=num_bytes: way(size), sampling.large, clock)  # type: ignore[misc]
         repeats = min(repeats, large_repeats)
         # On a noisy machine a large message may appear no slower than a small one: then use its full time.
         beyond = seconds - trip if seconds > trip else seconds
@@ -80,9 +80,9 @@ def speed_of(round_trip: RoundTrip, effort: Effort, clock: Clock) -> TransferSpe
     )
 
 
-def _long_enough(one_way: Callable[[int], float], effort: Effort) -> int:
-    num_bytes = effort.first_bytes
-    while num_bytes * 4 <= effort.largest_bytes and one_way(num_bytes) < effort.long_enough_seconds:
+def _long_enough(one_way: Callable[[int], float], sampling: LinkSampling) -> int:
+    num_bytes = sampling.first_bytes
+    while num_bytes * 4 <= sampling.largest_bytes and one_way(num_bytes) < sampling.long_enough_seconds:
         num_bytes *= 4
     return num_bytes
 
@@ -121,9 +121,9 @@ class LinkTrips:
             MalformedFrame: unexpected reply.
         """
         self._count += 1
-        asked = Frame(FrameKind.FORWARD, self._count, 0, 0, (self._payload[:num_bytes],), weight=num_bytes_back)
+        requested = Frame(FrameKind.FORWARD, self._count, 0, 0, (self._payload[:num_bytes],), weight=num_bytes_back)
         began = self._clock.monotonic()
-        self._link.send(asked, deadline_seconds=max(0.0, self._until - began))
+        self._link.send(requested, deadline_seconds=max(0.0, self._until - began))
         left = max(0.0, self._until - self._clock.monotonic())
         answer = self._link.receive(timeout_seconds=left, awaiting=f"{num_bytes_back} bytes of a measurement")
         seconds = self._clock.monotonic() - began
@@ -150,17 +150,17 @@ def answer_trips(link: Link, *, patience_seconds: float) -> None:
     payload = torch.zeros(MAX_BYTES, dtype=torch.uint8)
     while True:
         try:
-            asked = link.receive(timeout_seconds=patience_seconds, awaiting="the next message of a measurement")
+            requested = link.receive(timeout_seconds=patience_seconds, awaiting="the next message of a measurement")
         except LinkClosed as error:
             if error.orderly:
                 return
             raise
-        if asked.kind is not FrameKind.FORWARD or not 0 <= asked.weight <= MAX_BYTES:
+        if requested.kind is not FrameKind.FORWARD or not 0 <= requested.weight <= MAX_BYTES:
             raise MalformedFrame(
-                f"{link.peer} asks for {asked.weight} bytes by a {asked.kind.name} frame; a measurement asks for at "
-                f"most {MAX_BYTES} by a FORWARD frame"
+                f"{link.peer} asks for {requested.weight} bytes by a {requested.kind.name} frame; a measurement asks "
+                f"for at most {MAX_BYTES} by a FORWARD frame"
             )
-        answer = Frame(FrameKind.BACKWARD, asked.minibatch, 0, 0, (payload[: asked.weight],))
+        answer = Frame(FrameKind.BACKWARD, requested.minibatch, 0, 0, (payload[: requested.weight],))
         link.send(answer, deadline_seconds=patience_seconds)
 
 
@@ -194,7 +194,7 @@ def carry_out_links(
     order: LinkOrder,
     clock: Clock,
     on_address: Callable[[str], None],
-    effort: Effort | None = None,
+    sampling: LinkSampling | None = None,
     *,
     tls: Tls | None = None,
 ) -> LinkAnswer:
@@ -204,35 +204,35 @@ def carry_out_links(
         order: what to measure.
         clock: time source.
         on_address: called with the listening address.
-        effort: amount of data to transfer.
+        sampling: amount of data to transfer.
         tls: identity of this process for encrypted links; None: plaintext.
 
     Raises:
         HetpipeError: the ends cannot connect, or one disconnects.
     """
-    effort = effort or Effort()
+    sampling = sampling or LinkSampling()
     if order.role == "copies":
-        return LinkAnswer(copies=_copies(order, clock, effort))
+        return LinkAnswer(copies=_copies(order, clock, sampling))
     footing = LinkNetwork(host=order.host, port=order.port, tls=tls)
     link = None
     if order.role == "call":
         _answer(order, footing)
     else:
-        link = _measured(order, clock, on_address, effort, footing)
-    return LinkAnswer(link=link, copies=_copies(order, clock, effort) if order.with_copies else ())
+        link = _measured(order, clock, on_address, sampling, footing)
+    return LinkAnswer(link=link, copies=_copies(order, clock, sampling) if order.with_copies else ())
 
 
 def _measured(
-    order: LinkOrder, clock: Clock, on_address: Callable[[str], None], effort: Effort, footing: LinkNetwork
+    order: LinkOrder, clock: Clock, on_address: Callable[[str], None], sampling: LinkSampling, footing: LinkNetwork
 ) -> LinkMeasurement:
-    door = open_door(order.transport, _cut(order), footing)
+    listener = listen(order.transport, _cut(order), footing)
     try:
-        on_address(door.address)
-        link = door.accept(deadline_seconds=order.deadline_seconds)
+        on_address(listener.address)
+        link = listener.accept(deadline_seconds=order.deadline_seconds)
     finally:
-        door.close()
+        listener.close()
     try:
-        speed = speed_of(LinkTrips(link, clock, deadline_seconds=order.deadline_seconds), effort, clock)
+        speed = speed_of(LinkTrips(link, clock, deadline_seconds=order.deadline_seconds), sampling, clock)
     finally:
         link.close()
     return LinkMeasurement(
@@ -253,13 +253,13 @@ def _answer(order: LinkOrder, footing: LinkNetwork) -> None:
         link.close()
 
 
-def _copies(order: LinkOrder, clock: Clock, effort: Effort) -> tuple[CopyMeasurement, ...]:
+def _copies(order: LinkOrder, clock: Clock, sampling: LinkSampling) -> tuple[CopyMeasurement, ...]:
     return tuple(
         CopyMeasurement(
             node=order.node,
             device_type=kind,
             method="cuda" if device.type == "cuda" else "memcpy",
-            speed=speed_of(CopyTrips(device, clock), effort, clock),
+            speed=speed_of(CopyTrips(device, clock), sampling, clock),
             measured_at=clock.wall(),
             versions=versions(),
         )

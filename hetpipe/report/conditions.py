@@ -31,9 +31,9 @@ def condition_text(event: ConditionEvent) -> str:
 def condition_line(event: ConditionEvent) -> str:
     """The same as one `key=value` line."""
     who = _named(event.who)
-    told: dict[str, object] = {"event": event.kind, "condition": event.condition, "who": who}
+    values: dict[str, object] = {"event": event.kind, "condition": event.condition, "who": who}
     number = {"times": event.times} if isinstance(event, ConditionRaised) else {"remaining": event.remaining}
-    return pairs({**told, **number, "sentence": event.sentence})
+    return pairs({**values, **number, "sentence": event.sentence})
 
 
 def _also(others: Sequence[str]) -> str:
@@ -51,8 +51,8 @@ def _named(names: Sequence[str]) -> str:
 def condition_lines(conditions: Iterable[Condition]) -> list[str]:
     """The conditions of a run, one line per kind: cleared ones first, the earliest one that holds last."""
     by_kind = sorted(conditions, key=lambda one: one.kind)
-    told = [_summed_up(list(found)) for _, found in groupby(by_kind, key=lambda one: one.kind)]
-    return [line for _, _, line in sorted(told)]
+    lines = [_summed_up(list(found)) for _, found in groupby(by_kind, key=lambda one: one.kind)]
+    return [line for _, _, line in sorted(lines)]
 
 
 def _summed_up(found: list[Condition]) -> tuple[bool, float, str]:

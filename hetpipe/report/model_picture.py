@@ -162,9 +162,9 @@ class _Picture:
                 yield _Text("stage", _SPACE + at * _COLUMN_WIDTH + 8, y, f"stage {stage}")
         if layer.forbidden:
             places = sum(each.places for each in layer.forbidden)
-            told = f"✕ not cut at {places} {'place' if places == 1 else 'places'} within: {layer.forbidden[0].reason}"
+            text = f"✕ not cut at {places} {'place' if places == 1 else 'places'} within: {layer.forbidden[0].reason}"
             room = self._texts + _TEXT_WIDTH - self._bars
-            yield _Text("barred", self._bars, y, _fitting(told, room), _reasons(layer.forbidden))
+            yield _Text("barred", self._bars, y, _fitting(text, room), _reasons(layer.forbidden))
 
     def _lines(self, cut: int) -> Iterator[_Line]:
         layer, y = self._layers[cut - 1], self._middle(cut)
@@ -189,11 +189,11 @@ class _Picture:
         if layer.no_cut:
             yield _Text("barred", self._texts, y, _fitting(f"✕ no cut: {layer.no_cut}", _TEXT_WIDTH), layer.no_cut)
             return
-        told = f"{bytes_text(layer.output_bytes)} forward, {bytes_text(layer.backward_bytes)} back"
+        text = f"{bytes_text(layer.output_bytes)} forward, {bytes_text(layer.backward_bytes)} back"
         if layer.tie_bytes:
-            told += f", {bytes_text(layer.tie_bytes)} of it tied weights"
+            text += f", {bytes_text(layer.tie_bytes)} of it tied weights"
         kind = "at-border" if self._borders(cut) else "faint"
-        yield _Text(kind, self._texts, y, _fitting(told, _TEXT_WIDTH), _alive(layer.alive))
+        yield _Text(kind, self._texts, y, _fitting(text, _TEXT_WIDTH), _alive(layer.alive))
 
 
 def _alive(values: Sequence[AliveValue]) -> str:

@@ -298,15 +298,15 @@ def _facts(facts: PlanFacts) -> list[tuple[str, str]]:
 
 def _model_speed(predicted: Predicted) -> list[tuple[str, str]]:
     """Tokens and operations, at the speed of the plan."""
-    told = []
+    rows = []
     if predicted.tokens_per_second is not None:
-        told.append(("tokens", f"{rate(predicted.tokens_per_second)} tokens/s"))
+        rows.append(("tokens", f"{rate(predicted.tokens_per_second)} tokens/s"))
     if predicted.model_flops_utilisation is not None:
         share = percent(predicted.model_flops_utilisation)
-        told.append(("MFU", f"{share} of the peak of the devices in use"))
+        rows.append(("MFU", f"{share} of the peak of the devices in use"))
     elif predicted.model_flops_utilisation_reason is not None:
-        told.append(("MFU", f"unknown: {predicted.model_flops_utilisation_reason}"))
-    return told
+        rows.append(("MFU", f"unknown: {predicted.model_flops_utilisation_reason}"))
+    return rows
 
 
 def _synchronisation(facts: PlanFacts) -> list[tuple[str, str]]:
@@ -336,8 +336,8 @@ def _host_memory(nodes: Sequence[PlannedNode]) -> list[tuple[str, str]]:
         peak = bytes_text(node.peak_bytes)
         when = " while the model is inspected" if node.inspection_bytes > node.training_bytes else ""
         alike.setdefault(f"{peak}{when}", []).append(node.node)
-    told = [f"{peak} on {'each of ' if len(names) > 1 else ''}{_listed(names)}" for peak, names in alike.items()]
-    return [("host memory", f"at most {'; '.join(told)}")]
+    peaks = [f"{peak} on {'each of ' if len(names) > 1 else ''}{_listed(names)}" for peak, names in alike.items()]
+    return [("host memory", f"at most {'; '.join(peaks)}")]
 
 
 def _most_minibatches(plan: PlanDocument) -> str:

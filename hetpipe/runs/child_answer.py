@@ -90,7 +90,7 @@ def reporting_child(spec: ChildSpec, title: str, *, starter: Starter = spawn) ->
         child.kill()
 
 
-def ask_child(
+def await_child(
     spec: ChildSpec,
     title: str,
     on_message: Callable[[dict[str, Any]], None],
@@ -117,12 +117,12 @@ def ask_child(
         JobFailed: the process could not be started, or ended before it answered.
         DeadlineExceeded: it was silent for too long.
     """
-    phase, heard = "", clock.monotonic()
+    phase, last_answer = "", clock.monotonic()
     with reporting_child(spec, title, starter=starter) as child:
         while True:
             message = child.next_message(timeout_seconds=_POLL_SECONDS)
             if message is None:
-                silent_seconds = clock.monotonic() - heard
+                silent_seconds = clock.monotonic() - last_answer
                 if patience_seconds is not None and silent_seconds >= patience_seconds:
                     last = f"; its last phase was {phase}" if phase else ""
                     raise DeadlineExceeded(f"{title} has reported nothing for {silent_seconds:.0f} s{last}")
@@ -132,4 +132,4 @@ def ask_child(
             if message.get("kind") == PHASE:
                 phase = str(message["phase"])
             on_message(message)
-            heard = clock.monotonic()
+            last_answer = clock.monotonic()

@@ -161,13 +161,13 @@ class RunningJob:
     def _watch(self) -> None:
         self._reconnection.succeeded()  # it has just accepted the job
         try:
-            while not self._heard_all():
+            while not self._received_all():
                 """Handle an attempt to reopen the broken stream."""
         except HetpipeError as error:
             hint = f"; {self._when_lost}" if self._when_lost else ""
             self._inbox.put(CoordinatorLost(type(error).__name__, f"{error}{hint}"))
 
-    def _heard_all(self) -> bool:
+    def _received_all(self) -> bool:
         """Receive events until the job has ended or the stream breaks; False if it broke and may be reopened.
 
         Raises:
@@ -300,7 +300,7 @@ class Follower:
                 message = self._inbox.get(timeout=_POLL_SECONDS)
             except queue.Empty:
                 self._pass_time()
-                self._look_after_services()
+                self._check_services()
             else:
                 self.handle(message)
         return self.ending
@@ -328,9 +328,9 @@ class Follower:
             case CoordinatorLost(error=error, sentence=sentence):
                 self.ending = replace(self._failed(error, sentence), lost_contact=True)
             case StopRefused(error=error):
-                told = f"the coordinator did not accept the request to stop ({error})"
+                failure = f"the coordinator did not accept the request to stop ({error})"
                 again = ", which is retried" if isinstance(error, Unavailable | UnknownJob) else ""
-                self._view.say(f"{told}{again}; Ctrl-C again stops now")
+                self._view.say(f"{failure}{again}; Ctrl-C again stops now")
             case Detached():
                 self.ending = Ending(state=self._state, detached=True)
             case Interrupted():
@@ -339,8 +339,8 @@ class Follower:
     def _failed(self, error: str, sentence: str) -> Ending:
         """End with a failure that its coordinator has not reported."""
         conditions = self._conditions.all
-        told = consequence(sentence, error, conditions)
-        return Ending(state=JobState.FAILED, error=error, sentences=(told,), conditions=conditions)
+        sentences = (consequence(sentence, error, conditions),)
+        return Ending(state=JobState.FAILED, error=error, sentences=sentences, conditions=conditions)
 
     def _interrupted(self) -> None:
         self._num_interrupts += 1
@@ -356,7 +356,7 @@ class Follower:
         else:
             self.ending = _STOPPED_NOW
 
-    def _look_after_services(self) -> None:
+    def _check_services(self) -> None:
         """Report the starting services of this run; fail if one is silent for too long."""
         if self._services is None or not self._state.is_queued or self.ending is not None:
             return

@@ -15,7 +15,7 @@ from hetpipe.forking.environment import SERVICE_ENVIRONMENT, SINGLE_THREADED
 from hetpipe.job.file import Job
 from hetpipe.phases import PHASE
 from hetpipe.profiler.cache import cache_folder
-from hetpipe.runs.child_answer import ask_child
+from hetpipe.runs.child_answer import await_child
 from hetpipe.runs.shell import Shell
 from hetpipe.server.agent.child import ChildSpec
 from hetpipe.server.agent.environment import child_environment
@@ -66,7 +66,7 @@ def inspect_locally(
             on_phase(str(message["phase"]), float(message["seconds"]))
 
     patience_seconds = job.patience.inspection.total_seconds()
-    found = ask_child(
+    found = await_child(
         spec,
         "the inspection of the model",
         on_message,

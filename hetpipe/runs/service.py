@@ -174,7 +174,7 @@ class Service:
             return ""
         return f"{self.spec.title} ({self._phase})" if self._phase else self.spec.title
 
-    def ask_to_end(self) -> None:
+    def terminate(self) -> None:
         """Send SIGTERM; its end is expected from now on."""
         self._asked_to_end = True
         self._process.send_signal(signal.SIGTERM)
@@ -232,10 +232,10 @@ def _address_in(line: bytes) -> str:
 
 def _phase_in(line: bytes) -> str:
     """The phase of a process and its duration, by a line of `hetpipe.phases`; empty for any other line."""
-    told = _object_in(line)
-    if told.get("kind") != PHASE or not isinstance(told.get("seconds"), int | float):
+    message = _object_in(line)
+    if message.get("kind") != PHASE or not isinstance(message.get("seconds"), int | float):
         return ""
-    return f"{told.get('phase', '')}, {told['seconds']:.0f} s"
+    return f"{message.get('phase', '')}, {message['seconds']:.0f} s"
 
 
 def _object_in(line: bytes) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def _object_in(line: bytes) -> dict[str, Any]:
 def end_services(services: Sequence[Service], *, grace_seconds: float) -> None:
     """SIGTERM to all, SIGKILL to the rest after the grace period; returns when all are gone."""
     for service in services:
-        service.ask_to_end()
+        service.terminate()
     timer = threading.Timer(grace_seconds, _kill_all, (services,))
     timer.daemon = True
     timer.start()

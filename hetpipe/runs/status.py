@@ -83,13 +83,13 @@ class RunSpeed:
 
     def __str__(self) -> str:
         """`speed: 123 samples/s, 15744 tokens/s, 41.0 % MFU`, or why there is no MFU."""
-        model, told = self.model, f"speed: {rate(self.samples_per_second)} samples/s"
+        model, text = self.model, f"speed: {rate(self.samples_per_second)} samples/s"
         if model.tokens_per_second is not None:
-            told += f", {rate(model.tokens_per_second)} tokens/s"
+            text += f", {rate(model.tokens_per_second)} tokens/s"
         if model.model_flops_utilisation is not None:
-            return f"{told}, {percent(model.model_flops_utilisation)} MFU"
+            return f"{text}, {percent(model.model_flops_utilisation)} MFU"
         reason = model.model_flops_utilisation_reason
-        return f"{told}; {no_utilisation_text(reason)}" if reason else told
+        return f"{text}; {no_utilisation_text(reason)}" if reason else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,21 +314,21 @@ def _speed_now(progress: ProgressTable) -> RunSpeed:
 
 def _speed_of(result: RunResult | None) -> RunSpeed | None:
     """The speed in the result of an ended run; results of earlier versions may lack figures."""
-    told = {} if result is None else result.values
-    if "samples_per_second" not in told:
+    values = {} if result is None else result.values
+    if "samples_per_second" not in values:
         return None
-    figures = {key.name: told.get(key.name) for key in fields(ModelSpeed)}
-    return RunSpeed(float(told["samples_per_second"]), revive(ModelSpeed, figures))
+    figures = {key.name: values.get(key.name) for key in fields(ModelSpeed)}
+    return RunSpeed(float(values["samples_per_second"]), revive(ModelSpeed, figures))
 
 
 def _proof_of(result: RunResult) -> ProofReport | None:
-    told = result.values.get("proof")
-    return None if told is None else revive(ProofReport, told)
+    proof = result.values.get("proof")
+    return None if proof is None else revive(ProofReport, proof)
 
 
 def _evaluations_of(result: RunResult) -> EvaluationsSoFar | None:
-    told: EvaluationResults = revive(EvaluationResults, result.values.get("evaluations", {}))
-    return EvaluationsSoFar(told.number, told.best, told.listed[-1]) if told.listed else None
+    results: EvaluationResults = revive(EvaluationResults, result.values.get("evaluations", {}))
+    return EvaluationsSoFar(results.number, results.best, results.listed[-1]) if results.listed else None
 
 
 def clocks_of(result: RunResult) -> tuple[dict[int, int], int | None]:

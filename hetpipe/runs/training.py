@@ -176,9 +176,9 @@ class Training:
         except KeyboardInterrupt:
             ending = self._interrupted_early()
         except HetpipeError as error:
-            name, told = type(error).__name__, sentences_of(error)
+            name, sentences = type(error).__name__, sentences_of(error)
             lost = isinstance(error, Unavailable)
-            ending = Ending(state=JobState.FAILED, error=name, sentences=told, lost_contact=lost)
+            ending = Ending(state=JobState.FAILED, error=name, sentences=sentences, lost_contact=lost)
         except Exception as error:
             mistake = f"internal error ({type(error).__name__}: {error})"
             self._folder.write_result(JobState.FAILED, {"errors": [mistake]})
@@ -220,18 +220,18 @@ class Training:
         self._note(pids={})
         again = f"follow it again with: hetpipe submit --run-dir {where} --coordinator {address}"
         if ending.lost_contact:
-            told = f"{ending.sentences[-1]}; {again}"
+            sentence = f"{ending.sentences[-1]}; {again}"
         elif self._record.job_id:
-            told = (
+            sentence = (
                 f"detached from job {self._record.job_id}, which continues; {again}; stop it with: hetpipe stop {where}"
             )
         else:
-            told = f"terminated before the job was submitted; {again}"
+            sentence = f"terminated before the job was submitted; {again}"
         return RunEnd(
             run_dir=self._folder.path,
             state=ending.state,
             error=ending.error,
-            sentences=(told,),
+            sentences=(sentence,),
             interrupted=True,
             detached=True,
             job_id=self._record.job_id,
@@ -399,9 +399,9 @@ class Training:
         try:
             self._folder.write_result(end.state, {**end.to_json(), **cause})
         except UserError as error:
-            told = consequence(str(error), "", end.conditions)
+            sentence = consequence(str(error), "", end.conditions)
             if end.state is JobState.FINISHED:
-                return replace(end, error=JobFailed.__name__, sentences=(f"the run finished, but {told}",))
+                return replace(end, error=JobFailed.__name__, sentences=(f"the run finished, but {sentence}",))
             self._view.say(str(error))
         return end
 

@@ -1,14 +1,14 @@
 """The programs of a cluster, `hetpipe serve coordinator | parameter-server | agent`: shells around the packages below.
 
-Their entry points are `coordinator.main`, `shard.main` and `agent.main`; `runtime` has what they share around their
-work. `services/` of the repository calls the same functions.
+Their entry points are `coordinator.main`, `shard.main` and `agent.main`; `runtime` has their common
+options, signals and errors. `services/` of the repository calls the same functions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-#: What `hetpipe serve` can run: name → the module whose `main` takes the options and returns the exit status.
+#: Services of `hetpipe serve`: name → the module whose `main` takes the options and returns the exit status.
 SERVICES: Mapping[str, str] = {
     "coordinator": "hetpipe.server.coordinator.main",
     "parameter-server": "hetpipe.server.shard.main",
@@ -17,7 +17,7 @@ SERVICES: Mapping[str, str] = {
 
 
 def serve(service: str, options: Sequence[str]) -> int:
-    """Run a service of `SERVICES` until it is terminated; its exit status.
+    """Run a service of `SERVICES` until it is terminated; returns its exit status.
 
     Each imports only its own dependencies: a coordinator runs without torch.
     """

@@ -1,4 +1,4 @@
-"""A membership kept alive: registers, sends heartbeats from a thread, and registers again when it was forgotten."""
+"""The membership of a process: registration, heartbeats from a thread, and a new registration after its loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hetpipe.wire.fencing import FenceGuard
 
 _log = get_logger(__name__)
 
-#: Seconds between two attempts to reach a coordinator that is not there yet.
+#: Seconds between two attempts to reach a coordinator that has not started yet.
 _START_PAUSE_SECONDS = 0.2
 
 
@@ -38,7 +38,7 @@ def _no_command() -> int:
 
 
 def _ignore_jobs(jobs: Sequence[JobId]) -> None:
-    """Nothing is done for any job."""
+    """Default hook of a member without jobs."""
 
 
 def _nothing_new(info: MemberInfo) -> MemberInfo:
@@ -46,42 +46,42 @@ def _nothing_new(info: MemberInfo) -> MemberInfo:
 
 
 def _ignore_lease(lease: Lease) -> None:
-    """Nothing depends on the registration."""
+    """Default hook of a member without state per registration."""
 
 
 def _ignore_replacement(error: MemberReplaced) -> None:
-    """Being listed no more hurts nobody."""
+    """Default hook of a member that continues without its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """Callbacks of the heartbeat. All are called from the heartbeat's thread and must return soon."""
+    """Callbacks of the heartbeat, called from its thread; they must return quickly."""
 
     clocks: Callable[[], Mapping[JobId, ClockSnapshot]] = _no_clocks
-    """The clocks to tell; of clock shards."""
+    """Clocks to report; clock shards only."""
     jobs: Callable[[], Sequence[JobId]] = _no_jobs
-    """The jobs the member does something for."""
+    """Jobs that the member serves."""
     lost: Callable[[], Mapping[JobId, str]] = dict
-    """The jobs of which what was kept on disk is gone or damaged, and why; of shards."""
+    """Jobs whose state on disk is missing or corrupted, with the reason; shards only."""
     conditions: Callable[[], Mapping[JobId, tuple[Condition, ...]]] = dict
-    """By job, what endangers it at this member, or has; of shards."""
+    """Conditions of each job at this member, current and cleared; shards only."""
     last_command: Callable[[], int] = _no_command
-    """Number of the last command carried out; of agents."""
+    """Number of the last executed command; agents only."""
     on_ended_jobs: Callable[[Sequence[JobId]], None] = _ignore_jobs
-    """Jobs of those told that have ended or are unknown: stop what is done for them."""
+    """Reported jobs that have ended or are unknown: stop serving them."""
     newest_info: Callable[[MemberInfo], MemberInfo] = _nothing_new
-    """What to tell of the process when it registers, now or again, from what was told of it at first."""
+    """Current registration data, given that of the first registration; called before each registration."""
     on_registered: Callable[[Lease], None] = _ignore_lease
-    """A new registration: at the start (then from `start`), and whenever the old one was forgotten."""
+    """A new registration: the first one (called from `start`), and each one after the previous was lost."""
     on_replaced: Callable[[MemberReplaced], None] = _ignore_replacement
-    """Another process has the name now; no heartbeat follows, so the process should end."""
+    """Another process registered under the name; no heartbeat follows, so the process should exit."""
 
 
 class MemberSession:
-    """Keeps one process a member. Start it once, close it once.
+    """The membership of one process. Start it once, close it once.
 
-    Losing the coordinator ends nothing: heartbeats go on, and `silent_seconds` tells for how long nobody answered. What
-    a coordinator says that leads no more is no answer.
+    An unreachable coordinator does not end it: heartbeats continue, and `silent_seconds` is the time since the last
+    answer. Answers of a coordinator that no longer leads do not count.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class MemberSession:
         fences: FenceGuard | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Prepare everything; nothing is sent yet.
+        """Prepare the membership; nothing is sent yet.
 
         Args:
-            client: the connection to the coordinator.
-            info: what to register.
-            hooks: what to tell and whom.
-            fences: which coordinators may give orders, for a process that hears of them elsewhere, too.
-            clock: measures the silence.
+            client: connection to the coordinator.
+            info: registration data.
+            hooks: content of heartbeats, and handlers of their answers.
+            fences: rejects answers with an old fence; shared with other connections to coordinators, if there are any.
+            clock: measures time without an answer.
         """
         self._client = client
         self._info = info
@@ -113,7 +113,7 @@ class MemberSession:
         self._thread = threading.Thread(target=self._run, name=f"heartbeat-{info.id}", daemon=True)
         #: The terms of the newest registration.
         self.lease = Lease(registration=Registration(""), lease_seconds=0.0, order=0)
-        #: Whether the coordinator that answered last may give orders.
+        #: Whether the last answer came from the current leader.
         self.is_led = False
         self._last_answer = clock.monotonic()
 
@@ -128,10 +128,10 @@ class MemberSession:
         return self._clock.monotonic() - self._last_answer
 
     def start(self, *, wait_seconds: float = 0.0) -> Lease:
-        """Register, and keep the lease from now on.
+        """Register, and start the heartbeats.
 
         Args:
-            wait_seconds: how long to wait for a coordinator that cannot be reached yet.
+            wait_seconds: timeout for a coordinator that is not reachable yet.
 
         Raises:
             HetpipeError: the registration failed; nothing was started.
@@ -149,22 +149,22 @@ class MemberSession:
         return lease
 
     def cancel_start(self) -> None:
-        """Let a `start` that waits for the coordinator give up; a membership that has begun goes on until `close`."""
+        """Abort a `start` that is waiting for the coordinator; no effect on an existing membership."""
         self._cancelled.set()
 
-    def beat_soon(self) -> None:
-        """Send the next heartbeat at once, because there is something to tell."""
+    def send_soon(self) -> None:
+        """Send the next heartbeat immediately, to report a change."""
         self._wake.set()
 
     def abandon(self) -> None:
-        """Stop the heartbeats without leaving: the coordinator is lost anyway."""
+        """Stop the heartbeats without leaving, when the coordinator is unreachable."""
         self._closing.set()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def close(self) -> None:
-        """Stop the heartbeats and leave. A coordinator that is away does not matter."""
+        """Stop the heartbeats and leave the cluster. An unreachable coordinator is not an error."""
         self.abandon()
         try:
             self._client.invoke(LEAVE, LeaveRequest(self._info.id, self.lease.registration))
@@ -172,7 +172,7 @@ class MemberSession:
             _log.info("could_not_leave", member=self._info.id, reason=str(error))
 
     def beat(self) -> None:
-        """One heartbeat. Never raises for what the coordinator or the network does."""
+        """Send one heartbeat. Errors of the coordinator or the network are logged, never raised."""
         try:
             renewal = self._client.invoke(
                 HEARTBEAT,
@@ -205,7 +205,7 @@ class MemberSession:
         try:
             self._check(renewal.fence)
         except StaleTerm as error:
-            # If it does lead, and only the number is lost, it takes a higher one now.
+            # If it is the leader and only the store lost the fence, this registration makes it acquire a higher one.
             _log.error("coordinator_leads_no_more", member=self._info.id, reason=str(error))
             self._try_register()
             return
@@ -221,7 +221,7 @@ class MemberSession:
                 return
             try:
                 self.beat()
-            except Exception:  # noqa: BLE001 - a hook's mistake must not cost the lease
+            except Exception:  # noqa: BLE001 - an error of a hook must not cost the lease
                 _log.exception("heartbeat_failed", member=self._info.id)
 
     def _try_register(self) -> None:
@@ -236,18 +236,18 @@ class MemberSession:
         failpoints.reach("membership.published_not_seen")
         self._check(lease.fence)
         self._last_answer = self._clock.monotonic()
-        # Whoever depends on the registration is ready for the new one before anybody can use it.
+        # The hook adopts the new registration before it is visible to others.
         self._hooks.on_registered(lease)
         self.lease = lease
-        # Only a heartbeat tells which jobs are served.
+        # Only heartbeats report the jobs that are served.
         self._wake.set()
         return lease
 
     def _check(self, fence: int) -> None:
-        """Obey the coordinator that answered, unless a later one has been heard.
+        """Accept the coordinator that answered, unless a newer fence has been seen.
 
         Raises:
-            StaleTerm: a later one has.
+            StaleTerm: a newer one has been seen.
         """
         try:
             self._fences.check(fence)

@@ -1,7 +1,8 @@
 """The shared runtime of services: options, logs, signals, the ready line, errors, parent death.
 
-A service prints one JSON line on standard output when it is ready, `{"role", "address", "pid"}`, and no more there. An
-error is one sentence on standard error and exit status 1. SIGTERM or SIGINT ends it in order; a second one at once.
+A service prints one JSON line on standard output when it is ready, `{"role", "address", "pid"}`, and nothing else. An
+error is one sentence on standard error and exit status 1. SIGTERM or SIGINT shuts it down gracefully, a second one
+immediately.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _WILDCARDS = {"", "0.0.0.0", "::"}  # noqa: S104 - recognised, not bound to
 
 
 def new_parser(program: str, description: str) -> argparse.ArgumentParser:
-    """A parser with the options that all services have."""
+    """Create a parser with the options common to all services."""
     parser = argparse.ArgumentParser(prog=f"hetpipe serve {program}", description=description)
     parser.add_argument("--log", metavar="FILE", help="append the log (JSON lines) to FILE instead of standard error")
     parser.add_argument(
@@ -48,56 +49,55 @@ def new_parser(program: str, description: str) -> argparse.ArgumentParser:
         type=Path,
         default=os.environ.get(TLS_VARIABLE) or None,
         metavar="DIR",
-        help="prove who this process is, and let others prove it, with the certificates in DIR, which `hetpipe certs "
-        f"issue` makes (default: ${TLS_VARIABLE})",
+        help="authenticate this process and its peers with the certificates in DIR, written by `hetpipe certs issue` "
+        f"(default: ${TLS_VARIABLE})",
     )
     parser.add_argument(
-        "--insecure", action="store_true", help="let other machines reach this process without TLS, and say so"
+        "--insecure", action="store_true", help="accept connections from other machines without TLS; logs a warning"
     )
     parser.add_argument(
         "--metrics-port",
         type=port,
         metavar="N",
-        help="serve metrics for Prometheus at http://HOST:N/metrics (default: none); 0 lets the system choose one, "
-        "which the log tells",
+        help="serve metrics for Prometheus at http://HOST:N/metrics (default: none); 0: a free port, which is logged",
     )
     parser.add_argument(
         "--health-port",
         type=port,
         metavar="N",
-        help="answer health checks, and nothing else, on a port of their own without TLS: for probes (default: none)",
+        help="answer only health checks on a separate port without TLS, for probes (default: none)",
     )
     parser.add_argument(
         failpoints.OPTION,
         action="store_true",
-        help=f"fail where ${failpoints.VARIABLE} says, for tests; without this option a process for which that is set "
-        "does not start",
+        help=f"enable the failpoints in ${failpoints.VARIABLE}, for tests; without this option a process with that "
+        "variable set does not start",
     )
     parser.add_argument(
         "--exit-with-parent",
         action="store_true",
-        help="end when standard input ends or the process that started this one dies",
+        help="shut down when standard input is closed or the parent process dies",
     )
     return parser
 
 
 def add_listening_options(parser: argparse.ArgumentParser) -> None:
-    """The options of a service that has a server."""
+    """Add the options of a service with a server."""
     parser.add_argument("--host", default="127.0.0.1", help="interface to listen on (%(default)s); 0.0.0.0 for all")
-    parser.add_argument("--port", type=port, default=0, help="port to listen on; 0 lets the system choose (default)")
-    parser.add_argument("--advertise", metavar="HOST", help="host name others reach this machine by, if not --host")
-    parser.add_argument("--reflection", action="store_true", help="tell clients which services there are")
+    parser.add_argument("--port", type=port, default=0, help="port to listen on; 0: a free one (default)")
+    parser.add_argument("--advertise", metavar="HOST", help="host name for other machines, if not --host")
+    parser.add_argument("--reflection", action="store_true", help="enable gRPC server reflection")
 
 
 def open_tls(options: argparse.Namespace, host: str) -> Tls | None:
-    """The certificates to work with; None, after a warning, where the user wants none.
+    """The certificates of this process; None for plaintext, with a warning if other machines reach it.
 
     Args:
         options: the parsed options.
         host: the interface on which this process, or a child of it, listens.
 
     Raises:
-        UserError: other machines reach `host` and there is neither `--tls` nor `--insecure`, or the folder is unusable.
+        UserError: `host` is reachable from other machines with neither `--tls` nor `--insecure`; or both are given.
     """
     if options.tls is not None:
         if options.insecure:
@@ -108,7 +108,7 @@ def open_tls(options: argparse.Namespace, host: str) -> Tls | None:
     elif not is_loopback(host):
         _log.warning(
             "insecure",
-            sentence=f"whoever reaches {host} may call, read and change everything: there is no TLS (--insecure)",
+            sentence=f"without TLS (--insecure) everyone who reaches {host} may make any call and read all traffic",
         )
     return None
 
@@ -117,7 +117,7 @@ def certified_name(tls: Tls, role: Role) -> str:
     """The name in this process's certificate.
 
     Raises:
-        UserError: the certificate is of another role, names no process, or its reader is not installed.
+        UserError: the certificate cannot be read or has another role, or the extra `tls` is not installed.
     """
     try:
         from hetpipe.certs.folders import read_facts
@@ -133,7 +133,7 @@ def certified_name(tls: Tls, role: Role) -> str:
 
 
 def own_name(options: argparse.Namespace, tls: Tls | None, role: Role, *, option: str, given: str) -> str:
-    """This process's name: what its certificate says, else what the user gave; empty if neither says anything.
+    """The name of this process: that of its certificate, else the given one; empty without either.
 
     Raises:
         UserError: the two differ, or the certificate cannot be used.
@@ -146,10 +146,10 @@ def own_name(options: argparse.Namespace, tls: Tls | None, role: Role, *, option
 
 @contextmanager
 def alive(host: str, health_port: int | None) -> Iterator[Callable[[], None]]:
-    """Tell probes for as long as the block lasts that this process lives: for processes without a server.
+    """Answer health checks inside the block, for processes without a server: alive, and not yet serving.
 
     Yields:
-        What to call once it serves, too.
+        A function that reports it as serving.
 
     Raises:
         PortInUse: the port is in use.
@@ -186,7 +186,7 @@ def server_config(
 
 
 def advertised_host(listen_host: str, advertise: str | None) -> str:
-    """The host name to give to others: what was asked for, else the interface, else this machine's name."""
+    """The host name under which others reach this process: `advertise`, else the interface, else the machine's name."""
     if advertise:
         return advertise
     return socket.gethostname() if listen_host in _WILDCARDS else listen_host
@@ -200,63 +200,63 @@ def announce_ready(role: str, address: str) -> None:
 
 
 class Shutdown:
-    """Says when to end: on a signal, or with the parent. Make it in the main thread, once."""
+    """Shutdown requests: by a signal, or the end of the parent. Create it once, in the main thread."""
 
     def __init__(self, *, exit_with_parent: bool) -> None:
-        #: Set when the service is to end in order.
-        self.asked = threading.Event()
+        #: Set when the service has to shut down gracefully.
+        self.requested = threading.Event()
         self._callbacks: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         # A handler may interrupt its thread anywhere, also where it holds a lock, so it only writes to a pipe.
         read_end, self._signals = os.pipe()
-        threading.Thread(target=self._hear_signals, args=(read_end,), name="signals", daemon=True).start()
+        threading.Thread(target=self._handle_signals, args=(read_end,), name="signals", daemon=True).start()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         if exit_with_parent:
-            follow_parent(signal.SIGTERM, self.ask)
+            follow_parent(signal.SIGTERM, self.request)
 
-    def on_ask(self, callback: Callable[[], None]) -> None:
-        """Call `callback` from a thread when the service is to end, at once if that is already so."""
+    def on_request(self, callback: Callable[[], None]) -> None:
+        """Call `callback` on the shutdown request, from any thread; immediately if there already was one."""
         with self._lock:
             self._callbacks.append(callback)
-            late = self.asked.is_set()
+            late = self.requested.is_set()
         if late:
             callback()
 
     def wait(self) -> None:
-        """Block until the service is to end."""
-        self.asked.wait()
+        """Block until a shutdown is requested."""
+        self.requested.wait()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         os.write(self._signals, bytes([number]))
 
-    def _hear_signals(self, read_end: int) -> None:
+    def _handle_signals(self, read_end: int) -> None:
         os.read(read_end, 1)
-        self.ask()
+        self.request()
         os._exit(128 + os.read(read_end, 1)[0])
 
-    def ask(self) -> None:
-        """Have the service end. From any thread but a signal handler's; the first call counts."""
+    def request(self) -> None:
+        """Request a shutdown. Idempotent; may be called from any thread, but not from a signal handler."""
         with self._lock:
-            if self.asked.is_set():
+            if self.requested.is_set():
                 return
-            self.asked.set()
+            self.requested.set()
             callbacks = tuple(self._callbacks)
         for callback in callbacks:
             callback()
 
 
 def started(start: Callable[[], object], shutdown: Shutdown) -> bool:
-    """Call `start`, which waits for others; whether it came to its end before the service was told to end.
+    """Call `start`, which may wait for other processes; False if a shutdown was requested before it was complete.
 
     Raises:
-        HetpipeError: what `start` raised though nobody told it to give up.
+        HetpipeError: `start` failed without such a request.
     """
     report_phase("registering with the coordinator")
     try:
         start()
     except HetpipeError as error:
-        if not shutdown.asked.is_set():
+        if not shutdown.requested.is_set():
             raise
         _log.info("told_to_end_before_ready", reason=str(error))
         return False
@@ -264,7 +264,7 @@ def started(start: Callable[[], object], shutdown: Shutdown) -> bool:
 
 
 def run_service(role: str, arguments: argparse.Namespace, serve: Callable[[Shutdown], None]) -> int:
-    """Run `serve` with logs and signals set up; the exit status. In the main thread."""
+    """Run `serve` with logging and signal handlers set up; returns the exit status. Call it in the main thread."""
     report_phase("opening its store and its ports")
     try:
         configure_logging(Path(arguments.log) if arguments.log else None, role=role, level=arguments.log_level)
@@ -278,7 +278,7 @@ def run_service(role: str, arguments: argparse.Namespace, serve: Callable[[Shutd
         _log.error("service_failed", error=type(error).__name__, sentence=str(error))
         sys.stderr.write(f"{error}\n")
         return 1
-    except Exception as error:  # noqa: BLE001 - the outermost frame: whatever it is, one sentence and a status
+    except Exception as error:  # noqa: BLE001 - the outermost frame: any error is one sentence and an exit status
         _log.exception("service_failed")
         sys.stderr.write(f"{role}: internal error ({type(error).__name__}: {error}), see its log\n")
         return 1
@@ -286,7 +286,7 @@ def run_service(role: str, arguments: argparse.Namespace, serve: Callable[[Shutd
 
 
 def _arm_failpoints(role: str, arguments: argparse.Namespace) -> None:
-    """Let tests have this process fail.
+    """Arm the failpoints of this process, for tests.
 
     Raises:
         UserError: see `failpoints.arm`.
@@ -298,5 +298,5 @@ def _arm_failpoints(role: str, arguments: argparse.Namespace) -> None:
 def port(text: str) -> int:
     """A port number, for `add_argument(type=…)`."""
     if not text.isascii() or not text.isdigit() or int(text) > 65_535:  # noqa: PLR2004 - the largest port
-        raise argparse.ArgumentTypeError(f"{text!r} is no port; write a number from 0 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; write a number from 0 to 65535")
     return int(text)

@@ -267,7 +267,7 @@ class ObjectStore:
         where = f"{self.url}/{key}".rstrip("/")
         started = self._clock.monotonic()
         until = retries_until = started + seconds
-        pause, told = _FIRST_PAUSE_SECONDS, ""
+        pause, text = _FIRST_PAUSE_SECONDS, ""
         while True:
             try:
                 return _Try(work).run(until - self._clock.monotonic())
@@ -276,15 +276,15 @@ class ObjectStore:
             except Exception as error:
                 if isinstance(error, PermissionError) or type(error).__name__ in _HOPELESS:
                     raise StorageError(f"{where} cannot be {what}: {_error_text(error)}; {_RIGHTS}") from error
-                told = told if told and isinstance(error, _TimedOut) else _error_text(error)
+                text = text if text and isinstance(error, _TimedOut) else _error_text(error)
                 now = self._clock.monotonic()
                 retries_until = min(retries_until, now + retry_seconds)
                 if now + pause >= retries_until:
                     raise StorageError(
-                        f"{where} cannot be {what}, tried for {now - started:.1f} s: {told}; see that the "
+                        f"{where} cannot be {what}, tried for {now - started:.1f} s: {text}; see that the "
                         "store can be reached from here, and has room"
                     ) from error
-                _log.warning("storage_tried_again", place=where, reason=told)
+                _log.warning("storage_tried_again", place=where, reason=text)
             self._clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 

@@ -153,8 +153,8 @@ def _checked(kind: type[DocumentT], value: object, *, what: str, known: Iterable
     except ValidationError as error:
         contradictions = list(kind.contradictions(plain))
         # Of two mistakes of the same key the contradiction is more specific; the model-level error repeats them all.
-        told = {problem.path for problem in (*problems, *contradictions)} | ({()} if contradictions else set())
-        problems += [problem for problem in problems_of(error, kind) if problem.path not in told]
+        reported = {problem.path for problem in (*problems, *contradictions)} | ({()} if contradictions else set())
+        problems += [problem for problem in problems_of(error, kind) if problem.path not in reported]
         problems += contradictions
     if problems:
         raise DocumentError(what, [str(problem) for problem in problems])

@@ -47,7 +47,7 @@ class RunDocument:
 
 
 #: State of an incarnation: it counts; it will count from the next barrier on; it no longer counts.
-Standing = Literal["member", "newcomer", "gone"]
+LifeStanding = Literal["member", "newcomer", "gone"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class LifeSeen:
     incarnation: Annotated[Incarnation, COUNT]
     num_stages: Count
     """Its stages; 0 for an incarnation that is gone."""
-    standing: Standing
+    standing: LifeStanding
     leaving: bool = False
     """It counts and is being drained: it leaves at the next barrier."""
 

@@ -142,7 +142,7 @@ class AnchoredWeights:
     def close_wave(self, wave: Wave, last: Minibatch) -> FlatBuffer:
         """Finish a wave; returns ũ and resets ρ to zero."""
         if not self._rho.is_finite():
-            raise self._blame(wave, last)
+            raise self._non_finite_update(wave, last)
         update = self._pool.to_host(self._rho)
         self._updates[wave] = self._pool.hold(update)
         self._closed = Wave(wave + 1)
@@ -319,7 +319,7 @@ class AnchoredWeights:
         held |= {id(buffer) for buffer in (self._anchor, self._rho, self._newest, self._shared) if buffer is not None}
         self.peak_at_rest = max(self.peak_at_rest, len(held))
 
-    def _blame(self, wave: Wave, last: Minibatch) -> NonFiniteUpdate:
+    def _non_finite_update(self, wave: Wave, last: Minibatch) -> NonFiniteUpdate:
         """The first minibatch with a non-finite update, if the sums of the wave are still available."""
         used: dict[int, FlatBuffer] = {
             self._table.forward_through(p, start=self._start): v.buffer for p, v in self._used.items()

@@ -143,9 +143,9 @@ def _check_device(device: AgentDevice) -> None:
 
 
 def _clocks(clocks: ClockSnapshot) -> ClockSnapshot:
-    told_of = max(len(clocks.local), len(clocks.staged), len(clocks.durable))
-    if told_of > MAX_STAGES:
-        raise ProtocolViolation(f"clocks of {told_of} virtual workers; at most {MAX_STAGES} are allowed")
+    num_workers = max(len(clocks.local), len(clocks.staged), len(clocks.durable))
+    if num_workers > MAX_STAGES:
+        raise ProtocolViolation(f"clocks of {num_workers} virtual workers; at most {MAX_STAGES} are allowed")
     if len(clocks.applied) > MAX_SHARDS:
         raise ProtocolViolation(
             f"{len(clocks.applied)} shards with a failed disk; a job has at most {MAX_SHARDS} shards"

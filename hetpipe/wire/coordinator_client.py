@@ -62,7 +62,7 @@ class CoordinatorClient:
             NobodyLeads: the coordinator has reported nothing about it for `SILENT_SECONDS`.
         """
         job_id = self._known_job(job_id)
-        heard = self._clock.monotonic()
+        last_answer = self._clock.monotonic()
         while True:
             with closing(self.stream(WATCH_JOB, WatchJobRequest(job_id, after))) as events:
                 for numbered in events:
@@ -70,8 +70,8 @@ class CoordinatorClient:
                     yield numbered
                     if isinstance(numbered.event, JobEnded):
                         return
-                    heard = self._clock.monotonic()
-            self._check_silence(job_id, since=heard)
+                    last_answer = self._clock.monotonic()
+            self._check_silence(job_id, since=last_answer)
 
     def watch_clocks(self, job_id: JobId | None = None) -> Iterator[ClockSnapshot]:
         """Yield the current clocks and every change of them until the job has ended.

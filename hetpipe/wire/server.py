@@ -154,7 +154,7 @@ class Server:
         for name in ["", LIVE, *self._services]:
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._server.start()
-        threading.Thread(target=self._look_after_uploads, name="uploads", daemon=True).start()
+        threading.Thread(target=self._end_stalled_uploads, name="uploads", daemon=True).start()
         return self.address
 
     def stop(self, *, grace_seconds: float = 1.0) -> None:
@@ -177,7 +177,7 @@ class Server:
         """
         return self._guard.in_flight(context, num_bytes)
 
-    def _look_after_uploads(self) -> None:
+    def _end_stalled_uploads(self) -> None:
         while not self._stopped.wait(_LOOK_SECONDS):
             self._guard.end_overdue()
 

@@ -44,7 +44,7 @@ def diagnose(host: str, port: int, *, material: Material, server_name: str, cloc
             context.wrap_socket(raw, server_hostname=server_name) as secure,
         ):
             # The handshake is complete on this side; the server sends its first message only to clients it accepts.
-            return "" if _hears_a_word(secure) else _refused(material, clock)
+            return "" if _receives_data(secure) else _refused(material, clock)
     except ssl.SSLCertVerificationError as error:
         return (
             f"its certificate is not that of {server_name} ({error.verify_message}); both certificates must be "
@@ -52,14 +52,14 @@ def diagnose(host: str, port: int, *, material: Material, server_name: str, cloc
         )
     except (ssl.SSLEOFError, ConnectionResetError):
         # A server that is being killed closes the connection just as one without TLS may.
-        return _NO_TLS if _speaks_first(host, port) else ""
+        return _NO_TLS if _sends_first(host, port) else ""
     except ssl.SSLError as error:
         return _NO_TLS if "WRONG_VERSION_NUMBER" in (error.reason or "") else f"TLS fails ({error.reason or error})"
     except OSError:
         return ""
 
 
-def _speaks_first(host: str, port: int) -> bool:
+def _sends_first(host: str, port: int) -> bool:
     """Whether the server sends data first, as HTTP/2 without TLS does and TLS never does."""
     try:
         with socket.create_connection((host, port), timeout=PROBE_SECONDS) as raw:
@@ -77,7 +77,7 @@ def _issue_again(server_name: str) -> str:
     return again if index.isdigit() else ""
 
 
-def _hears_a_word(secure: ssl.SSLSocket) -> bool:
+def _receives_data(secure: ssl.SSLSocket) -> bool:
     try:
         return bool(secure.recv(1))
     except TimeoutError:

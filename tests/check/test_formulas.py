@@ -12,7 +12,7 @@ from hetpipe.check.formulas import (
     most_in_flight,
     required_clock,
 )
-from hetpipe.check.rules import OrderRule, Place, RunRule, WeightRule
+from hetpipe.check.rules import OrderRule, RunRule, StagePosition, WeightRule
 from hetpipe.decide.schedule.in_flight import in_flight
 from hetpipe.decide.schedule.versions import VersionTable
 from hetpipe.values.policies import POLICIES, WEIGHT_POLICIES, WeightPolicy
@@ -63,7 +63,7 @@ def test_required_clock_follows_from_s_global(staleness: int, num: int) -> None:
 def test_other_policies(weights: WeightRule, clocks: list[int], through: list[int]) -> None:
     rule = RunRule(2, 1, weights)
     assert [required_clock(rule, p, 0) for p in range(1, 7)] == clocks
-    assert [forward_through(rule, p, 0, Place()) for p in range(1, 7)] == through
+    assert [forward_through(rule, p, 0, StagePosition()) for p in range(1, 7)] == through
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_versions_of_three_stages(weights: WeightRule, forwards: list[list[int]]
     """The table of `policies.md`, by hand: K = N = 3, p = 1 … 7."""
     rule = RunRule(3, None, weights)
     for stage, forward in enumerate(forwards):
-        place = Place(stage, 3)
+        place = StagePosition(stage, 3)
         assert [forward_through(rule, p, 0, place) for p in range(1, 8)] == forward
         backward = forward if backwards is None else backwards[stage]
         assert [backward_through(rule, p, 0, place) for p in range(1, 8)] == backward
@@ -91,9 +91,9 @@ def test_versions_of_three_stages(weights: WeightRule, forwards: list[list[int]]
 
 def test_an_update_of_several_minibatches_counts_when_it_is_whole() -> None:
     rule = RunRule(4, None, WeightRule.PREDICT, accumulate=2)
-    assert [forward_through(rule, p, 0, Place(0, 3)) for p in range(1, 8)] == [0, 0, 0, 0, 2, 2, 4]
-    assert [backward_through(rule, p, 0, Place(0, 3)) for p in range(1, 8)] == [0, 0, 2, 2, 4, 4, 6]
-    assert [forward_through(rule, p, 2, Place(0, 3)) for p in range(9, 14)] == [8, 8, 8, 8, 10]
+    assert [forward_through(rule, p, 0, StagePosition(0, 3)) for p in range(1, 8)] == [0, 0, 0, 0, 2, 2, 4]
+    assert [backward_through(rule, p, 0, StagePosition(0, 3)) for p in range(1, 8)] == [0, 0, 2, 2, 4, 4, 6]
+    assert [forward_through(rule, p, 2, StagePosition(0, 3)) for p in range(9, 14)] == [8, 8, 8, 8, 10]
 
 
 @pytest.mark.parametrize("weights", WEIGHT_POLICIES)
@@ -103,7 +103,7 @@ def test_the_two_writings_agree(weights: WeightPolicy, num_stages: int, accumula
     num = 4
     rule = RunRule(num, 1, WeightRule(weights), accumulate=accumulate)
     for stage in range(num_stages):
-        place, table = Place(stage, num_stages), VersionTable(weights, stage, num_stages, num, accumulate)
+        place, table = StagePosition(stage, num_stages), VersionTable(weights, stage, num_stages, num, accumulate)
         for floor in (0, 2):
             for p in range(floor * num + 1, floor * num + 20):
                 assert forward_through(rule, p, floor, place) == table.forward_through(p, start=floor)
@@ -121,13 +121,13 @@ def test_the_two_bounds_on_what_is_in_flight_agree(weights: WeightPolicy) -> Non
         for stage in range(4):
             rule = RunRule(6, None, WeightRule(weights), order=OrderRule(schedule))
             limit = in_flight(stage=stage, num_stages=4, minibatches_per_wave=6, weights=weights, schedule=schedule)
-            assert most_in_flight(rule, Place(stage, 4)) == limit
+            assert most_in_flight(rule, StagePosition(stage, 4)) == limit
 
 
 def test_a_barrier_is_a_floor() -> None:
     rule = RunRule(2, 1)
     assert [required_clock(rule, p, 3) for p in (7, 8, 9)] == [3, 3, 3]
-    assert [forward_through(rule, p, 3, Place()) for p in (7, 8, 9)] == [6, 6, 7]
+    assert [forward_through(rule, p, 3, StagePosition()) for p in (7, 8, 9)] == [6, 6, 7]
     assert [p for p in range(7, 13) if is_switch_point(rule, p, 3)] == [7, 8, 10, 12]
 
 

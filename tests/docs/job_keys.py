@@ -200,7 +200,8 @@ def _annotation_text(annotation: Any, bound: str = "") -> str:
     elif origin is typing.Literal:
         text = ", ".join(f"`{choice}`" for choice in arguments)
     elif origin in (typing.Union, types.UnionType):
-        text = ", or ".join(_annotation_text(entry, bound) for entry in arguments if entry is not types.NoneType)
+        texts = (_annotation_text(entry, bound) for entry in arguments if entry is not types.NoneType)
+        text = ", or ".join(dict.fromkeys(texts))
     elif origin is tuple:
         text = f"list of {_plural(_annotation_text(arguments[0]))}"
     elif origin is dict:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hetpipe.errors import DeadlineExceeded, LinkClosed, MalformedFrame, PeerUnreachable, PortInUse, UserError
-from hetpipe.link.gloo import GlooDoor, call_gloo, connect_rendezvous, serve_rendezvous
+from hetpipe.link.gloo import GlooListener, call_gloo, connect_rendezvous, serve_rendezvous
 from hetpipe.link.policy import Frame, FrameKind, Link, LinkLimits
 from hetpipe.values.run import LinkTime
 from tests.link.between_processes import BetweenProcesses, Pace, close_together, closing_all, echoed_once
@@ -24,10 +24,10 @@ from tests.support.link_contract import Connect, LinkContract, frame, in_thread
 
 def connect(limits: LinkLimits, *, up: Pace = None, down: Pace = None) -> tuple[Link, Link]:
     """Both ends of a new link, of the earlier and of the later stage, with the times of what they send."""
-    door = GlooDoor(earlier(limits, pace=down), host=HOST)
+    listener = GlooListener(earlier(limits, pace=down), host=HOST)
     with ThreadPoolExecutor(1) as thread:
-        accepted = thread.submit(door.accept, deadline_seconds=SECONDS)
-        called = call_gloo(later(limits, pace=up), door.address, host=HOST, deadline_seconds=SECONDS)
+        accepted = thread.submit(listener.accept, deadline_seconds=SECONDS)
+        called = call_gloo(later(limits, pace=up), listener.address, host=HOST, deadline_seconds=SECONDS)
     return accepted.result(), called
 
 
@@ -74,9 +74,9 @@ link.send(link.receive(timeout_seconds=20), deadline_seconds=20)
 
 def with_child(then: str) -> tuple[Link, ForkedChild]:
     """A link to a process that echoes one frame, then does `then`."""
-    door = GlooDoor(earlier(vw=0), host=HOST)
-    child = start_forked(_CHILD.format(then=then), door.address)
-    return echoed_once(door.accept(deadline_seconds=SECONDS)), child
+    listener = GlooListener(earlier(vw=0), host=HOST)
+    child = start_forked(_CHILD.format(then=then), listener.address)
+    return echoed_once(listener.accept(deadline_seconds=SECONDS)), child
 
 
 @pytest.mark.processes
@@ -116,11 +116,11 @@ def test_a_broken_format_is_named_and_closes_the_link() -> None:
 
 
 def test_a_neighbour_that_never_connects_is_named() -> None:
-    door = GlooDoor(earlier(vw=2), host=HOST)
+    listener = GlooListener(earlier(vw=2), host=HOST)
     with pytest.raises(
         DeadlineExceeded, match=r"stage 0 of virtual worker 2 waited .* for stage 1 of virtual worker 2"
     ):
-        door.accept(deadline_seconds=0.2)
+        listener.accept(deadline_seconds=0.2)
 
 
 def test_a_rendezvous_that_nobody_serves() -> None:
@@ -145,7 +145,7 @@ def test_a_taken_port_is_named() -> None:
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PortInUse, match=f"port {port} of {HOST} is in use; choose other ports with --stage-port"):
-            GlooDoor(earlier(), host=HOST, port=port)
+            GlooListener(earlier(), host=HOST, port=port)
 
 
 def test_the_rendezvous_listens_on_its_address_alone() -> None:

@@ -17,7 +17,7 @@ import torch
 
 from hetpipe.errors import LinkClosed, MalformedFrame, PeerUnreachable, ProtocolViolation, UserError
 from hetpipe.link.policy import Link, LinkLimits
-from hetpipe.link.stream_link import StreamDoor, StreamLink, call_stream
+from hetpipe.link.stream_link import StreamLink, StreamListener, call_stream
 from hetpipe.values.requests import LinkHello, LinkTransport, MemoryOffer
 from hetpipe.wire import link_client, segment_server
 from hetpipe.wire.channel import as_is, open_channel
@@ -43,12 +43,12 @@ def nothing_is_left() -> Iterator[None]:
     assert "hetpipe-" not in "".join(path.name for path in Path("/dev/shm").iterdir())
 
 
-def connected(limits: LinkLimits | None = None) -> tuple[StreamDoor, Link, Link]:
-    door = StreamDoor(earlier(limits), host=HOST, offers_memory=True)
+def connected(limits: LinkLimits | None = None) -> tuple[StreamListener, Link, Link]:
+    listener = StreamListener(earlier(limits), host=HOST, offers_memory=True)
     with ThreadPoolExecutor(1) as thread:
-        accepted = thread.submit(door.accept, deadline_seconds=SECONDS)
-        called = call_stream(later(limits), door.address, tls=None, deadline_seconds=SECONDS)
-        return door, accepted.result(), called
+        accepted = thread.submit(listener.accept, deadline_seconds=SECONDS)
+        called = call_stream(later(limits), listener.address, tls=None, deadline_seconds=SECONDS)
+        return listener, accepted.result(), called
 
 
 def stream_of(link: Link) -> object:
@@ -57,11 +57,11 @@ def stream_of(link: Link) -> object:
 
 
 def test_frames_go_through_memory_and_the_port_is_free_again() -> None:
-    door, first, last = connected()
+    listener, first, last = connected()
     assert isinstance(stream_of(first), SegmentStream)
     assert isinstance(stream_of(last), SegmentStream)
-    assert door.refusal == ""
-    host, _, port = door.address.rpartition(":")
+    assert listener.refusal == ""
+    host, _, port = listener.address.rpartition(":")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((host, int(port)), timeout=SECONDS)
     tensors = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in (70_000, 1 << 20, 3_000_001, 5)]
@@ -87,8 +87,8 @@ def test_a_frame_with_the_largest_head_fits() -> None:
 
 def falls_back(why: str) -> None:
     """The link is made, through gRPC, says why, and works."""
-    door, first, last = connected()
-    assert why in door.refusal
+    listener, first, last = connected()
+    assert why in listener.refusal
     assert isinstance(stream_of(first), GrpcStream)
     assert isinstance(stream_of(last), GrpcStream)
     for sender, receiver in ((first, last), (last, first)):
@@ -160,12 +160,12 @@ def test_a_link_that_needs_memory_is_refused_without(monkeypatch: pytest.MonkeyP
         raise OSError("no memfds")
 
     monkeypatch.setattr(segment_server, "make_segment", none)
-    door = StreamDoor(earlier(), host=HOST, offers_memory=True)
+    listener = StreamListener(earlier(), host=HOST, offers_memory=True)
     with pytest.raises(UserError, match="cannot share memory with stage 0"):
-        call_stream(later(), door.address, tls=None, deadline_seconds=SECONDS, needs_memory=True)
+        call_stream(later(), listener.address, tls=None, deadline_seconds=SECONDS, needs_memory=True)
     with pytest.raises(PeerUnreachable, match="left while it was offered memory"):
-        door.accept(deadline_seconds=SECONDS)
-    door.close()
+        listener.accept(deadline_seconds=SECONDS)
+    listener.close()
 
 
 def bare_call(address: str, answer: Callable[[tuple[MemoryOffer, ...]], bytes]) -> None:
@@ -192,22 +192,22 @@ def bare_call(address: str, answer: Callable[[tuple[MemoryOffer, ...]], bytes]) 
     ids=["not fetched", "garbage"],
 )
 def test_a_neighbour_that_answers_wrongly_is_refused(answer: bytes, why: str) -> None:
-    door = StreamDoor(earlier(), host=HOST, offers_memory=True)
+    listener = StreamListener(earlier(), host=HOST, offers_memory=True)
     with pytest.raises(Exception, match=why):
-        bare_call(door.address, lambda _: answer)
+        bare_call(listener.address, lambda _: answer)
     with pytest.raises(ProtocolViolation, match=why):
-        door.accept(deadline_seconds=SECONDS)
-    door.close()
+        listener.accept(deadline_seconds=SECONDS)
+    listener.close()
 
 
 def test_a_broken_format_is_named_and_closes_the_link() -> None:
-    door = StreamDoor(earlier(), host=HOST, offers_memory=True)
+    listener = StreamListener(earlier(), host=HOST, offers_memory=True)
     hello = LinkHello(stage(1), 3)
     bare = link_client.connect_link(
-        door.address, hello=hello, neighbour=stage(0), tls=None, deadline_seconds=SECONDS, needs_memory=True
+        listener.address, hello=hello, neighbour=stage(0), tls=None, deadline_seconds=SECONDS, needs_memory=True
     )
     bare.send(iter([(b"nonsense",)]))
-    link = door.accept(deadline_seconds=SECONDS)
+    link = listener.accept(deadline_seconds=SECONDS)
     with pytest.raises(MalformedFrame, match=r"violated the format of the link: a message of 8 bytes begins with b'n'"):
         link.receive(timeout_seconds=SECONDS)
     with pytest.raises(PeerUnreachable, match="the other process is gone"):
@@ -217,7 +217,7 @@ def test_a_broken_format_is_named_and_closes_the_link() -> None:
 
 
 def test_a_token_is_good_once(refusals: list[str]) -> None:
-    door = StreamDoor(earlier(), host=HOST, offers_memory=True)
+    listener = StreamListener(earlier(), host=HOST, offers_memory=True)
 
     def twice(offers: tuple[MemoryOffer, ...]) -> bytes:
         with closing(fetch_segment(offers[0])), pytest.raises(SegmentRefused, match="the token was refused"):
@@ -225,19 +225,19 @@ def test_a_token_is_good_once(refusals: list[str]) -> None:
         return b"\xff\xff"
 
     with pytest.raises(Exception, match="not a valid LinkTransport"):
-        bare_call(door.address, twice)
-    door.close()
+        bare_call(listener.address, twice)
+    listener.close()
     assert refusals == ["segment_refused: the token is unknown, used already, or too old"]
 
 
 # -- deaths ------------------------------------------------------------------------------------------------------------
 
 _SERVES = """
-from hetpipe.link.stream_link import StreamDoor
+from hetpipe.link.stream_link import StreamListener
 from tests.link.cuts import earlier
-door = StreamDoor(earlier(vw=0), host="127.0.0.1", offers_memory=True)
-print(door.address, flush=True)
-link = door.accept(deadline_seconds=20)
+listener = StreamListener(earlier(vw=0), host="127.0.0.1", offers_memory=True)
+print(listener.address, flush=True)
+link = listener.accept(deadline_seconds=20)
 """
 _CALLS = """
 import sys
@@ -261,9 +261,9 @@ def test_a_neighbour_that_is_killed_leaves_nothing(victim: str) -> None:
         address = child.line(timeout_seconds=SECONDS)
         link = call_stream(later(vw=0), address, tls=None, deadline_seconds=SECONDS, needs_memory=True)
     else:
-        door = StreamDoor(earlier(vw=0), host=HOST, offers_memory=True)
-        child = start_forked(_CALLS + _THEN, door.address)
-        link = door.accept(deadline_seconds=SECONDS)
+        listener = StreamListener(earlier(vw=0), host=HOST, offers_memory=True)
+        child = start_forked(_CALLS + _THEN, listener.address)
+        link = listener.accept(deadline_seconds=SECONDS)
     echoed_once(link)
     stream = stream_of(link)
     assert isinstance(stream, SegmentStream)

@@ -10,7 +10,7 @@ import torch
 from hetpipe.errors import MalformedFrame
 from hetpipe.link.policy import Frame, FrameKind, LinkLimits
 from hetpipe.link.stream import PAYLOAD_BYTES, Assembler, Credit, credit_message, messages_of
-from hetpipe.link.wire import FIRST_MESSAGE_BYTES, CloseHeader, Outgoing, encode, encode_close
+from hetpipe.link.wire import FIRST_MESSAGE_BYTES, CloseHeader, EncodedFrame, encode, encode_close
 from hetpipe.wire.channel import MAX_MESSAGE_BYTES
 
 
@@ -54,7 +54,7 @@ def test_a_frame_travels_in_few_bounded_messages(sizes: tuple[int, ...], num_mes
 def test_credit_and_goodbye() -> None:
     receiver = assembler()
     assert receiver.feed(credit_message(9)) == Credit(9)
-    (goodbye,) = messages_of(Outgoing(encode_close(), ()))
+    (goodbye,) = messages_of(EncodedFrame(encode_close(), ()))
     assert isinstance(receiver.feed(b"".join(goodbye)), CloseHeader)
 
 

@@ -28,7 +28,7 @@ from hetpipe.errors import (
 )
 from hetpipe.link.policy import Link, LinkLimits
 from hetpipe.link.stream import credit_message, messages_of
-from hetpipe.link.stream_link import StreamDoor, StreamLink, call_stream
+from hetpipe.link.stream_link import StreamLink, StreamListener, call_stream
 from hetpipe.link.wire import encode
 from hetpipe.values.ids import Incarnation, JobId, Term
 from hetpipe.values.requests import LinkHello, Requester
@@ -44,11 +44,11 @@ from tests.support.forked import ForkedChild, start_forked
 from tests.support.link_contract import Connect, LinkContract, frame, in_thread
 
 _CHILD = """
-from hetpipe.link.stream_link import StreamDoor
+from hetpipe.link.stream_link import StreamListener
 from tests.link.cuts import earlier
-door = StreamDoor(earlier(vw=0), host="127.0.0.1", offers_memory={memory})
-print(door.address, flush=True)
-link = door.accept(deadline_seconds=20)
+listener = StreamListener(earlier(vw=0), host="127.0.0.1", offers_memory={memory})
+print(listener.address, flush=True)
+link = listener.accept(deadline_seconds=20)
 link.send(link.receive(timeout_seconds=20), deadline_seconds=20)
 {then}
 """
@@ -63,9 +63,9 @@ def connect(
     memory: bool = False,
 ) -> tuple[Link, Link]:
     """Both ends of a new link, of the earlier and of the later stage, with the times of what they send."""
-    door = StreamDoor(earlier(limits, pace=down), host=HOST, tls=tls[0], offers_memory=memory)
-    called = call_stream(later(limits, pace=up), door.address, tls=tls[1], deadline_seconds=SECONDS)
-    return door.accept(deadline_seconds=SECONDS), called
+    listener = StreamListener(earlier(limits, pace=down), host=HOST, tls=tls[0], offers_memory=memory)
+    called = call_stream(later(limits, pace=up), listener.address, tls=tls[1], deadline_seconds=SECONDS)
+    return listener.accept(deadline_seconds=SECONDS), called
 
 
 def tls_of(index: int, *, job: str = "job-1", vw: int = 3) -> Tls:
@@ -184,10 +184,10 @@ def test_a_broken_stream_is_no_goodbye(pair: tuple[Link, Link], victim: int) -> 
 # -- a neighbour that breaks the rules ---------------------------------------------------------------------------------
 
 
-def bare_call(door: StreamDoor, messages: list[bytes]) -> GrpcStream:
+def bare_call(listener: StreamListener, messages: list[bytes]) -> GrpcStream:
     """A caller with the right name that then sends what it likes."""
     stream = connect_link(
-        door.address, hello=LinkHello(stage(1), 3), neighbour=stage(0), tls=None, deadline_seconds=SECONDS
+        listener.address, hello=LinkHello(stage(1), 3), neighbour=stage(0), tls=None, deadline_seconds=SECONDS
     )
     stream.send((message,) for message in messages)
     assert isinstance(stream, GrpcStream)
@@ -214,9 +214,9 @@ def header_of(tensor: torch.Tensor) -> bytes:
 )
 def test_a_broken_format_is_named_and_closes_the_link(messages: list[bytes], match: str) -> None:
     limits = LinkLimits(incoming_frames=3, frame_bytes=1000 if "1000" in match else 1 << 30)
-    door = StreamDoor(earlier(limits), host=HOST)
-    stream = bare_call(door, messages)
-    link = door.accept(deadline_seconds=SECONDS)
+    listener = StreamListener(earlier(limits), host=HOST)
+    stream = bare_call(listener, messages)
+    link = listener.accept(deadline_seconds=SECONDS)
 
     def receive_all() -> None:
         while True:
@@ -232,9 +232,9 @@ def test_a_broken_format_is_named_and_closes_the_link(messages: list[bytes], mat
 
 
 def test_an_end_without_a_goodbye_is_no_good_order() -> None:
-    door = StreamDoor(earlier(), host=HOST)
-    stream = bare_call(door, [])
-    link = door.accept(deadline_seconds=SECONDS)
+    listener = StreamListener(earlier(), host=HOST)
+    stream = bare_call(listener, [])
+    link = listener.accept(deadline_seconds=SECONDS)
     with pytest.raises(LinkClosed, match="without a goodbye") as caught:
         link.receive(timeout_seconds=SECONDS)
     assert not caught.value.orderly
@@ -245,21 +245,21 @@ def test_an_end_without_a_goodbye_is_no_good_order() -> None:
 # -- who may come ------------------------------------------------------------------------------------------------------
 
 
-def call_as(door: StreamDoor, own: Requester, neighbour: Requester, tls: Tls | None = None) -> Link:
+def call_as(listener: StreamListener, own: Requester, neighbour: Requester, tls: Tls | None = None) -> Link:
     cut = replace(later(), own=own, neighbour=neighbour)
-    return call_stream(cut, door.address, tls=tls, deadline_seconds=SECONDS)
+    return call_stream(cut, listener.address, tls=tls, deadline_seconds=SECONDS)
 
 
 @pytest.fixture
-def opened() -> Iterator[Callable[[Tls | None], StreamDoor]]:
+def opened() -> Iterator[Callable[[Tls | None], StreamListener]]:
     with ExitStack() as stack:
 
-        def open_door(tls: Tls | None) -> StreamDoor:
-            door = StreamDoor(earlier(), host=HOST, tls=tls)
-            stack.callback(door.close)
-            return door
+        def listen(tls: Tls | None) -> StreamListener:
+            listener = StreamListener(earlier(), host=HOST, tls=tls)
+            stack.callback(listener.close)
+            return listener
 
-        yield open_door
+        yield listen
 
 
 @pytest.mark.parametrize(
@@ -274,29 +274,29 @@ def opened() -> Iterator[Callable[[Tls | None], StreamDoor]]:
     ids=["stage", "virtual worker", "job", "term", "incarnation"],
 )
 def test_only_the_neighbour_of_this_life_may_call(
-    opened: Callable[[Tls | None], StreamDoor], caller: Requester
+    opened: Callable[[Tls | None], StreamListener], caller: Requester
 ) -> None:
-    door = opened(None)
+    listener = opened(None)
     with pytest.raises(ProtocolViolation, match=r"connected where stage 1 of virtual worker 3 .* was expected"):
-        call_as(door, caller, stage(0))
-    close_together(call_as(door, stage(1), stage(0)), door.accept(deadline_seconds=SECONDS))
+        call_as(listener, caller, stage(0))
+    close_together(call_as(listener, stage(1), stage(0)), listener.accept(deadline_seconds=SECONDS))
 
 
-def test_the_caller_looks_who_answers(opened: Callable[[Tls | None], StreamDoor]) -> None:
-    door = opened(None)
+def test_the_caller_looks_who_answers(opened: Callable[[Tls | None], StreamListener]) -> None:
+    listener = opened(None)
     with pytest.raises(ProtocolViolation, match=r"stage 0 .* connected where stage 2 .* was expected"):
-        call_as(door, stage(1), stage(2))
+        call_as(listener, stage(1), stage(2))
 
 
-def test_a_second_call_is_refused(opened: Callable[[Tls | None], StreamDoor]) -> None:
-    door = opened(None)
-    first = call_as(door, stage(1), stage(0))
+def test_a_second_call_is_refused(opened: Callable[[Tls | None], StreamListener]) -> None:
+    listener = opened(None)
+    first = call_as(listener, stage(1), stage(0))
     with pytest.raises(ProtocolViolation, match="is already connected"):
-        call_as(door, stage(1), stage(0))
-    close_together(first, door.accept(deadline_seconds=SECONDS))
+        call_as(listener, stage(1), stage(0))
+    close_together(first, listener.accept(deadline_seconds=SECONDS))
 
 
-def test_room_for_nothing_is_refused(opened: Callable[[Tls | None], StreamDoor]) -> None:
+def test_room_for_nothing_is_refused(opened: Callable[[Tls | None], StreamListener]) -> None:
     with pytest.raises(ProtocolViolation, match="announced no capacity for a frame"):
         connect_link(
             opened(None).address, hello=LinkHello(stage(1), 0), neighbour=stage(0), tls=None, deadline_seconds=SECONDS
@@ -305,11 +305,11 @@ def test_room_for_nothing_is_refused(opened: Callable[[Tls | None], StreamDoor])
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plaintext", "TLS"])
 def test_who_says_nothing_is_not_waited_for(
-    opened: Callable[[Tls | None], StreamDoor], monkeypatch: pytest.MonkeyPatch, *, tls: bool
+    opened: Callable[[Tls | None], StreamListener], monkeypatch: pytest.MonkeyPatch, *, tls: bool
 ) -> None:
     monkeypatch.setattr(link_server, "HELLO_SECONDS", 0.05)
     monkeypatch.setattr(server, "_LOOK_SECONDS", 0.02)
-    door = opened(tls_of(0) if tls else None)
+    listener = opened(tls_of(0) if tls else None)
     said = threading.Event()
 
     def nothing() -> Iterator[bytes]:
@@ -319,7 +319,7 @@ def test_who_says_nothing_is_not_waited_for(
     own = tls_of(1)
     credentials = own.channel_credentials(own.material) if tls else None
     name = stage_peer("job-1", 3, 0, incarnation=4, term=2).server_name
-    with open_channel(door.address, credentials=credentials, server_name=name) as channel:
+    with open_channel(listener.address, credentials=credentials, server_name=name) as channel:
         answers: Iterator[bytes] = iter(channel.stream_stream(CALL, as_is, as_is)(nothing()))
         with pytest.raises(grpc.RpcError, match=r"nothing was received for 0 s, and the limit is 0\.05 s"):
             next(answers)
@@ -341,7 +341,7 @@ def test_who_says_nothing_is_not_waited_for(
     ],
 )
 def test_with_tls_only_the_certificate_of_the_neighbour_opens(
-    opened: Callable[[Tls | None], StreamDoor], name: str, error: type[HetpipeError]
+    opened: Callable[[Tls | None], StreamListener], name: str, error: type[HetpipeError]
 ) -> None:
     neighbour = stage_peer("job-1", 3, 1, incarnation=4, term=2)
     callers: dict[str, Callable[[], Tls | None]] = {
@@ -357,26 +357,26 @@ def test_with_tls_only_the_certificate_of_the_neighbour_opens(
         "the past": lambda: cluster().issued_by(cluster().authority(), neighbour, days=-0.001),
         "nobody": lambda: None,
     }
-    door = opened(tls_of(0))
+    listener = opened(tls_of(0))
     cut = later()
     with pytest.raises(error):
-        call_stream(cut, door.address, tls=callers[name](), deadline_seconds=0.3)
-    close_together(call_as(door, stage(1), stage(0), tls_of(1)), door.accept(deadline_seconds=SECONDS))
+        call_stream(cut, listener.address, tls=callers[name](), deadline_seconds=0.3)
+    close_together(call_as(listener, stage(1), stage(0), tls_of(1)), listener.accept(deadline_seconds=SECONDS))
 
 
-def test_with_tls_nobody_else_can_play_the_stage_that_serves(opened: Callable[[Tls | None], StreamDoor]) -> None:
-    door = opened(tls_of(2))
+def test_with_tls_nobody_else_can_play_the_stage_that_serves(opened: Callable[[Tls | None], StreamListener]) -> None:
+    listener = opened(tls_of(2))
     with pytest.raises(Unauthenticated):
-        call_stream(later(), door.address, tls=tls_of(1), deadline_seconds=0.3)
+        call_stream(later(), listener.address, tls=tls_of(1), deadline_seconds=0.3)
 
 
 # -- who does not come -------------------------------------------------------------------------------------------------
 
 
-def test_a_neighbour_that_never_calls_is_named(opened: Callable[[Tls | None], StreamDoor]) -> None:
-    door = opened(None)
+def test_a_neighbour_that_never_calls_is_named(opened: Callable[[Tls | None], StreamListener]) -> None:
+    listener = opened(None)
     with pytest.raises(DeadlineExceeded, match=r"stage 0 of .* waited 0\.1 s for stage 1 of virtual worker 3 .* to"):
-        door.accept(deadline_seconds=0.1)
+        listener.accept(deadline_seconds=0.1)
 
 
 def test_a_neighbour_that_is_not_there_is_named() -> None:
@@ -388,4 +388,4 @@ def test_a_taken_port_is_named() -> None:
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PortInUse, match=rf"port {port} of {HOST}.*stage 0 .*choose other ports with --stage-port"):
-            StreamDoor(earlier(), host=HOST, port=port)
+            StreamListener(earlier(), host=HOST, port=port)

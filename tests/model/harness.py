@@ -116,7 +116,7 @@ class Subject:
         with patch("hetpipe.pipeline.compute.layer_seed", noting):
             self.stages((), made)
         self.reset()
-        ways = self.cut._modes[True].ways
+        ways = self.cut._modes[True].context
         draws = _SeededDraws(iter(keys), ways.drawing_functions)
         with draws.watching(self.bare, ways.drawing_paths - ways.open_paths):
             found = self._bare(made)

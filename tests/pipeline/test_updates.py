@@ -244,20 +244,20 @@ def test_the_norm_goes_round_the_pipeline() -> None:
     frame = down.sent.popleft()
     assert (frame.kind, frame.minibatch, values(frame)) == (FrameKind.SQUARES, 1, [4.0, 0.0])
     assert not middle_down.sent, "the squares of the last stage are missing"
-    stages[1].updates.hear_squares(frame)
+    stages[1].updates.add_squares(frame)
     frame = middle_down.sent.popleft()
     assert (frame.kind, frame.minibatch, values(frame)) == (FrameKind.SQUARES, 1, [32.0, 1.0, 4.0, 0.0])
-    stages[0].updates.hear_squares(frame)
+    stages[0].updates.add_squares(frame)
     whole = math.sqrt(64.0 + 32.0 + 1.0 + 4.0)
     assert [len(stage.steps) for stage in stages] == [1, 0, 0]
 
     frame = up.sent.popleft()
     assert (frame.kind, frame.minibatch, values(frame)) == (FrameKind.NORM, 1, [whole])
-    stages[1].updates.hear_norm(frame)
+    stages[1].updates.apply_norm(frame)
     assert [len(stage.steps) for stage in stages] == [1, 1, 0]
     frame = middle_up.sent.popleft()
     assert (frame.kind, frame.minibatch, values(frame)) == (FrameKind.NORM, 1, [whole])
-    stages[2].updates.hear_norm(frame)
+    stages[2].updates.apply_norm(frame)
     assert [len(stage.steps) for stage in stages] == [1, 1, 1]
     assert [stage.norm for stage in stages] == [whole] * 3
     factor = 1.0 / (whole + 1e-6)
@@ -270,7 +270,7 @@ def test_norms_are_added_in_the_order_of_the_chain() -> None:
     """Added in another order, or per stage first, the small ones would count: 1e8² + 1 is 1e16 in float64."""
     stage = Stage(num_stages=2, clipping=GLOBALLY)
     stage.add(1, [1e8, 0.0], [1.0])
-    stage.updates.hear_squares(squares(1, 1.0, 1.0))
+    stage.updates.add_squares(squares(1, 1.0, 1.0))
     assert stage.norm == 1e8
     assert math.sqrt(1e16 + (1.0 + 1.0 + 1.0)) != 1e8
 
@@ -287,7 +287,7 @@ def test_several_wait_each_for_its_own_norm() -> None:
     for p in (1, 2, 3):
         assert stage.updates.through == p - 1
         assert not stage.updates.is_settled
-        stage.updates.hear_norm(norm(p, 0.4 * p))
+        stage.updates.apply_norm(norm(p, 0.4 * p))
         assert stage.updates.through == p == stage.made[-1]
         assert stage.norm == 0.4 * p
     assert stage.updates.is_settled
@@ -300,8 +300,8 @@ def test_squares_find_their_minibatch_among_several() -> None:
     for p in (1, 2):
         stage.add(p, [float(p), 0.0], None)
     assert stage.upstream is not None
-    stage.updates.hear_squares(squares(1, 10.0))
-    stage.updates.hear_squares(squares(2, 20.0))
+    stage.updates.add_squares(squares(1, 10.0))
+    stage.updates.add_squares(squares(2, 20.0))
     assert [(frame.minibatch, values(frame)) for frame in stage.upstream.sent] == [
         (1, [1.0, 0.0, 10.0]),
         (2, [4.0, 0.0, 20.0]),
@@ -369,7 +369,7 @@ def test_an_empty_wave_waits_for_its_norm_like_any_other() -> None:
     assert not stage.updates.is_settled
     assert stage.upstream is not None
     assert values(stage.upstream.sent.popleft()) == [9.0, 0.0]
-    stage.updates.hear_norm(norm(2, 3.0))
+    stage.updates.apply_norm(norm(2, 3.0))
     assert stage.updates.is_settled
     assert stage.made == [2]
     assert stage.written == []
@@ -418,7 +418,7 @@ class TestLossScale:
         stage.add(1, [2.0**16, 0.0], [0.0], scale_exponent=16)
         assert not stage.steps
         squares = torch.tensor([0.0, math.inf], dtype=torch.float64)
-        stage.updates.hear_squares(Frame(FrameKind.SQUARES, 1, 0, 0, (squares,)))
+        stage.updates.add_squares(Frame(FrameKind.SQUARES, 1, 0, 0, (squares,)))
         assert not stage.steps and not stage.written
         assert stage.skipped == [{"vw": 1, "incarnation": 2, "stage": 0, "p": 1, "scale": 2**16, "version": 7}]
         assert stage.updates.through == 1 and stage.made == [1]
@@ -434,7 +434,7 @@ class TestLossScale:
     def test_clipping_by_stage_takes_the_norm_of_the_stage_and_the_verdict_of_all(self) -> None:
         stage = Stage(num_stages=2, clipping=BY_STAGE, scales=LossScales())
         stage.add(1, [3.0 * 2, 0.0], [4.0 * 2], scale_exponent=1)
-        stage.updates.hear_squares(Frame(FrameKind.SQUARES, 1, 0, 0, (torch.tensor([144.0], dtype=torch.float64),)))
+        stage.updates.add_squares(Frame(FrameKind.SQUARES, 1, 0, 0, (torch.tensor([144.0], dtype=torch.float64),)))
         assert stage.norm == 5.0
         ((_, gradients),) = stage.steps
         assert gradients["first"] == [pytest.approx(0.6), 0.0]

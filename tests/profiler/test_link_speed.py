@@ -12,12 +12,20 @@ import torch
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import DeadlineExceeded, HetpipeError, LinkClosed, MalformedFrame
 from hetpipe.link.policy import Frame, FrameKind, Link
-from hetpipe.profiler.link_measuring import LIMITS, MAX_BYTES, CopyTrips, Effort, LinkTrips, answer_trips, speed_of
+from hetpipe.profiler.link_measuring import (
+    LIMITS,
+    MAX_BYTES,
+    CopyTrips,
+    LinkSampling,
+    LinkTrips,
+    answer_trips,
+    speed_of,
+)
 from hetpipe.profiler.sampling import Sampling
 from tests.support.fake_clock import FakeClock
 from tests.support.link_in_process import in_process_pair
 
-BRIEF = Effort(
+BRIEF = LinkSampling(
     first_bytes=64 << 10,
     largest_bytes=1 << 20,
     small=Sampling(warm_up=2, least=5, most=5),
@@ -44,7 +52,7 @@ class Wire:
 
 def test_the_law_of_a_link_is_found_again_and_the_slower_direction_counts() -> None:
     wire = Wire(latency=40e-6, there=2e9, back=1e9)
-    found = speed_of(wire, Effort(), wire.clock)
+    found = speed_of(wire, LinkSampling(), wire.clock)
     assert found.latency_seconds == pytest.approx(40e-6, rel=0.01)
     assert found.bytes_per_second == pytest.approx(1e9, rel=0.01)
     assert found.repeats >= 5
@@ -53,7 +61,7 @@ def test_the_law_of_a_link_is_found_again_and_the_slower_direction_counts() -> N
 def test_a_slow_link_gets_small_messages_and_little_time() -> None:
     """10 Mbit/s: what suits a fast link would take 13 s a message."""
     wire = Wire(latency=1e-3, there=1.25e6, back=1.25e6)
-    found = speed_of(wire, Effort(), wire.clock)
+    found = speed_of(wire, LinkSampling(), wire.clock)
     assert found.bytes_per_second == pytest.approx(1.25e6, rel=0.01)
     assert found.large_bytes == 256 << 10
     assert wire.clock.monotonic() < 10
@@ -61,7 +69,7 @@ def test_a_slow_link_gets_small_messages_and_little_time() -> None:
 
 def test_a_fast_link_gets_large_messages() -> None:
     wire = Wire(latency=5e-6, there=50e9, back=50e9)
-    assert speed_of(wire, Effort(), wire.clock).large_bytes == MAX_BYTES
+    assert speed_of(wire, LinkSampling(), wire.clock).large_bytes == MAX_BYTES
     assert max(max(sizes) for sizes in wire.sizes) == MAX_BYTES
 
 

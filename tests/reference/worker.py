@@ -18,7 +18,7 @@ from torch.utils.data import default_collate
 
 from hetpipe.pipeline.chain import GradientHook, Layer, SeedKey, Values, chain_of, run_layers, weights_in_place
 from hetpipe.pipeline.data import EXAMPLE_SAMPLES, Batch
-from hetpipe.pipeline.layering import layers_of, on_output, says_its_layers
+from hetpipe.pipeline.layering import defines_layers, layers_of, on_output
 from hetpipe.pipeline.seeds import fetch_seed, layer_seed, seed_generators
 from hetpipe.values.ids import Clock, Minibatch, VirtualWorkerIndex
 from hetpipe.values.precision import Precision
@@ -108,7 +108,7 @@ def moved(value: Any, device: str) -> Any:
 
 
 def _layers_for(run: ReferenceRun, model: nn.Module) -> tuple[Layer, ...]:
-    if says_its_layers(model):
+    if defines_layers(model):
         return chain_of(model, precision=run.precision)
     count = min(EXAMPLE_SAMPLES, run.batch_size)
     seed_generators(fetch_seed(run.seed, VirtualWorkerIndex(0), Minibatch(1)))

@@ -211,12 +211,12 @@ def test_services_of_the_run_are_waited_for_and_said_to_be_coming_up() -> None:
     follower = Follower(Wishes(), view, inbox=Inbox(), clock=clock, stop_now_seconds=0.0, services=services)
     for _ in range(40):
         clock.advance(100.0)
-        follower._look_after_services()
+        follower._check_services()
     assert view.remarks == ["waiting for parameter server 0 (importing torch, 12 s)"] * 40
     assert follower.ending is None
 
     services.verdict = "parameter server 0 (pid 7) is not ready, and has reported nothing for 60 s"
-    follower._look_after_services()
+    follower._check_services()
     assert follower.ending == Ending(state=JobState.FAILED, error="DeadlineExceeded", sentences=(services.verdict,))
 
 
@@ -227,7 +227,7 @@ def test_once_the_job_has_what_it_needs_nobody_looks_after_them() -> None:
         Wishes(), RecordingView(), inbox=Inbox(), clock=FakeClock(), stop_now_seconds=0.0, services=services
     )
     follower.handle(ReceivedEvent(StateChanged(JobState.INSPECTING)))
-    follower._look_after_services()
+    follower._check_services()
     assert follower.ending is None
 
 

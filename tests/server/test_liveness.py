@@ -28,9 +28,9 @@ class Unasked:
     """A `Shutdown` that leaves this process's signals alone, and that nobody asks for anything."""
 
     def __init__(self, *, exit_with_parent: bool) -> None:
-        self.asked = threading.Event()
+        self.requested = threading.Event()
 
-    def on_ask(self, callback: Callable[[], None]) -> None:
+    def on_request(self, callback: Callable[[], None]) -> None:
         """Nobody does."""
 
 

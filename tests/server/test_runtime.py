@@ -14,14 +14,14 @@ class Asked(Shutdown):
     """Somebody asks for the end, or nobody does; no signals are heard."""
 
     def __init__(self) -> None:
-        self.asked = threading.Event()
+        self.requested = threading.Event()
 
 
 def test_who_is_told_to_end_while_it_waits_for_others_has_not_failed() -> None:
     shutdown = Asked()
 
     def give_up() -> None:
-        shutdown.asked.set()
+        shutdown.requested.set()
         raise PeerUnreachable("nobody was there yet")
 
     assert not started(give_up, shutdown)

@@ -105,4 +105,4 @@ def test_a_coordinator_without_a_signer_certifies_nobody(refused: Run, tmp_path:
 def test_insecurity_is_logged(tmp_path: Path, refused: Run) -> None:
     log = tmp_path / "log"
     refused("coordinator", "--host", "0.0.0.0", "--insecure", "--store", "mysql://x", "--log", str(log))
-    assert "whoever reaches 0.0.0.0 may call, read and change everything" in log.read_text()
+    assert "everyone who reaches 0.0.0.0 may make any call" in log.read_text()

@@ -77,7 +77,7 @@ class Leading:
     def __init__(self, fence: int) -> None:
         self.fence = fence
 
-    def outbid(self, fence: int) -> None:
+    def raise_fence(self, fence: int) -> None:
         self.fence = fence + 1
 
 

@@ -39,7 +39,7 @@ from hetpipe.runs.run_folder import RUNS
 from hetpipe.runs.shell import Shell
 from hetpipe.runs.training import RunRequest, choose_devices
 from hetpipe.server.agent.devices import discover_devices
-from hetpipe.server.agent.environment import check_wish, checked_allowed
+from hetpipe.server.agent.environment import check_allowed, checked_allowed
 from hetpipe.values.document import read_document
 from hetpipe.values.ids import AgentId
 from hetpipe.values.plan_document import PlanDocument
@@ -151,7 +151,7 @@ def describe(
     request = _request(options, shell, run_dir, resume)
     job = None if request is None else request.job
     if job is not None:
-        check_wish(job.environment, allowed_environment)
+        check_allowed(job.environment, allowed_environment)
     num_cpu_devices = options.cpu_devices
     if num_cpu_devices is None and job is not None:
         offer, _ = choose_devices(job)

@@ -90,7 +90,12 @@ class Clocks:
         """The clocks as text for people."""
         marks = self._marks()
         rows = [
-            [str(vw), str(clock), self._ahead(clock), *(str(told.get(vw, "-")) for told in marks.values())]
+            [
+                str(vw),
+                str(clock),
+                self._ahead(clock),
+                *(str(clocks.get(vw, "-")) for clocks in marks.values()),
+            ]
             for vw, clock in self.local.items()
         ]
         lines = columns([["worker", "local clock", "ahead", *marks], *rows])
@@ -107,7 +112,7 @@ class Clocks:
         values: dict[str, object] = {"global_clock": self.global_clock, "published": published}
         for vw, clock in self.local.items():
             values[f"vw{vw}.clock"] = clock
-            values |= {f"vw{vw}.{name}": told.get(vw) for name, told in self._marks().items()}
+            values |= {f"vw{vw}.{name}": clocks.get(vw) for name, clocks in self._marks().items()}
         return pairs(values)
 
     def _ahead(self, clock: int) -> str:
@@ -120,24 +125,24 @@ class Clocks:
         if self.snapshot is None:
             return {}
         marks = {"staged": self.snapshot.staged, "durable": self.snapshot.durable}
-        return {name: {int(vw): int(clock) for vw, clock in told.items()} for name, told in marks.items() if told}
+        return {name: {int(vw): int(clock) for vw, clock in clocks.items()} for name, clocks in marks.items() if clocks}
 
 
-def applied_text(told: ClockSnapshot) -> str:
+def applied_text(snapshot: ClockSnapshot) -> str:
     """Shards with a failing disk, and the consequence."""
-    shards = ", ".join(str(shard) for shard in told.applied)
-    some = "parameter server" if len(told.applied) == 1 else "parameter servers"
+    shards = ", ".join(str(shard) for shard in snapshot.applied)
+    some = "parameter server" if len(snapshot.applied) == 1 else "parameter servers"
     return (
         f"{some} {shards} cannot persist staged waves (level applied): a restart would rewind the run to a checkpoint"
     )
 
 
-def snapshot_text(told: ClockSnapshot) -> str:
+def snapshot_text(snapshot: ClockSnapshot) -> str:
     """The clock shard's state beyond local clocks."""
-    why = f" ({told.barrier_reason})" if told.barrier_reason else ""
+    why = f" ({snapshot.barrier_reason})" if snapshot.barrier_reason else ""
     return (
-        f"published clock {told.published}, next barrier at {told.barrier}{why}, epoch "
-        f"{told.epoch}, largest distance so far {told.max_distance}, {count(told.samples, 'sample')}"
+        f"published clock {snapshot.published}, next barrier at {snapshot.barrier}{why}, epoch "
+        f"{snapshot.epoch}, largest distance so far {snapshot.max_distance}, {count(snapshot.samples, 'sample')}"
     )
 
 

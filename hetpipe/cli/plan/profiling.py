@@ -14,7 +14,7 @@ from hetpipe.forking.environment import SINGLE_THREADED
 from hetpipe.job.file import Job
 from hetpipe.profiler.cache import cache_folder
 from hetpipe.profiler.order import ProfileAnswer, ProfileOrder
-from hetpipe.runs.child_answer import ask_child
+from hetpipe.runs.child_answer import await_child
 from hetpipe.runs.shell import Shell
 from hetpipe.server.agent.child import ChildSpec
 from hetpipe.server.agent.environment import child_environment
@@ -99,6 +99,6 @@ def _ask(
             log_path=Path(folder) / "profile.out",
         )
         answer: ProfileAnswer = wire.revive(
-            ProfileAnswer, ask_child(spec, "the process that measures the model", on_message)
+            ProfileAnswer, await_child(spec, "the process that measures the model", on_message)
         )
         return answer

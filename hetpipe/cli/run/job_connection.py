@@ -114,7 +114,7 @@ def is_over(status: JobStatus) -> bool:
 
 
 @contextmanager
-def asked(which: WhichJob, shell: Shell) -> Iterator[JobConnection]:
+def job_connection(which: WhichJob, shell: Shell) -> Iterator[JobConnection]:
     """Connect to the coordinator of the selected job."""
     folder: RunFolder | None = None
     cluster = which.coordinator

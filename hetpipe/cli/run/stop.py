@@ -11,7 +11,7 @@ import typer
 
 from hetpipe.checkpoint.locations import has_checkpoint_at
 from hetpipe.cli.options import Coordinator, JobOfCoordinator, Json, RunDir, RunsDir, TlsFolder
-from hetpipe.cli.run.job_connection import asked, is_over
+from hetpipe.cli.run.job_connection import is_over, job_connection
 from hetpipe.errors import UserError
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.run_folder import RUNS, RunFolder
@@ -45,7 +45,7 @@ class Options:
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     """Request a job to stop and, with `--wait`, wait until it has. No effect on a job that has ended."""
     mode = StopMode.NOW if options.now else StopMode.CHECKPOINT
-    with asked(options, shell) as there:
+    with job_connection(options, shell) as there:
         status = there.client.invoke(GET_STATUS, GetStatusRequest(there.job_id))
         if status.job_id is None:
             raise UserError("the coordinator has no job yet: there is nothing to stop")

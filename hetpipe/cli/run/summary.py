@@ -95,15 +95,17 @@ def _memory(stages: Sequence[StageResult]) -> list[str]:
 
 
 def _skipped(skipped: Mapping[int, int]) -> list[str]:
-    told = [f"{count(number, 'update')} of virtual worker {vw}" for vw, number in skipped.items() if number]
-    if not told:
+    found = [f"{count(number, 'update')} of virtual worker {vw}" for vw, number in skipped.items() if number]
+    if not found:
         return []
-    return [f"skipped: {', '.join(told)}, in which a gradient overflowed at the scale of the loss; their samples count"]
+    return [
+        f"skipped: {', '.join(found)}, in which a gradient overflowed at the scale of the loss; their samples count"
+    ]
 
 
 def _deaths(deaths: Mapping[int, int]) -> list[str]:
-    told = [f"virtual worker {vw} died {count(number, 'time')}" for vw, number in deaths.items() if number]
-    return [f"survived: {', '.join(told)}, and the run continued"] if told else []
+    found = [f"virtual worker {vw} died {count(number, 'time')}" for vw, number in deaths.items() if number]
+    return [f"survived: {', '.join(found)}, and the run continued"] if found else []
 
 
 def _promises(staleness: Staleness, where: str) -> str:

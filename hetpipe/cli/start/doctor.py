@@ -205,7 +205,7 @@ def _gloo() -> Check:
     import torch
 
     from hetpipe.link.cut import Cut
-    from hetpipe.link.gloo import GlooDoor, call_gloo
+    from hetpipe.link.gloo import GlooListener, call_gloo
     from hetpipe.link.policy import Frame, FrameKind, LinkLimits
     from hetpipe.values.requests import Requester
 
@@ -214,10 +214,10 @@ def _gloo() -> Check:
         for index in range(2)
     ]
     cut = Cut(own=stages[0], neighbour=stages[1], limits=LinkLimits())
-    door = GlooDoor(cut, host="127.0.0.1")
+    listener = GlooListener(cut, host="127.0.0.1")
     with ThreadPoolExecutor(1) as thread:
-        accepted = thread.submit(door.accept, deadline_seconds=_GLOO_SECONDS)
-        second = call_gloo(cut.seen_from_there(), door.address, host="127.0.0.1", deadline_seconds=_GLOO_SECONDS)
+        accepted = thread.submit(listener.accept, deadline_seconds=_GLOO_SECONDS)
+        second = call_gloo(cut.seen_from_there(), listener.address, host="127.0.0.1", deadline_seconds=_GLOO_SECONDS)
     first = accepted.result()
     first.send(Frame(FrameKind.FORWARD, 1, 0, 0, (torch.arange(4),)), deadline_seconds=_GLOO_SECONDS)
     arrived = second.receive(timeout_seconds=_GLOO_SECONDS).tensors[0]

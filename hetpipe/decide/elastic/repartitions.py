@@ -302,7 +302,7 @@ class Repartitions:
         if self._job.survive.straggler:
             self._stragglers.expect(worker.index, expected(basis, worker))
 
-    def look(self, lives: VirtualWorkers, *, seconds_left: float | None, now: float) -> list[WorkersOutput]:
+    def check(self, lives: VirtualWorkers, *, seconds_left: float | None, now: float) -> list[WorkersOutput]:
         """Request the replanning of a virtual worker if it is due.
 
         Args:
@@ -518,10 +518,10 @@ class Repartitions:
         if worker.incarnation != move.move.incarnation or worker.state not in COMPUTING:
             # The record came first: its next incarnation has the new cut, but cannot be compared with it.
             self._move = None
-        told = WorkerReplanned(
+        event = WorkerReplanned(
             move.vw, move.move.incarnation, _counts(move.before), _counts(move.after), move.gain, version
         )
-        return [Announce(told)]
+        return [Announce(event)]
 
     def _replaced(self, move: _Replacement, worker: VirtualWorker) -> list[WorkersOutput]:
         self._move = None
@@ -530,8 +530,8 @@ class Repartitions:
         self._cuts[vw] = move.after.bounds
         if self._job.survive.straggler and self._basis is not None:
             self._stragglers.expect(vw, expected(self._basis, move.after))
-        told = WorkerReplanned(vw, worker.incarnation, _counts(move.before), _counts(move.after), None)
-        return [Announce(told), SettleReplan(vw, worker.incarnation, is_in_force=True)]
+        event = WorkerReplanned(vw, worker.incarnation, _counts(move.before), _counts(move.after), None)
+        return [Announce(event), SettleReplan(vw, worker.incarnation, is_in_force=True)]
 
     def _undo(self, move: _Replacement, worker: VirtualWorker, lives: VirtualWorkers) -> list[WorkersOutput]:
         self._move = None

@@ -52,7 +52,7 @@ from hetpipe.decide.lifecycle.stage_table import (
     StageTable,
     failure_of_exit,
     failure_of_report,
-    wants_memory,
+    ran_out_of_memory,
 )
 from hetpipe.errors import DeadlineExceeded, InvalidTransition, JobFailed, StaleIncarnation
 from hetpipe.values.barrier_reasons import BarrierReasons
@@ -477,7 +477,7 @@ class VirtualWorkers:
         life = self._stages.get(keyed.key)
         if life is None:
             return
-        life.heard = now
+        life.last_report = now
         match keyed.report:
             case StagePhase(phase=phase, seconds=seconds):
                 life.phase = f"{phase} ({seconds:.0f} s)"
@@ -489,7 +489,7 @@ class VirtualWorkers:
             case StageFailed() as report:
                 life.state = StageState.FAILED
                 worker = self._workers[life.key.vw]
-                worker.wants += wants_memory(report)
+                worker.wants += ran_out_of_memory(report)
                 self._fails(worker, failure_of_report(life, report, is_lost=not worker.is_up, now=now), now=now)
             case _:
                 """Record a sign of life."""
@@ -706,7 +706,7 @@ class VirtualWorkers:
         stages = self._stages.of(worker.vw)
         if not self._stages.all_left(worker.vw):
             return
-        if not all(life.exited or now - life.heard >= self._patience.exit_seconds for life in stages):
+        if not all(life.exited or now - life.last_report >= self._patience.exit_seconds for life in stages):
             return
         if not self._has_exited(worker):
             self._kill(worker)
@@ -780,7 +780,7 @@ class VirtualWorkers:
         if paused > self._patience.longest_tick_seconds or self.is_on_hold:
             # This process did not listen for a while; or they may be blocked in a call to a lost server.
             for life in self._stages:
-                life.heard = min(now, life.heard + paused)
+                life.last_report = min(now, life.last_report + paused)
         self._ticked = now
         if self._is_halted:
             return
@@ -890,13 +890,13 @@ def _overdue(
     """
     if worker.state in COMPUTING:
         for life in stages.of(worker.vw):
-            silent = now - life.heard
+            silent = now - life.last_report
             if life.state is StageState.READY and not life.exited and silent > stall_seconds:
                 sentence = f"{life} hangs: it has reported nothing for {silent:.0f} s"
                 yield Failure(Rank.GONE, JobFailed.__name__, sentence, now)
     elif worker.state is LifeState.STARTING and worker.incarnation:
         for life in stages.of(worker.vw):
-            if life.state is StageState.STARTING and now - life.heard >= ready_seconds:
+            if life.state is StageState.STARTING and now - life.last_report >= ready_seconds:
                 last = f"; the last was that it is {life.phase}" if life.phase else ""
                 sentence = f"{life} is not ready, and has said nothing for {ready_seconds:.0f} s{last}"
                 yield Failure(Rank.GONE, DeadlineExceeded.__name__, sentence, now)

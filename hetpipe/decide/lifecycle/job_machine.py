@@ -390,15 +390,15 @@ class JobMachine:
             return
         self._prepared = prepared
         self._preparation.prepared(prepared)
-        told = self._rewinds.prepared(prepared, now=now)
-        if isinstance(told, Failure):
-            self._fail(told, now=now)
+        rewound = self._rewinds.prepared(prepared, now=now)
+        if isinstance(rewound, Failure):
+            self._fail(rewound, now=now)
             return
-        if told is not None:
+        if rewound is not None:
             # Progress since the last checkpoint is lost, whichever process died.
-            sentence = consequence(told.sentence, StateLost.__name__, self.conditions.all)
-            self.evaluations.rewind(told.to_clock)
-            self._announce(replace(told, sentence=sentence))
+            sentence = consequence(rewound.sentence, StateLost.__name__, self.conditions.all)
+            self.evaluations.rewind(rewound.to_clock)
+            self._announce(replace(rewound, sentence=sentence))
         self._step(JobStep.PREPARED, now=now, remark=prepared.run.links_sentence)
         self.stages, self._disks = StageTable(), LostDisks()
         self._training = JobTraining(
@@ -435,11 +435,11 @@ class JobMachine:
         if training is None:
             self._rewinds.note_end(fact, self.stages)
             return
-        for told in training.handle(fact, now=now):
-            if isinstance(told, Failure):
-                self._add_failure(told, now=now)
+        for output in training.handle(fact, now=now):
+            if isinstance(output, Failure):
+                self._add_failure(output, now=now)
             elif self.ended is None:
-                self._emit(told)
+                self._emit(output)
         if self._training is training:
             self._advance(training, now=now)
 
@@ -751,7 +751,7 @@ class JobMachine:
             return self._last_report
         if self._training is not None and self._training.lives.is_on_leave:
             self._last_report = now
-        return min((life.heard for life in self.stages.unready() if not life.exited), default=self._last_report)
+        return min((life.last_report for life in self.stages.unready() if not life.exited), default=self._last_report)
 
     def _announce_place(self, *, now: float) -> None:
         """Report the position in the queue: soon after a change, else periodically."""
@@ -793,5 +793,5 @@ def _some(lives: list[StageLife]) -> str:
     """The first few of them, as text."""
     named, rest = lives[:_MAX_NAMED], len(lives) - _MAX_NAMED
     phases = [f", which is {life.phase}" if life.phase else "" for life in named]
-    told = "; ".join(f"{life}{phase}" for life, phase in zip(named, phases, strict=True))
-    return told + (f" and {rest} more" if rest > 0 else "")
+    text = "; ".join(f"{life}{phase}" for life, phase in zip(named, phases, strict=True))
+    return text + (f" and {rest} more" if rest > 0 else "")

@@ -17,10 +17,10 @@ from hetpipe.errors import InvalidTransition
 _RELIED_ON = 0.9
 
 #: Renewals per lease by a leader; a standby candidate sends requests twice as often.
-_ASKS_PER_LEASE = 5
+_RENEWALS_PER_LEASE = 5
 
 
-class Standing(StrEnum):
+class LeadershipState(StrEnum):
     """Permission of a coordinator to act."""
 
     STANDING_BY = "standing_by"
@@ -48,19 +48,19 @@ class LeadStep(StrEnum):
     """Time passed."""
     RAN_OUT = "ran_out"
     """The lease has expired, as far as this coordinator can tell."""
-    END_ASKED = "end_asked"
+    END_REQUESTED = "end_requested"
     """It has finished all its work."""
 
 
-_S = Standing
+_S = LeadershipState
 
-TABLE: Mapping[Standing, Mapping[LeadStep, Standing]] = {
+TABLE: Mapping[LeadershipState, Mapping[LeadStep, LeadershipState]] = {
     _S.STANDING_BY: {
         LeadStep.GRANTED: _S.LEADING,
         LeadStep.REFUSED: _S.STANDING_BY,
         LeadStep.UNANSWERED: _S.STANDING_BY,
         LeadStep.WAITED: _S.STANDING_BY,
-        LeadStep.END_ASKED: _S.STEPPED_DOWN,
+        LeadStep.END_REQUESTED: _S.STEPPED_DOWN,
     },
     _S.LEADING: {
         LeadStep.GRANTED: _S.LEADING,
@@ -68,14 +68,14 @@ TABLE: Mapping[Standing, Mapping[LeadStep, Standing]] = {
         LeadStep.UNANSWERED: _S.LEADING,
         LeadStep.WAITED: _S.LEADING,
         LeadStep.RAN_OUT: _S.HOLDING,
-        LeadStep.END_ASKED: _S.STEPPED_DOWN,
+        LeadStep.END_REQUESTED: _S.STEPPED_DOWN,
     },
     _S.HOLDING: {
         LeadStep.GRANTED: _S.LEADING,
         LeadStep.REFUSED: _S.STEPPED_DOWN,
         LeadStep.UNANSWERED: _S.HOLDING,
         LeadStep.WAITED: _S.HOLDING,
-        LeadStep.END_ASKED: _S.STEPPED_DOWN,
+        LeadStep.END_REQUESTED: _S.STEPPED_DOWN,
     },
     # Replies to earlier requests may still arrive.
     _S.STEPPED_DOWN: {
@@ -83,7 +83,7 @@ TABLE: Mapping[Standing, Mapping[LeadStep, Standing]] = {
         LeadStep.REFUSED: _S.STEPPED_DOWN,
         LeadStep.UNANSWERED: _S.STEPPED_DOWN,
         LeadStep.WAITED: _S.STEPPED_DOWN,
-        LeadStep.END_ASKED: _S.STEPPED_DOWN,
+        LeadStep.END_REQUESTED: _S.STEPPED_DOWN,
     },
 }
 
@@ -92,7 +92,7 @@ TABLE: Mapping[Standing, Mapping[LeadStep, Standing]] = {
 class LeadGranted:
     """The store granted or renewed the lead."""
 
-    asked: float
+    requested: float
     """Monotonic second before the request."""
 
 
@@ -127,7 +127,7 @@ Event = LeadGranted | LeadRefused | NoAnswer | TimePassed | ShutdownRequested
 class Decision:
     """The resulting decision."""
 
-    standing: Standing
+    standing: LeadershipState
     reason: str
     """Reason, as a clause for messages."""
     left_seconds: float
@@ -135,15 +135,15 @@ class Decision:
 
 
 class Leadership:
-    """Standing of one coordinator. Not thread-safe."""
+    """The leadership state machine of one coordinator. Not thread-safe."""
 
     def __init__(self, lease_seconds: float) -> None:
         self._lease_seconds = lease_seconds
         #: Seconds between two requests to the store.
-        self.renew_seconds = lease_seconds / _ASKS_PER_LEASE
+        self.renew_seconds = lease_seconds / _RENEWALS_PER_LEASE
         self.retry_seconds = self.renew_seconds / 2
         #: Changed by `take` only.
-        self.standing = Standing.STANDING_BY
+        self.standing = LeadershipState.STANDING_BY
         #: Monotonic second until which the lead is held; never decreases.
         self._held_until = float("-inf")
         #: Why the store did not answer the last request.
@@ -156,7 +156,7 @@ class Leadership:
             InvalidTransition: the table has no such step; the standing is unchanged.
         """
         if isinstance(event, LeadGranted):
-            self._held_until = max(self._held_until, event.asked + _RELIED_ON * self._lease_seconds)
+            self._held_until = max(self._held_until, event.requested + _RELIED_ON * self._lease_seconds)
             self._silence = "it has not answered since"
         elif isinstance(event, NoAnswer):
             self._silence = event.why
@@ -165,17 +165,17 @@ class Leadership:
         if following is None:
             raise InvalidTransition(f"a coordinator that is {self.standing} cannot take {step}")
         self.standing = following
-        left = max(0.0, self._held_until - now) if following is Standing.LEADING else 0.0
+        left = max(0.0, self._held_until - now) if following is LeadershipState.LEADING else 0.0
         return Decision(following, reason, left)
 
     def _judge(self, event: Event, now: float) -> tuple[LeadStep, str]:
         """The step of an event, with the reason as a clause."""
         match event:
             case ShutdownRequested():
-                return LeadStep.END_ASKED, "it is shutting down"
+                return LeadStep.END_REQUESTED, "it is shutting down"
             case LeadRefused(why=why):
                 return LeadStep.REFUSED, why
-            case _ if now >= self._held_until and self.standing is Standing.LEADING:
+            case _ if now >= self._held_until and self.standing is LeadershipState.LEADING:
                 held = _RELIED_ON * self._lease_seconds
                 return LeadStep.RAN_OUT, f"the store has not renewed its lead for {held:.1f} s ({self._silence})"
             case LeadGranted():

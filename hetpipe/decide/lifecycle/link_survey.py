@@ -131,15 +131,15 @@ class LinkSurvey:
         if report.problem:
             return self._skip(report.problem, now=now)
         # Only the measuring end reports a link.
-        self._results = [told for told in self._results if bool(told.measured.links) != bool(report.measured.links)] + [
-            report
-        ]
+        self._results = [
+            result for result in self._results if bool(result.measured.links) != bool(report.measured.links)
+        ] + [report]
         return self._both_reported(pair, now=now) if len(self._results) > 1 else []
 
     def _both_reported(self, pair: Pair, *, now: float) -> list[SendCommand]:
-        for told in self._results:
-            self._found = merged(self._found, told.measured)
-        links = MeasuredLinks(links=tuple(link for told in self._results for link in told.measured.links))
+        for result in self._results:
+            self._found = merged(self._found, result.measured)
+        links = MeasuredLinks(links=tuple(link for result in self._results for link in result.measured.links))
         return [SendCommand(pair.second.agent, KeepLinksCommand(self._job_id, links)), *self._next(now=now)]
 
     def tick(self, *, now: float) -> list[SendCommand]:
@@ -208,7 +208,7 @@ class ClusterLinks:
         self._job_id = JobId("")
         self._survey: LinkSurvey | None = None
 
-    def ask(
+    def survey(
         self, request_id: str, agents: Sequence[AgentInfo], *, fresh: bool, now: float
     ) -> tuple[LinksProgress, list[SendCommand]]:
         """Start a survey, or return its progress: the request id identifies the survey.

@@ -45,13 +45,13 @@ class Patience:
 
     def of(self, job: Job) -> Patience:
         """A copy with the job's settings."""
-        asked = job.patience
+        requested = job.patience
         return replace(
             self,
-            inspection_seconds=asked.inspection.total_seconds(),
-            preparation_seconds=asked.preparation.total_seconds(),
-            ready_seconds=asked.ready.total_seconds(),
-            stop_seconds=asked.stop.total_seconds(),
+            inspection_seconds=requested.inspection.total_seconds(),
+            preparation_seconds=requested.preparation.total_seconds(),
+            ready_seconds=requested.ready.total_seconds(),
+            stop_seconds=requested.stop.total_seconds(),
         )
 
     def decision_time(self, failures: Sequence[Failure]) -> float:

@@ -59,7 +59,7 @@ class StageLife:
     #: Reasons of the barrier at which it ended; empty before.
     done_reasons: BarrierReasons = BarrierReasons()
     #: Time of its last report, in monotonic seconds.
-    heard: float = 0.0
+    last_report: float = 0.0
     #: Its startup phase before it is ready, if reported.
     phase: str = ""
 
@@ -101,12 +101,12 @@ class StageTable:
         """The links between the stages with reasons, as one sentence; empty without any."""
         kinds = Counter(life.link for life in self if life.link)
         shares = [f" ({count} of {kinds.total()})" if len(kinds) > 1 else "" for count in kinds.values()]
-        told = "; ".join(kind + share for kind, share in zip(kinds, shares, strict=True))
-        return f"links between stages: {told}" if told else ""
+        text = "; ".join(kind + share for kind, share in zip(kinds, shares, strict=True))
+        return f"links between stages: {text}" if text else ""
 
     def add(self, key: StageKey, agent: AgentId, host: str, *, now: float) -> None:
         """Add a stage being started, in place of an earlier incarnation."""
-        self._lives[key.vw, key.stage] = StageLife(key, agent, host, heard=now)
+        self._lives[key.vw, key.stage] = StageLife(key, agent, host, last_report=now)
 
     def forget(self, vw: VirtualWorkerIndex) -> None:
         """Remove the stages of a virtual worker; its next incarnation may have fewer."""
@@ -160,7 +160,7 @@ class StageTable:
         return [life for life in there if not life.has_left]
 
 
-def wants_memory(report: StageFailed) -> bool:
+def ran_out_of_memory(report: StageFailed) -> bool:
     """Whether a device ran out of memory."""
     return report.error == _OUT_OF_MEMORY
 
@@ -184,7 +184,7 @@ def _rank(life: StageLife, report: StageFailed, *, is_lost: bool) -> Rank:
     is_refusal = isinstance(kind, type) and issubclass(kind, ProtocolViolation) and kind is not NonFiniteUpdate
     if report.secondary or kind in _ECHOES or (is_lost and is_refusal):
         return Rank.ECHO
-    if wants_memory(report) or kind is DataWorkerLost:
+    if ran_out_of_memory(report) or kind is DataWorkerLost:
         return Rank.EXITED
     # The checkpoint that a restarted stage loads may have been replaced by a newer one meanwhile.
     if kind is CheckpointError and life.key.incarnation > 0:

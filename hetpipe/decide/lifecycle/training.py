@@ -244,7 +244,7 @@ class JobTraining:
                     )
                 )
             )
-            out += self._repartitions.look(self._lives, seconds_left=table.eta_seconds, now=now)
+            out += self._repartitions.check(self._lives, seconds_left=table.eta_seconds, now=now)
         return out
 
 

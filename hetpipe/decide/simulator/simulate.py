@@ -74,7 +74,7 @@ class _Simulation:
         self._options = options
         self._log: list[SimulatedActivity] | None = [] if with_activities else None
         self._engine = Engine()
-        self._looking: list[Stage] = []
+        self._to_advance: list[Stage] = []
         self._gates = [
             Gate(
                 SyncSpec(
@@ -139,11 +139,11 @@ class _Simulation:
         """End of an instant: commit and publish, then let the stages decide."""
         if self._clocks.is_changed:
             self._clocks.settle()
-        looking = self._looking
-        if looking:
-            for stage in looking:
-                stage.look()
-            looking.clear()
+        to_advance = self._to_advance
+        if to_advance:
+            for stage in to_advance:
+                stage.advance()
+            to_advance.clear()
 
     def _published(self, clock: int) -> None:
         if self._log is not None:
@@ -185,7 +185,7 @@ class _Simulation:
             log=None if self._log is None else partial(self._computed, worker.index, index),
             start_ticks=worker.index * self._stagger_ticks // len(self._workers),
         )
-        return Stage(self._engine, self._clocks, self._gates[worker.index], worker, place, self._looking)
+        return Stage(self._engine, self._clocks, self._gates[worker.index], worker, place, self._to_advance)
 
     def _compute_ticks(self, planned: SimulatedStage) -> int:
         return self._costs.compute_ticks(planned.kind, planned.first, planned.last, recompute=planned.recompute)

@@ -1,7 +1,7 @@
 """Model of one stage, which computes in the order of its schedule, like the runtime's `pipeline.segment_run`.
 
 Transfers overlap with computation: a frame is sent when it is computed and the stage continues immediately; pushes and
-pulls never block. A stage is re-evaluated (`look`) after every relevant event: it prefetches weights, even during a
+pulls never block. A stage is re-evaluated (`advance`) after every relevant event: it prefetches weights, even during a
 computation, and between computations its order selects the next one.
 """
 
@@ -64,7 +64,6 @@ class Stage:
 
     __slots__ = (
         "_answers",
-        "_asked",
         "_backwarded",
         "_clock",
         "_clocks",
@@ -87,14 +86,15 @@ class Stage:
         "_is_last",
         "_limit",
         "_log",
-        "_looking",
         "_minibatches_per_wave",
         "_next_switch",
         "_opened",
         "_opened_at",
         "_pull",
         "_push",
+        "_requested",
         "_start_ticks",
+        "_to_advance",
         "_under_way",
         "_upstream",
         "_waits_for_clock",
@@ -105,7 +105,7 @@ class Stage:
     )
 
     def __init__(
-        self, engine: Engine, clocks: Clocks, gate: Gate, worker: Worker, place: StagePlace, looking: list[Stage]
+        self, engine: Engine, clocks: Clocks, gate: Gate, worker: Worker, place: StagePlace, to_advance: list[Stage]
     ) -> None:
         """Create a stage without any computation; `connect` must follow.
 
@@ -115,7 +115,7 @@ class Stage:
             gate: the run's gate.
             worker: the virtual worker.
             place: its position.
-            looking: queue of the stages whose `look` is called at the end of this instant.
+            to_advance: queue of the stages whose `advance` is called at the end of this instant.
         """
         self._engine = engine
         self._clocks = clocks
@@ -123,7 +123,7 @@ class Stage:
         self._minibatches_per_wave = gate.sync.minibatches_per_wave
         self._first_switch = gate.first_switch
         self._worker = worker
-        self._looking = looking
+        self._to_advance = to_advance
         self._is_first = place.index == 0
         self._is_last = place.index == place.num_stages - 1
         self._limit = place.limit
@@ -146,7 +146,7 @@ class Stage:
         #: before their switch point.
         self._clock = 0
         self._next_switch: int = self._first_switch
-        self._asked: set[int] = set()
+        self._requested: set[int] = set()
         self._under_way = 0
         self._fetched: set[int] = set()
         self._is_computing = False
@@ -197,19 +197,19 @@ class Stage:
         self.notify()
 
     def wake(self) -> None:
-        """Schedule `look` after an event that matters only between computations."""
+        """Schedule `advance` after an event that matters only between computations."""
         if not self._is_computing:
             self.notify()
 
     def notify(self) -> None:
-        """Schedule `look` after a publication or the arrival of weights, which matter during computations as well."""
+        """Schedule `advance` after a publication or the arrival of weights, also during a computation."""
         if not (self._is_awake or self.is_done):
             self._is_awake = True
-            self._looking.append(self)
+            self._to_advance.append(self)
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
-    def look(self) -> None:
+    def advance(self) -> None:
         """Prefetch weights, then start the computation selected by the order, or keep waiting."""
         self._is_awake = False
         self._fetch_ahead()
@@ -239,11 +239,11 @@ class Stage:
         if not self._under_way and published > self._clock and self._next_switch <= self._worker.num_minibatches:
             clock = self._gate.fetched_ahead(self._next_switch, in_use=self._clock, published=published)
             if clock is not None:
-                self._ask(clock)
+                self._fetch(clock)
 
-    def _ask(self, clock: int) -> None:
-        if clock not in self._asked:
-            self._asked.add(clock)
+    def _fetch(self, clock: int) -> None:
+        if clock not in self._requested:
+            self._requested.add(clock)
             self._under_way += 1
             self._pull.begin(clock)
 
@@ -293,7 +293,7 @@ class Stage:
     def _is_here(self, clock: int) -> bool:
         if clock == self._clock or clock in self._fetched:
             return True
-        self._ask(clock)
+        self._fetch(clock)
         return clock in self._fetched
 
     # -- computing ---------------------------------------------------------------------------------------------------

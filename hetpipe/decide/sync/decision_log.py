@@ -467,7 +467,7 @@ class DecisionLog:
             life.joined.add(stage)
             if life.is_complete:
                 if self._has_started and not self.finished:
-                    self._ask(JOIN)
+                    self._request_barrier(JOIN)
                 self._settle()
         return self._since(before)
 
@@ -582,7 +582,7 @@ class DecisionLog:
         """Set an unplanned barrier at the earliest safe clock; it ends the run if `reason` is `stop`."""
         before = self.num_records
         if not self.finished:
-            self._ask(reason)
+            self._request_barrier(reason)
             self._settle()
         return self._since(before)
 
@@ -603,7 +603,7 @@ class DecisionLog:
             return self.evict(vw, incarnation)
         if vw not in self.leaving and not self.finished:
             self.leaving = (*self.leaving, vw)
-            self._ask(DRAIN)
+            self._request_barrier(DRAIN)
             self._settle()
         return self._since(before)
 
@@ -632,7 +632,7 @@ class DecisionLog:
             )
         if not self.finished and known.bounds != move.bounds:
             self.moves[vw] = move
-            self._ask(PLAN)
+            self._request_barrier(PLAN)
             self._settle()
         return self._since(before)
 
@@ -662,14 +662,14 @@ class DecisionLog:
     # -- consequences of an event: barriers, commits, publications
     # --------------------------------------------------------
 
-    def _ask(self, reason: str) -> None:
+    def _request_barrier(self, reason: str) -> None:
         """Add a barrier request; before the start there is no barrier to set, and none is set twice."""
         if reason not in self.segment.reasons:
-            self._note(reason)
+            self._add_request(reason)
             if self._has_started:
                 self._set_barrier(reason, self.segment.reasons)
 
-    def _note(self, reason: str) -> None:
+    def _add_request(self, reason: str) -> None:
         self.asked = self.asked if reason in self.asked else (*self.asked, reason)
 
     def _set_barrier(self, reason: str, planned: tuple[str, ...]) -> None:
@@ -829,13 +829,13 @@ class DecisionLog:
             # The first to join does so one clock later: shards complete all clocks up to a barrier that no member can
             # lower.
             self.segment, self.dealt_to = Segment(start, start, (), self.progress.epoch), ()
-            self._note(DRAIN)
+            self._add_request(DRAIN)
             self._set_barrier(DRAIN, ())
             return
         self._plan_segment()
         asked, self.asked = self.asked if not passed.reasons else (), ()
         for reason in asked:
-            self._ask(reason)
+            self._request_barrier(reason)
 
     def _change_plans(self, after: Clock, upto: Clock) -> None:
         """Make the changes of plans decided for the barriers at the clocks after `after`, up to `upto`."""
@@ -904,7 +904,7 @@ class DecisionLog:
         self.complete_at = dict.fromkeys(self.complete_at, self.num_records)
         self._append(EvictRecord(self.num_records, vw, member.incarnation, member.committed))
         if not self.finished and (EVICT not in planned or planned != self.segment.reasons or not self.members):
-            self._note(EVICT)
+            self._add_request(EVICT)
             self._set_barrier(EVICT, planned)
 
     def _is_repeat(self, member: Member, vw: VirtualWorkerIndex, wave: Wave, stage: StageIndex) -> bool:
@@ -992,10 +992,10 @@ class DecisionLog:
             plan, moved = self.plans.get(vw), vw in self.moved
             numbers = self.waves.get(vw)
             num = self.per_wave.get(vw) if numbers is None else numbers.minibatches_per_wave
-            told = SegmentMember(vw, member.incarnation, member.num_stages, vw in joined, num)
+            item = SegmentMember(vw, member.incarnation, member.num_stages, vw in joined, num)
             if numbers is not None:
-                told = replace(told, origin=numbers.origin)
-            found.append(told if plan is None else replace(told, version=plan.version, bounds=plan.bounds, moved=moved))
+                item = replace(item, origin=numbers.origin)
+            found.append(item if plan is None else replace(item, version=plan.version, bounds=plan.bounds, moved=moved))
         return tuple(found)
 
     @property

@@ -45,7 +45,7 @@
     const place = numbers({ minimumFractionDigits: decimals, maximumFractionDigits: decimals });
 
     // What the legend tells of a line at a place; at the line's end while nothing is pointed at.
-    const told = (line, at) => {
+    const label = (line, at) => {
       const own = at === null ? line.x.length - 1 : line.x.indexOf(data[0][at]);
       const value = (column) => measured.format(column[own]);
       const mean = { [chart.x]: place.format(line.x[own]), [hasBands ? "mean" : "value"]: value(line.mean) };
@@ -64,7 +64,7 @@
         stroke: ink,
         width: 2,
         points: { size: 5, width: 0, fill: ink },
-        values: (_, index, at) => told(line, at),
+        values: (_, index, at) => label(line, at),
       });
       if (line.most) {
         series.push(edge(), edge());

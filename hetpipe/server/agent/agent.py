@@ -268,14 +268,14 @@ class Agent:
         )
         while not self._coordinator_lost and self._replaced is None and not departure.is_over():
             self._obey_next()
-        if departure.is_told:
+        if departure.is_accepted:
             self._outbox.wait_empty(timeout_seconds=_FLUSH_SECONDS)
 
     def _ask_to_depart(self) -> None:
         try:
             self._client.invoke(DEPART, DepartRequest(self._id, self._membership.lease.registration))
         except UnknownMember:
-            self._membership.beat_soon()
+            self._membership.send_soon()
             raise
 
     def _obey_next(self) -> None:
@@ -414,7 +414,7 @@ class Agent:
 
     def _pause_after(self, error: HetpipeError) -> None:
         if isinstance(error, UnknownMember):
-            self._membership.beat_soon()
+            self._membership.send_soon()
         if not self._stopping.is_set():
             _log.info("call_failed", error=type(error).__name__, reason=str(error))
             self._stopping.wait(_RETRY_SECONDS)

@@ -116,11 +116,11 @@ class Child:
             self._send_first_line()
             while line := reports.readline(MAX_LINE_BYTES):
                 if line.endswith(b"\n"):
-                    self._hear(line)
+                    self._handle_report(line)
                 else:
                     _log.error("report_line_cut_off", child=self._spec.name, length_bytes=len(line))
 
-    def _hear(self, line: bytes) -> None:
+    def _handle_report(self, line: bytes) -> None:
         try:
             self._listener.on_line(line)
         except ProtocolViolation:

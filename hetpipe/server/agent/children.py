@@ -442,8 +442,8 @@ class Children:
 
     def _not_started(self, key: StageKey, error: Exception, exit_code: int) -> None:
         # No traceback for a mistake in the job: it might reveal the environment.
-        told = {"reason": str(error)} if isinstance(error, UserError) else {"exc_info": error}
-        _log.error("stage_not_started", stage=str(key), **told)
+        details = {"reason": str(error)} if isinstance(error, UserError) else {"exc_info": error}
+        _log.error("stage_not_started", stage=str(key), **details)
         # A stage unknown to a new coordinator is certified in its next incarnation.
         is_passing = isinstance(error, Unavailable | UnknownMember | PermissionDenied)
         sentence = f"its process could not be started: {error}"

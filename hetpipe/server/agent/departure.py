@@ -38,7 +38,7 @@ class Departure:
         self._seconds = seconds
         self._until = clock.monotonic() + seconds
         #: Whether the coordinator has accepted the departure.
-        self.is_told = False
+        self.is_accepted = False
         self._num_left = -1
 
     def is_over(self) -> bool:
@@ -52,14 +52,14 @@ class Departure:
             late = [str(stage) for stage in stages]
             _log.warning("stages_did_not_leave_in_time", seconds=self._seconds, stages=late)
             return True
-        if not self.is_told and not self._asks():
+        if not self.is_accepted and not self._request():
             return True
         if len(stages) != self._num_left:
             self._num_left = len(stages)
             _log.info("stages_to_leave", count=len(stages), seconds_left=round(seconds_left, 1))
         return False
 
-    def _asks(self) -> bool:
+    def _request(self) -> bool:
         """Request the departure, unless the agent must register first; True if the coordinator answers."""
         try:
             self._ask()
@@ -69,5 +69,5 @@ class Departure:
             _log.warning("departure_not_told", error=type(error).__name__, reason=str(error))
             return False
         else:
-            self.is_told = True
+            self.is_accepted = True
         return True

@@ -26,32 +26,32 @@ ALWAYS = (
 
 
 def child_environment(
-    own: Mapping[str, str], wish: EnvironmentSection, allowed: Sequence[str] | None
+    own: Mapping[str, str], section: EnvironmentSection, allowed: Sequence[str] | None
 ) -> dict[str, str]:
     """The environment of a process that runs a job's code, before its agent's additions.
 
     Args:
         own: the agent's environment.
-        wish: the job's section `environment`.
+        section: the job's section `environment`.
         allowed: patterns of names that jobs may inherit and set here; None: any, and by default all are inherited.
 
     Raises:
         UserError: the job names a variable that is not allowed here; the message has no values.
     """
-    check_wish(wish, allowed)
+    check_allowed(section, allowed)
     unless_said: tuple[str, ...] = ("*",) if allowed is None else ()
-    inherited = unless_said if wish.inherit is None else wish.inherit
+    inherited = unless_said if section.inherit is None else section.inherit
     kept = {
         name: value
         for name, value in own.items()
         if _matches(name, ALWAYS) or (_matches(name, inherited) and (allowed is None or _matches(name, allowed)))
     }
-    return {**kept, **wish.set}
+    return {**kept, **section.set}
 
 
-def missing(own: Mapping[str, str], wish: EnvironmentSection) -> tuple[str, ...]:
+def missing(own: Mapping[str, str], section: EnvironmentSection) -> tuple[str, ...]:
     """Names that a job inherits and that are not set here; patterns match the set ones."""
-    return tuple(name for name in wish.inherit or () if not is_pattern(name) and name not in own)
+    return tuple(name for name in section.inherit or () if not is_pattern(name) and name not in own)
 
 
 def checked_allowed(patterns: Sequence[str]) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ def passed_on(allowed: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in allowed if not is_pattern(name) and not _matches(name, ALWAYS))
 
 
-def check_wish(wish: EnvironmentSection, allowed: Sequence[str] | None) -> None:
+def check_allowed(section: EnvironmentSection, allowed: Sequence[str] | None) -> None:
     """Reject a job that names a variable outside `allowed`; None: all are allowed.
 
     Raises:
@@ -91,8 +91,8 @@ def check_wish(wish: EnvironmentSection, allowed: Sequence[str] | None) -> None:
     """
     if allowed is None:
         return
-    named = {f"environment.inherit: {name}": name for name in wish.inherit or ()}
-    named |= {f"environment.set: {name}": name for name in wish.set}
+    named = {f"environment.inherit: {name}": name for name in section.inherit or ()}
+    named |= {f"environment.set: {name}": name for name in section.set}
     for where, name in named.items():
         if not _matches(name, allowed) and not _matches(name, ALWAYS):
             listed = f"those that this node's agent passes on ({', '.join(allowed)})" if allowed else "any it passes on"

@@ -152,7 +152,7 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
             roots=roots_of(options, is_reached=not is_loopback(options.host)),
         )
     )
-    shutdown.on_ask(agent.stop)
+    shutdown.on_request(agent.stop)
     with (
         metrics_endpoint(options.host, options.metrics_port, "agent", partial(readings, agent)),
         # It waits for its coordinator without limit, so a restart by a liveness probe would not help.

@@ -17,9 +17,9 @@ from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.decide.elastic.script import most_minibatches_per_wave
 from hetpipe.errors import DeadlineExceeded
 from hetpipe.job.file import Job
-from hetpipe.link.catalogue import LinkNetwork, call, open_door
+from hetpipe.link.catalogue import LinkNetwork, call, listen
 from hetpipe.link.choice import LinkChoice, check_replicas, choose_link
-from hetpipe.link.cut import Cut, Door
+from hetpipe.link.cut import Cut, CutListener
 from hetpipe.link.gloo import connect_rendezvous, serve_rendezvous
 from hetpipe.link.policy import Link, LinkLimits
 from hetpipe.link.replicas import DistributedReplicas, connect_replicas
@@ -114,19 +114,19 @@ class _StageMeeting:
         stage = self._identity.stage
         with ExitStack() as undo:
             chosen = None if self._identity.is_last else self._choose(StageIndex(stage + 1))
-            door = None if chosen is None else self._open_door(chosen)
-            if door is not None:
-                undo.callback(door.close)
+            listener = None if chosen is None else self._listen(chosen)
+            if listener is not None:
+                undo.callback(listener.close)
             store, replicas_address = self._await_replicas()
-            meeting = self._join("" if door is None else door.address, replicas_address)
+            meeting = self._join("" if listener is None else listener.address, replicas_address)
             upstream = None if self._identity.is_first else self._call(meeting.link)
             if upstream is not None:
                 undo.callback(upstream.close)
-            downstream = None if door is None else door.accept(deadline_seconds=MEETING_SECONDS)
+            downstream = None if listener is None else listener.accept(deadline_seconds=MEETING_SECONDS)
             if downstream is not None:
                 undo.callback(downstream.close)
-            if door is not None and chosen is not None and door.refusal:
-                chosen = chosen.refused(door.refusal)
+            if listener is not None and chosen is not None and listener.refusal:
+                chosen = chosen.refused(listener.refusal)
             replicas = self._meet_replicas(store, meeting.replicas) if self._has_replicas else None
             undo.pop_all()
         return Neighbours(upstream, downstream, replicas, chosen)
@@ -138,12 +138,12 @@ class _StageMeeting:
         nodes = {node_of(stages[index].device) for index in (self._identity.stage, neighbour)}
         return choose_link(self._asked, tls=self._tls is not None, same_node=len(nodes) == 1)
 
-    def _open_door(self, chosen: LinkChoice) -> Door:
+    def _listen(self, chosen: LinkChoice) -> CutListener:
         neighbour = StageIndex(self._identity.stage + 1)
         _log.info("link_chosen", neighbour=neighbour, kind=chosen.kind, reason=chosen.reason)
         emulation = self._config.emulation
         cut = self._cut(neighbour, None if emulation is None else emulation.downstream)
-        return open_door(chosen.kind, cut, self._footing(chosen))
+        return listen(chosen.kind, cut, self._footing(chosen))
 
     def _call(self, address: str) -> Link:
         neighbour = StageIndex(self._identity.stage - 1)

@@ -51,7 +51,7 @@ from hetpipe.pipeline.host_link import host_link
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_memory import LayerMemory
 from hetpipe.pipeline.layer_weights import filled, layout_of
-from hetpipe.pipeline.layering import layers_of, on_output, says_its_layers
+from hetpipe.pipeline.layering import defines_layers, layers_of, on_output
 from hetpipe.pipeline.model_file import (
     ModelFile,
     ModelFileUnusable,
@@ -285,7 +285,7 @@ def _own_chain(job: Job, config: StageConfig) -> _Chain:
     with _turn(config):
         model = build_model(job, import_path)
         names = state_names(model)
-        if says_its_layers(model):
+        if defines_layers(model):
             chain = chain_of(model, precision=job.precision)
         else:
             example = example_of(job, build_train_data(job, import_path))

@@ -313,10 +313,10 @@ class Adoption:
             with self._context.condition:
                 self._orphans.not_adopted(orphan, str(error), is_passing=True, now=self._context.clock.monotonic())
             return
-        told = "" if record is not None else f"{orphan.why_given_up}; {_FORGOTTEN}"
+        loss = "" if record is not None else f"{orphan.why_given_up}; {_FORGOTTEN}"
         with self._context.condition:
-            self._lead_no_more(orphan, told)
-        _log.warning("job_lost", job=orphan.job_id, sentence=told or orphan.why_given_up)
+            self._lead_no_more(orphan, loss)
+        _log.warning("job_lost", job=orphan.job_id, sentence=loss or orphan.why_given_up)
 
     def _go_back(
         self, orphan: Orphan, record: JobRecord, events: tuple[NumberedEvent, ...], executor: Executor
@@ -451,5 +451,6 @@ def _has_trained(record: JobRecord, events: Sequence[NumberedEvent]) -> bool:
     """Whether the job has trained before, or may have; it is then being rewound to a checkpoint."""
     if record.submission is None or record.submission.has_begun:
         return True
-    told = (numbered.event for numbered in events)
-    return any(isinstance(event, StateChanged) and event.state is JobState.STARTING for event in told)
+    return any(
+        isinstance(numbered.event, StateChanged) and numbered.event.state is JobState.STARTING for numbered in events
+    )

@@ -14,11 +14,11 @@ from hetpipe.decide.lifecycle.leadership import (
     Decision,
     Event,
     Leadership,
+    LeadershipState,
     LeadGranted,
     LeadRefused,
     NoAnswer,
     ShutdownRequested,
-    Standing,
     TimePassed,
 )
 from hetpipe.errors import HetpipeError, NotLeader
@@ -59,11 +59,11 @@ class Candidate:
         #: Guards the standing.
         self._lock = threading.Lock()
         self._leadership = Leadership(lease_seconds)
-        self._logged: tuple[Standing, str] | None = None
+        self._logged: tuple[LeadershipState, str] | None = None
         #: Why it holds; empty unless it does.
         self._outage = ""
         #: Held by the thread that calls the store.
-        self._asking = threading.Lock()
+        self._requesting = threading.Lock()
         #: The lead granted by the store.
         self._lead: Lead | None = None
         #: Highest fence seen, and that of the newest own lead.
@@ -88,25 +88,25 @@ class Candidate:
         Raises:
             HetpipeError: the first store call failed; later outages are tolerated.
         """
-        decision = self._ask()
-        while decision.standing is not Standing.LEADING:
+        decision = self._request_lead()
+        while decision.standing is not LeadershipState.LEADING:
             if give_up.wait(self._leadership.retry_seconds):
                 return False
-            decision = self.ask()
+            decision = self.request_lead()
         for target in (self._renew, self._watch):
             thread = threading.Thread(target=target, name=f"lead{target.__name__}", daemon=True)
             self._threads.append(thread)
             thread.start()
         return True
 
-    def outbid(self, fence: int) -> None:
+    def raise_fence(self, fence: int) -> None:
         """Acquire the lead with a fence above `fence`, which a member has seen and the store has lost.
 
         Raises:
             NotLeader: another candidate won, or the lead is lost.
             StoreUnavailable: the store cannot be reached.
         """
-        with self._asking:
+        with self._requesting:
             if self._highest > fence:
                 return
             lead = self._lead
@@ -118,14 +118,14 @@ class Candidate:
             self._acquire()
         _log.warning("fence_raised", seen=fence, fence=self._highest)
 
-    def ask(self) -> Decision:
+    def request_lead(self) -> Decision:
         """Request the lead or its renewal from the store, once. Never raises."""
         try:
-            return self._ask()
+            return self._request_lead()
         except HetpipeError as error:
             return self._take(NoAnswer(str(error)))
 
-    def look(self) -> float:
+    def check_lease(self) -> float:
         """Check the lease; return the seconds until the next check is due: its expiry if not renewed."""
         return self._take(TimePassed()).left_seconds or self._leadership.renew_seconds
 
@@ -142,15 +142,15 @@ class Candidate:
                 _log.info("lead_not_released", reason=str(error))
         self._store.close()
 
-    def _ask(self) -> Decision:
-        asked = self._clock.monotonic()
+    def _request_lead(self) -> Decision:
+        requested = self._clock.monotonic()
         try:
-            with self._asking:
+            with self._requesting:
                 self._hold(self._lead)
         except NotLeader as error:
             self._lead = None
             return self._take(LeadRefused(str(error)))
-        return self._take(LeadGranted(asked))
+        return self._take(LeadGranted(requested))
 
     def _hold(self, lead: Lead | None) -> None:
         """Acquire or renew the lead."""
@@ -170,14 +170,14 @@ class Candidate:
         with self._lock:
             before = self._leadership.standing
             decision = self._leadership.take(event, now=self._clock.monotonic())
-            if decision.standing is not Standing.HOLDING:
+            if decision.standing is not LeadershipState.HOLDING:
                 self._outage = ""
-            elif before is not Standing.HOLDING:
+            elif before is not LeadershipState.HOLDING:
                 self._outage = decision.reason
         self._log_decision(event, decision)
         if (
-            before is Standing.LEADING
-            and decision.standing is Standing.STEPPED_DOWN
+            before is LeadershipState.LEADING
+            and decision.standing is LeadershipState.STEPPED_DOWN
             and not isinstance(event, ShutdownRequested)
         ):
             self._closing.set()
@@ -192,8 +192,8 @@ class Candidate:
 
     def _renew(self) -> None:
         while not self._closing.wait(self._leadership.renew_seconds):
-            self.ask()
+            self.request_lead()
 
     def _watch(self) -> None:
-        while not self._closing.wait(self.look()):
+        while not self._closing.wait(self.check_lease()):
             pass

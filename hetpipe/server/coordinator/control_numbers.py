@@ -45,7 +45,7 @@ class Election(Protocol):
         """Reason for holding the lead during a store outage; empty without one."""
         ...
 
-    def outbid(self, fence: int) -> None:
+    def raise_fence(self, fence: int) -> None:
         """Acquire the lead with a fence above `fence`."""
         ...
 
@@ -56,7 +56,7 @@ class NoElection:
     fence = NO_FENCE
     outage = ""
 
-    def outbid(self, fence: int) -> None:
+    def raise_fence(self, fence: int) -> None:
         """No-op."""
 
 
@@ -103,7 +103,7 @@ class Fences:
             _log.warning("later_lead_reported", member=str(info), seen=seen, own=own)
         is_anothers = seen == own != NO_FENCE and info.id not in self._met
         if seen > own or (is_anothers and own < self._first + MAX_REPORTED_AHEAD):
-            self._election.outbid(seen)
+            self._election.raise_fence(seen)
         if len(self._met) >= _MAX_MET:
             self._met.clear()
         self._met.add(info.id)

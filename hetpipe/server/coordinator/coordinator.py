@@ -225,7 +225,7 @@ class Coordinator:
         self._terms.check_clocks(clocks, member_id)
         with self.condition:
             role = self._registry.check(member_id, registration, owner=owner).info.role
-            _check_told(role, of_shard=bool(clocks or lost or conditions), of_jobs=bool(jobs or last_command))
+            _check_reports(role, of_shard=bool(clocks or lost or conditions), of_jobs=bool(jobs or last_command))
             is_first = not self._registry.has_reported(member_id)
             record = self._registry.renew(member_id, registration, now=self._clock.monotonic())
             self._mailboxes.acknowledge(AgentId(member_id), last_command)
@@ -242,8 +242,8 @@ class Coordinator:
                 if any(shard.id == member_id for shard in host.machine.shards):
                     reason = lost.get(host.job_id, "")
                     self._jobs.feed(host, ShardHeartbeat(member_id, serves=host.job_id in jobs, reason=reason))
-                    if told := (conditions or {}).get(host.job_id):
-                        self._jobs.feed(host, ConditionsReported(member_id, told))
+                    if reported := (conditions or {}).get(host.job_id):
+                        self._jobs.feed(host, ConditionsReported(member_id, reported))
             ended = tuple(job_id for job_id in (*jobs, *lost) if not self._may_have_processes(job_id, member_id))
             self._adoption.tick()
             if is_first:
@@ -354,7 +354,7 @@ class Coordinator:
             members = self._registry.of_role(MemberRole.AGENT)
             agents = [self._claims.known_agent(member) for member in members if not self._registry.departs(member.id)]
             now = self._clock.monotonic()
-            progress, sent = self._cluster_links.ask(request_id, agents, fresh=fresh, now=now)
+            progress, sent = self._cluster_links.survey(request_id, agents, fresh=fresh, now=now)
             self._jobs.post(sent)
         return progress
 
@@ -669,7 +669,7 @@ class Coordinator:
             _log.warning("lease_not_kept", member=record.info.id, reason=str(error))
 
 
-def _check_told(role: MemberRole, *, of_shard: bool, of_jobs: bool) -> None:
+def _check_reports(role: MemberRole, *, of_shard: bool, of_jobs: bool) -> None:
     """Reject a heartbeat with reports that the member's role cannot make.
 
     Raises:

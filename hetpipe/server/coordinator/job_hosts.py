@@ -139,12 +139,12 @@ class JobHost:
 
     def _note(self, event: JobEvent) -> None:
         """Log the event at its severity."""
-        told = {field.name: getattr(event, field.name) for field in fields(event) if field.name != "kind"}
+        values = {field.name: getattr(event, field.name) for field in fields(event) if field.name != "kind"}
         match event.severity:
             case "warning":
-                _log.warning(event.kind, job=self.job_id, **told)
+                _log.warning(event.kind, job=self.job_id, **values)
             case "info":
-                _log.info(event.kind, job=self.job_id, **told)
+                _log.info(event.kind, job=self.job_id, **values)
             case "usual":
                 """The events of the job have it."""
 

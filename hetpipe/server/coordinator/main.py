@@ -156,7 +156,7 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
     )
     try:
         server.stand_by()
-        if not election.run_for(shutdown.asked):
+        if not election.run_for(shutdown.requested):
             server.stop()
             return
         tools = Tools(
@@ -190,7 +190,7 @@ def _act(options: argparse.Namespace, shutdown: Shutdown, server: Server, coordi
         sources = (RPC_COUNTERS.readings, partial(readings, coordinator))
         with metrics_endpoint(options.host, options.metrics_port, "coordinator", *sources):
             announce_ready("coordinator", join_address(host, port))
-            while not shutdown.asked.wait(_TICK_SECONDS):
+            while not shutdown.requested.wait(_TICK_SECONDS):
                 coordinator.tick()
         server.stop()
     finally:

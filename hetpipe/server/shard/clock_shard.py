@@ -242,12 +242,12 @@ class ClockShard:
     def snapshot(self) -> ClockSnapshot:
         """Current clocks. While the disk of a shard fails, only waves in a checkpoint are durable."""
         with self.condition:
-            told, applied = self._log.snapshot(), tuple(sorted(self._applied))
-        durable = told.staged
+            clocks, applied = self._log.snapshot(), tuple(sorted(self._applied))
+        durable = clocks.staged
         if applied:
             checkpoint = self._newest_checkpoint()
             durable = {vw: min(clock, checkpoint) for vw, clock in durable.items()}
-        return replace(told, durable=durable, applied=applied)
+        return replace(clocks, durable=durable, applied=applied)
 
     def describe(self) -> RunDescription:
         """The run document and the current incarnations.

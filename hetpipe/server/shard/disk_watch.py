@@ -134,7 +134,7 @@ class DiskWatch:
         """Poll every second until the process ends."""
         threading.Thread(target=self._run, name="disk-watch", daemon=True).start()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check the disks of every job once."""
         seen: set[tuple[int, str]] = set()
         for job in self._shards.job_shards():
@@ -170,7 +170,7 @@ class DiskWatch:
     def _run(self) -> None:
         while True:
             try:
-                self.look()
+                self.check()
             except Exception:  # noqa: BLE001 - monitoring must not end; the error is logged
                 _log.exception("disk_watch_failed")
             self._clock.sleep(LOOK_SECONDS)

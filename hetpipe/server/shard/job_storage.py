@@ -387,7 +387,7 @@ class JobStorage:
         #: Logs with a failing disk, and the reasons; guarded by the lock.
         self._failing: dict[Path, DurabilityLost] = {}
         #: The folder's marker of completeness is up to date.
-        self._is_told = True
+        self._is_marker_current = True
         identity = identity_of(config)
         storage = StorageOptions(
             identity=identity,
@@ -430,7 +430,7 @@ class JobStorage:
     @property
     def level(self) -> AckLevel:
         """Current guarantee of acknowledgements."""
-        return AckLevel.DURABLE if self._is_told and not self._failing else AckLevel.APPLIED
+        return AckLevel.DURABLE if self._is_marker_current and not self._failing else AckLevel.APPLIED
 
     def caught_up(self) -> None:
         """Handle the end of replay: the state of the earlier process is restored."""
@@ -439,7 +439,7 @@ class JobStorage:
 
     def try_again(self) -> None:
         """Retry failed writes of the folder's status. At barriers, as `PushLog` and `Journal` do."""
-        if not self._is_told:
+        if not self._is_marker_current:
             with self._lock:
                 self._write_down()
 
@@ -491,7 +491,7 @@ class JobStorage:
     def _write_down(self) -> None:
         """Record in the folder whether its state is complete. With the lock held."""
         job, lost = self._folder / _JOB, self._folder / _LOST
-        was_told, self._is_told = self._is_told, False
+        was_current, self._is_marker_current = self._is_marker_current, False
         try:
             if self._failing:
                 if job.exists():
@@ -500,10 +500,10 @@ class JobStorage:
                 lost.replace(job)
             elif not job.exists():
                 write_snapshot(job, 0, wire.to_json(ShardConfig, self._config).encode(), points="")
-            self._is_told = True
+            self._is_marker_current = True
         except OSError as error:
             reason = error.strerror or str(error)
-            if was_told:
+            if was_current:
                 log.warning("state_not_written", folder=str(self._folder), reason=reason)
             self._report_level(f"{self._folder} cannot be written ({reason}): free disk space, or replace the disk")
         else:

@@ -158,12 +158,12 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
     _, port = split_address(server.start())
     address = join_address(host, port)
     membership = _membership(
-        options, shards, tls, name or address, host, address, on_replaced=lambda _replaced: shutdown.ask()
+        options, shards, tls, name or address, host, address, on_replaced=lambda _replaced: shutdown.request()
     )
-    shards.on_condition(membership.beat_soon)
+    shards.on_condition(membership.send_soon)
     DiskWatch(shards).start()
     try:
-        shutdown.on_ask(membership.cancel_start)
+        shutdown.on_request(membership.cancel_start)
         sources = (RPC_COUNTERS.readings, lambda: readings(shards, silent_seconds=membership.silent_seconds))
         with metrics_endpoint(options.host, options.metrics_port, "parameter_server", *sources):
             # Recovered jobs are served even without a coordinator.

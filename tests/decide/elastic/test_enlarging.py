@@ -316,7 +316,7 @@ def test_whose_devices_are_not_known_is_not_planned_anew() -> None:
     driver.feed(MemberGone(MemberId("n2"), "agent n2 is gone"))
     others = [Repartitions(lives, known, retry_seconds=1.0) for known in (basis, None)]
     for told in (joined, *others):
-        assert told.look(lives, seconds_left=1e6, now=1e6) == []
+        assert told.check(lives, seconds_left=1e6, now=1e6) == []
 
 
 class TestWishes:

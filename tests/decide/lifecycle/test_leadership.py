@@ -15,12 +15,12 @@ from hetpipe.decide.lifecycle.leadership import (
     TABLE,
     Event,
     Leadership,
+    LeadershipState,
     LeadGranted,
     LeadRefused,
     LeadStep,
     NoAnswer,
     ShutdownRequested,
-    Standing,
     TimePassed,
 )
 from hetpipe.errors import InvalidTransition, NotLeader, StoreUnavailable
@@ -37,47 +37,50 @@ LEASE = 5.0
 
 def leading(asked: float = 0.0) -> Leadership:
     leadership = Leadership(LEASE)
-    assert leadership.take(LeadGranted(asked), now=asked).standing is Standing.LEADING
+    assert leadership.take(LeadGranted(asked), now=asked).standing is LeadershipState.LEADING
     return leadership
 
 
 class TestDecisions:
     def test_a_lease_counts_from_before_the_question(self) -> None:
         leadership = Leadership(LEASE)
-        decision = leadership.take(LeadGranted(asked=10.0), now=12.0)
-        assert (decision.standing, decision.left_seconds) == (Standing.LEADING, 2.5)
-        assert leadership.take(TimePassed(), now=14.4).standing is Standing.LEADING
+        decision = leadership.take(LeadGranted(requested=10.0), now=12.0)
+        assert (decision.standing, decision.left_seconds) == (LeadershipState.LEADING, 2.5)
+        assert leadership.take(TimePassed(), now=14.4).standing is LeadershipState.LEADING
         decision = leadership.take(TimePassed(), now=14.5)
-        assert decision.standing is Standing.HOLDING
+        assert decision.standing is LeadershipState.HOLDING
         assert decision.reason == "the store has not renewed its lead for 4.5 s (it has not answered since)"
 
     def test_a_renewal_counts_from_before_it_was_asked_for(self) -> None:
         leadership = leading()
-        assert leadership.take(LeadGranted(asked=1.0), now=3.0).left_seconds == 2.5
-        assert leadership.take(LeadGranted(asked=0.5), now=3.0).left_seconds == 2.5  # an answer that was overtaken
+        assert leadership.take(LeadGranted(requested=1.0), now=3.0).left_seconds == 2.5
+        assert leadership.take(LeadGranted(requested=0.5), now=3.0).left_seconds == 2.5  # an answer that was overtaken
 
     def test_a_grant_that_comes_too_late_is_none(self) -> None:
-        decision = Leadership(LEASE).take(LeadGranted(asked=0.0), now=4.5)
-        assert (decision.standing, decision.reason) == (Standing.STANDING_BY, "the store granted the lead too late")
-        assert leading().take(LeadGranted(asked=0.0), now=4.5).standing is Standing.HOLDING
+        decision = Leadership(LEASE).take(LeadGranted(requested=0.0), now=4.5)
+        assert (decision.standing, decision.reason) == (
+            LeadershipState.STANDING_BY,
+            "the store granted the lead too late",
+        )
+        assert leading().take(LeadGranted(requested=0.0), now=4.5).standing is LeadershipState.HOLDING
 
     def test_a_store_that_is_silent_for_longer_than_the_lease_is_waited_for(self) -> None:
         leadership = leading()
-        assert leadership.take(NoAnswer("Redis is away"), now=4.4).standing is Standing.LEADING
+        assert leadership.take(NoAnswer("Redis is away"), now=4.4).standing is LeadershipState.LEADING
         decision = leadership.take(TimePassed(), now=4.6)
-        assert decision.standing is Standing.HOLDING
+        assert decision.standing is LeadershipState.HOLDING
         assert "Redis is away" in decision.reason
-        assert leadership.take(NoAnswer("still"), now=60.0).standing is Standing.HOLDING
-        assert leadership.take(LeadGranted(asked=61.0), now=61.1).standing is Standing.LEADING
+        assert leadership.take(NoAnswer("still"), now=60.0).standing is LeadershipState.HOLDING
+        assert leadership.take(LeadGranted(requested=61.0), now=61.1).standing is LeadershipState.LEADING
 
     def test_who_holds_ends_when_another_one_leads(self) -> None:
         leadership = leading()
         leadership.take(TimePassed(), now=5.0)
-        assert leadership.take(LeadRefused("b has the lead"), now=6.0).standing is Standing.STEPPED_DOWN
+        assert leadership.take(LeadRefused("b has the lead"), now=6.0).standing is LeadershipState.STEPPED_DOWN
 
     def test_another_leader_costs_the_lead_at_once(self) -> None:
         decision = leading().take(LeadRefused("b has the lead"), now=0.1)
-        assert (decision.standing, decision.reason) == (Standing.STEPPED_DOWN, "b has the lead")
+        assert (decision.standing, decision.reason) == (LeadershipState.STEPPED_DOWN, "b has the lead")
 
     def test_who_stepped_down_never_leads_again(self) -> None:
         leadership = leading()
@@ -89,7 +92,7 @@ class TestDecisions:
             TimePassed(),
             ShutdownRequested(),
         ):
-            assert leadership.take(event, now=0.3).standing is Standing.STEPPED_DOWN
+            assert leadership.take(event, now=0.3).standing is LeadershipState.STEPPED_DOWN
 
     def test_every_event_has_a_step_in_every_standing(self) -> None:
         events: tuple[Event, ...] = (
@@ -99,7 +102,7 @@ class TestDecisions:
             TimePassed(),
             ShutdownRequested(),
         )
-        for standing, event, now in product(Standing, events, (0.0, 100.0)):
+        for standing, event, now in product(LeadershipState, events, (0.0, 100.0)):
             leadership = leading()
             leadership.standing = standing
             leadership.take(event, now=now)
@@ -110,8 +113,8 @@ class TestDecisions:
             Leadership(LEASE).take(TimePassed(), now=0.0)
 
     def test_nothing_leads_back(self) -> None:
-        assert set(TABLE) == set(Standing)
-        assert set(TABLE[Standing.STEPPED_DOWN].values()) == {Standing.STEPPED_DOWN}
+        assert set(TABLE) == set(LeadershipState)
+        assert set(TABLE[LeadershipState.STEPPED_DOWN].values()) == {LeadershipState.STEPPED_DOWN}
 
 
 @dataclass
@@ -128,8 +131,8 @@ class Coordinators:
         return Candidate(store or self.store, name, clock=self.clock, on_lost=self.lost.append, lease_seconds=LEASE)
 
 
-def standing(candidate: Candidate) -> Standing:
-    candidate.look()
+def standing(candidate: Candidate) -> LeadershipState:
+    candidate.check_lease()
     return candidate._leadership.standing
 
 
@@ -139,10 +142,10 @@ class TestCandidates:
         first, second = both.candidate("a"), both.candidate("b")
         assert first.run_for(threading.Event())
         fence = first.fence
-        assert second.ask().reason == "a has the lead"
+        assert second.request_lead().reason == "a has the lead"
         first.end()
 
-        assert second.ask().standing is Standing.LEADING
+        assert second.request_lead().standing is LeadershipState.LEADING
         assert second.fence > fence
         assert both.lost == []
         second.end()
@@ -150,13 +153,13 @@ class TestCandidates:
     def test_who_is_told_to_end_while_standing_by_never_leads(self) -> None:
         both = Coordinators()
         first, second = both.candidate("a"), both.candidate("b")
-        first.ask()
+        first.request_lead()
         give_up = threading.Event()
         give_up.set()
 
         assert not second.run_for(give_up)
         second.end()
-        assert first.ask().standing is Standing.LEADING
+        assert first.request_lead().standing is LeadershipState.LEADING
         first.end()
 
     def test_a_store_that_is_away_at_the_start_is_an_error_and_later_it_is_not(self) -> None:
@@ -166,9 +169,9 @@ class TestCandidates:
         candidate = both.candidate("a", store)
         with pytest.raises(StoreUnavailable):
             candidate.run_for(threading.Event())
-        assert candidate.ask().reason == "it is away"
+        assert candidate.request_lead().reason == "it is away"
         store.away = False
-        assert candidate.ask().standing is Standing.LEADING
+        assert candidate.request_lead().standing is LeadershipState.LEADING
         candidate.end()
 
     def test_whoever_has_seen_a_later_one_is_outbid(self) -> None:
@@ -176,45 +179,45 @@ class TestCandidates:
         both = Coordinators()
         leader, second = both.candidate("a"), both.candidate("b")
         assert leader.run_for(threading.Event())
-        leader.outbid(0)
+        leader.raise_fence(0)
         assert leader.fence == 1, "it is above that already"
-        leader.outbid(7)
+        leader.raise_fence(7)
         assert leader.fence == 8
-        assert leader.ask().standing is Standing.LEADING
-        assert second.ask().reason == "a has the lead"
+        assert leader.request_lead().standing is LeadershipState.LEADING
+        assert second.request_lead().reason == "a has the lead"
         assert both.lost == []
         leader.end()
 
     def test_who_leads_no_more_outbids_nobody(self) -> None:
         both = Coordinators()
         first, second = both.candidate("a"), both.candidate("b")
-        first.ask()
+        first.request_lead()
         both.clock.advance(6.0)
-        assert second.ask().standing is Standing.LEADING
+        assert second.request_lead().standing is LeadershipState.LEADING
         with pytest.raises(NotLeader, match="b has the lead"):
-            first.outbid(7)
-        assert first.ask().standing is Standing.STEPPED_DOWN
+            first.raise_fence(7)
+        assert first.request_lead().standing is LeadershipState.STEPPED_DOWN
         first.end()
-        assert second.ask().standing is Standing.LEADING
+        assert second.request_lead().standing is LeadershipState.LEADING
         second.end()
 
     def test_the_loss_is_told_once(self) -> None:
         both = Coordinators()
         first, second = both.candidate("a"), both.candidate("b")
-        first.ask()
+        first.request_lead()
         both.clock.advance(6.0)
-        assert second.ask().standing is Standing.LEADING
-        first.ask()
-        first.look()
+        assert second.request_lead().standing is LeadershipState.LEADING
+        first.request_lead()
+        first.check_lease()
         assert both.lost == ["a leads no more: b has the lead"]
         first.end()
-        assert second.ask().standing is Standing.LEADING
+        assert second.request_lead().standing is LeadershipState.LEADING
         second.end()
         assert len(both.lost) == 1
 
     def test_a_question_without_an_answer_does_not_hide_the_end_of_the_lease(self) -> None:
         both = Coordinators()
-        during: list[Standing] = []
+        during: list[LeadershipState] = []
 
         def pause() -> None:
             both.clock.advance(4.6)
@@ -223,24 +226,24 @@ class TestCandidates:
         store = Slow(both.store, pause)
         candidate = both.candidate("a", store)
         store.pauses = False
-        candidate.ask()
+        candidate.request_lead()
         store.pauses = True
-        candidate.ask()
-        assert during[:1] == [Standing.HOLDING]
+        candidate.request_lead()
+        assert during[:1] == [LeadershipState.HOLDING]
         assert both.lost == []
 
     def test_a_lead_that_was_granted_too_late_is_asked_for_again(self) -> None:
         both = Coordinators()
         store = Slow(both.store, lambda: both.clock.advance(4.7))
         candidate, rival = both.candidate("a", store), both.candidate("b")
-        assert candidate.ask().standing is Standing.STANDING_BY
-        assert candidate.ask().standing is Standing.STANDING_BY
+        assert candidate.request_lead().standing is LeadershipState.STANDING_BY
+        assert candidate.request_lead().standing is LeadershipState.STANDING_BY
         both.clock.advance(6.0)
-        assert rival.ask().standing is Standing.LEADING
+        assert rival.request_lead().standing is LeadershipState.LEADING
         store.pauses = False
-        assert candidate.ask().reason == "b has the lead"
+        assert candidate.request_lead().reason == "b has the lead"
         rival.end()
-        assert candidate.ask().standing is Standing.LEADING
+        assert candidate.request_lead().standing is LeadershipState.LEADING
 
 
 class Slow:
@@ -304,18 +307,18 @@ class Election:
 
     def step(self) -> None:
         self.everybody.clock.advance(0.1)
-        leaders = [index for index, one in enumerate(self.candidates) if standing(one) is Standing.LEADING]
+        leaders = [index for index, one in enumerate(self.candidates) if standing(one) is LeadershipState.LEADING]
         assert len(leaders) <= 1
         self.led |= set(leaders)
         self.fences += [lead.fence for index in leaders if (lead := self.candidates[index]._lead) is not None]
         index = self.random.randrange(3)
         if index in self.busy or len(self.busy) > 1:
             return
-        if standing(self.candidates[index]) is Standing.STEPPED_DOWN:
+        if standing(self.candidates[index]) is LeadershipState.STEPPED_DOWN:
             self.candidates[index] = self._start(index)
         self.stores[index].away = self.random.random() < 0.2
         self.busy.add(index)
-        self.candidates[index].ask()
+        self.candidates[index].request_lead()
         self.busy.discard(index)
 
 
@@ -346,7 +349,7 @@ class TestOverRedis:
         assert first.run_for(threading.Event())
         own = RedisStore(server.url, fence=lambda: first.fence)
         assert own.next_term(above=Term(0)) == 1
-        assert second.ask().reason == "first has the lead"
+        assert second.request_lead().reason == "first has the lead"
 
         first.end()
         assert second.run_for(threading.Event())
@@ -356,10 +359,10 @@ class TestOverRedis:
         own.close()
         third = Candidate(RedisStore(server.url), "third", clock=clock, on_lost=lost.append)
         server.advance(6.0)
-        assert third.ask().standing is Standing.LEADING
+        assert third.request_lead().standing is LeadershipState.LEADING
         assert lost == []
-        second.ask()
+        second.request_lead()
         assert lost == ["second leads no more: third has the lead"]
         second.end()
-        assert third.ask().standing is Standing.LEADING
+        assert third.request_lead().standing is LeadershipState.LEADING
         third.end()

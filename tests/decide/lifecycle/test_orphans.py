@@ -174,7 +174,7 @@ class _Lead:
     def __init__(self, fence: int) -> None:
         self.fence = fence
 
-    def outbid(self, fence: int) -> None:
+    def raise_fence(self, fence: int) -> None:
         self.fence = fence + 1
 
 

@@ -56,7 +56,7 @@ def test_it_is_over_when_the_last_stage_has_ended() -> None:
         assert not departure.is_over()
         agent.stages.pop()
         assert departure.is_over()
-    assert (agent.num_asked, departure.is_told) == (1, True)
+    assert (agent.num_asked, departure.is_accepted) == (1, True)
     told = [(line["count"], line["seconds_left"]) for line in logs if line["event"] == "stages_to_leave"]
     assert told == [(2, 8.0), (1, 5.5)]
 
@@ -77,14 +77,14 @@ def test_without_stages_nobody_is_asked() -> None:
     agent.stages.clear()
     departure = agent.begin()
     assert departure.is_over()
-    assert (agent.num_asked, departure.is_told) == (0, False)
+    assert (agent.num_asked, departure.is_accepted) == (0, False)
 
 
 def test_without_a_coordinator_nothing_is_waited_for() -> None:
     agent = Leaving(PeerUnreachable("the coordinator at c:1 does not answer"))
     departure = agent.begin()
     assert departure.is_over()
-    assert not departure.is_told
+    assert not departure.is_accepted
 
 
 class Unanswered(Caller):
@@ -113,7 +113,7 @@ def test_one_that_has_forgotten_the_agent_is_asked_again() -> None:
     agent = Leaving(UnknownMember("no agent n0"), UnknownMember("no agent n0"))
     departure = agent.begin()
     assert [departure.is_over() for _ in range(4)] == [False] * 4
-    assert (agent.num_asked, departure.is_told) == (3, True)
+    assert (agent.num_asked, departure.is_accepted) == (3, True)
 
 
 @pytest.mark.parametrize(

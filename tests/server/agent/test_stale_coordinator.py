@@ -25,7 +25,7 @@ class Lead:
         self.fence = 4
         self.is_lost = False
 
-    def outbid(self, fence: int) -> None:
+    def raise_fence(self, fence: int) -> None:
         if self.is_lost:
             raise NotLeader("another coordinator leads")
         self.fence = fence + 1

@@ -17,12 +17,12 @@ from hetpipe.values.events import JobState
 from hetpipe.values.ids import Incarnation, StageIndex, Term
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.run import StageReady
-from hetpipe.values.run_document import LifeSeen, RunDescription, RunDocument, Standing
+from hetpipe.values.run_document import LifeSeen, LifeStanding, RunDescription, RunDocument
 from tests.server.coordinator.builders import JOB_ID, agent_member, clocks, job, shard_member, submission
 from tests.server.coordinator.fakes import Cluster
 
 
-def seen(vw: int, incarnation: int = 0, standing: Standing = "member", **values: Any) -> LifeSeen:
+def seen(vw: int, incarnation: int = 0, standing: LifeStanding = "member", **values: Any) -> LifeSeen:
     return LifeSeen(Vw(vw), Incarnation(incarnation), 0 if standing == "gone" else 2, standing, **values)
 
 

@@ -28,7 +28,7 @@ from tests.support.fake_clock import FakeClock
 
 
 class Lead:
-    """The lead of one coordinator; whoever has lost it can outbid nobody."""
+    """The lead of one coordinator; whoever has lost it can raise_fence nobody."""
 
     outage = ""
 
@@ -36,7 +36,7 @@ class Lead:
         self.fence = fence
         self.is_lost = False
 
-    def outbid(self, fence: int) -> None:
+    def raise_fence(self, fence: int) -> None:
         if self.is_lost:
             raise NotLeader("another coordinator leads")
         self.fence = fence + 1
@@ -179,7 +179,7 @@ class TestMembership:
         assert process.ended == ["ended"]
 
     def test_a_lease_of_one_that_leads_no_more_is_none(self, process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(process.lead, "outbid", lambda _: None)
+        monkeypatch.setattr(process.lead, "raise_fence", lambda _: None)
         process.fences.check(9)
         with pytest.raises(StaleTerm, match="its fence is 4, and a coordinator with fence 9 has acted since"):
             process.membership.start()

@@ -179,7 +179,7 @@ class TestRedisAway:
         cluster = Cluster(tmp_path / "run").usual()
         store = Away(cluster.clock)
         election = Candidate(store, "c0", clock=cluster.clock, on_lost=lambda _: None)
-        election.ask()
+        election.request_lead()
         before = cluster.coordinator
         cluster.coordinator = Coordinator(
             cluster.store, before._tools, clock=cluster.clock, executor_of=before._jobs.executor_of, election=election
@@ -191,8 +191,8 @@ class TestRedisAway:
 
         def wait(seconds: float) -> None:
             for _ in range(round(seconds / 0.5)):
-                election.ask()
-                election.look()
+                election.request_lead()
+                election.check_lease()
                 cluster.wait(0.5)
 
         wait(2.0)

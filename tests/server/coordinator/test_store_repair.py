@@ -229,7 +229,7 @@ class TestCounters:
     def test_nobody_leads_with_a_number_that_leaves_none_for_the_next(self, server: Server, store: RedisStore) -> None:
         server.redis.set(redis_keys.FENCE, POISONED)
         with pytest.raises(StoreDamaged, match=r"no fence is left; .* `hetpipe repair store --store unix://"):
-            candidate(store)._ask()
+            candidate(store)._request_lead()
         assert server.redis.get(redis_keys.FENCE) == str(POISONED)
 
     @pytest.mark.parametrize("found", [str(POISONED), "9" * 18, str(FENCES.limit), "many"])
@@ -349,7 +349,7 @@ class TestPoisonedRegistrations:
     @pytest.fixture
     def lead(self, server: Server) -> Iterator[Candidate]:
         lead = candidate(RedisStore(server.url))
-        lead.ask()
+        lead.request_lead()
         yield lead
         lead.end()
 
@@ -404,7 +404,7 @@ class TestPoisonedRegistrations:
     def test_the_reserve_is_for_leads_that_the_store_gives(self, server: Server, store: RedisStore) -> None:
         server.redis.set(redis_keys.FENCE, FENCES.largest_reported - 1)
         lead = candidate(RedisStore(server.url))
-        lead.ask()
+        lead.request_lead()
         coordinator = Coordinator(store, FakeShards().tools, clock=FakeClock(), election=lead)
         assert lead.fence == FENCES.largest_reported
         with pytest.raises(ProtocolViolation, match="reports a fence"):

@@ -170,7 +170,7 @@ class TestDisks:
         watch = self.watch(job, free)
 
         def holds() -> bool:
-            watch.look()
+            watch.check()
             return only(job.conditions, ConditionKind.DISK_NEARLY_FULL).holds
 
         assert not holds()
@@ -185,13 +185,13 @@ class TestDisks:
 
     def test_each_disk_has_its_own(self) -> None:
         job, free = Job({RUN: 100 * MIB, STATE: 10 * MIB}), {Path("/runs"): 500, Path("/state"): 20}
-        self.watch(job, free).look()
+        self.watch(job, free).check()
         states = {one.who.split(" on ")[0]: one.holds for one in job.conditions.active()}
         assert states == {"the disk at /runs": False, "the disk at /state": True}
 
     def test_what_is_on_one_disk_adds_up(self) -> None:
         job, free = Job({RUN: 100 * MIB, RUN / "state": 80 * MIB}), {Path("/runs"): 200}
-        self.watch(job, free).look()
+        self.watch(job, free).check()
         (told,) = job.conditions.active()
         assert told.holds
         assert f"snapshots in {RUN} and {RUN / 'state'}" in told.sentence
@@ -209,10 +209,10 @@ class TestDisks:
             return Disk(Path("/runs"), 0, 100)
 
         watch = DiskWatch(job, look=look)
-        watch.look()
+        watch.check()
         assert job.conditions.active() == ()
         fails.append(False)
-        watch.look()
+        watch.check()
         assert only(job.conditions, ConditionKind.DISK_NEARLY_FULL).holds
 
     def test_a_folder_that_is_not_there_yet_is_on_the_disk_above(self, tmp_path: Path) -> None:

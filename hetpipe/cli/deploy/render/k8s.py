@@ -24,7 +24,7 @@ from hetpipe.report.text import shown_path
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.requests import new_run
 from hetpipe.runs.shell import Shell
-from hetpipe.server.agent.environment import check_wish, checked_allowed
+from hetpipe.server.agent.environment import check_allowed, checked_allowed
 
 #: Folder of an overlay for the manifests that are written with it.
 _OWN_MANIFESTS = "k8s"
@@ -78,7 +78,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
         )
     k8s = options.out / _OWN_MANIFESTS if options.k8s is None else options.k8s
     job = new_run(options.job, options.settings, shell=shell).job
-    check_wish(job.environment, checked_allowed(options.allowed_environment))
+    check_allowed(job.environment, checked_allowed(options.allowed_environment))
     groups = groups_of_options(options.agents)
     code = dict(_code(job, options.code, shell.current))
     overlay = Overlay(

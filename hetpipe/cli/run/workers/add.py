@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hetpipe.cli.options import Coordinator, JobOfCoordinator, Json, RunDirOption, RunsDir, TlsFolder
-from hetpipe.cli.run.job_connection import asked
+from hetpipe.cli.run.job_connection import job_connection
 from hetpipe.cli.run.workers.answers import answer, one_by_one
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.run_folder import RUNS
@@ -37,13 +37,13 @@ class Options:
 
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     """Restart the named virtual workers; without names all that are out, or if none is, add another one."""
-    with asked(options, shell) as there:
+    with job_connection(options, shell) as there:
 
         def add(vw: int | None) -> Sequence[WorkerStatus]:
             named = None if vw is None else VirtualWorkerIndex(vw)
             return there.client.invoke(ADD_WORKER, AddWorkerRequest(named, there.job_id)).workers
 
-        told = one_by_one(options.vws, add, output)
-        told += () if options.vws else add(None)
-    answer(told, output)
+        statuses = one_by_one(options.vws, add, output)
+        statuses += () if options.vws else add(None)
+    answer(statuses, output)
     return ExitStatus.OK

@@ -25,15 +25,15 @@ _STATE_TEXTS = {
 
 def one_by_one(vws: Sequence[int], ask: Callable[[int], Sequence[WorkerStatus]], output: Output) -> list[WorkerStatus]:
     """Make the request for each. If one is rejected, print the results of the previous ones, which were accepted."""
-    told: list[WorkerStatus] = []
+    statuses: list[WorkerStatus] = []
     try:
         for vw in vws:
-            told += ask(vw)
+            statuses += ask(vw)
     except HetpipeError:
-        for worker in told:
+        for worker in statuses:
             output.note(line_of(worker))
         raise
-    return told
+    return statuses
 
 
 def answer(workers: Sequence[WorkerStatus], output: Output) -> None:

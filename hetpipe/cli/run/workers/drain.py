@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hetpipe.cli.options import Coordinator, JobOfCoordinator, Json, RunDirOption, RunsDir, TlsFolder
-from hetpipe.cli.run.job_connection import asked
+from hetpipe.cli.run.job_connection import job_connection
 from hetpipe.cli.run.workers.answers import answer, line_of, one_by_one
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.run_folder import RUNS
@@ -41,12 +41,12 @@ class Options:
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     """Request virtual workers to leave and, with `--wait`, wait until they have."""
     vws = options.vws
-    with asked(options, shell) as there:
+    with job_connection(options, shell) as there:
 
         def drain(vw: int) -> Sequence[WorkerStatus]:
             return (there.client.invoke(DRAIN_WORKER, DrainWorkerRequest(VirtualWorkerIndex(vw), there.job_id)),)
 
-        told = one_by_one(vws, drain, output)
+        statuses = one_by_one(vws, drain, output)
         if options.wait:
             output.note("waiting for the next barrier")
             status = there.wait(
@@ -57,8 +57,8 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
                 shell,
                 timeout_seconds=options.timeout,
             )
-            told = [worker for worker in status.workers if worker.vw in vws]
-    answer(told, output)
+            statuses = [worker for worker in status.workers if worker.vw in vws]
+    answer(statuses, output)
     return ExitStatus.OK
 
 

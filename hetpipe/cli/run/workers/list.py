@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetpipe.cli.options import Coordinator, JobOfCoordinator, Json, RunDirOption, RunsDir, TlsFolder
-from hetpipe.cli.run.job_connection import asked
+from hetpipe.cli.run.job_connection import job_connection
 from hetpipe.errors import UserError
 from hetpipe.report.progress import cut_text
 from hetpipe.report.text import columns, count
@@ -34,7 +34,7 @@ class Options:
 
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     """Print the virtual workers and their states."""
-    with asked(options, shell) as there:
+    with job_connection(options, shell) as there:
         status = there.client.invoke(GET_STATUS, GetStatusRequest(there.job_id))
     if status.job_id is None:
         raise UserError("the coordinator has no job yet; submit one with `hetpipe submit`")

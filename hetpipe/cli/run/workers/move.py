@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hetpipe.cli.options import Coordinator, JobOfCoordinator, Json, RunDirOption, RunsDir, TlsFolder
-from hetpipe.cli.run.job_connection import asked
+from hetpipe.cli.run.job_connection import job_connection
 from hetpipe.errors import UserError
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.run_folder import RUNS
@@ -37,7 +37,7 @@ class Options:
 def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     """Request the move, and print what is to change."""
     wanted = _counts(options.layers)
-    with asked(options, shell) as there:
+    with job_connection(options, shell) as there:
         request = MoveWorkerRequest(VirtualWorkerIndex(options.vw), wanted, there.job_id)
         moving = there.client.invoke(MOVE_WORKER, request)
     before = ", ".join(map(str, moving.layers))
