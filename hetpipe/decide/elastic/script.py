@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from hetpipe.decide.planner.borders import check_borders
+from hetpipe.decide.planner.costs import Costs
 from hetpipe.decide.sync.segment import planned_lengths
 from hetpipe.errors import PlanError
 from hetpipe.job.elastic import MemoryLine, MinibatchMoment, MoveLine, ScriptLine, ScriptMoment, WavesLine
@@ -65,7 +67,9 @@ def script_of(decisions: Iterable[MoveDecision | MoveJudgement]) -> tuple[MoveLi
     )
 
 
-def check_script(job: Job, plan: Plan, data: DataSpec, start: Progress, names: Sequence[str]) -> None:
+def check_script(
+    job: Job, plan: Plan, data: DataSpec, start: Progress, names: Sequence[str], costs: Costs | None = None
+) -> None:
     """Check that every line of a job's script can be done.
 
     Args:
@@ -74,13 +78,14 @@ def check_script(job: Job, plan: Plan, data: DataSpec, start: Progress, names: S
         data: its data.
         start: where it begins. Lines at or below its clock belong to the run that it continues.
         names: of the model's layers, in order.
+        costs: of the model, which forbid cuts; None: not known, as the job states everything.
 
     Raises:
         PlanError: one cannot; the message names it.
     """
     if not job.elastic.script:
         return
-    run = _ScriptedRun(job, plan, start, names, _end(job, plan, data, start))
+    run = _ScriptedRun(job, plan, start, names, costs, _end(job, plan, data, start))
     reached: dict[int, int] = defaultdict(int)
     for number, line in enumerate(job.elastic.script):
         wrong = next(run.mistakes(line), None) or next(run.disorder(line, reached), None)
@@ -96,6 +101,7 @@ class _ScriptedRun:
     plan: Plan
     start: Progress
     names: Sequence[str]
+    costs: Costs | None
     end: int
     """The clock at which it ends."""
 
@@ -109,6 +115,7 @@ class _ScriptedRun:
             return
         elif isinstance(line, MoveLine):
             yield from cut_mistakes(line.stages, workers[line.vw])
+            yield from self._forbidden(line)
         else:
             for layer in line.layers:
                 if not any(concerns(layer, index, name) for index, name in enumerate(self.names)):
@@ -130,6 +137,14 @@ class _ScriptedRun:
         if wave < reached[line.vw]:
             yield f"takes effect in wave {wave}, after one in wave {reached[line.vw]}; give the lines in order of time"
         reached[line.vw] = wave
+
+    def _forbidden(self, line: MoveLine) -> Iterator[str]:
+        """Why the model cannot be cut there."""
+        if self.costs is not None:
+            try:
+                check_borders(list(accumulate(line.stages))[:-1], self.costs, line.vw)
+            except PlanError as error:
+                yield str(error)
 
     def _mistakes_of_waves(self, line: WavesLine) -> Iterator[str]:
         workers = self.plan.virtual_workers

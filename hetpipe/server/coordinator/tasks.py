@@ -50,6 +50,7 @@ from hetpipe.decide.lifecycle.exchange import (
 )
 from hetpipe.decide.lifecycle.known_cluster import PlanningInputs
 from hetpipe.decide.lifecycle.planning import PLANNER, Planner, plan_run, with_forecast
+from hetpipe.decide.planner.costs import Costs
 from hetpipe.decide.sync.division import unused
 from hetpipe.decide.sync.segment import STOP
 from hetpipe.errors import (
@@ -224,7 +225,8 @@ class JobTasks:
         )
         data = data_of(run.job, model)
         names = [layer.name for layer in model.layers]
-        check_script(run.job, run.plan, data, start, names)
+        costs = None if run.described is None else Costs(run.described.profile, run.described.cluster)
+        check_script(run.job, run.plan, data, start, names, costs)
         check_patterns(run.job.memory, names)
         prepared = Prepared(run, data, start, submission)
         self._configure(prepared, task.agents, task.shards, model.eval_samples)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hetpipe.decide.elastic.enlarging import new_worker
+from hetpipe.decide.elastic.replanning import basis_of
 from hetpipe.decide.elastic.script import (
     check_script,
     memory_changes,
@@ -17,6 +18,7 @@ from hetpipe.decide.elastic.script import (
 )
 from hetpipe.decide.lifecycle.configs import data_of, fresh_progress
 from hetpipe.decide.lifecycle.planning import PlannedRun
+from hetpipe.decide.planner.costs import Costs
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.errors import JobError, PlanError, UserError
 from hetpipe.job.file import Job
@@ -180,6 +182,22 @@ def test_a_line_that_does_not_fit_a_plan_made_by_the_planner(line: dict[str, Any
     plan = plan_job(job(), MODEL, AGENTS, Term(1), JOB_ID)
     with pytest.raises(PlanError, match=wrong):
         check_script(of, plan, data_of(of, MODEL), fresh_progress(MODEL.train_samples), NAMES)
+
+
+def test_a_cut_that_the_model_forbids() -> None:
+    of = scripted({"stages": (3, 1)}, {"at": {"clock": 2}, "stages": (1, 3)})
+    plan = plan_job(of, MODEL, AGENTS, Term(1), JOB_ID)
+    basis = basis_of(PlannedRun(of, plan, model=MODEL), AGENTS)
+    layers = tuple(
+        layer.model_copy(update={"no_cut": "a write in place" if at == 2 else ""})
+        for at, layer in enumerate(basis.profile.layers)
+    )
+    costs = Costs(basis.profile.model_copy(update={"version": 2, "layers": layers}), basis.cluster)
+    wrong = (
+        r"elastic\.script\[0\]: stage 0 of virtual worker 0 ends before layer 3 .* cut: a write in place; let"
+    )
+    with pytest.raises(PlanError, match=wrong):
+        check_script(of, plan, data_of(of, MODEL), fresh_progress(MODEL.train_samples), NAMES, costs)
 
 
 def test_lines_of_the_run_that_a_run_continues_are_done() -> None:
