@@ -22,6 +22,7 @@ from benchmarks import (
     link,
     memory_policies,
     models,
+    moves,
     pipeline,
     planner,
     policies,
@@ -195,6 +196,12 @@ def _memory_policies() -> Mapping[str, Any]:
     return ratios
 
 
+def _moves() -> Mapping[str, Any]:
+    figures = moves.measure()
+    _say("(s) layers with 64 MiB of state move between stages of 50 ms", figures)
+    return {"barrier with a move / new processes": figures["move / new processes"]}
+
+
 #: Each measures, prints, and returns its ratios, nested by name; none where its figures are seconds alone.
 PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "pipeline": _pipeline,
@@ -212,6 +219,7 @@ PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "data": _data,
     "host-memory": _host_memory,
     "memory-policies": _memory_policies,
+    "moves": _moves,
     "gpu": _gpu,
 }
 
