@@ -96,6 +96,15 @@ class MemoryLine:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberLine:
+    """A line of the job's script that drops a virtual worker, or adds it again."""
+
+    clock: int
+    vw: int
+    is_added: bool
+
+
+@dataclass(frozen=True, slots=True)
 class WaveChange:
     """A line of the job's script about N."""
 
@@ -123,6 +132,8 @@ class Facts:
     """What the job's script says about memory policies, in order of time."""
     wave_changes: tuple[WaveChange, ...] = ()
     """What the job's script says about N above the clock of the start, in order."""
+    members: tuple[MemberLine, ...] = ()
+    """What the job's script says about who trains, in order."""
 
 
 _Count = Annotated[int, Field(ge=1)]
@@ -236,6 +247,11 @@ def read_facts(run_dir: Path) -> Facts:
         waves=_waves(job, plan),
         memory=tuple(_memory(job, facts)),
         wave_changes=tuple(_wave_changes(job, facts.start.clock)),
+        members=tuple(
+            MemberLine(line.at.clock, line.vw, line.do == "add")
+            for line in job.elastic.script
+            if line.do in ("drop", "add") and line.at.clock is not None
+        ),
     )
 
 

@@ -61,6 +61,7 @@ class Replay:
         self._layout = facts.layout
         self._has_waves = bool(facts.waves)
         self._wave_changes = facts.wave_changes
+        self._members = facts.members
         self._has_numbers = bool(facts.start.waves)
         #: (vw, clock) of the barriers at which N is recorded.
         self._numbered: set[tuple[int, int]] = set()
@@ -266,7 +267,26 @@ class Replay:
         return self._has_numbers or any(change.clock <= clock for change in self._wave_changes)
 
     def finish(self) -> None:
-        """Verify that N is recorded wherever it must be; call after the last decision."""
+        """Verify what the script decides; call after the last decision."""
+        self._verify_numbered()
+        self._verify_members()
+
+    def _verify_members(self) -> None:
+        """Verify that those whom the script has dropped commit nothing, until it adds them again where they join."""
+        line = self.timeline
+        for (vw, wave), commit in line.commits.items():
+            newest = [each for each in self._members if each.vw == vw and each.clock <= wave][-1:]
+            if newest and not newest[0].is_added:
+                message = f"virtual worker {vw} commits wave {wave}, but the script drops it at clock {newest[0].clock}"
+                self._findings.add(Kind.MEMBERSHIP, message, commit.origin)
+        for each in self._members:
+            is_reached = each.clock in line.barriers[1:] and (line.end is None or each.clock < line.end.clock)
+            if each.is_added and is_reached and each.clock not in [life.first_wave for life in line.lives_of(each.vw)]:
+                message = f"virtual worker {each.vw} does not join at clock {each.clock}, where the script adds it"
+                self._findings.add(Kind.MEMBERSHIP, message, line.publishes[each.clock].origin)
+
+    def _verify_numbered(self) -> None:
+        """Verify that N is recorded wherever it must be."""
         for (vw, wave), commit in self.timeline.commits.items():
             if wave in self.timeline.barriers and self._is_numbered(wave) and (vw, wave) not in self._numbered:
                 message = f"virtual worker {vw} commits wave {wave} behind a barrier at which its N is not recorded"

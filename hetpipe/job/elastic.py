@@ -12,7 +12,7 @@ from hetpipe.values.bounds import MAX_LISTED
 from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.suggest import join_names
 
-_VERBS = ("move", "memory", "waves")
+_VERBS = ("move", "memory", "waves", "drop", "add")
 
 
 class ScriptMoment(Section):
@@ -110,13 +110,39 @@ class WavesLine(Section):
         return (given,) if isinstance(given, int) else given
 
 
+class DropLine(Section):
+    """A virtual worker leaves."""
+
+    at: ScriptMoment = Field(examples=["{clock: 4}"])
+    """The barrier at which it takes effect."""
+    do: Literal["drop"] = Field(examples=["drop"])
+    """`drop`: a virtual worker leaves, and its processes end."""
+    vw: int = Field(ge=0, examples=[1])
+    """The virtual worker."""
+
+
+class AddLine(Section):
+    """A virtual worker comes back."""
+
+    at: ScriptMoment = Field(examples=["{clock: 9}"])
+    """The barrier at which it takes effect; the others wait there until it is ready."""
+    do: Literal["add"] = Field(examples=["add"])
+    """`add`: a virtual worker that an earlier line dropped comes back."""
+    vw: int = Field(ge=0, examples=[1])
+    """The virtual worker."""
+
+
 def _verb(value: object) -> str | None:
     verb = value.get("do") if isinstance(value, Mapping) else getattr(value, "do", None)
     return f"<{verb}>" if verb in _VERBS else None
 
 
 ScriptLine = Annotated[
-    Annotated[MoveLine, Tag("<move>")] | Annotated[MemoryLine, Tag("<memory>")] | Annotated[WavesLine, Tag("<waves>")],
+    Annotated[MoveLine, Tag("<move>")]
+    | Annotated[MemoryLine, Tag("<memory>")]
+    | Annotated[WavesLine, Tag("<waves>")]
+    | Annotated[DropLine, Tag("<drop>")]
+    | Annotated[AddLine, Tag("<add>")],
     Discriminator(
         _verb,
         custom_error_type="verb",
@@ -150,12 +176,27 @@ def _in_order(script: tuple[ScriptLine, ...]) -> tuple[ScriptLine, ...]:
     return script
 
 
+def _dropped_before_added(script: tuple[ScriptLine, ...]) -> tuple[ScriptLine, ...]:
+    dropped = set[int]()
+    for number, line in enumerate(script, start=1):
+        if isinstance(line, DropLine | AddLine):
+            is_added, word = isinstance(line, AddLine), line.do
+            if (line.vw in dropped) != is_added:
+                why = "is not dropped by an earlier one" if is_added else "is dropped already"
+                raise ValueError(f"line {number} is `{word}` of virtual worker {line.vw}, which {why}; remove it")
+            (dropped.discard if is_added else dropped.add)(line.vw)
+    return script
+
+
 class ElasticSection(Section):
     """Changes of plans while the job trains."""
 
-    script: Annotated[tuple[ScriptLine, ...], Field(max_length=MAX_LISTED), AfterValidator(_in_order)] = Field(
-        default=(), examples=["[{at: {clock: 4}, do: move, vw: 0, stages: [3, 1]}]"]
-    )
+    script: Annotated[
+        tuple[ScriptLine, ...],
+        Field(max_length=MAX_LISTED),
+        AfterValidator(_in_order),
+        AfterValidator(_dropped_before_added),
+    ] = Field(default=(), examples=["[{at: {clock: 4}, do: move, vw: 0, stages: [3, 1]}]"])
     """The changes, in order of time. A job with a script makes no automatic changes: no straggler's layers are moved,
     no virtual worker continues without its missing agents, and none is added.
     """
@@ -164,6 +205,16 @@ class ElasticSection(Section):
     def moves(self) -> tuple[MoveLine, ...]:
         """The lines that move layers."""
         return tuple(line for line in self.script if isinstance(line, MoveLine))
+
+    @property
+    def members(self) -> tuple[DropLine | AddLine, ...]:
+        """The lines that change who trains."""
+        return tuple(line for line in self.script if isinstance(line, DropLine | AddLine))
+
+    def stays_dropped(self, vw: int) -> bool:
+        """Whether a virtual worker is dropped for good."""
+        lines = [line for line in self.members if line.vw == vw]
+        return bool(lines) and isinstance(lines[-1], DropLine)
 
     @property
     def waves(self) -> tuple[WavesLine, ...]:

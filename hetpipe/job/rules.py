@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from hetpipe.job.elastic import ElasticSection, MinibatchMoment, MoveLine, WavesLine
+from hetpipe.job.elastic import AddLine, DropLine, ElasticSection, MinibatchMoment, MoveLine, WavesLine
 from hetpipe.job.sections import (
     DEFAULT_MINIBATCHES_PER_WAVE,
     ClusterSection,
@@ -357,6 +357,24 @@ def _waves_of_the_script(
             )
 
 
+def _members_of_the_script(sync: SyncSection, workers: WorkersSection, elastic: ElasticSection) -> Iterator[Problem]:
+    """Only shards keep the weights without one that leaves, and somebody must go on."""
+    if elastic.members and not sync.traits.has_shards:
+        yield Problem(
+            ("elastic", "script"),
+            f"drops a virtual worker, but under `{sync.kind}` only the stages hold the weights; use wsp, bsp or asp",
+        )
+    dropped = set[int]()
+    for number, line in enumerate(elastic.script):
+        if isinstance(line, DropLine):
+            dropped.add(line.vw)
+        elif isinstance(line, AddLine):
+            dropped.discard(line.vw)
+        if workers.count is not None and len(dropped) >= workers.count:
+            yield Problem(("elastic", "script", number, "vw"), "is the last virtual worker that trains; keep one")
+            return
+
+
 def _memory_between_barriers(weights: WeightPolicy, elastic: ElasticSection) -> Iterator[Problem]:
     """A recomputation on predicted weights is another computation, which begins at a barrier."""
     if POLICIES[weights].predicts is None:
@@ -405,6 +423,7 @@ _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
     _script_for_the_stages,
     _script_of_replicas,
     _waves_of_the_script,
+    _members_of_the_script,
     _memory_between_barriers,
     _script_on_real_times,
 )

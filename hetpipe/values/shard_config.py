@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hetpipe.values.ids import JobId, ShardIndex, Term
 from hetpipe.values.plan import SlicePlan
 from hetpipe.values.run_document import RunDocument
-from hetpipe.values.sync import DataSpec, Membership, PlanChange, Progress, SyncSpec, WaveChange
+from hetpipe.values.sync import DataSpec, MemberChange, Membership, PlanChange, Progress, SyncSpec, WaveChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,8 @@ class ShardConfig:
     """Changes of plans that the job decides, in order of their clocks."""
     wave_changes: tuple[WaveChange, ...] = ()
     """Changes of N that the job decides, in order of their clocks."""
+    member_changes: tuple[MemberChange, ...] = ()
+    """Virtual workers that leave and come back as the job decides, in order of their clocks."""
     storage: str | None = None
     """URL of the object store for checkpoints; None: they are in the folder of the run."""
 

@@ -170,6 +170,17 @@ class WaveChange:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberChange:
+    """A virtual worker that leaves or comes back at a barrier, decided before the run (plan-versions.md §3)."""
+
+    clock: Clock
+    """The barrier; ≥ 1."""
+    vw: VirtualWorkerIndex
+    joins: bool
+    """Whether it comes back; else it leaves."""
+
+
+@dataclass(frozen=True, slots=True)
 class PlanMove:
     """Another cut of a virtual worker, decided while the job trains: it takes effect at the next barrier."""
 

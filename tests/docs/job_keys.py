@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from hetpipe.job.elastic import ElasticSection, MemoryLine, MoveLine, WavesLine
+from hetpipe.job.elastic import AddLine, DropLine, ElasticSection, MemoryLine, MoveLine, WavesLine
 from hetpipe.job.file import Job
 from hetpipe.job.patience import PatienceSection
 from hetpipe.job.sections import (
@@ -79,6 +79,8 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "elastic.script.move": MoveLine,
     "elastic.script.memory": MemoryLine,
     "elastic.script.waves": WavesLine,
+    "elastic.script.drop": DropLine,
+    "elastic.script.add": AddLine,
     "environment": EnvironmentSection,
     "evaluate": EvaluateSection,
     "checkpoint": CheckpointSection,
@@ -95,6 +97,8 @@ _LEFT_OUT = (
     "elastic.script.move",
     "elastic.script.memory",
     "elastic.script.waves",
+    "elastic.script.drop",
+    "elastic.script.add",
 )
 
 #: Exactly one of these is given.

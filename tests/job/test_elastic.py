@@ -44,7 +44,7 @@ def test_a_script_survives_the_job_file() -> None:
         ((line(0),), "elastic.script[0].at.clock: "),
         (
             (line(4, do="shrink"),),
-            "elastic.script[0]: needs a key `do` with one of the words move, memory and waves",
+            "elastic.script[0]: needs a key `do` with one of the words move, memory, waves, drop and add",
         ),
         ((line(4, stages=()),), "elastic.script[0].stages: "),
         ((line(4, stages=(0, 2)),), "elastic.script[0].stages[0]: "),
@@ -113,6 +113,48 @@ def test_waves_change_for_all_or_for_each() -> None:
 def test_waves_that_cannot_be(given: Any, changes: dict[str, Any], wrong: str) -> None:
     two: dict[str, Any] = {"workers": {"count": 2, "stages": 2}, "sync": {"kind": "wsp", "D": 0}}
     (found,) = problems(**{**two, **changes}, elastic=script(waves(given)))
+    assert found.startswith(wrong), found
+
+
+def member(verb: str, vw: int = 1, clock: int = 4) -> dict[str, Any]:
+    return {"at": {"clock": clock}, "do": verb, "vw": vw}
+
+
+def test_virtual_workers_are_dropped_and_added() -> None:
+    lines = (member("drop"), member("drop", 0, 6), member("add", 1, 8), member("drop", 1, 9))
+    made = job(elastic=script(*lines), workers={"count": 3, "stages": 2})
+    assert [(each.do, each.vw) for each in made.elastic.members] == [("drop", 1), ("drop", 0), ("add", 1), ("drop", 1)]
+    assert [made.elastic.stays_dropped(vw) for vw in range(3)] == [True, True, False]
+    assert Job.model_validate(made.model_dump(mode="json")) == made
+
+
+@pytest.mark.parametrize(
+    ("lines", "changes", "wrong"),
+    [
+        (
+            (member("add"),),
+            {},
+            "elastic.script: line 1 is `add` of virtual worker 1, which is not dropped by ",
+        ),
+        (
+            (member("drop"), member("drop")),
+            {},
+            "elastic.script: line 2 is `drop` of virtual worker 1, which is ",
+        ),
+        (
+            (member("drop"), member("drop", 0)),
+            {},
+            "elastic.script[1].vw: is the last virtual worker that trains; keep one",
+        ),
+        (
+            (member("drop"),),
+            {"sync": {"kind": "allreduce", "minibatches_per_wave": 2}, "weights": "flush"},
+            "elastic.script: drops a virtual worker, but under `allreduce` only the stages hold the weights; use wsp",
+        ),
+    ],
+)
+def test_members_that_cannot_be(lines: tuple[dict[str, Any], ...], changes: dict[str, Any], wrong: str) -> None:
+    (found,) = problems(**{"workers": {"count": 2, "stages": 2}, **changes}, elastic=script(*lines))
     assert found.startswith(wrong), found
 
 

@@ -76,6 +76,8 @@ class Case:
     memory: Any = "keep"
     resized: tuple[tuple[int, int | tuple[int, ...]], ...] = ()
     """(clock, N, or N_v of each worker, from there on)."""
+    members: tuple[tuple[int, str, int], ...] = ()
+    """(clock, `drop` or `add`, worker)."""
     policies: tuple[tuple[dict[str, int], int, tuple[int | str, ...], str], ...] = ()
     """(moment, worker, layers, their memory policy from there on)."""
 
@@ -138,9 +140,19 @@ class Case:
                 {"at": at, "do": "memory", "vw": vw, "layers": layers, "policy": policy}
                 for at, vw, layers, policy in self.policies
             ),
+            *({"at": {"clock": at}, "do": verb, "vw": vw} for at, verb, vw in self.members),
             *({"at": {"clock": at}, "do": "waves", "minibatches_per_wave": n} for at, n in self.resized),
         ]
         return tuple(sorted(lines, key=lambda line: line["at"].get("clock", (line["at"].get("p", 1) - 1) // self.wave)))
+
+    @property
+    def _membership(self) -> dict[int, tuple[int, ...]]:
+        """Clock → workers from there on."""
+        present, found = set(range(self.workers)), {}
+        for at, verb, vw in self.members:
+            (present.discard if verb == "drop" else present.add)(vw)
+            found[at] = tuple(sorted(present))
+        return found
 
     def reference(self, **changes: Any) -> ReferenceRun:
         values: dict[str, Any] = {
@@ -165,6 +177,7 @@ class Case:
                 clock: {vw: counts for at, vw, counts in self.moves if at == clock} for clock, _, _ in self.moves
             },
             "waves": dict(self.resized),
+            "membership": self._membership,
             "extra_barriers": tuple(at["clock"] for at, *_ in self.policies if "clock" in at),
             "sync": self.kind if not self.has_shards else "wsp",
             "accumulate": self.accumulate,

@@ -11,14 +11,23 @@ from hetpipe.decide.planner.borders import check_borders
 from hetpipe.decide.planner.costs import Costs
 from hetpipe.decide.sync.segment import planned_lengths
 from hetpipe.errors import PlanError
-from hetpipe.job.elastic import MemoryLine, MinibatchMoment, MoveLine, ScriptLine, ScriptMoment, WavesLine
+from hetpipe.job.elastic import (
+    AddLine,
+    DropLine,
+    MemoryLine,
+    MinibatchMoment,
+    MoveLine,
+    ScriptLine,
+    ScriptMoment,
+    WavesLine,
+)
 from hetpipe.job.file import Job
 from hetpipe.values.decisions import MoveDecision, MoveJudgement
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.memory import MemoryChange, concerns
 from hetpipe.values.plan import Plan, VirtualWorkerPlan
 from hetpipe.values.policies import POLICIES
-from hetpipe.values.sync import DataSpec, PlanChange, Progress, WaveChange, WaveNumbers
+from hetpipe.values.sync import DataSpec, MemberChange, PlanChange, Progress, WaveChange, WaveNumbers
 
 
 def plan_changes(job: Job) -> tuple[PlanChange, ...]:
@@ -33,7 +42,15 @@ def plan_changes(job: Job) -> tuple[PlanChange, ...]:
             (0, *accumulate(line.stages)) if isinstance(line, MoveLine) else (),
         )
         for line in job.elastic.script
-        if isinstance(line.at, ScriptMoment) and not isinstance(line, WavesLine)
+        if isinstance(line, MoveLine | MemoryLine) and isinstance(line.at, ScriptMoment)
+    )
+
+
+def member_changes(job: Job) -> tuple[MemberChange, ...]:
+    """The virtual workers that leave and come back as the script of a job decides, in order."""
+    return tuple(
+        MemberChange(Clock(line.at.clock), VirtualWorkerIndex(line.vw), isinstance(line, AddLine))
+        for line in job.elastic.members
     )
 
 
@@ -87,8 +104,13 @@ def check_script(
         return
     run = _ScriptedRun(job, plan, start, names, costs, _end(job, plan, data, start))
     reached: dict[int, int] = defaultdict(int)
+    dropped = set[int]()
     for number, line in enumerate(job.elastic.script):
         wrong = next(run.mistakes(line), None) or next(run.disorder(line, reached), None)
+        if isinstance(line, DropLine | AddLine):
+            (dropped.discard if isinstance(line, AddLine) else dropped.add)(line.vw)
+            if len(dropped) == len(plan.virtual_workers):
+                wrong = f"drops virtual worker {line.vw}, the last one that trains; keep one"
         if wrong is not None:
             raise PlanError(f"elastic.script[{number}]: {wrong}")
 
@@ -116,7 +138,7 @@ class _ScriptedRun:
         elif isinstance(line, MoveLine):
             yield from cut_mistakes(line.stages, workers[line.vw])
             yield from self._forbidden(line)
-        else:
+        elif isinstance(line, MemoryLine):
             for layer in line.layers:
                 if not any(concerns(layer, index, name) for index, name in enumerate(self.names)):
                     known = f"0 to {len(self.names) - 1}: {', '.join(self.names)}"

@@ -58,6 +58,7 @@ from hetpipe.values.run_document import LifeSeen
 from hetpipe.values.sync import (
     DataSpec,
     DecidedMove,
+    MemberChange,
     Membership,
     PlanChange,
     PlanMove,
@@ -88,11 +89,25 @@ class LogConfig:
     """Changes of plans decided beforehand, in order of their clocks; those up to the start are done."""
     wave_changes: tuple[WaveChange, ...] = ()
     """Changes of N decided beforehand, likewise."""
+    member_changes: tuple[MemberChange, ...] = ()
+    """Virtual workers that leave and come back, decided beforehand, likewise."""
 
     @property
     def plan_clocks(self) -> list[Clock]:
         """The clocks of the barriers at which something changes."""
-        return [*(change.clock for change in self.plan_changes), *(change.clock for change in self.wave_changes)]
+        clocks = [change.clock for change in self.plan_changes]
+        clocks += [change.clock for change in self.wave_changes]
+        return [*clocks, *(change.clock for change in self.member_changes)]
+
+    @property
+    def drop_clocks(self) -> list[Clock]:
+        """The clocks of the barriers at which a virtual worker leaves."""
+        return [change.clock for change in self.member_changes if not change.joins]
+
+    def is_dropped(self, vw: VirtualWorkerIndex, clock: int) -> bool:
+        """Whether a virtual worker takes no part in the segment that a barrier at `clock` begins."""
+        changes = [change for change in self.member_changes if change.vw == vw and change.clock <= clock]
+        return bool(changes) and not changes[-1].joins
 
 
 @dataclass(slots=True)
@@ -387,6 +402,9 @@ class DecisionLog:
         behind = [vw for vw, member in self.members.items() if member.committed < wanted]
         if behind:
             return f"{virtual_workers_text(behind)} to commit wave {wanted - 1}"
+        awaited = self._awaited(wanted)
+        if awaited and self._has_started:
+            return f"the stages of {virtual_workers_text(awaited)}, which the script adds at clock {wanted}"
         late = [shard for shard, done in enumerate(self.acknowledged) if done < self.num_records]
         return f"parameter servers {late} to apply wave {wanted - 1}"
 
@@ -466,7 +484,9 @@ class DecisionLog:
         if isinstance(life, Newcomer) and ready and stage not in life.joined:
             life.joined.add(stage)
             if life.is_complete:
-                if self._has_started and not self.finished:
+                # One that the script drops and adds again joins where that says.
+                is_awaited = self.config.is_dropped(vw, self.segment.start)
+                if self._has_started and not self.finished and not is_awaited:
                     self._request_barrier(JOIN)
                 self._settle()
         return self._since(before)
@@ -767,7 +787,14 @@ class DecisionLog:
             return bool(self._pending) and all(life.is_complete for life in founders)
         if not self.members:
             return bool(self._pending)
-        return self.global_clock >= clock
+        return self.global_clock >= clock and not self._awaited(clock)
+
+    def _awaited(self, clock: int) -> list[VirtualWorkerIndex]:
+        """The virtual workers that the script lets come back at the barrier at `clock`, and that are not ready yet."""
+        if clock != self.segment.end:
+            return []
+        changes = [change for change in self.config.member_changes if change.clock == clock and change.joins]
+        return [change.vw for change in changes if change.vw not in {*self._pending, *self.members}]
 
     def _end_at_once(self) -> None:
         """End a run that has nothing to do right at its start."""
@@ -796,10 +823,12 @@ class DecisionLog:
         passed, start = self.segment, self.published
         reasons, ends = passed.reasons, ends_run(passed.reasons)
         # At the end of the run virtual workers join only if work is left.
-        left = {} if ends else {vw: self.members.pop(vw) for vw in sorted(self.leaving)}
+        dropped = [vw for vw in self.members if self.config.is_dropped(vw, start)]
+        left = {} if ends else {vw: self.members.pop(vw) for vw in sorted({*self.leaving, *dropped})}
         self.leavers |= left
         self.leaving = ()
-        joined = self._pending if not (ends and self.members) else []
+        pending = [vw for vw in self._pending if not self.config.is_dropped(vw, start)]
+        joined = pending if not (ends and self.members) else []
         for vw in joined:
             newcomer = self.newcomers.pop(vw)
             self.members[vw] = Member(newcomer.num_stages, newcomer.incarnation, start, start, start, start)
@@ -877,6 +906,7 @@ class DecisionLog:
             minibatches_in_wave=sum(self._num_in_wave(vw) for vw in self.members),
             checkpoint_every_waves=self.config.checkpoint_every_waves,
             plan_clocks=self.config.plan_clocks,
+            drop_clocks=self.config.drop_clocks,
         )
         self.dealt_to = tuple(self.members)
         segment = self.segment

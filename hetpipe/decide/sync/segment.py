@@ -76,6 +76,7 @@ def plan_segment(
     minibatches_in_wave: int,
     checkpoint_every_waves: int | None,
     plan_clocks: Collection[int] = (),
+    drop_clocks: Collection[int] = (),
 ) -> Segment:
     """The segment that starts at `progress`.
 
@@ -85,6 +86,7 @@ def plan_segment(
         minibatches_in_wave: Σ N_v over the members: minibatches of one whole wave of all of them.
         checkpoint_every_waves: waves between two checkpoints.
         plan_clocks: clocks at which plans change.
+        drop_clocks: those at which virtual workers leave.
 
     >>> data = DataSpec(num_samples=20, batch_size=2, seed=0, epochs=1, total_minibatches=None)
     >>> plan_segment(first_progress(data), data, minibatches_in_wave=4, checkpoint_every_waves=None)
@@ -107,7 +109,10 @@ def plan_segment(
         reasons.append(EPOCH)
     if (remaining is not None and dealt == remaining) or (data.epochs == progress.epoch + 1 and dealt == blocks):
         reasons.append(END)
-    due = {PLAN: min((clock for clock in plan_clocks if clock > start), default=end + 1)}
+    due = {
+        reason: min((clock for clock in clocks if clock > start), default=end + 1)
+        for reason, clocks in ((PLAN, plan_clocks), (DRAIN, drop_clocks))
+    }
     if checkpoint_every_waves is not None:
         due[CHECKPOINT] = (start // checkpoint_every_waves + 1) * checkpoint_every_waves
     first = min(end, *due.values())

@@ -36,7 +36,7 @@ class RunDocument(_message.Message):
     def __init__(self, job: _Optional[_Union[_values_pb2.Document, _Mapping]] = ..., submission: _Optional[_Union[_values_pb2.Submission, _Mapping]] = ..., plan: _Optional[_Union[_values_pb2.Plan, _Mapping]] = ..., agents: _Optional[_Iterable[_Union[_values_pb2.AgentInfo, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[_values_pb2.MemberInfo, _Mapping]]] = ..., emulations: _Optional[_Iterable[_Union[_values_pb2.WorkerEmulation, _Mapping]]] = ..., data: _Optional[_Union[_values_pb2.DataSpec, _Mapping]] = ..., start: _Optional[_Union[_values_pb2.Progress, _Mapping]] = ..., eval_samples: _Optional[int] = ..., submitted_wall: _Optional[float] = ..., out: _Optional[_Iterable[int]] = ..., proof: _Optional[_Union[_values_pb2.ProofReport, _Mapping]] = ...) -> None: ...
 
 class ShardConfig(_message.Message):
-    __slots__ = ("job_id", "term", "shard", "num_shards", "clock_shard_address", "membership", "slices", "sync", "data", "checkpoint_every_waves", "checkpoint_keep", "run_dir", "progress", "run", "clock_shard_id", "last_checkpoint_seconds", "keeps_history", "storage", "plan_changes", "wave_changes")
+    __slots__ = ("job_id", "term", "shard", "num_shards", "clock_shard_address", "membership", "slices", "sync", "data", "checkpoint_every_waves", "checkpoint_keep", "run_dir", "progress", "run", "clock_shard_id", "last_checkpoint_seconds", "keeps_history", "storage", "plan_changes", "wave_changes", "member_changes")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,7 @@ class ShardConfig(_message.Message):
     STORAGE_FIELD_NUMBER: _ClassVar[int]
     PLAN_CHANGES_FIELD_NUMBER: _ClassVar[int]
     WAVE_CHANGES_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_CHANGES_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     term: int
     shard: int
@@ -77,7 +78,18 @@ class ShardConfig(_message.Message):
     storage: str
     plan_changes: _containers.RepeatedCompositeFieldContainer[PlanChange]
     wave_changes: _containers.RepeatedCompositeFieldContainer[WaveChange]
-    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., clock_shard_address: _Optional[str] = ..., membership: _Optional[_Union[_values_pb2.Membership, _Mapping]] = ..., slices: _Optional[_Iterable[_Union[_values_pb2.SlicePlan, _Mapping]]] = ..., sync: _Optional[_Union[_values_pb2.SyncSpec, _Mapping]] = ..., data: _Optional[_Union[_values_pb2.DataSpec, _Mapping]] = ..., checkpoint_every_waves: _Optional[int] = ..., checkpoint_keep: _Optional[int] = ..., run_dir: _Optional[str] = ..., progress: _Optional[_Union[_values_pb2.Progress, _Mapping]] = ..., run: _Optional[_Union[RunDocument, _Mapping]] = ..., clock_shard_id: _Optional[str] = ..., last_checkpoint_seconds: _Optional[float] = ..., keeps_history: bool = ..., storage: _Optional[str] = ..., plan_changes: _Optional[_Iterable[_Union[PlanChange, _Mapping]]] = ..., wave_changes: _Optional[_Iterable[_Union[WaveChange, _Mapping]]] = ...) -> None: ...
+    member_changes: _containers.RepeatedCompositeFieldContainer[MemberChange]
+    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., clock_shard_address: _Optional[str] = ..., membership: _Optional[_Union[_values_pb2.Membership, _Mapping]] = ..., slices: _Optional[_Iterable[_Union[_values_pb2.SlicePlan, _Mapping]]] = ..., sync: _Optional[_Union[_values_pb2.SyncSpec, _Mapping]] = ..., data: _Optional[_Union[_values_pb2.DataSpec, _Mapping]] = ..., checkpoint_every_waves: _Optional[int] = ..., checkpoint_keep: _Optional[int] = ..., run_dir: _Optional[str] = ..., progress: _Optional[_Union[_values_pb2.Progress, _Mapping]] = ..., run: _Optional[_Union[RunDocument, _Mapping]] = ..., clock_shard_id: _Optional[str] = ..., last_checkpoint_seconds: _Optional[float] = ..., keeps_history: bool = ..., storage: _Optional[str] = ..., plan_changes: _Optional[_Iterable[_Union[PlanChange, _Mapping]]] = ..., wave_changes: _Optional[_Iterable[_Union[WaveChange, _Mapping]]] = ..., member_changes: _Optional[_Iterable[_Union[MemberChange, _Mapping]]] = ...) -> None: ...
+
+class MemberChange(_message.Message):
+    __slots__ = ("clock", "vw", "joins")
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    VW_FIELD_NUMBER: _ClassVar[int]
+    JOINS_FIELD_NUMBER: _ClassVar[int]
+    clock: int
+    vw: int
+    joins: bool
+    def __init__(self, clock: _Optional[int] = ..., vw: _Optional[int] = ..., joins: bool = ...) -> None: ...
 
 class WaveChange(_message.Message):
     __slots__ = ("clock", "minibatches_per_wave")

@@ -439,4 +439,5 @@ def log_config(config: ShardConfig) -> LogConfig:
         progress=config.progress,
         plan_changes=config.plan_changes,
         wave_changes=config.wave_changes,
+        member_changes=config.member_changes,
     )

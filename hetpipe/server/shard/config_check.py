@@ -113,6 +113,9 @@ def _mistakes_of_changes(config: ShardConfig) -> Iterator[str]:
             or not all(1 <= each < MAX_COUNT for each in given)
         ):
             yield f"a change of N at clock {waves.clock} to {given!s:.80} for {num_workers} virtual workers"
+    for member in config.member_changes:
+        if not 1 <= member.clock < MAX_COUNT or member.vw not in config.membership.num_stages:
+            yield f"a change of members at clock {member.clock} of virtual worker {member.vw}"
     for change in config.plan_changes:
         known = config.membership.plans.get(change.vw)
         if not 1 <= change.clock < MAX_COUNT or not (change.bounds == () or _is_cut(change.bounds)):

@@ -193,9 +193,7 @@ def test_a_cut_that_the_model_forbids() -> None:
         for at, layer in enumerate(basis.profile.layers)
     )
     costs = Costs(basis.profile.model_copy(update={"version": 2, "layers": layers}), basis.cluster)
-    wrong = (
-        r"elastic\.script\[0\]: stage 0 of virtual worker 0 ends before layer 3 .* cut: a write in place; let"
-    )
+    wrong = r"elastic\.script\[0\]: stage 0 of virtual worker 0 ends before layer 3 .* cut: a write in place; let"
     with pytest.raises(PlanError, match=wrong):
         check_script(of, plan, data_of(of, MODEL), fresh_progress(MODEL.train_samples), NAMES, costs)
 

@@ -20,7 +20,16 @@ from hetpipe.errors import ClockNotPublished, ProtocolViolation, StaleIncarnatio
 from hetpipe.values import wire
 from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, Wave
 from hetpipe.values.policies import WeightPolicy
-from hetpipe.values.sync import DecidedMove, PlanChange, PlanMove, PlanVersion, Progress, WaveChange, WaveNumbers
+from hetpipe.values.sync import (
+    DecidedMove,
+    MemberChange,
+    PlanChange,
+    PlanMove,
+    PlanVersion,
+    Progress,
+    WaveChange,
+    WaveNumbers,
+)
 from tests.decide.sync.logs import SCENARIO, VW, acknowledge, commit, started
 from tests.decide.sync.scenario import LIFE, TERM
 
@@ -742,3 +751,70 @@ class TestWaves:
         commit_all(log)
         again = DecisionLog.restore(log.config, log.state())
         assert again.waves == log.waves != {}
+
+
+class TestMembers:
+    """Virtual workers leave and come back where the script says (`plan-versions.md` §7)."""
+
+    def log(self, *changes: MemberChange) -> DecisionLog:
+        log = DecisionLog(replace(SCENARIO.log_config(), member_changes=changes))
+        for vw, count in enumerate(SCENARIO.num_stages):
+            for stage in range(count):
+                log.join(VW[vw], LIFE, StageIndex(stage))
+                if vw == 0:
+                    log.initialized(VW[vw], LIFE, StageIndex(stage))
+        acknowledge(log)
+        return log
+
+    def on_others(self, log: DecisionLog, upto: int) -> None:
+        for _ in range(4 * upto):
+            if log.published < upto and log.members[VW[1]].committed < upto:
+                commit(log, 1, log.members[VW[1]].committed)
+            acknowledge(log)
+
+    def ready(self, log: DecisionLog, life: int) -> None:
+        log.admit(VW[0], Incarnation(life), SCENARIO.num_stages[0])
+        for stage in range(SCENARIO.num_stages[0]):
+            log.join(VW[0], Incarnation(life), StageIndex(stage))
+
+    def test_one_leaves_at_a_barrier_with_a_checkpoint(self) -> None:
+        log = self.log(MemberChange(Clock(2), VW[0], joins=False))
+        assert (log.segment.end, log.segment.reasons) == (2, ("drain", "plan"))
+        for _ in range(2):
+            commit_all(log)
+        segment = log.newest_segment
+        assert segment is not None
+        assert ([m.vw for m in segment.members], [m.vw for m in segment.left]) == ([1], [0])
+
+    def test_one_that_is_ready_waits_for_its_barrier(self) -> None:
+        """No barrier is set for it before."""
+        log = self.log(MemberChange(Clock(2), VW[0], joins=False), MemberChange(Clock(4), VW[0], joins=True))
+        for _ in range(2):
+            commit_all(log)
+        self.ready(log, 1)
+        assert (log.segment.end, log.segment.reasons) == (4, ("plan",))
+        self.on_others(log, 3)
+        assert list(log.members) == [VW[1]]
+        self.on_others(log, 4)
+        assert list(log.members) == [VW[0], VW[1]]
+        assert log.members[VW[0]].incarnation == 1
+
+    def test_the_barrier_waits_for_it(self) -> None:
+        log = self.log(MemberChange(Clock(2), VW[0], joins=False), MemberChange(Clock(4), VW[0], joins=True))
+        for _ in range(2):
+            commit_all(log)
+        self.on_others(log, 4)
+        assert log.published == 3
+        assert log.pending_publish_reason() == "the stages of virtual worker 0, which the script adds at clock 4"
+        self.ready(log, 1)
+        acknowledge(log)
+        assert log.published == 4
+        assert list(log.members) == [VW[0], VW[1]]
+
+    def test_one_that_is_away_where_it_is_dropped_joins_nowhere_else(self) -> None:
+        log = self.log(MemberChange(Clock(3), VW[0], joins=False))
+        log.evict(VW[0], LIFE)
+        self.on_others(log, 3)
+        self.ready(log, 1)
+        assert "join" not in log.segment.reasons
+        assert list(log.members) == [VW[1]]
