@@ -104,6 +104,7 @@ class Stage:
             upstream=self.upstream,
             downstream=self.downstream,
             plan_version=7,
+            shift=0,
             history=SimpleNamespace(
                 step=lambda **fields: self.written.append(fields), skip=lambda **fields: self.skipped.append(fields)
             ),
