@@ -1,7 +1,7 @@
-"""The Python files below a folder as one archive with a digest, and back into a folder on a node without them.
+"""Pack the Python files below a folder into an archive with a digest, and unpack it on a node without them.
 
-An archive is a zip file. It comes from whoever may submit jobs, so nothing in it is believed: its digest, its names,
-the kinds and the number of its entries and their sizes are checked before anything is written.
+An archive is a zip file from a client that may submit jobs, and is untrusted: its digest and the names, kinds, number
+and sizes of its entries are validated before anything is written.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from hetpipe.errors import UserError
 from hetpipe.values.bounds import MAX_CODE_BYTES, MAX_PATH_CHARACTERS
 from hetpipe.values.events import CodeArchive
 
-#: What an archive may unpack to.
+#: Limits of an unpacked archive.
 MAX_UNPACKED_BYTES = 16 << 20
 MAX_FILES = 2_000
 
 _SUFFIX = ".py"
 
-#: Folders without code of the user, beside hidden ones.
+#: Excluded folders, in addition to hidden ones.
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "runs"})
 _ENVIRONMENT = "pyvenv.cfg"
 
-#: Zip files know no earlier time; a fixed one makes the archives of equal files equal.
+#: The earliest time of the zip format; a fixed time makes archives of equal files identical.
 _TIME = (1980, 1, 1, 0, 0, 0)
 
 _PART = re.compile(r"[^/\\\x00-\x1f\x7f]+")
@@ -43,10 +43,10 @@ def digest_of(archive: bytes) -> str:
 
 
 def pack(folder: Path) -> CodeArchive:
-    """The Python files below `folder`; without hidden folders, virtual environments, `runs` and links.
+    """Pack the Python files below `folder`, except in hidden folders, virtual environments and `runs`, and links.
 
     Raises:
-        UserError: there are too many, or none.
+        UserError: there are none, or too many.
     """
     packed, num_files, num_bytes = BytesIO(), 0, 0
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -88,7 +88,7 @@ def unpack(code: CodeArchive, digest: str, folder: Path) -> None:
     """Write the files of an archive below a new, empty folder.
 
     Raises:
-        UserError: it is not the archive of that digest, or not one that `pack` could have written; nothing was written.
+        UserError: its digest differs, or an entry is not allowed; nothing was written.
         OSError: the folder cannot be written.
     """
     if len(code.archive) > MAX_CODE_BYTES or digest_of(code.archive) != digest:
@@ -114,7 +114,7 @@ def _above(parts: list[str]) -> Iterator[str]:
 
 
 def _entries(archive: zipfile.ZipFile) -> Iterator[tuple[str, bytes]]:
-    """Names and contents, all of them checked.
+    """Validated names and contents.
 
     Raises:
         UserError: one is refused.
@@ -130,7 +130,7 @@ def _entries(archive: zipfile.ZipFile) -> Iterator[tuple[str, bytes]]:
             raise UserError(_refused(f"{entry.filename!r} is in it twice"))
         names.add(entry.filename)
         with archive.open(entry) as file:
-            content = file.read(room + 1)  # whatever size it claims to have
+            content = file.read(room + 1)  # regardless of the size that it states
         room -= len(content)
         if room < 0:
             raise UserError(_refused(f"its files have more than {MAX_UNPACKED_BYTES >> 20} MiB"))
@@ -143,7 +143,7 @@ def _check_name(entry: zipfile.ZipInfo) -> None:
     Raises:
         UserError: it is not.
     """
-    # What a zip file says that it is; `filename` ends at a NUL character.
+    # The name as stored in the file; `filename` ends at a NUL character.
     name = entry.orig_filename
     parts = name.split("/")
     is_plain = all(_PART.fullmatch(part) and part not in {".", ".."} for part in parts)

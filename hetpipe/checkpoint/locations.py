@@ -213,7 +213,7 @@ def newest_complete_at(run: str) -> str | None:
 
 
 def newest_listed_at(run: str) -> str | None:
-    """The same by the manifest and the sizes of the files, whose content is not read."""
+    """The newest complete checkpoint, verified only by its manifest and file sizes."""
     if not is_url(run):
         folder = newest_listed(Path(run))
         return None if folder is None else str(folder)

@@ -49,7 +49,7 @@ class SizeWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
     """Notices operators whose result has a size that depends on elements which depend on weights."""
 
     def __init__(self, depends: Callable[[Tensor], bool]) -> None:
-        """Ask `depends` whether a tensor depends on weights."""
+        """Create it; `depends` tells whether a tensor depends on weights."""
         super().__init__()  # type: ignore[no-untyped-call]  # as above
         self._depends = depends
         self._shared: set[int] = set()

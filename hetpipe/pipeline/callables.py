@@ -455,7 +455,7 @@ def _build_dataset(job: Job, reference: str | CallSpec, import_path: Path, key: 
         num_samples = len(found)
         sample = found[0] if num_samples else None
     except CallableError:
-        raise  # a stream tells itself
+        raise  # already converted by a stream
     except (Exception, SystemExit) as error:
         raise CallableError(f"{place}: reading its length and first sample raised {raised_text(error)}") from error
     if not num_samples:
@@ -508,7 +508,7 @@ def _by_position(job: Job, dataset: Any, place: str, key: str) -> Any:
 
 
 def _own_length(stream: Any) -> int | None:
-    """What `len()` says of a stream; None if it says nothing."""
+    """The result of `len()` of a stream; None if it has none."""
     try:
         return len(stream)
     except Exception:  # noqa: BLE001 - there are many ways not to know it

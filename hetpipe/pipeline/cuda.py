@@ -1,4 +1,4 @@
-"""How a stage sets torch up for its GPU."""
+"""Configuration of torch for the GPU of a stage."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import MutableMapping
 
 import torch
 
-#: The workspaces that cuBLAS needs to give the same bits every time; it reads them when it is first used.
+#: The workspaces with which cuBLAS is deterministic; read at its first use.
 _CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def use_device(
     device: torch.device, *, deterministic: bool, environment: MutableMapping[str, str] = os.environ
 ) -> None:
-    """Make `device` the current one, so that `device="cuda"` in a model's code means it; no effect for CPU devices.
+    """Make `device` the current one, so that `device="cuda"` in a model's code refers to it; no effect for CPU devices.
 
     Args:
-        device: that of the stage.
-        deterministic: use deterministic kernels where torch has some, and warn where it has none.
-        environment: that of the process; a workspace that is set there stays.
+        device: of the stage.
+        deterministic: use deterministic kernels, with a warning for operations without one.
+        environment: of the process; a workspace configured there takes precedence.
     """
     if device.type != "cuda":
         return
@@ -31,7 +31,7 @@ def use_device(
 
 
 def peak_bytes(device: torch.device) -> tuple[int, int] | None:
-    """The most bytes of GPU memory that torch had given out, and had reserved, in this process; None for the CPU."""
+    """Peak bytes of GPU memory that torch allocated, and reserved, in this process; None for the CPU."""
     if device.type != "cuda":
         return None
     return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)

@@ -22,7 +22,7 @@ _FRAME_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """What training has made of one layer, by the model's names."""
+    """The training state of one layer, by the model's names."""
 
     weights: dict[str, Tensor] = field(default_factory=dict)
     """w^(c) of its trainable parameters."""
@@ -36,7 +36,7 @@ States = dict[LayerIndex, LayerState]
 
 
 def frames_of(states: Mapping[LayerIndex, LayerState], clock: Clock) -> Iterator[Frame]:
-    """The frames that hand `states` over at the barrier at `clock`."""
+    """Encode `states` as the frames of the barrier at `clock`."""
     tensors: list[Tensor] = []
     listed = {}
     for index, state in states.items():
@@ -66,7 +66,7 @@ def _grouped(tensors: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
 
 
 def received(receive: Callable[[], Frame], clock: Clock, layers: range) -> States:
-    """Put a handover together again.
+    """Receive the states of layers.
 
     Args:
         receive: waits for the next frame from the neighbour.
@@ -74,7 +74,7 @@ def received(receive: Callable[[], Frame], clock: Clock, layers: range) -> State
         layers: that it must be of.
 
     Raises:
-        MalformedFrame: the neighbour hands over other layers, or at another barrier.
+        MalformedFrame: the frames are of other layers or another barrier.
     """
     header = receive()
     frames = [header, *(receive() for _ in range(header.minibatch))]

@@ -18,15 +18,15 @@ from hetpipe.clock import Clock
 
 
 class Transfer(Protocol):
-    """Bytes on their way."""
+    """A transfer in progress."""
 
     @property
     def destination(self) -> Tensor:
-        """Where they go; complete after `wait`."""
+        """Destination; complete after `wait`."""
         ...
 
     def wait(self) -> None:
-        """Let whatever the device computes from now on find the bytes there."""
+        """Order all later computations of the device after the transfer."""
         ...
 
 
@@ -51,7 +51,7 @@ class _Emulated:
     clock: Clock
 
     def wait(self) -> None:
-        """Sleep until a real link would have moved the bytes."""
+        """Sleep for the duration of the transfer over a real link."""
         left = self.due - self.clock.monotonic()
         if left > 0:
             self.clock.sleep(left)
@@ -98,7 +98,7 @@ class _OnStream:
 
 
 class CudaHostLink:
-    """The link of a GPU; not tried on one yet."""
+    """The link of a GPU. Not tested on one yet."""
 
     def __init__(self, device: torch.device) -> None:
         """Use a stream of its own on `device`."""

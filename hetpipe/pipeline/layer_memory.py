@@ -39,7 +39,7 @@ class LayersRun:
     ties: Mapping[str, Tensor]
     """Weights of other stages that the layers used (`ties_of`)."""
     swapped: SwappedTensors | None
-    """What is in host memory until the backward; None if nothing is swapped."""
+    """Tensors in host memory until the backward; None without swapped layers."""
 
 
 class LayerMemory:

@@ -65,7 +65,7 @@ class LayerMover:
         """Adopt the plan version of `member`, with which `segment` begins. The weights of its start are loaded.
 
         Raises:
-            LinkClosed, DeadlineExceeded: a neighbour that hands layers over is lost.
+            LinkClosed, DeadlineExceeded: the connection to a neighbour that sends layers was lost.
         """
         parts, clock = self._parts, segment.start
         before, stage = parts.bounds, parts.identity.stage
@@ -117,7 +117,7 @@ class LayerMover:
         none = Crossing(range(0), down=True)
         above = none if parts.identity.is_first else crossing(parts.bounds, after, stage - 1)
         below = none if parts.identity.is_last else crossing(parts.bounds, after, stage)
-        # Who passes layers on receives them first; as no two stages send to each other, none waits in a circle.
+        # A stage that forwards layers receives them first; no two stages send to each other, so there is no deadlock.
         for source, border, comes in (("previous", above, above.down), ("next", below, not below.down)):
             if border.layers and comes:
                 states |= received(lambda source=source: self._receive(source), clock, border.layers)  # type: ignore[misc]
@@ -146,7 +146,7 @@ class LayerMover:
 
     @torch.no_grad()
     def _adopt(self, built: BuiltStage, states: States, clock: Clock) -> None:
-        """Load the states into the new stage, and let it take the place of the old one."""
+        """Load the states into the new stage, and replace the old one by it."""
         parts = self._parts
         built.weights.number_by(parts.versions, parts.shift)
         built.compute.shift = parts.shift

@@ -2,7 +2,7 @@
 
 What a minibatch contains is decided elsewhere (`decide/sync/division.py`) and read in one way (`MinibatchSource`)
 under seeds that depend on the minibatch alone, so results do not depend on who reads when. With workers, torch's
-`DataLoader` reads the announced minibatches in order: it is given whole requests instead of indices of samples.
+`DataLoader` reads the announced minibatches in order: it receives whole requests instead of sample indices.
 
 Workers are forked when the reader is created, which a stage does before it has started gRPC, CUDA or its model
 (`docs/semantics/processes.md`). They exchange index lists and tensors with the stage over inherited pipes and shared
@@ -41,13 +41,13 @@ from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 
 _log = get_logger(__name__)
 
-#: Leaves of a minibatch whose transfer cannot fail.
+#: Types of leaves whose transfer cannot fail.
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
-#: How long killed workers may take to end.
+#: Timeout for the end of killed workers.
 _END_SECONDS = 5.0
 
-#: How long after an error of the loader a worker may take to end that caused it.
+#: Timeout, after an error of the loader, for the end of the worker that caused it.
 _CAUSE_SECONDS = 1.0
 
 
@@ -60,7 +60,7 @@ class Request:
     samples: Block
     is_evaluation: bool = False
     epoch: int = 0
-    """From 0; of a stream, samples are those of that epoch."""
+    """From 0; samples of a stream are those of this epoch."""
 
     def __str__(self) -> str:
         """Format for messages."""
@@ -68,7 +68,7 @@ class Request:
 
 
 class _Unreadable:
-    """The message of a `CallableError` raised in a worker, where it cannot be raised to any effect."""
+    """The message of a `CallableError` raised in a worker, for the compute thread to raise."""
 
     __slots__ = ("message",)
 
@@ -140,7 +140,7 @@ class DataReader(Protocol):
 
     @property
     def reason(self) -> str:
-        """What is waited for, while not ready; completes "… waits for"."""
+        """Subject of the wait while not ready; completes "… waits for"."""
         ...
 
     def watch(self, on_change: Callable[[], None]) -> None:
@@ -180,7 +180,7 @@ class InlineReader:
 
     @property
     def reason(self) -> str:
-        """Not to be asked for, as nothing is waited for. Raises `NotImplementedError`."""
+        """Raises `NotImplementedError`: this reader never waits."""
         raise NotImplementedError("it is always ready")
 
     def watch(self, on_change: Callable[[], None]) -> None:
@@ -200,13 +200,13 @@ class WorkerOptions:
     """Minibatches that each worker reads ahead."""
     pin_memory: bool = False
     timeout_seconds: float
-    """How long a minibatch that is waited for may take."""
+    """Timeout for a missing minibatch."""
     on_start: Callable[[], None]
     """Called in every worker first."""
     on_close: Callable[[], None]
     """Called when all workers have ended."""
     socket_folder: Path
-    """Folder of the sockets over which workers hand shared memory over."""
+    """Folder of the sockets over which workers pass shared memory."""
     clock: TimeSource = SYSTEM_CLOCK
 
 
@@ -214,7 +214,7 @@ class WorkerReader:
     """Reads ahead in worker processes.
 
     A thread drives torch's `DataLoader` and keeps one minibatch ready; further ones are in the loader. If a worker
-    dies, what it was reading is lost, and so is the reader: the stage fails, and its next incarnation reads again.
+    dies, its minibatch is lost and the stage fails; the next incarnation of the stage reads it again.
     """
 
     def __init__(self, source: MinibatchSource, options: WorkerOptions) -> None:
@@ -255,7 +255,7 @@ class WorkerReader:
     # -- for the compute thread --------------------------------------------------------------------------------------
 
     def begin(self, requests: Sequence[Request]) -> None:
-        """Replace the plan. The workers start on it at once; what they have read of the one before is dropped."""
+        """Replace the plan. The workers start immediately; minibatches of the previous one are dropped."""
         with self._changed:
             if not requests and self._num_taken == len(self._plan):
                 return
@@ -266,7 +266,7 @@ class WorkerReader:
             self._changed.notify_all()
 
     def insert(self, requests: Sequence[Request]) -> None:
-        """Put minibatches before the rest of the plan, which is read again."""
+        """Insert minibatches before the rest of the plan, which is read again."""
         if requests:
             self.begin((*requests, *self._plan[self._num_taken :]))
 
@@ -312,7 +312,7 @@ class WorkerReader:
 
     @property
     def reason(self) -> str:
-        """What the workers still have to read, with their process ids; completes "… waits for"."""
+        """The minibatch being read, with the workers' process ids; completes "… waits for"."""
         request = self._plan[self._num_taken]
         pids = ", ".join(map(str, self.pids))
         key = "data.eval" if request.is_evaluation else "data.train"
@@ -346,18 +346,18 @@ class WorkerReader:
                     pins = self._options.pin_memory and isinstance(result, Batch)
                     if not self._keep(generation, _pinned(result) if pins else result):
                         break
-        except Exception as error:  # noqa: BLE001 - whatever it is: the compute thread raises it
+        except Exception as error:  # noqa: BLE001 - any error: the compute thread raises it
             self._fail(error)
         finally:
             self._started.set()
 
     def _loader(self) -> DataLoader[Any]:
         """The loader, whose workers are forked."""
-        # The only way to set it; multiprocessing's own folder would be left behind by a process that is killed.
+        # There is no other way to set it; multiprocessing's own folder would remain after a SIGKILL.
         multiprocessing.current_process()._config["tempdir"] = str(self._options.socket_folder)  # type: ignore[attr-defined]  # noqa: SLF001
         others = set(multiprocessing.active_children())
         with warnings.catch_warnings():
-            # The number of processors is the node's, and the job is for any node.
+            # The number of processors is a property of the node, not of the job.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             loader: DataLoader[Any] = DataLoader(
                 _Requested(self._source),
@@ -372,7 +372,7 @@ class WorkerReader:
                 # Its own draws must not disturb those of the compute thread.
                 generator=torch.Generator(),
             )
-            for _ in loader:  # nothing yet, but with the first iteration it forks
+            for _ in loader:  # no minibatch yet, but the first iteration forks the workers
                 raise AssertionError("nothing was announced")
         found = [child for child in multiprocessing.active_children() if child not in others]
         self._workers = tuple(sorted(found, key=lambda worker: worker.pid or 0))
@@ -399,7 +399,7 @@ class WorkerReader:
             yield request
 
     def _keep(self, generation: int, result: Any) -> bool:
-        """Hand over what was read, when there is room; False if it belongs to an earlier plan."""
+        """Store a minibatch once there is room; False if it belongs to an earlier plan."""
         with self._changed:
             self._changed.wait_for(lambda: not self._results or generation != self._generation or self._is_closed)
             if generation != self._generation or self._is_closed:
@@ -409,7 +409,7 @@ class WorkerReader:
         return True
 
     def _fail(self, error: Exception) -> None:
-        """Let the compute thread raise what the loader raised, or, if a worker's end caused it, that."""
+        """Make the compute thread raise the error of the loader, or the end of the worker that caused it."""
         lost = self._lost_worker(_CAUSE_SECONDS)
         why = lost or f"data.num_workers: reading ahead failed: {error}"
         with self._changed:
@@ -420,12 +420,12 @@ class WorkerReader:
         self._on_change()
 
     def _watch_workers(self) -> None:
-        """Fail as soon as a worker ends: the loader would find out only later, or, in mid-message, never."""
+        """Fail as soon as a worker ends: the loader would notice it later or, in the middle of a message, never."""
         multiprocessing.connection.wait([worker.sentinel for worker in self._workers])
         self._fail(DataWorkerLost("a data worker ended"))
 
     def _lost_worker(self, seconds: float) -> str | None:
-        """How a worker ended that ends within `seconds`; None if none does. The kernel closes its connections first."""
+        """Reason of a worker's end within `seconds`; None without one. Its connections close before it ends."""
         if not self._workers:
             return None
         ended = multiprocessing.connection.wait([worker.sentinel for worker in self._workers], seconds)
@@ -436,8 +436,8 @@ class WorkerReader:
 def _exit_code(worker: BaseProcess) -> int | None:
     """The exit code of a worker that is ending.
 
-    When two threads ask at once, as this one and the loader's do, the kernel answers one, and `multiprocessing` tells
-    the other "none yet".
+    If two threads query it concurrently, as this one and the loader's do, the kernel answers only one, and
+    `multiprocessing` reports None to the other.
     """
     deadline = SYSTEM_CLOCK.monotonic() + _END_SECONDS
     while worker.exitcode is None and SYSTEM_CLOCK.monotonic() < deadline:
@@ -461,7 +461,7 @@ def _why_lost(pid: int | None, exit_code: int | None) -> str:
 
 
 class _Requested(Dataset[Any]):
-    """What workers see as the data set: reads whole requests."""
+    """The data set of the workers: reads whole requests."""
 
     def __init__(self, source: MinibatchSource) -> None:
         self._source = source
@@ -490,7 +490,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _WorkerStart:
-    """Runs in a worker first."""
+    """Initialization of a worker."""
 
     on_start: Callable[[], None]
     parent: int
@@ -499,7 +499,7 @@ class _WorkerStart:
         del worker
         self.on_start()
         if os.getppid() != self.parent:
-            os._exit(1)  # the stage ended before the kernel was asked to end this process with it
+            os._exit(1)  # the stage ended before its parent-death signal was set here
 
 
 def _check_transferable(batch: Batch, key: str) -> None:
@@ -534,7 +534,7 @@ def _check_transferable(batch: Batch, key: str) -> None:
 
 
 def _pinned(batch: Batch) -> Batch:
-    """A copy in page-locked memory; the minibatch itself if there is no device that would profit."""
+    """A copy in page-locked memory; the minibatch itself without a device that benefits."""
     if not torch.cuda.is_available():
         return batch
     inputs, target = tree_map_only(Tensor, Tensor.pin_memory, (batch.inputs, batch.target))

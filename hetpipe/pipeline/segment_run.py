@@ -99,7 +99,7 @@ class SegmentRun:
         #: Waves closed here.
         self._closed = Wave(start)
         self._flying: dict[int, _InFlight] = {}
-        #: Last stage, on a GPU: tells the loss of the minibatch whose backward has not been computed yet.
+        #: Last stage, on a GPU: reports the loss of the minibatch whose backward has not been computed yet.
         self._pending_loss: Callable[[], None] | None = None
         self._clocks = ClockUse(parts, inbox, start)
         self._updates = Updates(parts, tally, self._updated, start * self._n)
@@ -362,7 +362,7 @@ class SegmentRun:
             self._loss_is_known()
 
     def _loss_is_known(self) -> None:
-        """Tell the loss that was computed last, once. On a GPU this is done when its backward has been computed."""
+        """Report the last computed loss, once. On a GPU this happens after its backward."""
         report, self._pending_loss = self._pending_loss, None
         if report is not None:
             report()

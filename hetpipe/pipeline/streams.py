@@ -1,7 +1,7 @@
 """Data sets that can only be iterated, as map-style ones of positions (`docs/semantics/data.md`, "Streams").
 
-Sample p of an epoch is what the p-th `next` of a new iterator gives. So samples of streams are dealt, counted and
-resumed as those of any data set; each reader passes over what others are dealt.
+Sample p of an epoch is the result of the p-th `next` of a new iterator. Samples of streams are thus assigned, counted
+and resumed like those of any data set; each reader skips those of others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _END = object()
 def is_stream(dataset: object) -> bool:
     """Whether a data set can be iterated, and has no samples by index.
 
-    Not by the lack of `__getitem__` alone: that of Hugging Face's streams gives columns.
+    The lack of `__getitem__` is not sufficient: Hugging Face's streams have one, which returns columns.
     """
     if isinstance(dataset, IterableDataset):
         return True
@@ -35,13 +35,13 @@ def is_stream(dataset: object) -> bool:
 class StreamDataset:
     """The samples of a stream by their positions in the current epoch. For one thread.
 
-    Positions are cheap in ascending order. A stream that has `iterate_from(position)` is asked for an iterator from
-    there wherever positions are left out; of others these are read and dropped, and to go back they are read from the
-    start. A stream that has `set_epoch(epoch)` is told each epoch, from 0.
+    Positions are cheap in ascending order. If the stream has `iterate_from(position)`, skipped positions start a
+    new iterator there; otherwise they are read and dropped, and going back starts over. If it has `set_epoch(epoch)`,
+    that is called with each epoch, from 0.
     """
 
     def __init__(self, stream: Any, length: int, *, key: str, length_key: str, seed: int) -> None:
-        """Read nothing yet.
+        """Create it without reading.
 
         Args:
             stream: the user's data set.
@@ -57,7 +57,7 @@ class StreamDataset:
         self._seed = seed
         self._epoch = 0
         self._iterator: Iterator[Any] | None = None
-        #: Position that the iterator gives next.
+        #: Position of the iterator's next sample.
         self._next = 0
         self._jumps = callable(getattr(stream, "iterate_from", None))
 
@@ -73,7 +73,7 @@ class StreamDataset:
         return other
 
     def begin_epoch(self, epoch: int) -> None:
-        """Positions are those of `epoch` (from 0) from now on."""
+        """Start `epoch` (from 0); positions are those of that epoch."""
         if epoch != self._epoch:
             self._epoch = epoch
             self.rewind()
@@ -107,7 +107,7 @@ class StreamDataset:
         return self._read(self._iterator)
 
     def _opened(self, position: int) -> Iterator[Any]:
-        """A new iterator, from `position` on if the stream can do that."""
+        """A new iterator, from `position` on if the stream supports that."""
 
         def opened() -> Iterator[Any]:
             set_epoch = getattr(self._stream, "set_epoch", None)
@@ -128,7 +128,7 @@ class StreamDataset:
         return iterator
 
     def _read(self, iterator: Iterator[Any]) -> Any:
-        """The next sample. Its draws depend on the position alone, whatever was left out before."""
+        """The next sample. Its random draws depend on its position alone, not on skipped ones."""
         position, epoch = self._next, self._epoch + 1
         seed_generators(stream_seed(self._seed, self._key, self._epoch, position))
         try:
@@ -153,8 +153,8 @@ class StreamDataset:
 def _keep_epoch_private(stream: object) -> None:
     """Give a stream with `set_epoch`, and those that it wraps, their own copies of tensors in shared memory.
 
-    Hugging Face's streams keep the epoch in one, through which a process forked from this one, which reads ahead, would
-    change the epoch of this one.
+    Hugging Face's streams store the epoch in one, through which a forked process that reads ahead would change the
+    epoch of this one.
     """
     seen: set[int] = set()
 
@@ -177,8 +177,8 @@ def _keep_epoch_private(stream: object) -> None:
 def _only_reader() -> Iterator[None]:
     """Inside, torch's `get_worker_info()` is None.
 
-    A stream that finds itself in a worker, as those of Hugging Face do, would leave out the share of other workers,
-    but positions are those of the whole stream.
+    In a worker, streams like Hugging Face's would skip the shares of the other workers, but positions are those of the
+    whole stream.
     """
     kept = torch_worker._worker_info  # noqa: SLF001 - the only way
     torch_worker._worker_info = None  # noqa: SLF001

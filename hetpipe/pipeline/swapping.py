@@ -53,7 +53,7 @@ class SwappedStorage:
         self._back, self._out = link.bring_back(self._out.destination), None
 
     def whole(self, dtype: torch.dtype) -> Tensor:
-        """All of it as a vector, once it is back."""
+        """The whole storage as a vector, after its return."""
         found = self._whole.get(dtype)
         if found is None:
             assert self._back is not None, "a backward began before its tensors were asked for"
@@ -64,7 +64,7 @@ class SwappedStorage:
 
 
 class SwappedTensors:
-    """What the swapped layers of a stage have saved of one minibatch."""
+    """Tensors of one minibatch that the swapped layers of a stage have saved."""
 
     def __init__(self, link: HostLink, staying: Iterable[Tensor]) -> None:
         """Move tensors over `link`, but those that share memory with one of `staying`."""
@@ -90,7 +90,7 @@ class SwappedTensors:
         return pack
 
     def keep(self, outer: Pack) -> Pack:
-        """The pack function of a kept layer: what a swapped layer before it has saved as well moves with that."""
+        """The pack function of a kept layer: tensors also saved by a swapped layer before it move with that one's."""
 
         def pack(tensor: Tensor) -> Packed:
             address = storage_address(tensor)

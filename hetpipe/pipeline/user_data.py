@@ -1,4 +1,4 @@
-"""Calls of the user's data sets: what these raise becomes one sentence."""
+"""Calls of the user's data sets, with their errors converted to one sentence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read_user_data(read: Callable[[], ReadT], key: str, what: str) -> ReadT:
     try:
         return read()
     except CallableError:
-        raise  # a stream has told already
+        raise  # already converted by a stream
     except (Exception, SystemExit) as error:
         log = log_path()
         _log.exception("dataset_raised", key=key, read=what)

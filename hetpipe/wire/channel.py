@@ -23,7 +23,7 @@ KEEPALIVE_TIMEOUT_SECONDS = 4
 HANDSHAKE_SECONDS = 5.0
 IDLE_CONNECTION_SECONDS = 8.0
 
-#: Maximum message size in either direction, in bytes: a tensor chunk of 4 MiB with its header, and some margin.
+#: Maximum message size in either direction, in bytes; chunks of tensors are much smaller (`server/shard/chunks.py`).
 MAX_MESSAGE_BYTES = 5 * 1024 * 1024
 
 #: HTTP/2 frame size and flow-control window: tensor chunks are sent in few, large frames.

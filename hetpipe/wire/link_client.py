@@ -22,8 +22,8 @@ from hetpipe.wire.link_stream import (
     SegmentStream,
     hello_from_bytes,
     incoming_messages,
+    log_transport,
     outgoing_messages,
-    say_transport,
 )
 from hetpipe.wire.segment import Lane, SegmentRefused
 from hetpipe.wire.segment_client import fetch_segment
@@ -44,11 +44,11 @@ def connect_link(
 ) -> LinkStream:
     """Connect to the stage `neighbour` at `address`; retried until it accepts connections.
 
-    With TLS, the server must have the certificate of exactly this incarnation of the stage. If it offers memory, that
-    is used; if the memory cannot be had, gRPC is, unless `needs_memory`.
+    With TLS, the server must have the certificate of exactly this incarnation of the stage. Offered
+    memory is used; if it cannot be mapped, gRPC is, unless `needs_memory`.
 
     Raises:
-        UserError: the memory that it `needs_memory` cannot be had.
+        UserError: `needs_memory`, and the memory cannot be mapped.
         PeerUnreachable: no connection within `deadline_seconds`.
         HetpipeError: the neighbour refused, or another process answered.
     """
@@ -93,11 +93,11 @@ def _call(
                 lanes = _fetched(welcome.memory)
             except SegmentRefused as error:
                 refusal = str(error)
-            say_transport(hello, neighbour, refusal)
+            log_transport(hello, neighbour, refusal)
             if not refusal:
                 outgoing.set_result(iter((to_bytes(LinkTransport("")),)))
                 with suppress(grpc.RpcError), _cancelled_after(seconds, call.cancel):
-                    for _ in responses:  # until the other end has read it, and ends the call
+                    for _ in responses:  # until the other end has read it and ended the call
                         pass
                 stack.callback(connection.close)
                 return SegmentStream(welcome, own=hello.requester, outgoing=lanes[1], incoming=lanes[0])
@@ -121,7 +121,7 @@ def _fetched(offers: Sequence[MemoryOffer]) -> tuple[Lane, Lane]:
     """The segments of both directions.
 
     Raises:
-        SegmentRefused: they cannot be had; nothing is mapped.
+        SegmentRefused: they cannot be fetched; nothing is mapped.
     """
     if len(offers) != 2:  # noqa: PLR2004 - one for each direction
         raise ProtocolViolation(f"a link needs two segments; {len(offers)} were offered")

@@ -29,8 +29,8 @@ from hetpipe.wire.link_stream import (
     hello_from_bytes,
     hello_to_bytes,
     incoming_messages,
+    log_transport,
     outgoing_messages,
-    say_transport,
 )
 from hetpipe.wire.segment import Lane
 from hetpipe.wire.segment_server import SegmentKey, SegmentServer
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 #: Timeout for the hello of a caller.
 HELLO_SECONDS = 10.0
 
-#: Segments of a link: for what the stage that serves sends, and for what it receives.
+#: Segments of a link: what the serving stage sends, and what it receives.
 _DIRECTIONS = ("downstream", "upstream")
 
 #: Concurrent calls: the neighbour's, a retry of it, and some that are refused.
@@ -119,8 +119,8 @@ class LinkServer:
 
         Raises:
             DeadlineExceeded: it has not connected in time.
-            PeerUnreachable: it left again before it had said whether it shares memory.
-            ProtocolViolation: what it said of that is nothing.
+            PeerUnreachable: it disconnected before the choice of transport.
+            ProtocolViolation: its choice of transport is malformed.
         """
         began = self._clock.monotonic()
         try:
@@ -132,7 +132,7 @@ class LinkServer:
                 f"{self._server.address}"
             ) from None
         if isinstance(stream, SegmentStream):
-            self._free()  # nothing else comes here
+            self._free()  # no other call is accepted
         return stream
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class LinkServer:
         except ProtocolViolation as error:
             self._arrive(error)
             raise
-        say_transport(self._hello, self._neighbour, refusal)
+        log_transport(self._hello, self._neighbour, refusal)
         if lanes is None:
             self._arrive(self._stream(hello, messages, context, refusal))
             yield from following_messages(self._outgoing)
@@ -200,11 +200,11 @@ class LinkServer:
     def _agreed(
         self, segments: SegmentServer, offers: Sequence[MemoryOffer], answer: bytes | None
     ) -> tuple[str, tuple[Lane, Lane] | None]:
-        """Why frames go through gRPC; or this end of the segments that they go through.
+        """The reason for gRPC as the transport of frames; or this end of the segments.
 
         Raises:
-            PeerUnreachable: the neighbour has left.
-            ProtocolViolation: the answer is none, or the neighbour has not fetched what it says to have.
+            PeerUnreachable: the neighbour disconnected.
+            ProtocolViolation: its answer is malformed, or it claims segments that it has not fetched.
         """
         if answer is None:
             raise PeerUnreachable("its call ended")
@@ -213,7 +213,7 @@ class LinkServer:
             return refusal, None
         outgoing, incoming = (segments.take(offer.segment) for offer in offers)
         if outgoing is None or incoming is None:
-            raise ProtocolViolation(f"{self._neighbour} did not fetch the memory that it says it shares")
+            raise ProtocolViolation(f"{self._neighbour} claims a shared-memory segment that it has not fetched")
         return "", (outgoing, incoming)
 
 

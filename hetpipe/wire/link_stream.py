@@ -1,9 +1,9 @@
 """One stream of raw messages between two neighbouring stages, as seen by either end.
 
-The call is `LinkService/Connect`. The first message in each direction is a `LinkHello`. If that of the stage that
-serves offers shared memory, the other one answers with a `LinkTransport`. The rest belongs to `hetpipe.link`, and goes
-through the call or, where both stages share memory, through two segments (docs/semantics/shared-memory.md), and the
-call ends. A stream has no deadline and lives as long as the stages: keepalive or the end of a segment's connection
+The call is `LinkService/Connect`. The first message in each direction is a `LinkHello`. If that of the
+serving stage offers shared memory, the client answers with a `LinkTransport`. All further messages belong to
+`hetpipe.link`. They use the call or, if both stages share memory, two segments (docs/semantics/shared-memory.md); then
+the call ends. A stream has no deadline and lives as long as the stages: keepalive or the end of a segment's connection
 detect a dead peer, and waits for frames have deadlines of their own.
 """
 
@@ -45,7 +45,7 @@ class LinkStream(Protocol):
 
     @property
     def refusal(self) -> str:
-        """Why messages go through gRPC although memory was offered; else empty."""
+        """Reason for gRPC although memory was offered; else empty."""
         ...
 
     def send(self, messages: Iterator[Parts]) -> None:
@@ -53,10 +53,10 @@ class LinkStream(Protocol):
         ...
 
     def receive(self, read: Callable[[bytes | memoryview], T]) -> Generator[T, None, None]:
-        """What `read` makes of each message, until the other end ends its side.
+        """Yield the result of `read` for each message, until the other end ends its side.
 
         Args:
-            read: takes a private copy, of each byte once, before it looks at it; keeps no view.
+            read: copies the message, reading each byte once, before it validates it; keeps no view.
 
         Raises:
             PeerUnreachable: the stream broke.
@@ -84,7 +84,7 @@ class GrpcStream:
     close: Callable[[], None]
     refusal: str = ""
     preamble: tuple[bytes, ...] = ()
-    """Is sent before the messages."""
+    """Sent before the messages."""
 
     def send(self, messages: Iterator[Parts]) -> None:
         """Send `messages`, on a gRPC thread."""
@@ -107,7 +107,7 @@ class SegmentStream:
         self._incoming = incoming
         self._name = f"link: {own} writes to {peer.requester}"
         self._thread: threading.Thread | None = None
-        #: Why sending ended early: the first reason, where receiving ends as its consequence.
+        #: Reason for an early end of sending: the root cause if receiving ends as a consequence.
         self._failure: PeerUnreachable | None = None
 
     def send(self, messages: Iterator[Parts]) -> None:
@@ -152,17 +152,17 @@ class SegmentStream:
 
     def _fail(self, error: PeerUnreachable) -> None:
         self._failure = error
-        self._incoming.end_reading()  # but what has arrived still counts
+        self._incoming.end_reading()  # chunks that have arrived still count
 
 
 def outgoing_messages(hello: LinkHello, following: Future[Iterator[bytes]]) -> Iterator[bytes]:
-    """One end's outgoing messages: its hello, then what `following` gets; nothing more if cancelled."""
+    """Outgoing messages of one end: its hello, then those of `following`, if that is not cancelled."""
     yield hello_to_bytes(hello)
     yield from following_messages(following)
 
 
 def following_messages(following: Future[Iterator[bytes]]) -> Iterator[bytes]:
-    """The messages that `following` gets; none if cancelled."""
+    """The messages of the future `following`; none if it is cancelled."""
     try:
         messages = following.result()
     except CancelledError:
@@ -200,8 +200,8 @@ def hello_from_bytes(message: bytes, *, expected: Requester) -> LinkHello:
     return hello
 
 
-def say_transport(hello: LinkHello, peer: Requester, refusal: str) -> None:
-    """Log which way frames go where memory was offered, and why not through that."""
+def log_transport(hello: LinkHello, peer: Requester, refusal: str) -> None:
+    """Log the transport of frames if memory was offered, with the reason if it is not used."""
     if refusal:
         _log.warning("transport_chosen", transport="grpc", reason=refusal, link=str(hello.requester), peer=str(peer))
     else:

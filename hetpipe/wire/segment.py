@@ -1,10 +1,10 @@
 """A segment: memory that two processes of one host share, and messages beside it (docs/semantics/shared-memory.md).
 
 A segment is a sealed memfd of `NUM_SLOTS` slots. One process, the sender of a call, copies chunks into slots in turn
-and says so over a Unix socket; the other one takes a private copy of each and gives the slot back. Nothing is ever read
-twice from a segment, so what its other process does to it later changes nothing that was checked.
+and announces them over a Unix socket; the receiver takes a private copy of each and releases the slot. No byte of a
+segment is read twice, so later writes of the other process cannot change data that was validated.
 
-A link between stages is one call in this sense, which lasts as long as the link, in a segment for each direction.
+A link between stages is one call in this sense, as long as the link itself, in one segment per direction.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from hetpipe.errors import DeadlineExceeded, PeerUnreachable, ProtocolViolation
 
 T = TypeVar("T")
 
-#: A chunk in pieces, which follow each other.
+#: A chunk in consecutive pieces.
 Parts = Sequence[bytes | memoryview]
 
 #: Room for one chunk: 1 MiB of payload and its head (`server/shard/chunks.py`), up to a whole page.
 SLOT_BYTES = (1 << 20) + mmap.PAGESIZE
-#: Few, so that a segment stays in the caches of the processor; enough that neither side waits for each message.
+#: Few enough for a segment to stay in the processor's caches, and enough to overlap both sides.
 NUM_SLOTS = 4
 SEGMENT_BYTES = NUM_SLOTS * SLOT_BYTES
 
@@ -41,9 +41,9 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 #: Metadata key of a call whose chunks go through a segment: `NAME:NUMBER`.
 SEGMENT_KEY = "hetpipe-segment"
 
-#: Longest wait for the other process while its call is under way.
+#: Timeout without progress of the other process during a call.
 IDLE_SECONDS = 30.0
-#: Interval of looks whether the call is over in another way.
+#: Poll interval for a call that ended otherwise, such as by cancellation.
 _LOOK_SECONDS = 0.05
 
 #: Kind, slot, number of the call, bytes of the chunk.
@@ -53,11 +53,11 @@ _CREDENTIALS = struct.Struct("3i")
 
 class _Kind(IntEnum):
     FILLED = 1
-    """A slot has a chunk."""
+    """A slot is filled."""
     TAKEN = 2
-    """It was copied, and the slot may be filled again."""
+    """Its content was copied: the slot is free."""
     END = 3
-    """The sender has no more chunks, or the receiver takes no more."""
+    """The sender has no more chunks, or the receiver accepts no more."""
 
 
 _KINDS: Mapping[int, _Kind] = {kind.value: kind for kind in _Kind}
@@ -68,7 +68,7 @@ class SegmentRefused(PeerUnreachable):
 
 
 class SegmentBroken(PeerUnreachable):
-    """The other process of a segment ended, or broke the protocol; the segment is of no use any more."""
+    """The other process of a segment ended, or broke the protocol; the segment is unusable."""
 
 
 def make_segment(num_bytes: int = SEGMENT_BYTES, *, seals: int = SEALS) -> int:
@@ -97,31 +97,31 @@ def map_segment(descriptor: int) -> mmap.mmap:
         raise SegmentRefused(
             f"a segment must be sealed against shrinking, growing and further seals; it has {seals:#x}"
         )
-    num_bytes = os.fstat(descriptor).st_size  # after its seals: it cannot change any more
+    num_bytes = os.fstat(descriptor).st_size  # after the seals: it cannot change any more
     if num_bytes != SEGMENT_BYTES:
         raise SegmentRefused(f"a segment has {SEGMENT_BYTES} bytes; {num_bytes} were passed")
     memory = mmap.mmap(descriptor, SEGMENT_BYTES)
-    memory.madvise(mmap.MADV_DONTFORK)  # children of a stage have no part in it, and would keep it alive
+    memory.madvise(mmap.MADV_DONTFORK)  # children of a stage do not use it, and would keep it allocated
     return memory
 
 
 def peer_user(connection: socket.socket) -> int:
-    """The user of the process at the other end of a Unix socket, as the kernel has it."""
+    """The user id of the process at the other end of a Unix socket, from the kernel."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     user: int = _CREDENTIALS.unpack(raw)[1]
     return user
 
 
 def is_same_user(connection: socket.socket) -> bool:
-    """Whether the process at the other end is of this process's user."""
+    """Whether the process at the other end belongs to the user of this one."""
     return peer_user(connection) == os.geteuid()
 
 
 def address_of(data: bytes | memoryview) -> int:
-    """Where the bytes are, for `ctypes.memmove`, which copies without blocking other threads; valid while `data` is.
+    """The address of the bytes, for `ctypes.memmove`, which releases the GIL; valid as long as `data`.
 
     Args:
-        data: not empty; a view must be of memory that may be written.
+        data: not empty; a view must be writable.
     """
     if isinstance(data, bytes):
         return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
@@ -132,7 +132,7 @@ class Lane:
     """One end of a segment, for one call at a time; the holder of `turn` may use it."""
 
     def __init__(self, name: str, connection: socket.socket, memory: mmap.mmap, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Take over both.
+        """Take ownership of socket and memory.
 
         Args:
             name: of the segment.
@@ -149,24 +149,24 @@ class Lane:
         self.turn = threading.Lock()
         #: Number of the last call.
         self.number = 0
-        #: Its name, where the server's end has to be found.
+        #: Name of the segment, by which the server finds its end.
         self.name = name
         self.is_closed = False
 
     def close(self) -> None:
-        """Free this end; the memory is freed once the other end has, too. A call under way ends `SegmentBroken`."""
+        """Free this end; the memory is freed when both ends are. A call in progress raises `SegmentBroken`."""
         with self._closing:
             if self.is_closed:
                 return
             self.is_closed = True
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
-        if self.turn.acquire(blocking=False):  # else whoever has it frees it
+        if self.turn.acquire(blocking=False):  # otherwise its holder frees it
             self._free()
             self.turn.release()
 
     def take_turn(self) -> bool:
-        """Begin a call; False while another one is under way, and after `close`."""
+        """Begin a call; False during another one, and after `close`."""
         if not self.turn.acquire(blocking=False):
             return False
         if self.is_closed:
@@ -181,11 +181,11 @@ class Lane:
             self.turn.release()
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What tells the server that the chunks of call `number` go this way."""
+        """The gRPC metadata that announces the chunks of call `number` in this segment."""
         return ((SEGMENT_KEY, f"{self.name}:{self.number}"),)
 
     def end_reading(self) -> None:
-        """Have `receive` end `SegmentBroken` after what has arrived."""
+        """Make `receive` raise `SegmentBroken` after the chunks that have arrived."""
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RD)
 
@@ -193,16 +193,16 @@ class Lane:
         """Send the chunks of call `number`.
 
         Args:
-            chunks: each of at most `SLOT_BYTES`; one is done with before the next one is asked for.
-            is_over: whether the call has ended in another way, so that nobody will answer here. None: it lasts until
-                an end is closed, and the other process may take its time.
+            chunks: each of at most `SLOT_BYTES`; each is copied before the next one is requested.
+            is_over: whether the call has ended otherwise, so that no answer will arrive here. None: it lasts until
+                an end is closed, without a timeout.
 
         Returns:
-            Whether the receiver took all; if not, the call itself says why.
+            Whether the receiver accepted all; if not, the reply of the call has the reason.
 
         Raises:
             SegmentBroken: the other end is closed, or the call is over.
-            DeadlineExceeded: the other end did not move for `IDLE_SECONDS`.
+            DeadlineExceeded: no progress of the other end for `IDLE_SECONDS`.
         """
         in_use, slot = 0, 0
         self._set_timeout(is_over)
@@ -219,23 +219,23 @@ class Lane:
                 self._fill(slot, parts)
                 self._notify(_Kind.FILLED, slot, length)
                 in_use, slot = in_use + 1, (slot + 1) % NUM_SLOTS
-            while in_use:  # so that no message of this call is left for the next one
+            while in_use:  # leave no message of this call for the next one
                 if self._next(is_over)[0] is not _Kind.TAKEN:
                     return False
                 in_use -= 1
             return True
         finally:
-            # Also where `chunks` failed: the receiver looks for the reason in the call's own end.
+            # Also if `chunks` failed: the receiver gets the reason from the end of the call.
             with suppress(SegmentBroken):
                 self._notify(_Kind.END)
 
     def receive(
         self, read: Callable[[memoryview], T], *, is_over: Callable[[], bool] | None
     ) -> Generator[T, None, None]:
-        """What `read` makes of each chunk of call `number`.
+        """Yield the result of `read` for each chunk of call `number`.
 
         Args:
-            read: takes a private copy, of each byte once, before it looks at it; keeps no view. Its errors end the
+            read: copies the chunk, reading each byte once, before it validates it; keeps no view. Its errors end the
                 call.
             is_over: as of `send`.
 
@@ -255,7 +255,7 @@ class Lane:
                 start = slot * SLOT_BYTES
                 with self._view[start : start + length] as chunk:
                     taken = read(chunk)
-                with suppress(OSError):  # a sender that is gone has said all before
+                with suppress(OSError):  # a sender that has ended sent everything before
                     self._send_notice(_Kind.TAKEN, slot)
                 slot = (slot + 1) % NUM_SLOTS
                 yield taken
@@ -264,7 +264,7 @@ class Lane:
                 self.refuse()
 
     def refuse(self) -> None:
-        """Take no more of call `number`, and forget what was sent of it."""
+        """Reject the rest of call `number`, and drop its pending chunks."""
         with suppress(SegmentBroken):
             self._notify(_Kind.END)
         with suppress(OSError):
@@ -276,7 +276,7 @@ class Lane:
     # -- internals ----------------------------------------------------------------------------------------------------
 
     def _set_timeout(self, is_over: Callable[[], bool] | None) -> None:
-        with suppress(OSError):  # closed: the next message says so
+        with suppress(OSError):  # closed: the next message reports it
             self.connection.settimeout(None if is_over is None else _LOOK_SECONDS)
 
     def _fill(self, slot: int, parts: Parts) -> None:
@@ -315,14 +315,12 @@ class Lane:
                     raise self._broken("it was closed on this side") from None
                 if was_over or is_over is None:
                     raise self._broken("the call ended") from None
-                was_over = is_over()  # its last message may have arrived just before it ended: look once more
+                was_over = is_over()  # its last message may have arrived just before it ended: check once more
                 if self._clock.monotonic() > until:
                     self.close()
-                    raise DeadlineExceeded(
-                        f"the other process of a segment did not move for {IDLE_SECONDS:g} s"
-                    ) from None
+                    raise DeadlineExceeded(f"waited {IDLE_SECONDS:g} s for the other process of a segment") from None
             except ConnectionResetError:
-                continue  # it ended with messages unread, and said so once: what it had sent is still there
+                continue  # it ended with unread messages, which is reported once: what it had sent can still be read
             except OSError as error:
                 raise self._broken(str(error)) from error
 

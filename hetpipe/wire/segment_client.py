@@ -1,7 +1,7 @@
 """A stage's calls to a parameter server that send and receive chunks through shared memory, where that is possible.
 
-Everything else about a call goes over gRPC as ever: who calls, its header, its reply or error, its deadline. Where no
-memory can be shared (another host, another container, another user), so do the chunks, and the log says why.
+The rest of a call uses gRPC: authentication, header, reply or error, deadline. Where no memory can be shared (another
+host, container or user), the chunks use gRPC as well, and the reason is logged.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from hetpipe.wire.segment import Lane, SegmentRefused, is_same_user, map_segment
 
 _log = get_logger(__name__)
 
-#: The calls whose chunks may go through memory; model buffers are small and rare.
+#: Calls whose chunks may use shared memory; model buffers are small and rare.
 SHARED_CALLS = (PUSH.name, PULL.name)
 
 _SOCKET = re.compile(r"hetpipe-[0-9a-f]{32}")
 _CONNECT_SECONDS = 5.0
-#: After so many segments that broke, one after the other, and after every refusal, tensors go through gRPC for a while.
+#: Consecutive broken segments after which, as after a refusal, tensors use gRPC for a while.
 _MOST_FAILURES = 3
 _REST_SECONDS = 60.0
 
@@ -38,7 +38,7 @@ def fetch_segment(offer: MemoryOffer, *, clock: Clock = SYSTEM_CLOCK) -> Lane:
     """Fetch an offered segment.
 
     Raises:
-        SegmentRefused: the server cannot be reached from here, or what it passes is no segment; nothing is mapped.
+        SegmentRefused: the server is unreachable from here, or what it passes is not a segment; nothing is mapped.
     """
     if not offer.socket:
         raise SegmentRefused(offer.reason)
@@ -84,7 +84,7 @@ class SharedMemoryCalls:
     """`Calls` of one stage to one parameter server."""
 
     def __init__(self, inner: Caller, requester: Requester, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Share nothing yet; the first transfer asks for a segment.
+        """Create it without a segment; the first transfer requests one.
 
         Args:
             inner: the connection.
@@ -97,7 +97,7 @@ class SharedMemoryCalls:
         self._lock = threading.Lock()
         self._lanes: dict[str, Lane] = {}
         self._failures = 0
-        #: Why no memory was shared, the last time; empty if it was.
+        #: Reason for the last transfer without shared memory; empty otherwise.
         self.refusal = ""
         self._refused_until = float("-inf")
         self._is_closed = False
@@ -134,7 +134,7 @@ class SharedMemoryCalls:
     def close(self) -> None:
         """Implement `Calls.close`; the segments are freed."""
         self._is_closed = True
-        self._inner.close()  # also ends a question for a segment, which has the lock
+        self._inner.close()  # also ends a pending request for a segment, which holds the lock
         with self._lock:
             lanes, self._lanes = self._lanes, {}
         for lane in lanes.values():
@@ -143,7 +143,7 @@ class SharedMemoryCalls:
     # -- internals ----------------------------------------------------------------------------------------------------
 
     def _taken(self, call: str) -> Lane | None:
-        """The lane for a call, for this thread alone; None: the call goes over gRPC."""
+        """Acquire the lane for a call; None: the call uses gRPC."""
         with self._lock:
             if call not in SHARED_CALLS or self._is_closed or self._clock.monotonic() < self._refused_until:
                 return None
@@ -164,11 +164,11 @@ class SharedMemoryCalls:
             offer = self._inner.invoke(SHARE_MEMORY, ShareMemoryRequest(self._requester, call))
             lane = fetch_segment(offer, clock=self._clock)
         except ClockNotPublished:
-            return None  # not a member yet: its first weights go through gRPC
+            return None  # not a member yet: its first weights use gRPC
         except SegmentRefused as error:
             self._refuse(str(error))
             return None
-        self._failures += 1  # until a call went well
+        self._failures += 1  # until a call succeeds
         self.refusal = ""
         self._lanes[call] = lane
         _log.info("transport_chosen", call=call, transport="shared memory", peer=self._inner.peer)

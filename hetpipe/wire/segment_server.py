@@ -1,8 +1,8 @@
-"""The server's end of segments: hands them out over a Unix socket for tokens that are good once.
+"""The server's end of segments: passes them over a Unix socket in exchange for single-use tokens.
 
 A stage asks a parameter server for a segment by a call (`calls.SHARE_MEMORY`), and gets those of a link with its
-neighbour's hello; both are authorized like every call. An offer names an abstract Unix socket and a token. Whoever
-shows the token there, as a process of the same user, gets the descriptor of a sealed memfd made for it. See
+neighbour's hello; both are authorized like every call. An offer names an abstract Unix socket and a token. A
+process of the same user that presents the token receives the descriptor of a sealed memfd made for it. See
 docs/semantics/shared-memory.md.
 """
 
@@ -28,12 +28,12 @@ from hetpipe.wire.serving import Context
 
 _log = get_logger(__name__)
 
-#: Most segments of one server, open and offered: 1 GiB. Further stages use gRPC.
+#: Limit of open and offered segments of one server: 1 GiB. Further stages use gRPC.
 MAX_SEGMENTS = (1 << 30) // SEGMENT_BYTES
-#: A token is good for so long.
+#: Validity of a token.
 TOKEN_SECONDS = 30.0
 TOKEN_BYTES = 32
-#: Longest wait for the token of a process that has connected.
+#: Timeout for the token of a connected process.
 _SHOW_SECONDS = 0.5
 _BACKLOG = 64
 _MAX_DIGITS = 15
@@ -41,7 +41,7 @@ _MAX_DIGITS = 15
 
 @dataclass(frozen=True, slots=True)
 class SegmentKey:
-    """Whom a segment is for: a stage, and the call whose chunks it carries, or the direction of a link."""
+    """Purpose of a segment: its stage, and the call whose chunks it carries, or the direction of a link."""
 
     requester: Requester
     call: str
@@ -61,7 +61,7 @@ class SegmentServer:
         """Listen from the first offer on.
 
         Args:
-            clock: measures the life of tokens.
+            clock: for the validity of tokens.
             max_segments: open and offered ones.
         """
         self._clock = clock
@@ -72,7 +72,7 @@ class SegmentServer:
         self._thread: threading.Thread
         self._wake: socket.socket
         self._wake_read: socket.socket
-        #: Whether the system lacks what it takes, or this server ends.
+        #: Whether the system does not support segments, or this server is stopping.
         self._is_unable = not sys.platform.startswith("linux")
         #: By token.
         self._offered: dict[str, _Offered] = {}
@@ -87,7 +87,7 @@ class SegmentServer:
             return len(self._open)
 
     def stop(self) -> None:
-        """Close every segment and the socket, and offer no more."""
+        """Close all segments and the socket; further offers are refused."""
         with self._lock:
             self._is_stopping = True
             lanes = [lane for _, lane in self._open.values()]
@@ -124,7 +124,7 @@ class SegmentServer:
         return MemoryOffer(self._name, token, segment, "")
 
     def take(self, segment: str) -> Lane | None:
-        """Hand over this end of a segment for good; None: it was not fetched, or is closed again."""
+        """Transfer this end of a segment to the caller; None: it was not fetched, or is closed."""
         with self._lock:
             _, lane = self._open.pop(segment, (None, None))
         return lane
@@ -134,8 +134,8 @@ class SegmentServer:
         """The chunks of an upload: from the segment that the call names, else its own messages.
 
         Raises:
-            PeerUnreachable: the segment is not here, not this stage's, or in use; the stage asks for another one.
-            ProtocolViolation: what the call names is no segment.
+            PeerUnreachable: the segment is unknown, another stage's, or in use; the stage requests another one.
+            ProtocolViolation: the metadata does not name a segment.
         """
         named = _named(context)
         if named is None:
@@ -146,7 +146,7 @@ class SegmentServer:
             closing(lane.receive(bytes, is_over=lambda: not context.is_active())) as chunks,
         ):
             yield chunks
-            if getgeneratorstate(chunks) == GEN_CREATED:  # nobody asked for them: the push was staged before
+            if getgeneratorstate(chunks) == GEN_CREATED:  # not requested: the push was staged before
                 lane.refuse()
 
     def sending(self, key: SegmentKey, chunks: Iterator[bytes], context: Context) -> Iterator[bytes]:
@@ -179,7 +179,7 @@ class SegmentServer:
             lane.end_turn()
 
     def _listen(self) -> None:
-        """Open the socket, with the lock held, if the system has what it takes."""
+        """Open the socket, with the lock held, if the system supports segments."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         name = f"hetpipe-{secrets.token_hex(16)}"
         try:
@@ -219,7 +219,7 @@ class SegmentServer:
             self._forget_closed()
 
     def _forget(self, name: str, lane: Lane) -> None:
-        """The other process is gone."""
+        """Drop the segment of a process that has ended."""
         with self._lock:
             self._open.pop(name, None)
         lane.close()
@@ -229,7 +229,7 @@ class SegmentServer:
             self._open = {name: each for name, each in self._open.items() if not each[1].is_closed}
 
     def _admit(self, listener: socket.socket) -> None:
-        """Pass a segment to a process that shows a token; all else is refused and logged."""
+        """Pass a segment to a process that presents a valid token; refuse and log all others."""
         try:
             connection, _ = listener.accept()
         except OSError:
@@ -286,5 +286,5 @@ def _named(context: Context) -> tuple[str, int] | None:
 
 
 def _generator(chunks: Iterator[bytes]) -> Generator[bytes, None, None]:
-    """The same; to close it closes them."""
+    """Wrap an iterable in a generator whose `close` closes it."""
     yield from chunks

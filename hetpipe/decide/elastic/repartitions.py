@@ -140,7 +140,7 @@ class Stragglers:
         stage.last = report
         minibatches = report.minibatches - last.minibatches
         stage.windows.append((report.compute_seconds - last.compute_seconds, minibatches))
-        self._judge(stage)
+        self._evaluate(stage)
         return True
 
     @property
@@ -174,7 +174,7 @@ class Stragglers:
     def _watched(self, expected: Expected, incarnation: Incarnation, since: Clock | None) -> _Watched:
         return _Watched(expected, deque(maxlen=self._patience), deque(maxlen=self._patience), incarnation, since)
 
-    def _judge(self, stage: _Watched) -> None:
+    def _evaluate(self, stage: _Watched) -> None:
         seconds, minibatches = stage.windows[-1]
         alike = stage.expected.alike
         self._fastest[alike] = min(seconds / minibatches, self._fastest.get(alike, seconds / minibatches))
@@ -316,11 +316,11 @@ class Repartitions:
             return []
         if self._asked is not None or self._move is not None:
             return []
-        return self._ask_for_fewer(lives, self._basis, now=now) or self._ask_for_faster(
+        return self._request_fewer(lives, self._basis, now=now) or self._request_faster(
             lives, self._basis, seconds_left
         )
 
-    def _ask_for_fewer(self, lives: VirtualWorkers, basis: Basis, *, now: float) -> list[WorkersOutput]:
+    def _request_fewer(self, lives: VirtualWorkers, basis: Basis, *, now: float) -> list[WorkersOutput]:
         """Request a plan without agents that have been gone for long, if the virtual worker has devices of others."""
         for worker in lives:
             gone = lives.gone_of(worker.vw)
@@ -331,7 +331,7 @@ class Repartitions:
                 return [self._task(lives, worker.vw, basis, gone=gone)]
         return []
 
-    def _ask_for_faster(self, lives: VirtualWorkers, basis: Basis, seconds_left: float | None) -> list[WorkersOutput]:
+    def _request_faster(self, lives: VirtualWorkers, basis: Basis, seconds_left: float | None) -> list[WorkersOutput]:
         """Request a new cut of a deviating virtual worker."""
         settled = all(worker.state in {LifeState.READY, LifeState.OUT} for worker in lives)
         can_be = self._job.survive.straggler > 0.0
@@ -449,7 +449,7 @@ class Repartitions:
         if move.version is None and known is not None and known.bounds == move.move.bounds:
             return self._in_force(move, known.version, worker, lives)
         if move.version is not None:
-            return self._judge(move, worker)
+            return self._measure_gain(move, worker)
         if worker.incarnation != move.move.incarnation or worker.state in {LifeState.OUT, LifeState.DONE}:
             # It ended before the barrier, at which the next incarnation joins by the plan that it had.
             self._move = None
@@ -543,7 +543,7 @@ class Repartitions:
             SettleReplan(worker.vw, move.last, is_in_force=False),
         ]
 
-    def _judge(self, move: _Move, worker: VirtualWorker) -> list[WorkersOutput]:
+    def _measure_gain(self, move: _Move, worker: VirtualWorker) -> list[WorkersOutput]:
         if worker.incarnation != move.move.incarnation or worker.state not in COMPUTING or not move.slowest_seconds:
             # The gain remains unknown.
             self._move = None

@@ -160,7 +160,7 @@ class Leadership:
             self._silence = "it has not answered since"
         elif isinstance(event, NoAnswer):
             self._silence = event.why
-        step, reason = self._judge(event, now)
+        step, reason = self._step_of(event, now)
         following = TABLE[self.standing].get(step)
         if following is None:
             raise InvalidTransition(f"a coordinator that is {self.standing} cannot take {step}")
@@ -168,7 +168,7 @@ class Leadership:
         left = max(0.0, self._held_until - now) if following is LeadershipState.LEADING else 0.0
         return Decision(following, reason, left)
 
-    def _judge(self, event: Event, now: float) -> tuple[LeadStep, str]:
+    def _step_of(self, event: Event, now: float) -> tuple[LeadStep, str]:
         """The step of an event, with the reason as a clause."""
         match event:
             case ShutdownRequested():

@@ -19,7 +19,7 @@ from hetpipe.values.ids import AgentId, JobId, Term
 from hetpipe.values.members import MemberId, MemberInfo
 
 #: Reports of one agent kept for a job until it is led, the newest ones.
-_MAX_NEWS = 2_000
+_MAX_REPORTS = 2_000
 
 #: Maximum number of orphans: members report only real jobs, but need not be trustworthy.
 MAX_ORPHANS = 1_000
@@ -29,7 +29,7 @@ MAX_UNCONFIRMED = 100
 
 
 def _reports_of_agents() -> defaultdict[AgentId, deque[AgentReport]]:
-    return defaultdict(lambda: deque(maxlen=_MAX_NEWS))
+    return defaultdict(lambda: deque(maxlen=_MAX_REPORTS))
 
 
 @dataclass(slots=True)

@@ -144,10 +144,10 @@ class DiskWatch:
                 _log.info("disk_not_seen", reason=str(error))
                 continue
             for use in uses:
-                seen.add(self._judge(job.conditions, use))
+                seen.add(self._update(job.conditions, use))
         self._short &= seen
 
-    def _judge(self, conditions: Conditions, use: DiskUse) -> tuple[int, str]:
+    def _update(self, conditions: Conditions, use: DiskUse) -> tuple[int, str]:
         disk = use.disk
         who = f"the disk at {disk.mount} on {self._host}"
         key = id(conditions), who

@@ -1,5 +1,5 @@
--- Gives the lead to a candidate if nobody has it; the leader itself has its lease renewed. Gives candidate, name and
--- fence of who has it now; an error that begins with EXHAUSTED when the next fence would reach the limit.
+-- Grants the lead to a candidate if it is free; renews the lease of the leader itself. Returns candidate, name and fence
+-- of the current leader; an error that begins with EXHAUSTED when the next fence would reach the limit.
 -- KEYS[1] {hetpipe}:leader       hash, candidate, name, fence
 -- KEYS[2] {hetpipe}:fence        counter
 -- ARGV[1] candidate  ARGV[2] its name  ARGV[3] lower bound of the fence  ARGV[4] lease in milliseconds

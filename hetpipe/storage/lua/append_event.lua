@@ -1,5 +1,5 @@
--- Appends an event under its number; one that is not above the last one is there already. Gives 1, or 0 when the job is
--- not there.
+-- Appends an event under its number; no effect if its number is not above the last one. Returns 1, or 0 if the job does not
+-- exist.
 -- KEYS[1] {hetpipe}:job:ID       hash, version, record
 -- KEYS[2] {hetpipe}:events:ID    stream, SEQUENCE-0 -> event
 -- ARGV[1] sequence number  ARGV[2] event as JSON  ARGV[3] events to keep

@@ -1,5 +1,5 @@
--- Keeps a new job at version 1, unless there is one with its id. Gives the record that is kept. One write, so that it is
--- no transaction in the append-only file: whatever a server does with those, the record is there after its restart.
+-- Creates a job at version 1, unless its id exists. Returns the stored record. A single write, so it is no transaction in
+-- the append-only file and is recovered whatever a server does with incomplete ones.
 -- KEYS[1] {hetpipe}:job:ID       hash, version, record
 -- ARGV[1] record as JSON
 if redis.call('EXISTS', KEYS[1]) == 0 then

@@ -1,4 +1,4 @@
--- Enters a job into its index, unless it is there. Gives 1.
+-- Adds a job to its index, unless it is in it. Returns 1.
 -- KEYS[1] {hetpipe}:jobs         sorted set, job id -> order of creation
 -- KEYS[2] {hetpipe}:job_orders   counter
 -- ARGV[1] job id

@@ -1,4 +1,4 @@
--- Keeps the events of a job without a record for a time, so that a record that comes back finds them. Gives 1.
+-- Sets the expiry of the events of a job without a record, so that a restored record still has them. Returns 1.
 -- KEYS[1] {hetpipe}:job:ID       hash, version, record
 -- KEYS[2] {hetpipe}:events:ID    stream
 -- ARGV[1] milliseconds

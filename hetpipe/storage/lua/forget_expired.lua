@@ -1,4 +1,4 @@
--- Drops an entry of an index whose record has expired.
+-- Removes an entry of an index whose record has expired.
 -- KEYS[1] {hetpipe}:members or {hetpipe}:jobs         sorted set, id -> order
 -- KEYS[2] {hetpipe}:member:ID or {hetpipe}:job:ID     the record
 -- ARGV[1] id

@@ -1,4 +1,4 @@
--- Gives a term above every one before and above a lower bound; an error that begins with EXHAUSTED when it would reach
+-- Allocates a term above all earlier ones and above a lower bound; an error that begins with EXHAUSTED if it would reach
 -- the limit.
 -- KEYS[1] {hetpipe}:term         counter
 -- ARGV[1] lower bound  ARGV[2] limit of terms

@@ -1,4 +1,4 @@
--- Makes a member, or replaces the registration of a live one, which keeps its order. Gives its order.
+-- Registers a member, or replaces the registration of a live one, which keeps its order. Returns its order.
 -- KEYS[1] {hetpipe}:members      sorted set, member id -> order
 -- KEYS[2] {hetpipe}:member:ID    hash, registration, order, info
 -- KEYS[3] {hetpipe}:orders       counter

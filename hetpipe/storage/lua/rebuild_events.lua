@@ -1,4 +1,4 @@
--- Replaces the events of a job, which keep their time to live. Gives 1.
+-- Replaces the events of a job, which keep their time to live. Returns 1.
 -- KEYS[1] {hetpipe}:events:ID    stream, SEQUENCE-0 -> event
 -- ARGV[1], ARGV[2], ARGV[3], ARGV[4], …  sequence number, event as JSON, sequence number, event as JSON, …
 local left = redis.call('PTTL', KEYS[1])

@@ -1,4 +1,4 @@
--- Enters records into their index, or moves them there. Gives 1.
+-- Adds records to their index, or moves them within it. Returns 1.
 -- KEYS[1] {hetpipe}:members or {hetpipe}:jobs            sorted set, id -> order
 -- KEYS[2] {hetpipe}:orders or {hetpipe}:job_orders       counter
 -- ARGV[1], ARGV[2], ARGV[3], ARGV[4], …  order, id, order, id, …

@@ -1,4 +1,4 @@
--- Gives a lead back; nothing happens when another candidate has it.
+-- Releases a lead; no effect if another candidate has it.
 -- KEYS[1] {hetpipe}:leader       hash, candidate, name, fence
 -- ARGV[1] candidate  ARGV[2] its fence
 local holder = redis.call('HMGET', KEYS[1], 'candidate', 'fence')

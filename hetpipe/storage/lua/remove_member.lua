@@ -1,4 +1,4 @@
--- Ends a membership under this registration; nothing happens when there is none.
+-- Ends a membership under this registration; no effect if there is none.
 -- KEYS[1] {hetpipe}:members      sorted set, member id -> order
 -- KEYS[2] {hetpipe}:member:ID    hash, registration, order, info
 -- ARGV[1] member id  ARGV[2] registration

@@ -1,5 +1,5 @@
--- Renews the lease of a lead, even one that ran out or was lost with the server's memory, if nobody has led since.
--- Gives '', or the name of who has led.
+-- Renews the lease of a lead, even one that expired or was lost with the server's memory, unless another one has led
+-- since. Returns '', or the name of that leader.
 -- KEYS[1] {hetpipe}:leader       hash, candidate, name, fence
 -- KEYS[2] {hetpipe}:fence        counter
 -- ARGV[1] candidate  ARGV[2] its name  ARGV[3] its fence  ARGV[4] lease in milliseconds

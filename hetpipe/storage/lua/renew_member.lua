@@ -1,4 +1,4 @@
--- Renews the lease of a member under this registration. Gives 1, or 0 when there is none.
+-- Renews the lease of a member under this registration. Returns 1, or 0 if there is none.
 -- KEYS[1] {hetpipe}:member:ID    hash, registration, order, info
 -- ARGV[1] registration  ARGV[2] lease in milliseconds
 if redis.call('HGET', KEYS[1], 'registration') ~= ARGV[1] then

@@ -1,5 +1,5 @@
--- Replaces one version of a job by the next. Gives 1, or 0 when the job has another version or is not there. The same
--- replacement a second time gives 1 again.
+-- Replaces one version of a job by the next. Returns 1, or 0 if the job has another version or does not exist. Repeating the
+-- same replacement returns 1 again.
 -- KEYS[1] {hetpipe}:job:ID       hash, version, record
 -- KEYS[2] {hetpipe}:events:ID    stream
 -- ARGV[1] version to replace  ARGV[2] record of the next version as JSON  ARGV[3] milliseconds to keep both, or -1

@@ -1,4 +1,4 @@
--- Sets fence and term while nobody leads. Gives '', or the name of who leads; then nothing has changed.
+-- Sets fence and term while there is no leader. Returns '', or the name of the leader; then nothing has changed.
 -- KEYS[1] {hetpipe}:leader       hash, candidate, name, fence
 -- KEYS[2] {hetpipe}:fence        counter
 -- KEYS[3] {hetpipe}:term         counter

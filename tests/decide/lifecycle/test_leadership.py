@@ -108,7 +108,7 @@ class TestDecisions:
             leadership.take(event, now=now)
 
     def test_a_step_that_is_not_in_the_table_raises(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Leadership, "_judge", lambda *_: (LeadStep.RAN_OUT, ""))
+        monkeypatch.setattr(Leadership, "_step_of", lambda *_: (LeadStep.RAN_OUT, ""))
         with pytest.raises(InvalidTransition, match="standing_by cannot take ran_out"):
             Leadership(LEASE).take(TimePassed(), now=0.0)
 
