@@ -43,7 +43,8 @@ class MoveLine(Section):
 
 
 def _moment_branch(value: object) -> str:
-    return "<p>" if (isinstance(value, Mapping) and "p" in value) or isinstance(value, MinibatchMoment) else "<clock>"
+    is_minibatch = "p" in value if isinstance(value, Mapping) else isinstance(value, MinibatchMoment)
+    return "<minibatch>" if is_minibatch else "<clock>"
 
 
 _LayerIndex = Annotated[int, Field(ge=0)]
@@ -69,7 +70,7 @@ class MemoryLine(Section):
     """Layers of a virtual worker get another memory policy."""
 
     at: Annotated[
-        Annotated[ScriptMoment, Tag("<clock>")] | Annotated[MinibatchMoment, Tag("<p>")],
+        Annotated[ScriptMoment, Tag("<clock>")] | Annotated[MinibatchMoment, Tag("<minibatch>")],
         Discriminator(_moment_branch),
     ] = Field(examples=["{p: 9}"])
     """The barrier, or the first minibatch of a wave, from which on it is in effect."""

@@ -160,6 +160,7 @@ class StageRunner:
             max_norm=None if clipping is None else clipping.max_norm,
             loss_scale=None if scales is None else float(1 << scales.newest.exponent),
             skipped_updates=0 if scales is None else scales.skipped_updates,
+            memory=parts.compute.memory.policies,
         )
 
     # -- inside ------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.synchroniser import Synchroniser
 from hetpipe.pipeline.waiting import Waiter
 from hetpipe.values.ids import Clock, Minibatch
+from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.run import StageProgress, StageReport
 
 #: Interval of reports.
@@ -28,6 +29,7 @@ class Figures:
     max_norm: float | None
     loss_scale: float | None = None
     skipped_updates: int = 0
+    memory: tuple[LayerPolicy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,5 +186,6 @@ class Tally:
                 first_losses=self._first_losses,
                 loss_scale=figures.loss_scale,
                 skipped_updates=figures.skipped_updates,
+                memory=figures.memory,
             )
         )
