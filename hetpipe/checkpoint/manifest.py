@@ -145,8 +145,8 @@ def _own_sha256(manifest: Manifest) -> str:
 
 
 def _text(manifest: Manifest) -> bytes:
-    """The text as written. Earlier versions have no plan versions, and the checksum is that of their text."""
-    return wire.to_json(Manifest, manifest).replace(', "plans": {}', "").encode()
+    """The text as written. Earlier versions have no plan versions and no waves; the checksum is that of their text."""
+    return wire.to_json(Manifest, manifest).replace(', "plans": {}', "").replace(', "waves": {}', "").encode()
 
 
 def parse_manifest(text: bytes) -> Manifest:
