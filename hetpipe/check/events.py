@@ -6,7 +6,7 @@ between files only the monotonic time of one host orders them. So every event ke
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,9 @@ class StageEvent(Event):
 class Step(StageEvent):
     """The optimizer applied the update that ends with `p`."""
 
+    frozen: int = field(default=0, kw_only=True)
+    """F."""
+
 
 @dataclass(frozen=True, slots=True)
 class Skip(Step):
@@ -79,6 +82,8 @@ class Pass(StageEvent):
     local_through: int
     version: int = 0
     """Of its virtual worker's plan."""
+    frozen: int = 0
+    """F."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,8 @@ class Wave(Event):
     last_clock: int
     version: int = 0
     """Of its virtual worker's plan."""
+    frozen: int = 0
+    """F."""
 
     @property
     def name(self) -> str:
@@ -221,6 +228,16 @@ class Waves(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Freeze(Event):
+    """From the barrier at `clock` on, the first `layers` layers are frozen, F of them with trainable parameters."""
+
+    clock: int
+    frozen: int
+    """F."""
+    layers: int
+
+
+@dataclass(frozen=True, slots=True)
 class Leave(Event):
     """A virtual worker that was drained stops being a member at the barrier at `clock`; its waves below it count."""
 
@@ -260,5 +277,5 @@ class Damage:
     """(vw, incarnation) of the process that wrote the file, if earlier lines have it."""
 
 
-Decision = Commit | Publish | Evict | Join | Leave | Plan | Waves | Barrier
+Decision = Commit | Publish | Evict | Join | Leave | Plan | Waves | Freeze | Barrier
 """The decisions of the clock shard; the order of these lines is the decision log."""

@@ -30,6 +30,8 @@ class Layout:
     num_shards: int
     slices: tuple[tuple[int, int], ...]
     """(layer, shard) of every slice; none where no shard holds weights."""
+    freeze_levels: tuple[int, ...] = ()
+    """F → leading layers that are frozen then, as far as ties allow; empty where none freeze."""
 
     @property
     def num_layers(self) -> int:
@@ -44,10 +46,10 @@ class Layout:
         """The layer of each slice on a shard, in its order."""
         return tuple(layer for layer, place in self.slices if place == shard)
 
-    def num_slices(self, bounds: tuple[int, ...]) -> Counter[tuple[int, int]]:
-        """(stage, shard) → slices of that stage of a virtual worker with this cut on that shard."""
+    def num_slices(self, bounds: tuple[int, ...], frozen: int = 0) -> Counter[tuple[int, int]]:
+        """(stage, shard) → slices of that stage with this cut on that shard, of layers that are not frozen."""
         found: Counter[tuple[int, int]] = Counter()
-        for layer, shard in self.slices:
+        for layer, shard in (piece for piece in self.slices if piece[0] >= frozen):
             found[bisect_right(bounds, layer) - 1, shard] += 1
         return found
 
@@ -76,6 +78,24 @@ class Start:
     """Minibatches committed before."""
     waves: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     """vw → N_v, and its last minibatch before; empty where N has never changed."""
+    frozen: int = 0
+    """F."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeRule:
+    """The frozen layers that a job decides, counted as F, before ties lower it."""
+
+    at_start: int = 0
+    at_epochs: tuple[tuple[int, int], ...] = ()
+    """(completed epochs, F)."""
+    at_clocks: tuple[tuple[int, int], ...] = ()
+    """(clock of a barrier, F)."""
+
+    def due(self, clock: int, epoch: int) -> int:
+        """F at the barrier at `clock`, where `epoch` passes over the data are completed."""
+        early = [frozen for at, frozen in self.at_epochs if at <= epoch]
+        return max([self.at_start, *early, *(frozen for at, frozen in self.at_clocks if at <= clock)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +148,7 @@ class Facts:
     history: HistoryRule = HistoryRule.FULL
     waves: tuple[int, ...] = ()
     """N_v of each virtual worker that founds the run; empty: that of `rule`, the same for all."""
+    freezing: FreezeRule = FreezeRule()
     memory: tuple[MemoryLine, ...] = ()
     """What the job's script says about memory policies, in order of time."""
     wave_changes: tuple[WaveChange, ...] = ()
@@ -156,6 +177,16 @@ class _GradientsFile(BaseModel):
     accumulate: int = Field(default=1, ge=1)
 
 
+class _FreezePointFile(BaseModel):
+    epoch: int
+    layers: int
+
+
+class _FreezeFile(BaseModel):
+    layers: int = 0
+    schedule: list[_FreezePointFile] = []
+
+
 class _MomentFile(BaseModel):
     clock: int | None = None
     p: int | None = None
@@ -176,6 +207,7 @@ class _ElasticFile(BaseModel):
 
 class _JobFile(BaseModel):
     sync: _SyncFile
+    freeze: _FreezeFile = _FreezeFile()
     weights: str = WeightRule.WAVE.value
     schedule: str = _AUTO
     history: str = HistoryRule.FULL.value
@@ -205,6 +237,7 @@ class _PlanFile(BaseModel):
     virtual_workers: list[_VirtualWorkerFile] = Field(min_length=1)
     slices: list[_SliceFile]
     num_shards: int = Field(ge=1)
+    freeze_levels: list[int] = []
 
 
 class _StartFile(BaseModel):
@@ -213,6 +246,7 @@ class _StartFile(BaseModel):
     used: list[int] = []
     minibatches: int = Field(default=0, ge=0)
     waves: dict[int, tuple[_Count, int]] = {}
+    frozen: int = Field(default=0, ge=0)
 
 
 class _FactsFile(BaseModel):
@@ -236,15 +270,10 @@ def read_facts(run_dir: Path) -> Facts:
         rule=_rule(job),
         layout=_layout(plan),
         data=Data(facts.num_samples, job.batch_size, job.epochs, job.minibatches),
-        start=Start(
-            facts.start.clock,
-            facts.start.epoch,
-            frozenset(facts.start.used),
-            facts.start.minibatches,
-            facts.start.waves,
-        ),
+        start=_start(facts.start),
         history=_known(HistoryRule, "history", job.history),
         waves=_waves(job, plan),
+        freezing=FreezeRule(job.freeze.layers, tuple((point.epoch, point.layers) for point in job.freeze.schedule)),
         memory=tuple(_memory(job, facts)),
         wave_changes=tuple(_wave_changes(job, facts.start.clock)),
         members=tuple(
@@ -253,6 +282,10 @@ def read_facts(run_dir: Path) -> Facts:
             if line.do in ("drop", "add") and line.at.clock is not None
         ),
     )
+
+
+def _start(start: _StartFile) -> Start:
+    return Start(start.clock, start.epoch, frozenset(start.used), start.minibatches, start.waves, start.frozen)
 
 
 def _memory(job: _JobFile, facts: _FactsFile) -> Iterator[MemoryLine]:
@@ -334,4 +367,9 @@ def _layout(plan: _PlanFile) -> Layout:
         (worker.stages[0].first_layer, *(stage.last_layer for stage in worker.stages))
         for worker in plan.virtual_workers
     )
-    return Layout(bounds, plan.num_shards, tuple((piece.layer, piece.shard) for piece in plan.slices))
+    return Layout(
+        bounds,
+        plan.num_shards,
+        tuple((piece.layer, piece.shard) for piece in plan.slices),
+        tuple(plan.freeze_levels),
+    )

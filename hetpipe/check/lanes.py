@@ -18,6 +18,7 @@ from hetpipe.check.orders import OrderVerifier
 from hetpipe.check.report import Findings, Kind
 from hetpipe.check.rules import StagePosition, SyncRule
 from hetpipe.check.timeline import Timeline
+from hetpipe.check.versions import verify_frozen
 
 
 @dataclass(slots=True)
@@ -54,7 +55,11 @@ class LaneVerifier:
         if lanes is None:
             lanes = self._lanes[key] = [_Lane(place) for place in self._timeline.lives[key].places]
         lane = lanes[event.stage]
-        if isinstance(event, Forward):
+        wave = self._wave_of(event)
+        verify_frozen(event, event.name, self._timeline, wave, self._findings)
+        if self._timeline.is_frozen(event.vw, event.incarnation, event.stage, wave):
+            self._see_frozen(lane, event)
+        elif isinstance(event, Forward):
             self._see_forward(lane, event)
         elif isinstance(event, Backward):
             self._see_backward(lane, event)
@@ -97,6 +102,20 @@ class LaneVerifier:
         if through > rule.through(floor):
             lane.needed_step = max(lane.needed_step, through)
         self._verify_newest(lane, event, floor, must_be=forward_is_newest(rule))
+
+    def _see_frozen(self, lane: _Lane, event: Pass | Step) -> None:
+        """Verify an event of a stage of frozen layers alone: a forward, each once, in order."""
+        if not isinstance(event, Forward):
+            self._findings.add(Kind.FROZEN_TRAINED, f"{event.name}, all of whose layers are frozen", event.origin)
+            return
+        if event.p in lane.forwards:
+            self._findings.add(Kind.MINIBATCH_TWICE, f"a second {event.name}", event.origin)
+            return
+        last = max(lane.forwards, default=0)
+        if event.p < last:
+            message = f"{event.name} comes after the one of p = {last}"
+            self._findings.add(Kind.OUT_OF_ORDER, message, event.origin)
+        lane.forwards[event.p] = event
 
     def _see_backward(self, lane: _Lane, event: Backward) -> None:
         if event.p in lane.backwards:
@@ -142,6 +161,9 @@ class LaneVerifier:
                 if known is not step and _scale_of(known) != _scale_of(step):
                     message = f"{step.name}{_at_scale(step)}, but {known.name}{_at_scale(known)}"
                     self._findings.add(Kind.SKIPPED_APART, message, step.origin)
+
+    def _wave_of(self, event: StageEvent) -> int:
+        return wave_of(self._timeline.rule_of(event.vw, event.p), event.p)
 
     def _floor(self, event: StageEvent, p: int) -> int:
         """The latest barrier before minibatch `p` that binds the incarnation of `event`."""
@@ -207,6 +229,8 @@ class LaneVerifier:
             wanted = p in due
             if forward is None and (wanted or backward is not None or step is not None or p < last_forward):
                 self._report_missing(Kind.MINIBATCH_MISSING, "forward", lane, event)
+            if self._timeline.is_frozen(event.vw, event.incarnation, lane.place.stage, self._wave_of(event)):
+                continue
             if backward is None and (wanted or step is not None or p < last_backward):
                 self._report_missing(Kind.MINIBATCH_MISSING, "backward", lane, forward or event)
             if step is None and p in stepping and (wanted or p <= last_step):

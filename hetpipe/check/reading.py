@@ -25,6 +25,7 @@ from hetpipe.check.events import (
     Event,
     Evict,
     Forward,
+    Freeze,
     Join,
     Leave,
     Memory,
@@ -179,10 +180,20 @@ def _plain(kind: Callable[..., Event], *keys: str) -> Callable[[Record, Origin],
 
 
 def _versioned(kind: Callable[..., Event], *keys: str) -> Callable[[Record, Origin], Event]:
-    """Parser of an event whose fields are all counts; older histories lack the version of the plan."""
+    """Parser of an event whose fields are all counts; older histories lack the version of the plan, and F."""
 
     def parse(record: Record, origin: Origin) -> Event:
-        return kind(origin, *_counts(record, keys), _count(record, "version") if "version" in record else 0)
+        later = [_count(record, key) if key in record else 0 for key in ("version", "frozen")]
+        return kind(origin, *_counts(record, keys), *later)
+
+    return parse
+
+
+def _step(kind: Callable[..., Event], *keys: str) -> Callable[[Record, Origin], Event]:
+    """Parser of an update; older histories lack F."""
+
+    def parse(record: Record, origin: Origin) -> Event:
+        return kind(origin, *_counts(record, keys), frozen=_count(record, "frozen") if "frozen" in record else 0)
 
     return parse
 
@@ -254,8 +265,8 @@ _USED_KEYS = ("vw", "wave", "epoch")
 _PARSERS: dict[str, Callable[[Record, Origin], Event]] = {
     "forward": _versioned(Forward, "vw", "incarnation", "stage", "p", "clock", "local_through"),
     "backward": _versioned(Backward, "vw", "incarnation", "stage", "p", "clock", "local_through"),
-    "step": _plain(Step, "vw", "incarnation", "stage", "p"),
-    "skip": _plain(Skip, "vw", "incarnation", "stage", "p", "scale"),
+    "step": _step(Step, "vw", "incarnation", "stage", "p"),
+    "skip": _step(Skip, "vw", "incarnation", "stage", "p", "scale"),
     "memory": _memory,
     "staged": _staged,
     "commit": _plain(Commit, "vw", "incarnation", "wave", "samples"),
@@ -266,6 +277,7 @@ _PARSERS: dict[str, Callable[[Record, Origin], Event]] = {
     "join": _join,
     "plan": _plan,
     "waves": _waves,
+    "freeze": _plain(Freeze, "clock", "frozen", "layers"),
     "leave": _plain(Leave, *_LIFE_KEYS),
     "barrier": _barrier,
     "used": _used,

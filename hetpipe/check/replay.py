@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from itertools import pairwise
 
-from hetpipe.check.events import Barrier, Commit, Decision, Event, Evict, Join, Leave, Plan, Publish, Waves
+from hetpipe.check.events import Barrier, Commit, Decision, Event, Evict, Freeze, Join, Leave, Plan, Publish, Waves
 from hetpipe.check.facts import Facts
 from hetpipe.check.report import Findings, Kind
 from hetpipe.check.rules import RunRule
@@ -67,6 +67,8 @@ class Replay:
         self._numbered: set[tuple[int, int]] = set()
         self._findings = findings
         self._position = -1
+        self._freezing = facts.freezing
+        self._start_frozen, self._start_epoch = facts.start.frozen, facts.start.epoch
         start = facts.start.clock
         self.timeline = Timeline(
             start_clock=start,
@@ -95,6 +97,8 @@ class Replay:
             self._see_plan(decision)
         elif isinstance(decision, Waves):
             self._see_waves(decision)
+        elif isinstance(decision, Freeze):
+            self._see_freeze(decision)
         else:
             self._see_join(decision)
 
@@ -270,6 +274,7 @@ class Replay:
         """Verify what the script decides; call after the last decision."""
         self._verify_numbered()
         self._verify_members()
+        self._verify_frozen()
 
     def _verify_members(self) -> None:
         """Verify that those whom the script has dropped commit nothing, until it adds them again where they join."""
@@ -291,6 +296,35 @@ class Replay:
             if wave in self.timeline.barriers and self._is_numbered(wave) and (vw, wave) not in self._numbered:
                 message = f"virtual worker {vw} commits wave {wave} behind a barrier at which its N is not recorded"
                 self._findings.add(Kind.WAVE_SIZE, message, commit.origin)
+
+    def _see_freeze(self, freeze: Freeze) -> None:
+        """Verify frozen layers: at a barrier, never fewer than before, and the model's for F."""
+        line, levels = self.timeline, self._layout.freeze_levels
+        name = f"F = {freeze.frozen} from clock {freeze.clock} on"
+        before = line.freezes[-1].frozen if line.freezes else self._start_frozen
+        if freeze.clock not in line.pending and freeze.clock != line.barriers[-1]:
+            self._findings.add(Kind.FREEZE, f"{name} begins where there is no barrier", freeze.origin)
+        if freeze.frozen < before:
+            self._findings.add(Kind.FREEZE, f"{name} follows F = {before}: frozen layers stay frozen", freeze.origin)
+        wanted = levels[freeze.frozen] if freeze.frozen < len(levels) else None
+        if freeze.layers != wanted:
+            whose = f"{wanted} in this model" if wanted is not None else "no layers of this model"
+            self._findings.add(Kind.FREEZE, f"{name} freezes the first {freeze.layers}: it is {whose}", freeze.origin)
+        line.freezes.append(freeze)
+
+    def _verify_frozen(self) -> None:
+        """Verify F in every segment, by the job."""
+        line, levels = self.timeline, self._layout.freeze_levels
+        last, before = None if line.end is None else line.end.clock, self._start_frozen
+        for clock in dict.fromkeys(line.barriers):
+            if clock != last or clock == line.start_clock:  # nothing freezes where the run ends
+                due = self._freezing.due(clock, self._start_epoch + line.epochs_ended(clock))
+                allowed = levels.index(levels[due]) if due < len(levels) else due
+                before = max(before, allowed)
+            found = line.frozen_at(clock)[0]
+            origin = line.publishes[clock].origin if clock in line.publishes else None
+            if found != before and origin is not None:
+                self._findings.add(Kind.FREEZE, f"F is {found} from clock {clock} on, where {before} is due", origin)
 
     def _see_join(self, join: Join) -> None:
         line, vw = self.timeline, join.vw

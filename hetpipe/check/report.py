@@ -61,6 +61,9 @@ class Kind(StrEnum):
     PLAN_VERSION = "plan_version"  #: each pass of p carries the newest plan version with from ≤ p
     LAYER_COVERAGE = "layer_coverage"  #: each layer of p is computed exactly once forward and once backward
     SLICE_NOT_OWNED = "slice_not_owned"  #: a stage stages slices of its own layers in that wave only
+    FREEZE = "freeze"  #: F is what the job says at each barrier, never falls, and stands for the model's first layers
+    FROZEN_COUNT = "frozen_count"  #: each pass, update and wave carries the F in force
+    FROZEN_TRAINED = "frozen_trained"  #: frozen layers have no backward, no update and no staged slice
     MEMORY_POLICY = "memory_policy"  #: a layer has the memory policy of the script from its moment on, and no other
     SAMPLE_TWICE = "sample_twice"  #: a sample counts once per epoch
     SAMPLE_NEVER = "sample_never"  #: every sample counts in an epoch that ended

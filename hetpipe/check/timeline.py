@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from hetpipe.check.events import Barrier, Commit, Evict, Origin, Plan, Publish
+from hetpipe.check.events import Barrier, Commit, Evict, Freeze, Origin, Plan, Publish
 from hetpipe.check.rules import RunRule, StagePosition
 
 
@@ -86,6 +86,8 @@ class Timeline:
     """The reached barriers that ended an epoch."""
     plans: dict[int, Plan] = field(default_factory=dict)
     """vw → the newest version of its plan."""
+    freezes: list[Freeze] = field(default_factory=list)
+    """Frozen layers by the clock of their barrier, rising."""
     end: Barrier | None = None
     """The reached barrier that ended the run, or stopped it."""
     max_distance: int = 0
@@ -104,6 +106,16 @@ class Timeline:
         """The rule for a wave of a virtual worker."""
         rules = self.rules.get(vw, (self.rule,))
         return next((rule for rule in reversed(rules) if rule.start <= wave), rules[0])
+
+    def frozen_at(self, wave: int) -> tuple[int, int]:
+        """F, and the number of frozen layers, in a wave."""
+        index = bisect_right(self.freezes, wave, key=lambda freeze: freeze.clock)
+        return (self.freezes[index - 1].frozen, self.freezes[index - 1].layers) if index else (0, 0)
+
+    def is_frozen(self, vw: int, incarnation: int, stage: int, wave: int) -> bool:
+        """Whether all layers of a stage are frozen in a wave."""
+        bounds, layers = self.lives[vw, incarnation].bounds_at(wave), self.frozen_at(wave)[1]
+        return bounds is not None and stage + 1 < len(bounds) and bounds[stage + 1] <= layers
 
     def lives_of(self, vw: int) -> list[Life]:
         """All incarnations of a virtual worker."""

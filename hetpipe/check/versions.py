@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetpipe.check.events import Forward, Pass, Wave
+from hetpipe.check.events import Forward, Pass, Step, Wave
 from hetpipe.check.formulas import (
     backward_through,
     determined_clock,
@@ -22,6 +22,14 @@ from hetpipe.check.report import Findings, Kind
 from hetpipe.check.timeline import Life, Timeline
 
 _Minibatches = dict[int, Pass]
+
+
+def verify_frozen(event: Pass | Step | Wave, name: str, timeline: Timeline, wave: int, findings: Findings) -> None:
+    """Verify that an event in a wave carries the F in force there."""
+    frozen = timeline.frozen_at(wave)[0]
+    if event.frozen != frozen:
+        message = f"{name} has {event.frozen} frozen layers, where F = {frozen} is in force"
+        findings.add(Kind.FROZEN_COUNT, message, event.origin)
 
 
 def verify_plan_version(event: Pass | Wave, name: str, life: Life, wave: int, findings: Findings) -> None:

@@ -12,7 +12,7 @@ from hetpipe.check.facts import Facts
 from hetpipe.check.formulas import determined_clock, minibatches_in, needs_pull, required_clock, wave_of
 from hetpipe.check.report import Findings, Kind
 from hetpipe.check.timeline import Timeline
-from hetpipe.check.versions import verify_plan_version
+from hetpipe.check.versions import verify_frozen, verify_plan_version
 
 
 class WaveVerifier:
@@ -43,6 +43,7 @@ class WaveVerifier:
         self._verify_life(event)
         life = self._timeline.lives[event.vw, event.incarnation]
         verify_plan_version(event, event.name, life, event.wave, self._findings)
+        verify_frozen(event, event.name, self._timeline, event.wave, self._findings)
 
     def num_minibatches(self) -> int:
         """Number of minibatches in all waves computed by some stage."""

@@ -23,6 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from hetpipe.errors import JobError
 from hetpipe.job.elastic import ElasticSection
+from hetpipe.job.freezing import FreezeSection
 from hetpipe.job.patience import PatienceSection
 from hetpipe.job.rules import contradictions
 from hetpipe.job.sections import (
@@ -169,6 +170,7 @@ class Job(Section):
     survive: SurviveSection = SurviveSection()
     patience: PatienceSection = PatienceSection()
     elastic: ElasticSection = ElasticSection()
+    freeze: FreezeSection = FreezeSection()
     checkpoint: CheckpointSection = Field(default=CheckpointSection(), validate_default=True)
 
     def __init__(self, **values: Any) -> None:
@@ -271,6 +273,11 @@ class Job(Section):
         if problems:
             raise refusal(problems)
         return checked
+
+    @property
+    def freezes(self) -> bool:
+        """Whether layers freeze."""
+        return self.freeze.is_used
 
     @property
     def is_planned(self) -> bool:

@@ -81,6 +81,8 @@ class ModelLayer:
     """Buffers whose first use is in this layer."""
     reads: tuple[str, ...] = ()
     """Buffers and frozen parameters of other layers that a stage with this layer reads."""
+    modules: tuple[str, ...] = ()
+    """Paths of the modules whose last call ends in this layer; the model itself is in the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +364,11 @@ class CutModel:
             return (False,) * len(self.signature.keys)
         return (False,) * (1 + len(self._integers)) + tuple(each.has_gradient for each in cut.crossing)
 
+    def is_tied(self, layer: int) -> bool:
+        """Whether `layer` or a later one uses a trainable parameter of an earlier one."""
+        cut = self.border(layer)
+        return cut is not None and any(each.name.startswith("parameter:") for each in cut.crossing)
+
     def value_names(self, layer: int) -> tuple[str, ...]:
         """Names of the values received by `layer`."""
         return self._names(self.border(layer))
@@ -641,7 +648,10 @@ def _layers(
     for label, cut in zip(labels, (None, *cuts), strict=True):
         name = label or "model"
         names.append(name if name not in names or cut is None else cut.key.lstrip("/"))
+    modules: list[list[str]] = [[] for _ in range(last + 1)]
+    for path, layer in sorted(calls.items()):
+        modules[layer].append(path)
     return tuple(
-        ModelLayer(name, tuple(p), tuple(f), tuple(b), tuple(sorted(r - set(f) - set(b) - rewritten)))
-        for name, p, f, b, r in zip(names, parameters, frozen, buffers, reads, strict=True)
+        ModelLayer(name, tuple(p), tuple(f), tuple(b), tuple(sorted(r - set(f) - set(b) - rewritten)), tuple(m))
+        for name, p, f, b, r, m in zip(names, parameters, frozen, buffers, reads, modules, strict=True)
     )

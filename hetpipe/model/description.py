@@ -63,7 +63,10 @@ def from_plain(plain: Mapping[str, Any]) -> CutDescription:
         Signature(tuple(plain["signature"]["keys"]), is_mapping=plain["signature"]["is_mapping"]),
         tuple(plain["floating"]),
         tuple(
-            ModelLayer(layer["name"], *(tuple(layer[key]) for key in ("parameters", "frozen", "buffers", "reads")))
+            ModelLayer(
+                layer["name"],
+                *(tuple(layer[key]) for key in ("parameters", "frozen", "buffers", "reads", "modules")),
+            )
             for layer in plain["layers"]
         ),
         _mode(plain["training"]),

@@ -45,12 +45,22 @@ class HistoryWriter(Protocol):
         del listener
 
     def forward(
-        self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int, version: int = 0
+        self,
+        *,
+        vw: int,
+        incarnation: int,
+        stage: int,
+        p: int,
+        clock: int,
+        local_through: int,
+        version: int = 0,
+        frozen: int = 0,
     ) -> None:
         """A stage begins the forward of minibatch p on w^(`clock`) and own updates through `local_through`.
 
         `clock` is W*(p), `local_through` is v_i(p) of this stage: where the policy predicts, of the weights that it
-        predicts from. `version` is that of its virtual worker's plan, by which its layers are those of this stage.
+        predicts from. `version` is that of its virtual worker's plan, by which its layers are those of this stage;
+        `frozen` is F, the number of frozen layers with trainable parameters.
         """
         self.write(
             "forward",
@@ -61,15 +71,26 @@ class HistoryWriter(Protocol):
             clock=clock,
             local_through=local_through,
             version=version,
+            frozen=frozen,
         )
 
     def backward(
-        self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int, version: int = 0
+        self,
+        *,
+        vw: int,
+        incarnation: int,
+        stage: int,
+        p: int,
+        clock: int,
+        local_through: int,
+        version: int = 0,
+        frozen: int = 0,
     ) -> None:
         """A stage begins the backward of minibatch p.
 
         `clock` is W*(p) as in its forward, `local_through` the last own update in the weights that the backward reads:
-        as in the forward, or the newest before p where the policy predicts. `version` as in the forward.
+        as in the forward, or the newest before p where the policy predicts. `version` and `frozen` as in the forward.
+        A stage of frozen layers alone has no backwards.
         """
         self.write(
             "backward",
@@ -80,19 +101,25 @@ class HistoryWriter(Protocol):
             clock=clock,
             local_through=local_through,
             version=version,
+            frozen=frozen,
         )
 
-    def step(self, *, vw: int, incarnation: int, stage: int, p: int, version: int = 0) -> None:
+    def step(self, *, vw: int, incarnation: int, stage: int, p: int, version: int = 0, frozen: int = 0) -> None:
         """A stage has made an update; p is the last minibatch whose gradient is in it.
 
         Written once per update, whether the stage has parameters or not: after every minibatch, after every group of
-        `gradients.accumulate`, or once per wave, and after the last minibatch before a barrier.
+        `gradients.accumulate`, or once per wave, and after the last minibatch before a barrier; but not by a stage of
+        frozen layers alone.
         """
-        self.write("step", vw=vw, incarnation=incarnation, stage=stage, p=p, version=version)
+        self.write("step", vw=vw, incarnation=incarnation, stage=stage, p=p, version=version, frozen=frozen)
 
-    def skip(self, *, vw: int, incarnation: int, stage: int, p: int, scale: int, version: int = 0) -> None:
+    def skip(
+        self, *, vw: int, incarnation: int, stage: int, p: int, scale: int, version: int = 0, frozen: int = 0
+    ) -> None:
         """A stage has skipped an update, in place of `step`: a gradient of some stage overflowed at this loss scale."""
-        self.write("skip", vw=vw, incarnation=incarnation, stage=stage, p=p, scale=scale, version=version)
+        self.write(
+            "skip", vw=vw, incarnation=incarnation, stage=stage, p=p, scale=scale, version=version, frozen=frozen
+        )
 
     def wave(  # noqa: PLR0913 - one for each field of the line
         self,
@@ -106,6 +133,7 @@ class HistoryWriter(Protocol):
         first_clock: int,
         last_clock: int,
         version: int = 0,
+        frozen: int = 0,
     ) -> None:
         """A stage has computed a wave of the minibatches `first` to `last`, whose W* are these; in a summary only."""
         self.write(
@@ -119,11 +147,14 @@ class HistoryWriter(Protocol):
             first_clock=first_clock,
             last_clock=last_clock,
             version=version,
+            frozen=frozen,
         )
 
-    def wave_computed(self, *, vw: int, incarnation: int, stage: int, wave: int, p: int, version: int = 0) -> None:
+    def wave_computed(
+        self, *, vw: int, incarnation: int, stage: int, wave: int, p: int, version: int = 0, frozen: int = 0
+    ) -> None:
         """A stage has computed a wave, with the last minibatch p. No line, except for `wave` in a summary."""
-        del vw, incarnation, stage, wave, p, version
+        del vw, incarnation, stage, wave, p, version, frozen
 
     def memory(self, *, vw: int, incarnation: int, stage: int, p: int, policies: Sequence[str]) -> None:
         """From minibatch p on, the first of a wave, the layers of a stage have these memory policies.
@@ -178,6 +209,13 @@ class HistoryWriter(Protocol):
         """
         self.write("waves", vw=vw, clock=clock, minibatches_per_wave=minibatches_per_wave, origin=origin)
 
+    def freeze(self, *, clock: int, frozen: int, layers: int) -> None:
+        """From the barrier at `clock` on, the first `layers` layers of the chain are frozen, F of them trainable.
+
+        `frozen` is F. Written by the clock shard for each segment with frozen layers.
+        """
+        self.write("freeze", clock=clock, frozen=frozen, layers=layers)
+
     def leave(self, *, vw: int, incarnation: int, clock: int) -> None:
         """A drained virtual worker stops counting at the barrier at `clock`; its waves before it count."""
         self.write("leave", vw=vw, incarnation=incarnation, clock=clock)
@@ -218,24 +256,46 @@ class SummaryHistory(HistoryWriter):
         self._history.write(event, **fields)
 
     def forward(
-        self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int, version: int = 0
+        self,
+        *,
+        vw: int,
+        incarnation: int,
+        stage: int,
+        p: int,
+        clock: int,
+        local_through: int,
+        version: int = 0,
+        frozen: int = 0,
     ) -> None:
         """Record the clock."""
-        del vw, incarnation, stage, local_through, version
+        del vw, incarnation, stage, local_through, version, frozen
         self._clocks[p] = clock
 
     def backward(
-        self, *, vw: int, incarnation: int, stage: int, p: int, clock: int, local_through: int, version: int = 0
+        self,
+        *,
+        vw: int,
+        incarnation: int,
+        stage: int,
+        p: int,
+        clock: int,
+        local_through: int,
+        version: int = 0,
+        frozen: int = 0,
     ) -> None:
         """Included in the line of its wave."""
 
-    def step(self, *, vw: int, incarnation: int, stage: int, p: int, version: int = 0) -> None:
+    def step(self, *, vw: int, incarnation: int, stage: int, p: int, version: int = 0, frozen: int = 0) -> None:
         """Included in the line of its wave."""
 
-    def skip(self, *, vw: int, incarnation: int, stage: int, p: int, scale: int, version: int = 0) -> None:
+    def skip(
+        self, *, vw: int, incarnation: int, stage: int, p: int, scale: int, version: int = 0, frozen: int = 0
+    ) -> None:
         """Included in the line of its wave."""
 
-    def wave_computed(self, *, vw: int, incarnation: int, stage: int, wave: int, p: int, version: int = 0) -> None:
+    def wave_computed(
+        self, *, vw: int, incarnation: int, stage: int, wave: int, p: int, version: int = 0, frozen: int = 0
+    ) -> None:
         """Implement `HistoryWriter.wave_computed`."""
         own = sorted(each for each in self._clocks if each <= p)
         clocks = [self._clocks.pop(each) for each in own]
@@ -249,6 +309,7 @@ class SummaryHistory(HistoryWriter):
             first_clock=clocks[0],
             last_clock=clocks[-1],
             version=version,
+            frozen=frozen,
         )
 
 

@@ -18,7 +18,7 @@ from hetpipe.decide.sync.records import SegmentRecord
 from hetpipe.decide.sync.segment import CHECKPOINTS, END, EPOCH, ends_run
 from hetpipe.link.policy import Frame, FrameKind
 from hetpipe.observe.timeline import Activity
-from hetpipe.pipeline.chain import dtype_name
+from hetpipe.pipeline.chain import constants_of, dtype_name
 from hetpipe.pipeline.evaluation import EvaluationPass
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.setup import StageParts
@@ -53,7 +53,7 @@ def stage_checkpoints(parts: StageParts, inbox: Inbox, waiter: Waiter) -> StageC
             for local, name in layer.frozen.items()
         }
         return StageContent(
-            weights={} if parts.has_shards else parts.weights.at_barrier.views,
+            weights={} if parts.has_shards else {**parts.weights.at_barrier.views, **constants_of(parts.layers)},
             buffers={**_buffers(parts), **frozen},
             optimizer=parts.weights.optimizer.state()
             | ({} if parts.scales is None else {LOSS_SCALE: parts.scales.state()}),

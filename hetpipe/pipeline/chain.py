@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -23,6 +23,7 @@ from hetpipe.model.cut_model import CutDescription, CutModel, Signature, describ
 from hetpipe.pipeline.modes import ModuleMode, enter_evaluation, enter_training, modes_of
 from hetpipe.pipeline.precision import autocast
 from hetpipe.values.alignment import alignment_on
+from hetpipe.values.freezing import FreezeMode
 from hetpipe.values.ids import LayerIndex
 from hetpipe.values.measurement import AliveTensor
 from hetpipe.values.plan import DTYPE_BYTES, ForbiddenPlaces, TensorSpec
@@ -73,6 +74,10 @@ class Layer:
     """The model whose forward runs this layer; None if `module` is called."""
     precision: Precision = "fp32"
     """What it computes in: `run_layers` runs it under autocast."""
+    constant: Mapping[str, str] = field(default_factory=dict)
+    """Trainable parameters while the layer is frozen (`freeze`): constant, in their modules."""
+    sends_gradients: bool = True
+    """Whether layers before it are trained, and need the gradients of what it receives."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -477,6 +482,53 @@ def hooked(layers: Sequence[Layer], gradients: dict[str, Tensor | None]) -> dict
     return gradients
 
 
+def freeze(chain: Sequence[Layer], first: int, last: int, frozen: int, mode: FreezeMode) -> tuple[Layer, ...]:
+    """The layers [first, last) of `chain` where its first `frozen` layers are frozen (freezing.md §1).
+
+    Their parameters stay in their modules and require no gradients any more.
+
+    Args:
+        chain: all layers.
+        first, last: the layers of a stage, whose tensors are here.
+        frozen: number of frozen layers.
+        mode: training flags of modules that no layer behind the frozen ones calls; the others keep theirs.
+    """
+    asleep = _modules_of_frozen(chain, frozen) if mode == "eval" else frozenset()
+    found = []
+    for layer in chain[first:last]:
+        modes = tuple(
+            replace(each, training=each.evaluation) if id(each.module) in asleep else each for each in layer.modes
+        )
+        found.append(replace(layer, modes=modes, sends_gradients=layer.index > frozen))
+        if layer.index < frozen:
+            for local in layer.parameters:
+                layer.module.get_parameter(local).requires_grad = False
+            found[-1] = replace(found[-1], parameters={}, constant=layer.parameters, places=(), gradient_hooks={})
+    return tuple(found)
+
+
+def _modules_of_frozen(chain: Sequence[Layer], frozen: int) -> frozenset[int]:
+    """The ids of the modules that only the first `frozen` layers call."""
+    cut = chain[0].cut
+    if cut is None:
+        later = {id(part) for layer in chain[frozen:] for part in layer.module.modules()}
+        return frozenset(id(part) for layer in chain[:frozen] for part in layer.module.modules()) - later
+    layer_of = {path: index for index, layer in enumerate(cut.layers) for path in layer.modules}
+    found = set()
+    for path, module in cut.model.named_modules():
+        called = path
+        while called and called not in layer_of:  # a container, or a part of a module that runs whole
+            called = called.rpartition(".")[0]
+        if layer_of.get(called, len(chain)) < frozen:
+            found.add(id(module))
+    return frozenset(found)
+
+
+def constants_of(layers: Sequence[Layer]) -> dict[str, Tensor]:
+    """The parameters of the frozen ones of `layers`, by names in the model."""
+    return {name: layer.module.get_parameter(local) for layer in layers for local, name in layer.constant.items()}
+
+
 def forget_weights(layers: Sequence[Layer]) -> None:
     """Free the modules' own trainable parameters, if weights are always passed to `run_layers`.
 
@@ -577,7 +629,8 @@ def run_layers(
     with autocast(layers[0].precision, device_of(values)), weights_in_place(layers, weights):
         if layers[0].cut is not None:
             first, last = layers[0].index, layers[-1].index + 1
-            return layers[0].cut.run(first, last, weights, values, seed=seed or _unseeded, normalise=_boundary)
+            placed = {**weights, **constants_of(layers)}
+            return layers[0].cut.run(first, last, placed, values, seed=seed or _unseeded, normalise=_boundary)
         for layer in layers:
             if seed is not None:
                 seed(layer.index)
@@ -597,6 +650,8 @@ def _unseeded(_: SeedKey) -> None:
 def gradient_flags(layers: Sequence[Layer], values: Values) -> tuple[bool, ...]:
     """Per value received by `layers`: whether its gradient is sent back to the previous stage."""
     first = layers[0]
+    if not first.sends_gradients:
+        return (False,) * len(values)
     if first.cut is not None:
         return first.cut.gradient_flags(first.index)
     return tuple(value.is_floating_point() and first.index > 0 for value in values)

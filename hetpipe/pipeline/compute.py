@@ -157,12 +157,16 @@ class Emulator:
         self._emulation = emulation
         self._profiled_seconds: dict[Kind, float] = {}
 
-    def cover(self, first_layer: int, last_layer: int) -> None:
-        """Emulate the device's time for layers [first_layer, last_layer), where a profile states it."""
+    def cover(self, first_layer: int, last_layer: int, *, frozen: int = 0) -> None:
+        """Emulate the device's time for layers [first_layer, last_layer), where a profile states it.
+
+        The first `frozen` layers of the chain have no backward.
+        """
         if self._emulation is not None:
+            trained = min(max(first_layer, frozen), last_layer)
             self._profiled_seconds = {
                 Kind.FORWARD: self._emulation.forward_of(first_layer, last_layer),
-                Kind.BACKWARD: self._emulation.backward_of(first_layer, last_layer),
+                Kind.BACKWARD: self._emulation.backward_of(trained, last_layer),
             }
 
     def stretch(self, kind: Kind, started: float) -> None:

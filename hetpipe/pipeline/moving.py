@@ -1,8 +1,9 @@
-"""Layers move between the running stages of a virtual worker, at a barrier (plan-versions.md §4).
+"""Layers move between the running stages of a virtual worker, at a barrier (plan-versions.md §4), or are frozen.
 
 Every stage does this after the barrier's work, which the old version of the plan does: it hands the layers that it
 loses to the neighbour in whose direction they go, takes those that it gets, and is built anew from the user's code with
-its new layers. Weights, buffers and the optimizer's state are those of the barrier, bit for bit.
+its new layers. Weights, buffers and the optimizer's state are those of the barrier, bit for bit. Where layers are
+frozen there (freezing.md), a stage is built in the same way, with or without layers that move.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from hetpipe.link.policy import Frame, FrameKind, Link
 from hetpipe.observe.log import get_logger
 from hetpipe.observe.timeline import Activity
 from hetpipe.pipeline.callables import LossFunction, WeightedLosses
-from hetpipe.pipeline.chain import Layer, forget_weights
+from hetpipe.pipeline.chain import Layer, constants_of, forget_weights
 from hetpipe.pipeline.compute import StageCompute
 from hetpipe.pipeline.handover import LayerState, States, frames_of, received
 from hetpipe.pipeline.inbox import Inbox
@@ -48,8 +49,8 @@ class BuiltStage:
     losses: WeightedLosses | None
 
 
-#: Bounds of all stages of the virtual worker → this stage, built by them.
-BuildStage = Callable[[tuple[int, ...]], BuiltStage]
+#: Bounds of all stages of the virtual worker, and the number of frozen layers → this stage, built by them.
+BuildStage = Callable[[tuple[int, ...], int], BuiltStage]
 
 
 class LayerMover:
@@ -62,33 +63,40 @@ class LayerMover:
         self._build = build
 
     def move(self, segment: SegmentRecord, member: SegmentMember) -> None:
-        """Adopt the plan version of `member`, with which `segment` begins. The weights of its start are loaded.
+        """Adopt the plan version of `member` and the frozen layers with which `segment` begins.
+
+        The weights of its start are loaded.
 
         Raises:
             LinkClosed, DeadlineExceeded: the connection to a neighbour that sends layers was lost.
         """
         parts, clock = self._parts, segment.start
         before, stage = parts.bounds, parts.identity.stage
-        if member.bounds in ((), before):
+        after = member.bounds or before
+        own = after[stage : stage + 2]
+        is_frozen = own and _concerned(parts.frozen_layers, own) != _concerned(segment.frozen_layers, own)
+        parts.frozen, parts.frozen_layers = segment.frozen, segment.frozen_layers
+        if after == before and not is_frozen:
             return
         assert self._build is not None, "a stage of a run whose plans change knows how it is built"
         started = parts.clock.monotonic()
         failpoints.reach("repartition.record_read")
         with parts.timeline.span(Activity.MOVE, clock=clock):
-            states = self._exchanged(self._own_states(), member.bounds, clock)
+            states = self._exchanged(self._own_states(), after, clock)
             failpoints.reach("repartition.layers_half_moved")
             with parts.guard:
-                built = self._build(member.bounds)
+                built = self._build(after, segment.frozen_layers)
             self._adopt(built, states, clock)
-            parts.emulator.cover(*member.bounds[stage : stage + 2])
-        parts.bounds = member.bounds
+            parts.emulator.cover(*own, frozen=segment.frozen_layers)
+        parts.bounds = after
         failpoints.reach("repartition.stage_built")
         _log.info(
             "layers_moved",
             clock=clock,
             version=member.version,
             before=list(before[stage : stage + 2]),
-            after=list(member.bounds[stage : stage + 2]),
+            after=list(own),
+            frozen=list(range(own[0], min(max(own[0], segment.frozen_layers), own[1]))),
             seconds=round(parts.clock.monotonic() - started, 3),
         )
 
@@ -105,7 +113,7 @@ class LayerMover:
             own = {name: module.get_buffer(local) for local, name in layer.buffers.items()}
             names = [name for name in layer.parameters.values() if name in weights]
             states[layer.index] = LayerState(
-                {name: weights[name] for name in names},
+                {name: weights[name] for name in names} | constants_of((layer,)),
                 {**frozen, **own},
                 {name: optimizer[name] for name in names if name in optimizer},
             )
@@ -162,6 +170,8 @@ class LayerMover:
         for layer in built.layers:
             for local, name in layer.frozen.items():
                 layer.module.get_parameter(local).copy_(buffers[name])
+            for name, parameter in constants_of((layer,)).items():
+                parameter.copy_(weights[name])
             for local, name in layer.buffers.items():
                 layer.module.get_buffer(local).copy_(buffers[name])
         forget_weights(built.layers)
@@ -171,3 +181,12 @@ class LayerMover:
             self._inbox.change_pool(built.pool)
         parts.layers, parts.compute, parts.pool, parts.weights = built.layers, built.compute, built.pool, built.weights
         parts.data = replace(parts.data, metrics=built.metrics, losses=built.losses)
+
+
+def _concerned(frozen: int, own: Sequence[int]) -> int:
+    """The number of frozen layers as far as a stage with the layers `own` depends on it.
+
+    That is how many of its own are frozen, and whether the stage before has any that is trained.
+    """
+    first, last = own
+    return min(max(frozen, first - 1), last)

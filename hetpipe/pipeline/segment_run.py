@@ -300,6 +300,7 @@ class SegmentRun:
             clock=flying.clock,
             local_through=version.through + parts.shift,
             version=parts.plan_version,
+            frozen=parts.frozen,
         )
         started = parts.clock.monotonic()
         with parts.guard:
@@ -445,15 +446,17 @@ class SegmentRun:
         parts, identity = self._parts, self._parts.identity
         flying = self._flying.pop(p)
         version = parts.weights.backward(p)
-        parts.history.backward(
-            vw=identity.vw,
-            incarnation=identity.incarnation,
-            stage=identity.stage,
-            p=p + parts.shift,
-            clock=flying.clock,
-            local_through=version.through + parts.shift,
-            version=parts.plan_version,
-        )
+        if not parts.is_frozen:  # else the frame without tensors tells only that the minibatch is done
+            parts.history.backward(
+                vw=identity.vw,
+                incarnation=identity.incarnation,
+                stage=identity.stage,
+                p=p + parts.shift,
+                clock=flying.clock,
+                local_through=version.through + parts.shift,
+                version=parts.plan_version,
+                frozen=parts.frozen,
+            )
         received, weight = self._take_gradients(p, flying)
         gradients = self._compute_backward(p, replace(flying, weight=weight), version, received)
         self._backwarded = p
@@ -508,6 +511,7 @@ class SegmentRun:
             wave=wave,
             p=last + parts.shift,
             version=parts.plan_version,
+            frozen=parts.frozen,
         )
         parts.synchroniser.push_wave(wave, update, self._blocks_of(wave), segment=self._start)
         self._closed = Wave(wave + 1)

@@ -178,6 +178,15 @@ class StageParts:
     """The version of its virtual worker's plan in the current segment."""
     bounds: tuple[int, ...] = ()
     """Stage k of its virtual worker has the layers [bounds[k], bounds[k + 1])."""
+    frozen: int = 0
+    """F: frozen layers with trainable parameters in the current segment (freezing.md)."""
+    frozen_layers: int = 0
+    """The leading layers of the chain that are frozen."""
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether all layers of the stage are frozen, so that it has neither backwards nor updates."""
+        return self.layers[-1].index < self.frozen_layers
 
     @property
     def reader(self) -> DataReader:

@@ -206,7 +206,7 @@ class Updates:
         parts, identity, p = self._parts, self._parts.identity, waiting.p
         scales.judge(p, waiting.scale_exponent, overflowed=True)
         parts.weights.step(p, None)
-        if waiting.is_own:
+        if waiting.is_own and not parts.is_frozen:
             parts.history.skip(
                 vw=identity.vw,
                 incarnation=identity.incarnation,
@@ -214,6 +214,7 @@ class Updates:
                 p=p + parts.shift,
                 scale=1 << waiting.scale_exponent,
                 version=parts.plan_version,
+                frozen=parts.frozen,
             )
         self.through = p
         self._made(p)
@@ -235,13 +236,14 @@ class Updates:
         parts, identity = self._parts, self._parts.identity
         started = parts.clock.monotonic()
         parts.weights.step(p, gradients)
-        if is_own:
+        if is_own and not parts.is_frozen:
             parts.history.step(
                 vw=identity.vw,
                 incarnation=identity.incarnation,
                 stage=identity.stage,
                 p=p + parts.shift,
                 version=parts.plan_version,
+                frozen=parts.frozen,
             )
         self._tally.computed(Activity.STEP, p, started)
         self.through = p

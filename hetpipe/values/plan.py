@@ -124,6 +124,8 @@ class LayerReport:
     """Elements of the layer's output for one minibatch."""
     forbidden: tuple[ForbiddenPlaces, ...] = ()
     """Places within the layer where it cannot be cut."""
+    is_tied: bool = False
+    """Whether this layer or a later one uses a trainable parameter of an earlier one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +234,8 @@ class Plan:
     num_shards: int
     model_digest: str = ""
     """Of the file in the run's folder from which stages build the model; empty: each stage derives its layers."""
+    freeze_levels: tuple[int, ...] = ()
+    """`Freezing.levels` of the model; empty for a job that freezes nothing."""
 
     def stage(self, vw: VirtualWorkerIndex, stage: StageIndex) -> StagePlan:
         """The plan of one stage."""

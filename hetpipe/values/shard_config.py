@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hetpipe.values.freezing import Freezing
 from hetpipe.values.ids import JobId, ShardIndex, Term
 from hetpipe.values.plan import SlicePlan
 from hetpipe.values.run_document import RunDocument
@@ -45,6 +46,8 @@ class ShardConfig:
     """Virtual workers that leave and come back as the job decides, in order of their clocks."""
     storage: str | None = None
     """URL of the object store for checkpoints; None: they are in the folder of the run."""
+    freezing: Freezing | None = None
+    """How layers freeze, for the clock shard; None: none do."""
 
 
 def shard_name(shard: ShardIndex) -> str:

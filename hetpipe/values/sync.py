@@ -234,6 +234,8 @@ class Progress:
     plans: dict[VirtualWorkerIndex, PlanVersion] = field(default_factory=dict, hash=False)
     """The plan version of each virtual worker from this barrier on; empty before the run has begun, and in checkpoints
     of earlier versions."""
+    frozen: int = 0
+    """F: the frozen layers with trainable parameters from this barrier on; it never falls (freezing.md)."""
     waves: dict[VirtualWorkerIndex, WaveNumbers] = field(default_factory=dict, hash=False)
     """N_v of each virtual worker from this barrier on, and its number of minibatches before; empty where N has never
     changed: then it is that of the job, and they number clock·N."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -104,6 +104,12 @@ class FlatBuffer:
     def copy_(self, other: FlatBuffer) -> FlatBuffer:
         """Copy the contents of `other`."""
         self.data.copy_(other.data)
+        return self
+
+    def carry_over_(self, other: FlatBuffer, slots: Iterable[Slot]) -> FlatBuffer:
+        """Copy the contents of `other` in some slots of the layout."""
+        for slot in slots:
+            self.data[slot.offset : slot.end].copy_(other.data[slot.offset : slot.end])
         return self
 
     def add_(self, other: FlatBuffer) -> FlatBuffer:

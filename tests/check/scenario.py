@@ -56,6 +56,8 @@ class Scenario:
     """The stages that it then has; None: as many as before."""
     moves: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
     """(clock, worker, bounds of its stages from there on); then histories have `plan` lines and versions."""
+    frozen: tuple[tuple[int, int], ...] = ()
+    """(completed epochs, layers that are frozen from there on, each with its parameters)."""
     policies: tuple[tuple[str, int, int, tuple[int | str, ...], str], ...] = ()
     """(`clock` or `p`, its number, worker, layers, their memory policy from there on), in order of time."""
     stop_at: int | None = None
@@ -78,10 +80,14 @@ class Scenario:
         """A, or N for the policies that update once per wave."""
         return self.num_of(vw) if self.weights in ("flush", "double_buffer") else self.accumulate
 
-    def slices_on(self, bounds: tuple[int, ...], stage: int, shard: int) -> list[int]:
-        """The slices of a stage on a shard, as indices among the shard's."""
+    def frozen_in(self, epoch: int) -> int:
+        """Frozen layers in a pass over the data, counted from 0."""
+        return max((frozen for at, frozen in self.frozen if at <= epoch), default=0)
+
+    def slices_on(self, bounds: tuple[int, ...], stage: int, shard: int, frozen: int = 0) -> list[int]:
+        """The slices of a stage on a shard behind the frozen layers, as indices among the shard's."""
         layers = range(*bounds[stage : stage + 2]) if self.has_shards else ()
-        return [layer // self.num_shards for layer in layers if layer % self.num_shards == shard]
+        return [layer // self.num_shards for layer in layers if layer % self.num_shards == shard and layer >= frozen]
 
     def files(self) -> dict[str, Record]:
         """job.json, plan.json and facts.json; keys that no checker needs are left out."""
@@ -94,6 +100,7 @@ class Scenario:
         }
         if self.pull != "every_wave":
             sync["pull"] = self.pull
+        schedule = [{"epoch": epoch, "layers": layers} for epoch, layers in self.frozen if epoch]
         job: Record = {
             "name": "simulated",
             "batch_size": self.batch_size,
@@ -103,6 +110,7 @@ class Scenario:
             "weights": self.weights,
             "schedule": self.schedule,
             "gradients": {"accumulate": self.accumulate},
+            **({"freeze": {"layers": self.frozen_in(0), "schedule": schedule}} if self.frozen else {}),
             "workers": {"count": len(self.num_stages)},
             "parameter_servers": {"count": self.num_shards},
         }
@@ -139,6 +147,7 @@ class Scenario:
             "virtual_workers": workers,
             "slices": slices,
             "num_shards": self.num_shards,
+            **({"freeze_levels": list(range(NUM_LAYERS))} if self.frozen else {}),
         }
 
 

@@ -101,6 +101,7 @@ class _Machine:
         self.to_apply: list[deque[tuple[int, int, int]]] = [deque() for _ in range(scenario.num_shards)]
         self.ended = False
         self.evicted = self.stopped = self.drained = False
+        self.frozen = 0
         #: Who is to leave at the next barrier.
         self.leaving: list[_Worker] = []
 
@@ -268,7 +269,9 @@ class _Machine:
             predicts = self.scenario.weights in ("predict", "spectrain")
             through = stage.updates[-1] if predicts else item.through[index]
         version = {"version": worker.version} if self.scenario.moves else {}
-        self.write_of(worker, index, event, p=item.p, clock=item.clock, local_through=through, **version)
+        if event == "forward" or not self.is_frozen(worker, index):
+            own = {**version, **self.own_frozen}
+            self.write_of(worker, index, event, p=item.p, clock=item.clock, local_through=through, **own)
         if event == "backward" and self.updates_after(worker, item.p):
             if self.scenario.sync == "allreduce":
                 stage.owes = item.p
@@ -286,7 +289,17 @@ class _Machine:
     def update(self, worker: _Worker, index: int, p: int) -> None:
         worker.stages[index].owes = None
         worker.stages[index].updates.append(p)
-        self.write_of(worker, index, "step", p=p)
+        if not self.is_frozen(worker, index):
+            self.write_of(worker, index, "step", p=p, **self.own_frozen)
+
+    @property
+    def own_frozen(self) -> Record:
+        """What every line of a stage has."""
+        return {"frozen": self.frozen} if self.scenario.frozen else {}
+
+    def is_frozen(self, worker: _Worker, index: int) -> bool:
+        """Whether a stage has frozen layers alone."""
+        return worker.bounds[index + 1] <= self.frozen
 
     def pull(self, worker: _Worker, clock: int) -> None:
         for stage in range(worker.num_stages):
@@ -309,7 +322,7 @@ class _Machine:
             return
         for stage in range(worker.num_stages):
             for shard in range(self.scenario.num_shards):
-                slices = self.scenario.slices_on(worker.bounds, stage, shard)
+                slices = self.scenario.slices_on(worker.bounds, stage, shard, self.frozen)
                 if slices:
                     who: Record = {"vw": worker.vw, "incarnation": worker.incarnation, "stage": stage}
                     file = f"parameter_server-{shard}.jsonl"
@@ -320,7 +333,7 @@ class _Machine:
                         **who,
                         wave=wave,
                         shard=shard,
-                        slices=slices if self.scenario.moves else len(slices),
+                        slices=slices if self.scenario.moves or self.scenario.frozen else len(slices),
                     )
 
     # -- shards --
@@ -426,7 +439,11 @@ class _Machine:
         if "epoch" in self.words:
             self.epoch += 1
             self.used.clear()
-        if "end" in self.words or "stop" in self.words:
+        is_over = bool({"end", "stop"} & set(self.words.split("+")))
+        self.frozen = self.frozen if is_over else self.scenario.frozen_in(self.epoch)
+        if self.frozen:
+            self.decide("freeze", clock=self.published, frozen=self.frozen, layers=self.frozen)
+        if is_over:
             self.ended = True
             return
         self.floor = clock = self.published

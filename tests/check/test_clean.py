@@ -28,7 +28,7 @@ def scenario_of(seed: int) -> Scenario:
     num_per_wave = draw.choice([n for n in (1, 2, 4, 6) if n >= deepest or weights not in STRICT])
     staleness = draw.choice([0, 1, 4, None])
     minibatches = draw.choice([None, None, 5])
-    return Scenario(
+    scenario = Scenario(
         num_stages=tuple(deepest if sync == "allreduce" else draw.randint(1, deepest) for _ in range(num_workers)),
         num_shards=draw.choice([1, 2, 3]) if sync == "wsp" else 1,
         minibatches_per_wave=num_per_wave,
@@ -48,8 +48,11 @@ def scenario_of(seed: int) -> Scenario:
         returns_with=draw.randint(1, deepest),
         stop_at=draw.choice([None, None, 2]),
         hosts=draw.choice([("n0",), ("n0", "n1")]),
+        frozen=draw.choice([(), (), ((0, 2),), ((1, 3),), ((0, 1), (1, 4), (2, 5))]),
         seed=seed,
     )
+    # Without `plan` lines nobody knows the cut of a worker that left, which may return with other stages.
+    return replace(scenario, frozen=()) if scenario.drain_at else scenario
 
 
 def judge(folder: Path, scenario: Scenario, histories: Histories, *, require_complete: bool = False) -> Report:

@@ -8,6 +8,7 @@ import pytest
 
 from hetpipe.check import Kind, check_run
 from tests.check.corruptions import CORRUPTIONS, corrupted_lines
+from tests.check.freeze_corruptions import FREEZE_CORRUPTIONS
 from tests.check.generate import SHIPPED, shipped_names
 from tests.check.plan_corruptions import PLAN_CORRUPTIONS
 from tests.check.policy_corruptions import POLICY_CORRUPTIONS
@@ -58,6 +59,7 @@ def test_the_design_s_breaches_are_shipped_and_every_kind_has_a_corruption() -> 
         *POLICY_CORRUPTIONS.values(),
         *WAVE_CORRUPTIONS.values(),
         *PLAN_CORRUPTIONS.values(),
+        *FREEZE_CORRUPTIONS.values(),
     ]
     caught = {kind for corruption in corruptions for kind in corruption.kinds}
     assert caught == set(Kind) - {Kind.INCOMPLETE}

@@ -15,6 +15,7 @@ from hetpipe.check.facts import read_facts
 from hetpipe.check.reading import read_history
 from hetpipe.errors import UserError
 from tests.check.corruption import Corruption
+from tests.check.freeze_corruptions import FREEZE_CORRUPTIONS
 from tests.check.plan_corruptions import PLAN_CORRUPTIONS
 from tests.check.policy_corruptions import POLICY_CORRUPTIONS
 from tests.check.scenario import Record, Scenario, write_run
@@ -57,7 +58,7 @@ def test_as_many_numbers_of_minibatches_as_virtual_workers(tmp_path: Path) -> No
         check_run(tmp_path)
 
 
-_ALL = POLICY_CORRUPTIONS | WAVE_CORRUPTIONS | PLAN_CORRUPTIONS
+_ALL = POLICY_CORRUPTIONS | WAVE_CORRUPTIONS | PLAN_CORRUPTIONS | FREEZE_CORRUPTIONS
 
 
 @pytest.mark.parametrize("corruption", _ALL.values(), ids=list(_ALL))

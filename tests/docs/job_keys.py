@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from hetpipe.job.elastic import AddLine, DropLine, ElasticSection, MemoryLine, MoveLine, WavesLine
 from hetpipe.job.file import Job
+from hetpipe.job.freezing import FreezePoint, FreezeSection
 from hetpipe.job.patience import PatienceSection
 from hetpipe.job.sections import (
     CheckpointSection,
@@ -81,6 +82,8 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "elastic.script.waves": WavesLine,
     "elastic.script.drop": DropLine,
     "elastic.script.add": AddLine,
+    "freeze": FreezeSection,
+    "freeze.schedule": FreezePoint,
     "environment": EnvironmentSection,
     "evaluate": EvaluateSection,
     "checkpoint": CheckpointSection,
@@ -99,6 +102,7 @@ _LEFT_OUT = (
     "elastic.script.waves",
     "elastic.script.drop",
     "elastic.script.add",
+    "freeze.schedule",
 )
 
 #: Exactly one of these is given.

@@ -78,6 +78,7 @@ class Case:
     """(clock, N, or N_v of each worker, from there on)."""
     members: tuple[tuple[int, str, int], ...] = ()
     """(clock, `drop` or `add`, worker)."""
+    freeze: dict[str, Any] = field(default_factory=dict)
     policies: tuple[tuple[dict[str, int], int, tuple[int | str, ...], str], ...] = ()
     """(moment, worker, layers, their memory policy from there on)."""
 
@@ -121,6 +122,7 @@ class Case:
             gradients=gradients,
             precision=self.precision,
             memory=self.memory,
+            freeze=self.freeze,
             lr_schedule=self.lr_schedule,
             workers={"count": self.workers, "stages": self.stages},
             sync=sync,

@@ -21,9 +21,9 @@ from tests.support.fake_clock import FakeClock
 
 #: The fields of every event, copied from the design by hand.
 FIELDS = {
-    "forward": {"vw", "incarnation", "stage", "p", "clock", "local_through", "version"},
-    "backward": {"vw", "incarnation", "stage", "p", "clock", "local_through", "version"},
-    "step": {"vw", "incarnation", "stage", "p", "version"},
+    "forward": {"vw", "incarnation", "stage", "p", "clock", "local_through", "version", "frozen"},
+    "backward": {"vw", "incarnation", "stage", "p", "clock", "local_through", "version", "frozen"},
+    "step": {"vw", "incarnation", "stage", "p", "version", "frozen"},
     "staged": {"vw", "incarnation", "stage", "wave", "shard", "slices"},
     "commit": {"vw", "incarnation", "wave", "samples"},
     "apply": {"shard", "vw", "incarnation", "wave"},
@@ -32,6 +32,7 @@ FIELDS = {
     "evict": {"vw", "incarnation", "clock"},
     "join": {"vw", "incarnation", "clock", "num_stages"},
     "plan": {"vw", "incarnation", "clock", "version", "bounds"},
+    "freeze": {"clock", "frozen", "layers"},
     "leave": {"vw", "incarnation", "clock"},
     "barrier": {"clock", "reason"},
     "used": {"vw", "wave", "epoch", "indices"},
@@ -51,6 +52,7 @@ def write_all(history: HistoryWriter) -> None:
     history.evict(vw=1, incarnation=2, clock=3)
     history.join(vw=1, incarnation=2, clock=3, num_stages=2)
     history.plan(vw=1, incarnation=2, clock=3, version=4, bounds=(0, 5))
+    history.freeze(clock=1, frozen=2, layers=3)
     history.leave(vw=1, incarnation=2, clock=5)
     history.barrier(clock=1, reason="epoch")
     history.used(vw=1, wave=2, epoch=3, indices=range(4, 7))
@@ -98,6 +100,7 @@ def test_arguments_land_in_the_fields_of_their_name() -> None:
             "clock": 5,
             "local_through": 6,
             "version": 7,
+            "frozen": 0,
         }
     ]
     assert memory.of("staged") == [

@@ -105,6 +105,8 @@ class Stage:
             downstream=self.downstream,
             plan_version=7,
             shift=0,
+            frozen=2,
+            is_frozen=False,
             history=SimpleNamespace(
                 step=lambda **fields: self.written.append(fields), skip=lambda **fields: self.skipped.append(fields)
             ),
@@ -162,7 +164,9 @@ def test_every_minibatch_makes_an_update() -> None:
         assert stage.updates.is_settled
 
     assert stage.steps == [(p, {"second": None, "first": [1.0 * p, 0.0]}) for p in (1, 2, 3)]
-    assert stage.written == [{"vw": 1, "incarnation": 2, "stage": 0, "p": p, "version": 7} for p in (1, 2, 3)]
+    assert stage.written == [
+        {"vw": 1, "incarnation": 2, "stage": 0, "p": p, "version": 7, "frozen": 2} for p in (1, 2, 3)
+    ]
     assert stage.made == [1, 2, 3]
     assert stage.computed == [(Activity.STEP, p, 5.0) for p in (1, 2, 3)]
     assert stage.norm is None
@@ -421,7 +425,9 @@ class TestLossScale:
         squares = torch.tensor([0.0, math.inf], dtype=torch.float64)
         stage.updates.add_squares(Frame(FrameKind.SQUARES, 1, 0, 0, (squares,)))
         assert not stage.steps and not stage.written
-        assert stage.skipped == [{"vw": 1, "incarnation": 2, "stage": 0, "p": 1, "scale": 2**16, "version": 7}]
+        assert stage.skipped == [
+            {"vw": 1, "incarnation": 2, "stage": 0, "p": 1, "scale": 2**16, "version": 7, "frozen": 2}
+        ]
         assert stage.updates.through == 1 and stage.made == [1]
         assert stage.downstream is not None
         assert [values(frame) for frame in stage.downstream.sent] == [[math.inf]], "the verdict is passed on"

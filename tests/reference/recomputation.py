@@ -59,7 +59,7 @@ class RecomputedPass:
         gradients = torch.autograd.grad(start, [value for value in self._ends if value.requires_grad])
         for part in reversed(self._parts):
             outputs = part.outputs if part.outputs is not None else self._again(part, weights)
-            names = [name for layer in part.layers for name in layer.parameters.values()]
+            names = [name for layer in part.layers for name in layer.parameters.values() if weights[name].requires_grad]
             inputs = [value for value in part.inputs if value.requires_grad]
             ends = [value for value in outputs if value.requires_grad]
             with weights_in_place(part.layers, weights):

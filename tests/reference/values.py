@@ -77,6 +77,13 @@ class ReferenceRun:
     """Layers of each stage, first to last, per virtual worker; None: each is one stage."""
     plans: Mapping[int, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
     """Clock → virtual worker → layers of each of its stages from the barrier there on; there is a barrier."""
+    frozen: Mapping[int, int] = field(default_factory=dict)
+    """Clock → number of leading layers of the chain that are frozen from the barrier there on; there is a barrier."""
+    frozen_mode: Literal["eval", "train"] = "eval"
+    """Training flags of frozen layers."""
+    frozen_modules: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Number of frozen layers → the modules with the flags of frozen layers, by their paths; only of a model that does
+    not state its layers."""
     sync: Literal["wsp", "none", "allreduce"] = "wsp"
     """`wsp`: shards hold the weights. `none`: one virtual worker holds them, and D and `combine` mean nothing.
     `allreduce`: equal virtual workers hold them and average the gradients of each wave."""
@@ -128,6 +135,10 @@ class ReferenceRun:
         for at, plans in sorted(self.plans.items()):
             newest = plans.get(vw, newest) if at <= clock else newest
         return newest
+
+    def frozen_at(self, clock: int) -> int:
+        """Frozen layers in the segment that begins at `clock`."""
+        return max((layers for at, layers in self.frozen.items() if at <= clock), default=0)
 
     def members(self, clock: int) -> tuple[VirtualWorkerIndex, ...]:
         """Who shares what comes after the barrier at `clock`."""

@@ -150,6 +150,8 @@ class ReferenceWorker:
     _equations: SegmentEquations
     _local: LocalWeights
     _optimizer: ReferenceOptimizer
+    #: Parameters of frozen layers.
+    _frozen: frozenset[str]
     #: Minibatches of the update under way.
     _group: list[MinibatchGradients]
     #: e of the scales 2^e of the group's losses.
@@ -170,6 +172,7 @@ class ReferenceWorker:
         self._run = run
         self._policy = POLICIES[run.weights]
         self._layers = layers_for(run, model)
+        self._model = model
         self._loss = on_output(self._layers, run.loss)
         self._stages = self._cut(Clock(0))
 
@@ -180,6 +183,7 @@ class ReferenceWorker:
         self._stages = self._cut(state.clock)
         #: The equations number minibatches as if N had always been what it is in this segment.
         self._renumbered = state.clock * n - run.numbered_before(self.index, state.clock)
+        self._freeze(run.frozen_at(state.clock))
         self._equations = SegmentEquations(
             weights=run.weights,
             num_stages=len(self._stages),
@@ -192,13 +196,26 @@ class ReferenceWorker:
         )
         self._local = (AnchoredWeights if run.sync == "wsp" else DirectWeights)(state, n)
         memory = OptimizerMemory(
-            state.optimizers[self.index], state.updates[self.index], state.last_gradients[self.index]
+            state.optimizers[self.index],
+            state.updates[self.index],
+            {name: g for name, g in state.last_gradients[self.index].items() if name not in self._frozen},
         )
         self._optimizer = ReferenceOptimizer(run, self._local.target, memory)
         self._group, self._exponents = [], []
         self._scales = {state.clock * n: state.scales[self.index]}
         self._changes = {state.clock * n: self._optimizer.changes()} if self._policy.predicts else {}
         load_buffers(self._layers, state.buffers)
+
+    def _freeze(self, count: int) -> None:
+        """Train the first `count` layers no more: no gradients, and their modules in evaluation mode."""
+        frozen = self._layers[:count]
+        self._frozen = frozenset(name for layer in frozen for name in layer.parameters.values())
+        if count and self._run.frozen_mode == "eval":
+            paths = self._run.frozen_modules.get(count)
+            for module in (
+                (layer.module for layer in frozen) if paths is None else map(self._model.get_submodule, paths)
+            ):
+                module.eval()
 
     def _cut(self, clock: Clock) -> tuple[tuple[str, ...], ...]:
         """The parameter names of each stage in the segment that begins at `clock`."""
@@ -327,7 +344,10 @@ class ReferenceWorker:
 
         seed_generators(fetch_seed(run.seed, self.index, p))
         inputs, target = moved(read_block(run.train, block), run.device)
-        leaves = {name: weight.detach().clone().requires_grad_() for name, weight in used.items()}
+        leaves = {
+            name: weight.detach().clone().requires_grad_(name not in self._frozen) for name, weight in used.items()
+        }
+        gradients: dict[str, Tensor | None]
         begun = [clock for clock in run.recompute_from if run.numbered_before(self.index, clock) < p]
         runs = run.recompute_from[max(begun)] if begun else run.recompute
         whole = RecomputedPass(self._layers, runs, seed) if runs else None
@@ -346,8 +366,9 @@ class ReferenceWorker:
         with weights_in_place(self._layers, leaves):  # for layers that recompute
             start = loss * torch.tensor(2.0**exponent, device=loss.device) if exponent else loss
             if whole is None:
-                found = torch.autograd.grad(start, list(leaves.values()), allow_unused=True)
-                gradients: dict[str, Tensor | None] = dict(zip(leaves, found, strict=True))
+                trained = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+                found = torch.autograd.grad(start, list(trained.values()), allow_unused=True)
+                gradients = dict.fromkeys(leaves) | dict(zip(trained, found, strict=True))
             else:
                 gradients = whole.backward(start, leaves)
             for name, hook in [each for layer in self._layers for each in _hooks_of(layer)]:

@@ -19,6 +19,7 @@ from unittest.mock import patch
 
 from hetpipe.checkpoint.manifest import newest_listed, read_manifest
 from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.decide.elastic.freezing import freezing_of, with_freeze_levels
 from hetpipe.decide.elastic.script import check_script, member_changes, plan_changes, wave_changes
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.decide.schedule.policy import Kind
@@ -194,6 +195,7 @@ class _Cluster:
         names = [layer.name for layer in report.layers]
         check_script(run.job, self.plan, data, self._progress, names)
         check_patterns(run.job.memory, names)
+        self.plan = with_freeze_levels(self.plan, run.job, report.layers, self._progress)
         if run.keep_history:
             self._write_facts(report)
         self._shards = [self._shard(ShardIndex(i), data) for i in range(self.plan.num_shards)]
@@ -310,6 +312,7 @@ class _Cluster:
             "used": used,
             "minibatches": progress.minibatches,
             "waves": {vw: [one.minibatches_per_wave, one.origin] for vw, one in progress.waves.items()},
+            "frozen": progress.frozen,
         }
         facts = {
             "num_samples": report.train_samples,
@@ -359,6 +362,7 @@ class _Cluster:
             plan_changes=plan_changes(job),
             wave_changes=wave_changes(job),
             member_changes=member_changes(job),
+            freezing=freezing_of(job, self.plan),
         )
         return JobShard(config, self._history(f"shard-{index}", "parameter_server"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hetpipe.decide.elastic.freezing import freezing_of
 from hetpipe.decide.elastic.script import member_changes, plan_changes, wave_changes
 from hetpipe.decide.sync.division import empty_bitmap
 from hetpipe.errors import CheckpointError, JobError
@@ -246,6 +247,7 @@ def shard_configs(job: Job, run: RunDocument) -> list[ShardConfig]:
             plan_changes=plan_changes(job),
             wave_changes=wave_changes(job),
             member_changes=member_changes(job),
+            freezing=freezing_of(job, plan),
             storage=job.storage,
         )
         for index in range(plan.num_shards)

@@ -43,6 +43,7 @@ from hetpipe.decide.sync.segment import (
     plan_segment,
 )
 from hetpipe.errors import ClockNotPublished, ProtocolViolation, StaleIncarnation, WaveOutOfOrder
+from hetpipe.values.freezing import Freezing
 from hetpipe.values.ids import (
     Clock,
     Incarnation,
@@ -91,13 +92,16 @@ class LogConfig:
     """Changes of N decided beforehand, likewise."""
     member_changes: tuple[MemberChange, ...] = ()
     """Virtual workers that leave and come back, decided beforehand, likewise."""
+    freezing: Freezing | None = None
+    """How layers freeze; None: none do."""
 
     @property
     def plan_clocks(self) -> list[Clock]:
-        """The clocks of the barriers at which something changes."""
+        """The clocks of the barriers at which something changes, or layers freeze."""
         clocks = [change.clock for change in self.plan_changes]
         clocks += [change.clock for change in self.wave_changes]
-        return [*clocks, *(change.clock for change in self.member_changes)]
+        clocks += [change.clock for change in self.member_changes]
+        return [*clocks, *(() if self.freezing is None else self.freezing.clocks)]
 
     @property
     def drop_clocks(self) -> list[Clock]:
@@ -641,7 +645,7 @@ class DecisionLog:
         """
         before = self.num_records
         self._member(vw, move.incarnation)
-        if self.config.plan_clocks:
+        if self.config.plan_changes or self.config.wave_changes or self.config.member_changes:
             raise ProtocolViolation(f"the script of the job decides how virtual worker {vw} is cut; change it there")
         known = self.plans.get(vw)
         if known is None or not known.can_become(move.bounds):
@@ -837,6 +841,8 @@ class DecisionLog:
         if not ends:
             self._change_plans(passed.start, start)
             self._change_waves(passed.start, start)
+            self._freeze(passed.start, start)
+        frozen = self.progress.frozen
         self.segments = (self.segments[1], self.num_records)
         self._append(
             SegmentRecord(
@@ -846,6 +852,8 @@ class DecisionLog:
                 passed.epoch,
                 self._segment_members(self.members, joined),
                 self._segment_members(left),
+                frozen=frozen,
+                frozen_layers=0 if self.config.freezing is None else self.config.freezing.levels[frozen],
             )
         )
         self.moved = tuple(vw for vw in self.moved if vw not in self.members)
@@ -898,6 +906,14 @@ class DecisionLog:
         """The last minibatch of a virtual worker before the barrier at `start`, which begins a segment."""
         known = self.waves.get(vw)
         return start * self._num_in_wave(vw) if known is None else known.origin
+
+    def _freeze(self, after: Clock, upto: Clock) -> None:
+        """Freeze the layers that are due at the barriers after `after`, up to `upto`."""
+        if self.config.freezing is not None:
+            frozen = self.config.freezing.frozen_at(
+                self.progress.frozen, after=after, upto=upto, epoch=self.progress.epoch
+            )
+            self.progress = replace(self.progress, frozen=frozen)
 
     def _plan_segment(self) -> None:
         self.segment = plan_segment(

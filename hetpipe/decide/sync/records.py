@@ -115,6 +115,10 @@ class SegmentRecord:
     """In index order."""
     left: tuple[SegmentMember, ...] = ()
     """Drained members of the previous segment, which do their part of the barrier's work and end."""
+    frozen: int = 0
+    """F: the frozen layers with trainable parameters in this segment (freezing.md)."""
+    frozen_layers: int = 0
+    """The leading layers of the chain that are frozen with F: the slices of all others make a wave whole."""
     kind: Literal["segment"] = "segment"
 
     @property

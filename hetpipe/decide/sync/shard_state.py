@@ -84,6 +84,8 @@ class ClosedState:
     committed: tuple[CommittedWave, ...]
     per_wave: dict[VirtualWorkerIndex, int] = field(default_factory=dict)
     """N_v of the members at the last barrier; empty: the same for all."""
+    frozen_layers: int = 0
+    """The leading layers of the chain that are frozen since the last barrier."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,9 @@ class ShardState:
         self._num_members = 0
         #: N_v of the members at the last barrier; empty: the same for all.
         self._per_wave: dict[VirtualWorkerIndex, int] = {}
+        #: The slices of frozen layers, which carry over from clock to clock; none before the first segment.
+        self.frozen: frozenset[int] = frozenset()
+        self._frozen_layers = 0
         self._barrier = start
         #: Newest clock whose weights are complete here.
         self.built = Clock(start - 1)
@@ -226,6 +231,7 @@ class ShardState:
             return Admission.DUPLICATE, indices
         if header.wave is not None:
             self._check_wave(requester.vw, header.wave)
+            self._check_trained(indices, header.wave)
         staged = self.staged.get(key)
         if staged is not None:
             if staged.by_stage.get(requester.stage) == frozenset(indices):
@@ -300,7 +306,7 @@ class ShardState:
         clock = worker.committed
         while (staged := self.staged.get((vw, worker.incarnation, Wave(clock)))) is not None and len(
             set().union(*staged.by_stage.values())
-        ) == len(self.slices):
+        ) == len(self.slices) - len(self.frozen):
             clock = Clock(clock + 1)
         return clock
 
@@ -317,6 +323,7 @@ class ShardState:
         self._order = list(closed.order)
         self._num_members = closed.num_members
         self._per_wave = dict(closed.per_wave)
+        self._freeze(closed.frozen_layers)
         self._barrier = closed.barrier
         self.built = closed.built
         self.published = closed.published
@@ -367,6 +374,15 @@ class ShardState:
                 f"wave {wave} of virtual worker {vw}, which has already committed {committed} waves here"
             )
 
+    def _check_trained(self, indices: tuple[int, ...], wave: Wave) -> None:
+        frozen = sorted(self.frozen.intersection(indices))
+        if frozen:
+            piece = self.slices[frozen[0]]
+            raise SliceMismatch(
+                f"slice {piece.parameter.name} of wave {wave} is of layer {piece.layer}, but the first "
+                f"{self._frozen_layers} layers are frozen there"
+            )
+
     def _publish(self, record: PublishRecord) -> list[Instruction]:
         self.published = record.clock
         gone = sorted(c for c in self.alive if c <= record.clock and c not in record.retained)
@@ -397,6 +413,11 @@ class ShardState:
         given = ((member.vw, member.minibatches_per_wave) for member in record.members)
         self._per_wave = {vw: count for vw, count in given if count is not None}
         self._order = sorted(self._workers)
+        self._freeze(record.frozen_layers)
+
+    def _freeze(self, layers: int) -> None:
+        self._frozen_layers = layers
+        self.frozen = frozenset(index for index, piece in enumerate(self.slices) if piece.layer < layers)
 
     def _initialize(self, clock: Clock, key: StageKey) -> list[Instruction]:
         staged = self.staged.pop(key, _Staged())
@@ -422,6 +443,7 @@ class ShardState:
                 if wave is not None
             ),
             per_wave=dict(self._per_wave),
+            frozen_layers=self._frozen_layers,
         )
 
     def _commit(self, record: CommitRecord) -> list[Instruction]:
@@ -435,7 +457,7 @@ class ShardState:
 
     def _check_complete(self, staged: _Staged, what: str) -> None:
         """Check that all slices are staged: only acknowledged pushes are committed, so missing ones have been lost."""
-        missing = sorted(set(range(len(self.slices))).difference(*staged.by_stage.values()))
+        missing = sorted(set(range(len(self.slices))).difference(self.frozen, *staged.by_stage.values()))
         if missing:
             names = ", ".join(self.slices[index].parameter.name for index in missing[:3])
             raise StateLost(

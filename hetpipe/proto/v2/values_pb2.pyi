@@ -301,20 +301,22 @@ class TensorSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class LayerReport(_message.Message):
-    __slots__ = ("index", "name", "parameters", "buffers", "activation_elements", "forbidden")
+    __slots__ = ("index", "name", "parameters", "buffers", "activation_elements", "forbidden", "is_tied")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     BUFFERS_FIELD_NUMBER: _ClassVar[int]
     ACTIVATION_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     FORBIDDEN_FIELD_NUMBER: _ClassVar[int]
+    IS_TIED_FIELD_NUMBER: _ClassVar[int]
     index: int
     name: str
     parameters: _containers.RepeatedCompositeFieldContainer[TensorSpec]
     buffers: _containers.RepeatedCompositeFieldContainer[TensorSpec]
     activation_elements: int
     forbidden: _containers.RepeatedCompositeFieldContainer[ForbiddenPlaces]
-    def __init__(self, index: _Optional[int] = ..., name: _Optional[str] = ..., parameters: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., buffers: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., activation_elements: _Optional[int] = ..., forbidden: _Optional[_Iterable[_Union[ForbiddenPlaces, _Mapping]]] = ...) -> None: ...
+    is_tied: bool
+    def __init__(self, index: _Optional[int] = ..., name: _Optional[str] = ..., parameters: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., buffers: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., activation_elements: _Optional[int] = ..., forbidden: _Optional[_Iterable[_Union[ForbiddenPlaces, _Mapping]]] = ..., is_tied: bool = ...) -> None: ...
 
 class ForbiddenPlaces(_message.Message):
     __slots__ = ("before", "upto", "places", "reason")
@@ -409,20 +411,22 @@ class VirtualWorkerPlan(_message.Message):
     def __init__(self, index: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StagePlan, _Mapping]]] = ..., minibatches_per_wave: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("job_id", "term", "virtual_workers", "slices", "num_shards", "model_digest")
+    __slots__ = ("job_id", "term", "virtual_workers", "slices", "num_shards", "model_digest", "freeze_levels")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     VIRTUAL_WORKERS_FIELD_NUMBER: _ClassVar[int]
     SLICES_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FREEZE_LEVELS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     term: int
     virtual_workers: _containers.RepeatedCompositeFieldContainer[VirtualWorkerPlan]
     slices: _containers.RepeatedCompositeFieldContainer[SlicePlan]
     num_shards: int
     model_digest: str
-    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., virtual_workers: _Optional[_Iterable[_Union[VirtualWorkerPlan, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[SlicePlan, _Mapping]]] = ..., num_shards: _Optional[int] = ..., model_digest: _Optional[str] = ...) -> None: ...
+    freeze_levels: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., virtual_workers: _Optional[_Iterable[_Union[VirtualWorkerPlan, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[SlicePlan, _Mapping]]] = ..., num_shards: _Optional[int] = ..., model_digest: _Optional[str] = ..., freeze_levels: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Submission(_message.Message):
     __slots__ = ("request_id", "job_json", "run_dir", "import_path", "restore", "rewinds", "has_begun", "model", "code")
@@ -465,7 +469,7 @@ class PlanVersion(_message.Message):
     def __init__(self, version: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ..., planned: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("clock", "epoch", "used", "minibatches", "samples", "plans", "waves")
+    __slots__ = ("clock", "epoch", "used", "minibatches", "samples", "plans", "frozen", "waves")
     class PlansEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -486,6 +490,7 @@ class Progress(_message.Message):
     MINIBATCHES_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     PLANS_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
     WAVES_FIELD_NUMBER: _ClassVar[int]
     clock: int
     epoch: int
@@ -493,8 +498,9 @@ class Progress(_message.Message):
     minibatches: int
     samples: int
     plans: _containers.MessageMap[int, PlanVersion]
+    frozen: int
     waves: _containers.MessageMap[int, WaveNumbers]
-    def __init__(self, clock: _Optional[int] = ..., epoch: _Optional[int] = ..., used: _Optional[bytes] = ..., minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., plans: _Optional[_Mapping[int, PlanVersion]] = ..., waves: _Optional[_Mapping[int, WaveNumbers]] = ...) -> None: ...
+    def __init__(self, clock: _Optional[int] = ..., epoch: _Optional[int] = ..., used: _Optional[bytes] = ..., minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., plans: _Optional[_Mapping[int, PlanVersion]] = ..., frozen: _Optional[int] = ..., waves: _Optional[_Mapping[int, WaveNumbers]] = ...) -> None: ...
 
 class WaveNumbers(_message.Message):
     __slots__ = ("minibatches_per_wave", "origin")

@@ -400,4 +400,5 @@ def _report(layer: Layer, activation_elements: int) -> LayerReport:
         tuple(tensor_spec(name, layer.module.get_buffer(local)) for local, name in layer.buffers.items()),
         activation_elements,
         forbidden_in(layer),
+        is_tied=layer.cut is not None and layer.cut.is_tied(layer.index),
     )

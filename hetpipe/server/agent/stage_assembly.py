@@ -43,7 +43,7 @@ from hetpipe.pipeline.callables import (
     load_metrics,
     load_minibatch_weight,
 )
-from hetpipe.pipeline.chain import Layer, chain_of, forget_weights, state_names
+from hetpipe.pipeline.chain import Layer, chain_of, forget_weights, freeze, state_names
 from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.cuda import use_device
 from hetpipe.pipeline.data import example_of
@@ -173,8 +173,8 @@ class _StageCode:
     state_names: Mapping[str, Sequence[str]]
 
 
-def _stage_code(job: Job, config: StageConfig) -> _StageCode:
-    """Build the model, and cut this stage out.
+def _stage_code(job: Job, config: StageConfig, *, frozen: int = 0) -> _StageCode:
+    """Build the model, and cut this stage out; its first `frozen` layers are frozen.
 
     Raises:
         CallableError: the user's code cannot be used.
@@ -192,7 +192,8 @@ def _stage_code(job: Job, config: StageConfig) -> _StageCode:
         metrics |= {name: on_output(chain, each) for name, each in losses.functions.items()}
     if identity.is_last:
         metrics |= {name: on_output(chain, metric) for name, metric in load_metrics(job, import_path).items()}
-    return _StageCode(chain[stage.first_layer : stage.last_layer], loss, metrics, losses, found.state_names)
+    layers = freeze(chain, stage.first_layer, stage.last_layer, frozen, job.freeze.mode)
+    return _StageCode(layers, loss, metrics, losses, found.state_names)
 
 
 def _shuffled(epoch: int) -> None:
@@ -331,9 +332,15 @@ def policies_in(job: Job, config: StageConfig, layers: Sequence[Layer]) -> tuple
 
 
 def _built(
-    job: Job, config: StageConfig, code: UserCode | _StageCode, versions: VersionTable, clock: TimeSource
+    job: Job,
+    config: StageConfig,
+    code: UserCode | _StageCode,
+    versions: VersionTable,
+    clock: TimeSource,
+    *,
+    frozen: int = 0,
 ) -> BuiltStage:
-    """Create the stage with its layers, without loading weights."""
+    """Create the stage with its layers, the first `frozen` of the chain frozen, without loading weights."""
     device = torch.device(config.device.torch_device)
     stage = config.plan.stage(config.vw, config.stage)
     policies = policies_in(job, config, code.layers)
@@ -353,7 +360,7 @@ def _built(
         pool=pool,
         target=target,
         weights=kind(pool, optimizer, target, versions),
-        slices=config.plan.slices_of_stage(stage),
+        slices=tuple(piece for piece in config.plan.slices_of_stage(stage) if piece.layer >= frozen),
         metrics=data.metrics,
         losses=data.losses,
     )
@@ -426,9 +433,9 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
         bounds=config.plan.virtual_workers[config.vw].bounds,
     )
 
-    def build(bounds: tuple[int, ...]) -> BuiltStage:
+    def build(bounds: tuple[int, ...], frozen: int) -> BuiltStage:
         moved = replace(config, plan=config.plan.with_bounds(config.vw, bounds))
-        return _built(job, moved, _stage_code(job, moved), versions, wiring.clock)
+        return _built(job, moved, _stage_code(job, moved, frozen=frozen), versions, wiring.clock, frozen=frozen)
 
     return StageRunner(parts, inbox, build), client
 

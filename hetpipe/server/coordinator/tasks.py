@@ -14,6 +14,7 @@ from typing import Literal, TypeVar
 
 from hetpipe import failpoints
 from hetpipe.clock import Clock as TimeSource
+from hetpipe.decide.elastic.freezing import with_freeze_levels
 from hetpipe.decide.elastic.script import check_script
 from hetpipe.decide.lifecycle.configs import (
     check_progress,
@@ -228,6 +229,7 @@ class JobTasks:
         costs = None if run.described is None else Costs(run.described.profile, run.described.cluster)
         check_script(run.job, run.plan, data, start, names, costs)
         check_patterns(run.job.memory, names)
+        run = replace(run, plan=with_freeze_levels(run.plan, run.job, model.layers, start))
         prepared = Prepared(run, data, start, submission)
         self._configure(prepared, task.agents, task.shards, model.eval_samples)
         if submission is not None:
@@ -468,6 +470,7 @@ def write_run_files(submission: Submission, prepared: Prepared, eval_samples: in
             "minibatches": start.minibatches,
             "samples": start.samples,
             "waves": {vw: [numbers.minibatches_per_wave, numbers.origin] for vw, numbers in start.waves.items()},
+            "frozen": start.frozen,
         },
         "layers": [] if run.model is None else [layer.name for layer in run.model.layers],
     }

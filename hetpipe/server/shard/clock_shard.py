@@ -394,6 +394,8 @@ class ClockShard:
                     pass
 
     def _log_members(self, record: SegmentRecord) -> None:
+        if record.frozen:
+            self._history.freeze(clock=record.start, frozen=record.frozen, layers=record.frozen_layers)
         for member in record.left:
             self._history.leave(vw=member.vw, incarnation=member.incarnation, clock=record.start)
         for member in record.members:
@@ -440,4 +442,5 @@ def log_config(config: ShardConfig) -> LogConfig:
         plan_changes=config.plan_changes,
         wave_changes=config.wave_changes,
         member_changes=config.member_changes,
+        freezing=config.freezing,
     )

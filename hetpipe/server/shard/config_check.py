@@ -21,6 +21,7 @@ from hetpipe.values.bounds import (
     MAX_SHARDS,
     MAX_STAGES,
 )
+from hetpipe.values.freezing import Freezing
 from hetpipe.values.ids import Incarnation, VirtualWorkerIndex
 from hetpipe.values.plan import DTYPE_BYTES, SlicePlan
 from hetpipe.values.run_document import RunDocument
@@ -68,6 +69,7 @@ def _mistakes(config: ShardConfig) -> Iterator[str]:
         yield f"shard {config.shard} of {config.num_shards}; there are at most {MAX_SHARDS}"
     yield from _mistakes_of_membership(config.membership)
     yield from _mistakes_of_changes(config)
+    yield from _mistakes_of_freezing(config.freezing, config.progress)
     if len(config.run_dir) > MAX_PATH_CHARACTERS or "\0" in config.run_dir:
         yield f"run folder {config.run_dir!r:.80}"
     if config.storage is not None:
@@ -124,6 +126,19 @@ def _mistakes_of_changes(config: ShardConfig) -> Iterator[str]:
             continue
         elif known is None or known.num_stages != len(change.bounds) - 1 or known.bounds[-1] != change.bounds[-1]:
             yield f"a cut of virtual worker {change.vw} at {change.bounds!s:.80}, which is not one of its layers"
+
+
+def _mistakes_of_freezing(freezing: Freezing | None, progress: Progress) -> Iterator[str]:
+    levels = (0,) if freezing is None else freezing.levels
+    rises = all(0 <= before <= after < MAX_COUNT for before, after in pairwise(levels))
+    if levels[:1] != (0,) or not rises:
+        yield f"frozen layers {levels!s:.80}, which must rise from 0"
+    for change in () if freezing is None else freezing.changes:
+        at = [number for number in (change.clock, change.epoch) if number is not None]
+        if not 0 <= change.frozen < len(levels) or len(at) != 1 or not 0 <= at[0] < MAX_COUNT:
+            yield f"{change.frozen} of {len(levels) - 1} layers frozen at clock {change.clock} or epoch {change.epoch}"
+    if not 0 <= progress.frozen < len(levels):
+        yield f"a start with {progress.frozen} frozen layers, of at most {len(levels) - 1}"
 
 
 def _mistakes_of_slices(slices: tuple[SlicePlan, ...]) -> Iterator[str]:

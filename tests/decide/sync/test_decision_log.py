@@ -18,6 +18,7 @@ from hetpipe.decide.sync.records import (
 )
 from hetpipe.errors import ClockNotPublished, ProtocolViolation, StaleIncarnation, WaveOutOfOrder
 from hetpipe.values import wire
+from hetpipe.values.freezing import FreezeChange, Freezing
 from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, Wave
 from hetpipe.values.policies import WeightPolicy
 from hetpipe.values.sync import (
@@ -604,6 +605,71 @@ class TestPlanVersions:
             commit_all(log)
         assert log.finished
         assert log.plans[VW[0]].version == (1 if end > 4 else 0)
+
+
+def freezing(*changes: FreezeChange, start: int = 0) -> DecisionLog:
+    """A log that has started: six layers, of which the second and the fifth have no parameters."""
+    config = SCENARIO.log_config()
+    log = DecisionLog(
+        replace(config, freezing=Freezing((0, 2, 3, 5), changes), progress=replace(config.progress, frozen=start))
+    )
+    for vw, count in enumerate(SCENARIO.num_stages):
+        for stage in range(count):
+            log.join(VW[vw], LIFE, StageIndex(stage))
+            if vw == 0:
+                log.initialized(VW[vw], LIFE, StageIndex(stage))
+    acknowledge(log)
+    return log
+
+
+def frozen(log: DecisionLog) -> tuple[int, int]:
+    """F, and the frozen layers, by the newest segment and the progress."""
+    segment = log.newest_segment
+    assert segment is not None
+    assert segment.frozen == log.progress.frozen
+    return segment.frozen, segment.frozen_layers
+
+
+class TestFrozenLayers:
+    def test_from_the_start_and_at_a_clock(self) -> None:
+        log = freezing(FreezeChange(1, epoch=0), FreezeChange(3, clock=Clock(2)))
+        assert frozen(log) == (1, 2)
+        assert (log.segment.end, log.segment.reasons) == (2, ("plan",))
+        commit_all(log)
+        assert frozen(log) == (1, 2)
+        commit_all(log)
+        assert frozen(log) == (3, 5)
+
+    def test_where_an_epoch_ends_and_not_before(self) -> None:
+        log = freezing(FreezeChange(2, epoch=1))
+        log.request_barrier("checkpoint")
+        while log.progress.epoch == 0 and not log.finished:
+            assert frozen(log) == (0, 0)
+            commit_all(log)
+        assert frozen(log) == ((0, 0) if log.finished else (2, 3))
+
+    def test_a_run_begins_with_those_of_its_checkpoint_and_f_never_falls(self) -> None:
+        assert frozen(freezing(start=2)) == (2, 3)
+        assert frozen(freezing(FreezeChange(1, epoch=0), start=2)) == (2, 3)
+
+    def test_ties_lower_it(self) -> None:
+        tied = Freezing((0, 2, 2, 5), (FreezeChange(2, epoch=0),))
+        assert tied.frozen_at(0, after=Clock(0), upto=Clock(0), epoch=0) == 1
+
+    def test_the_state_has_them(self) -> None:
+        log = freezing(FreezeChange(1, epoch=0))
+        kept: LogState = wire.from_json(LogState, wire.to_json(LogState, log.state()))
+        assert frozen(DecisionLog.restore(log.config, kept)) == (1, 2)
+
+    def test_nothing_freezes_where_the_run_ends(self) -> None:
+        log = freezing(FreezeChange(1, clock=Clock(4)))
+        log.request_barrier("stop")
+        end = log.segment.end
+        while log.published < end:
+            commit_all(log)
+        assert log.finished
+        assert end <= 4
+        assert frozen(log) == (0, 0)
 
 
 class TestMoves:

@@ -109,6 +109,38 @@ def applied(instructions: list[Instruction]) -> list[tuple[int, int | None]]:
     return [(i.key[0], i.key[2]) for i in instructions if isinstance(i, Apply)]
 
 
+class TestFrozenLayers:
+    """Their slices are not pushed, and no wave lacks them."""
+
+    @staticmethod
+    def frozen(layers: int) -> Follower:
+        shard = Follower().begin()
+        members = tuple(SegmentMember(VW[vw], LIFE, 1, joined=False) for vw in range(3))
+        shard.state.follow(SegmentRecord(shard.state.followed, Clock(0), (), 0, members, (), 1, layers))
+        return shard
+
+    def test_a_push_of_one_is_refused(self) -> None:
+        shard = self.frozen(1)
+        owner = next(
+            stage for stage in range(2) if 0 in shard.state.slice_index.of(push_header(SCENARIO, 0, stage, 0, 0).slices)
+        )
+        with pytest.raises(SliceMismatch, match=r"is of layer 0, but the first 1 layers are frozen there"):
+            shard.push(0, 0, owner)
+
+    def test_a_wave_is_whole_without_them(self) -> None:
+        everything = 1 + max(piece.layer for piece in SCENARIO.slices_of_shard(0))
+        shard = self.frozen(everything)
+        assert shard.state.frozen == frozenset(range(len(SCENARIO.slices_of_shard(0))))
+        (apply,) = shard.commit(0, 0, samples=1)
+        assert isinstance(apply, Apply)
+        assert apply.is_empty
+        again = Follower()
+        shard.commit(1, 0)
+        shard.commit(2, 0)
+        again.state.restore(shard.state.closed(Clock(1)))
+        assert again.state.frozen == shard.state.frozen
+
+
 class TestOrder:
     def test_waves_are_added_in_the_order_of_the_workers_whoever_commits_first(self) -> None:
         shard = Follower().begin()

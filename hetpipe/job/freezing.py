@@ -1,0 +1,71 @@
+"""The section of a job file about layers that are trained no more (docs/semantics/freezing.md)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, ValidationInfo
+
+from hetpipe.job.sections import PositiveInt, Section
+from hetpipe.values.bounds import MAX_LISTED
+from hetpipe.values.freezing import FreezeMode
+
+
+class FreezePoint(Section):
+    """Layers that are frozen from the end of a pass over the data on."""
+
+    epoch: PositiveInt = Field(examples=[1])
+    """Completed passes over the data."""
+    layers: PositiveInt = Field(examples=[4])
+    """Number of frozen layers from there on, counted as `freeze.layers`."""
+
+
+def _rising(schedule: tuple[FreezePoint, ...]) -> tuple[FreezePoint, ...]:
+    for number, (before, after) in enumerate(pairwise(schedule), start=2):
+        if after.epoch <= before.epoch:
+            raise ValueError(
+                f"entry {number} is at epoch {after.epoch}, after one at epoch {before.epoch}; give them in order"
+            )
+        if after.layers <= before.layers:
+            raise ValueError(
+                f"entry {number} freezes {after.layers} layers, after one that freezes {before.layers}: frozen layers "
+                "stay frozen; give a larger number, or remove it"
+            )
+    return schedule
+
+
+def _above_the_start(schedule: tuple[FreezePoint, ...], info: ValidationInfo) -> tuple[FreezePoint, ...]:
+    at_start = info.data.get("layers", 0)
+    if schedule and schedule[0].layers <= at_start:
+        raise ValueError(
+            f"entry 1 freezes {schedule[0].layers} layers, but `layers` freezes {at_start} from the start: frozen "
+            "layers stay frozen; give a larger number, or remove it"
+        )
+    return schedule
+
+
+class FreezeSection(Section):
+    """Layers that are trained no more: they keep their weights."""
+
+    layers: int = Field(default=0, ge=0, examples=[2])
+    """Number of layers with trainable parameters, from the first on, that are frozen from the start; layers without
+    such parameters in between and directly behind them are frozen, too.
+    """
+    schedule: Annotated[
+        tuple[FreezePoint, ...], Field(max_length=MAX_LISTED), AfterValidator(_rising), AfterValidator(_above_the_start)
+    ] = Field(default=(), examples=["[{epoch: 1, layers: 4}, {epoch: 3, layers: 8}]"])
+    """Further ones, frozen at the ends of passes over the data."""
+    mode: FreezeMode = "eval"
+    """Training flags of frozen layers: `eval`, those of an evaluation, so that dropout does not draw and BatchNorm
+    neither uses nor changes the statistics of minibatches; or `train`, as before.
+    """
+    tied: Literal["lower", "everywhere"] = "lower"
+    """Where a frozen layer would share a parameter with a trained one: fewer layers are frozen, or the parameter is
+    frozen in `everywhere` that it is used.
+    """
+
+    @property
+    def is_used(self) -> bool:
+        """Whether any layer freezes by it."""
+        return self.layers > 0 or bool(self.schedule)

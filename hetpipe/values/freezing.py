@@ -1,0 +1,68 @@
+"""Frozen layers of a run: values shared by job, clock shard, shards and stages (docs/semantics/freezing.md).
+
+F counts frozen layers with trainable parameters. Which layers of the chain these are follows from the model; a plan
+lists it for every F, so that no other process needs the model for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hetpipe.values.ids import Clock
+
+#: The training flags of frozen layers: those of evaluation, or those of training.
+FreezeMode = Literal["eval", "train"]
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeChange:
+    """Layers that are frozen from a barrier on, decided before the run."""
+
+    frozen: int
+    """F."""
+    clock: Clock | None = None
+    """The barrier at which it takes effect; None: the one that ends pass `epoch` over the data."""
+    epoch: int | None = None
+    """Completed passes over the data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Freezing:
+    """How the layers of a run freeze."""
+
+    levels: tuple[int, ...]
+    """levels[F]: the leading layers of the chain that are frozen with F, 0 ≤ F < L; levels[0] = 0. Where ties forbid F
+    it is the entry of the next lower one that they allow.
+    """
+    changes: tuple[FreezeChange, ...] = ()
+    """Decided before the run, in order of time."""
+
+    def allowed(self, frozen: int) -> int:
+        """The largest F up to `frozen` that ties allow.
+
+        >>> Freezing((0, 2, 2, 5)).allowed(2)
+        1
+        """
+        return self.levels.index(self.levels[frozen])
+
+    def frozen_at(self, frozen: int, *, after: Clock, upto: Clock, epoch: int) -> int:
+        """F from the barrier at `upto` on.
+
+        Args:
+            frozen: F before it.
+            after: clock of the barrier before.
+            upto: its clock.
+            epoch: passes over the data completed there.
+        """
+        due = [
+            change.frozen
+            for change in self.changes
+            if (after < change.clock <= upto if change.clock is not None else (change.epoch or 0) <= epoch)
+        ]
+        return max([frozen, *map(self.allowed, due)])
+
+    @property
+    def clocks(self) -> tuple[Clock, ...]:
+        """The clocks at which barriers are set for it."""
+        return tuple(change.clock for change in self.changes if change.clock is not None)

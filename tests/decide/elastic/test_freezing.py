@@ -1,0 +1,111 @@
+"""Which layers freeze with which F, and what a job cannot freeze."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hetpipe.decide.elastic.freezing import freeze_levels, freezing_of, with_freeze_levels
+from hetpipe.decide.lifecycle.configs import fresh_progress
+from hetpipe.decide.planner.partition import plan_job
+from hetpipe.errors import JobError, PlanError
+from hetpipe.job.file import Job
+from hetpipe.values.freezing import FreezeChange, Freezing
+from hetpipe.values.ids import Term
+from hetpipe.values.plan import Plan
+from tests.server.coordinator.builders import JOB_ID, job, model
+from tests.server.coordinator.machine_driver import AGENTS
+
+#: Five layers, of which the second and the fourth have no parameters.
+LAYERS = tuple(
+    replace(layer, parameters=() if layer.index in (1, 3) else layer.parameters) for layer in model(5).layers
+)
+
+
+def freezing(**section: Any) -> Job:
+    return Job(**{**job().model_dump(mode="json"), "freeze": section})
+
+
+def planned(of: Job, *, frozen: int = 0, epoch: int = 0) -> Plan:
+    plan = plan_job(job(), replace(model(5), layers=LAYERS), AGENTS, Term(1), JOB_ID)
+    start = replace(fresh_progress(40), frozen=frozen, epoch=epoch)
+    return with_freeze_levels(plan, of, LAYERS, start)
+
+
+def test_all_layers_before_the_next_one_with_parameters() -> None:
+    assert freeze_levels(LAYERS, ignores_ties=False) == (0, 2, 4)
+
+
+def test_ties_lower_it() -> None:
+    """The last layer uses a parameter of the first: with the last one trained, nothing can be frozen."""
+    tied = tuple(replace(layer, is_tied=layer.index > 0) for layer in LAYERS)
+    assert freeze_levels(tied, ignores_ties=False) == (0, 0, 0)
+    assert freeze_levels(tied, ignores_ties=True) == (0, 2, 4)
+    early = tuple(replace(layer, is_tied=layer.index in (1, 2)) for layer in LAYERS)
+    assert freeze_levels(early, ignores_ties=False) == (0, 0, 4)
+    assert Freezing((0, 0, 4)).allowed(1) == 0
+
+
+def test_a_job_that_freezes_nothing() -> None:
+    plan = planned(job())
+    assert plan.freeze_levels == ()
+    assert freezing_of(job(), plan) is None
+
+
+def test_the_changes_of_a_job() -> None:
+    of = freezing(layers=1, schedule=[{"epoch": 2, "layers": 2}])
+    assert freezing_of(of, planned(of)) == Freezing((0, 2, 4), (FreezeChange(1, epoch=0), FreezeChange(2, epoch=2)))
+
+
+def test_a_checkpoint_with_frozen_layers_is_enough() -> None:
+    assert freezing_of(job(), planned(job(), frozen=2)) == Freezing((0, 2, 4))
+
+
+@pytest.mark.parametrize(
+    ("section", "frozen", "wrong"),
+    [
+        (
+            {"layers": 3},
+            0,
+            r"freeze\.layers: freezes 3 layers, but the model has 3 with trainable parameters, of which one",
+        ),
+        (
+            {"schedule": [{"epoch": 1, "layers": 7}]},
+            0,
+            r"freeze\.schedule\[0\]: freezes 7 layers, .*; freeze at most 2",
+        ),
+        (
+            {"schedule": [{"epoch": 1, "layers": 1}]},
+            2,
+            r"freeze\.schedule\[0\]: freezes 1 layers, but 2 are frozen in the ",
+        ),
+        ({}, 3, "the checkpoint has 3 frozen layers, but the model has 3 with trainable parameters; it is of another"),
+    ],
+)
+def test_what_cannot_be_frozen(section: dict[str, Any], frozen: int, wrong: str) -> None:
+    with pytest.raises(PlanError, match=wrong):
+        planned(freezing(**section), frozen=frozen)
+
+
+@pytest.mark.parametrize(
+    ("section", "wrong"),
+    [
+        (
+            {"schedule": [{"epoch": 1, "layers": 2}, {"epoch": 1, "layers": 3}]},
+            "entry 2 is at epoch 1, after one at epoch 1; give them in order",
+        ),
+        (
+            {"schedule": [{"epoch": 1, "layers": 2}, {"epoch": 2, "layers": 2}]},
+            "entry 2 freezes 2 layers, after one that freezes 2: frozen layers stay frozen",
+        ),
+        (
+            {"layers": 2, "schedule": [{"epoch": 1, "layers": 2}]},
+            "entry 1 freezes 2 layers, but `layers` freezes 2 from the start",
+        ),
+    ],
+)
+def test_mistakes_of_a_job(section: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(JobError, match=f"freeze.schedule: {wrong}"):
+        freezing(**section)
