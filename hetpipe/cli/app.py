@@ -102,6 +102,7 @@ FAMILIES = (
             Command("status", "Show the status of a run."),
             Command("clocks", "Show the clocks of a run."),
             Command("top", "Watch a run and its cluster, every second."),
+            Command("ui", "Show the runs in a browser."),
             Command("check", "Verify a run's history."),
         ),
     ),

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from hetpipe.compare.charts import Chart, Line, chart_scripts, chart_styles, figure_of, measured
 from hetpipe.compare.record import TrialRecord, TrialState
 from hetpipe.compare.statistics import CLOCK_DISTANCE, Axis, common_curve
 from hetpipe.compare.view import ComparisonView
+from hetpipe.report.charts import Chart, Line, chart_scripts, chart_styles, figure_of, measured
 from hetpipe.report.page import render_page, resource
 from hetpipe.report.text import LOSS, count, duration, loss_first
 from hetpipe.values.policies import WEIGHT_POLICIES, WeightPolicy

@@ -13,6 +13,7 @@ from typing import Literal
 from hetpipe.compare.record import Point
 from hetpipe.observe.clock_curve import ClockPoint
 from hetpipe.observe.metrics import TimedWave
+from hetpipe.report.charts import CurvePoint
 
 #: The x axes of curves.
 Axis = Literal["minibatches", "seconds"]
@@ -31,16 +32,6 @@ class Spread:
     mean: float
     deviation: float | None
     """Standard deviation of the sample (divided by n − 1); None of one run."""
-    least: float
-    most: float
-
-
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
-    """One point of a curve over several runs."""
-
-    x: float
-    mean: float
     least: float
     most: float
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,8 +67,18 @@ def read_clock_curve(run_dir: Path) -> list[ClockPoint]:
     Raises:
         OSError: a file cannot be read.
     """
+    return clock_points(points_of(clock_shard_file(run_dir), ClockReduction()))
+
+
+def clock_shard_file(run_dir: Path) -> Path:
+    """The history of the clock shard, by the plain file of its first segment."""
+    return run_dir / "history" / CLOCK_SHARD_FILE
+
+
+def clock_points(points: Iterable[Point]) -> list[ClockPoint]:
+    """The commits of a run from the points of its history, in order."""
     samples, found = 0, []
-    for point in points_of(run_dir / "history" / CLOCK_SHARD_FILE, ClockReduction()):
+    for point in points:
         samples += point["samples"]
         found.append(ClockPoint(point["t"], samples, point["distance"]))
     return found

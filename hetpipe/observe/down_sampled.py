@@ -11,12 +11,14 @@ segments: the one being written, and those that could not be compressed.
 
 from __future__ import annotations
 
+import gzip
 import json
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from hetpipe.durable import write_durably
 from hetpipe.observe.log import get_logger
@@ -87,17 +89,50 @@ def index_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}.index.json")
 
 
+class FollowedCurve:
+    """A stream that is read again and again while it grows. Each reading takes the new lines only. Not thread-safe."""
+
+    def __init__(self, path: Path, reduction: Reduction) -> None:
+        """Refer to the stream `path`, without access to it."""
+        self._path = path
+        self._reduction = reduction
+        self._found: DownSampling | None = None
+        #: The first line that was not read: its segment, and its offset there.
+        self._segment = self._offset = 0
+
+    def points(self) -> list[Point]:
+        """The stream as at most `MOST_POINTS` points; empty if it does not exist. A line without its end is left out.
+
+        Raises:
+            OSError: a segment that the index lacks cannot be read.
+        """
+        if self._found is None:
+            self._found = _read(self._path, self._reduction)
+            self._segment = self._found.segments
+        for number in segments_of(self._path):
+            if number >= self._segment:
+                if number > self._segment:
+                    self._segment, self._offset = number, 0
+                with _reading(self._path, number) as lines:
+                    lines.seek(self._offset)
+                    self._found.add(self._whole(lines))
+        return list(self._found.points)
+
+    def _whole(self, lines: Iterable[bytes]) -> Iterator[bytes]:
+        for line in lines:
+            if not line.endswith(b"\n"):
+                return
+            self._offset += len(line)
+            yield line
+
+
 def points_of(path: Path, reduction: Reduction) -> list[Point]:
     """The stream `path` as at most `MOST_POINTS` points; empty if it does not exist.
 
     Raises:
         OSError: a segment that the index lacks cannot be read.
     """
-    found = _read(path, reduction)
-    for number in segments_of(path):
-        if number >= found.segments:
-            _add(found, path, number)
-    return found.points
+    return FollowedCurve(path, reduction).points()
 
 
 def update_index(path: Path, reduction: Reduction) -> None:
@@ -115,9 +150,15 @@ def update_index(path: Path, reduction: Reduction) -> None:
 
 
 def _add(found: DownSampling, path: Path, number: int) -> None:
+    with _reading(path, number) as lines:
+        found.add(lines)
+
+
+@contextmanager
+def _reading(path: Path, number: int) -> Iterator[IO[bytes] | gzip.GzipFile]:
     try:
         with open_segment(path, number) as lines:
-            found.add(lines)
+            yield lines
     except (EOFError, zlib.error) as error:
         raise OSError(f"segment {number} of {path} is damaged: {error}") from error
 

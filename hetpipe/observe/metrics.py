@@ -19,7 +19,7 @@ from typing import Protocol
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import HistoryIncomplete
-from hetpipe.observe.down_sampled import Point, Reduction, points_of
+from hetpipe.observe.down_sampled import FollowedCurve, Point, Reduction, points_of
 from hetpipe.observe.line_file import LineFile
 from hetpipe.observe.segments import SEGMENT_BYTES, streams_in
 
@@ -203,12 +203,36 @@ def read_metrics(run_dir: Path) -> list[TimedWave]:
     Raises:
         OSError: a file cannot be read.
     """
-    found = [
-        TimedWave(point["t"], WaveMetrics(**{name: value for name, value in point.items() if name != "t"}))
-        for path in streams_in(run_dir / _FOLDER, "vw-")
-        for point in points_of(path, WaveReduction())
-    ]
+    found = [_wave_of(point) for path in metrics_files(run_dir) for point in points_of(path, WaveReduction())]
     return sorted(found, key=lambda wave: wave.t)
+
+
+def metrics_files(run_dir: Path) -> list[Path]:
+    """The files of the virtual workers of a run, by the plain file of their first segment."""
+    return streams_in(run_dir / _FOLDER, "vw-")
+
+
+def _wave_of(point: Point) -> TimedWave:
+    return TimedWave(point["t"], WaveMetrics(**{name: value for name, value in point.items() if name != "t"}))
+
+
+class FollowedMetrics:
+    """The metrics of a run that is read again and again while it trains. Not thread-safe."""
+
+    def __init__(self, run_dir: Path) -> None:
+        """Refer to the run, without access to it."""
+        self._run_dir = run_dir
+        self._curves: dict[Path, FollowedCurve] = {}
+
+    def read(self) -> list[list[TimedWave]]:
+        """The waves of each virtual worker so far, as in `read_metrics`.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        for path in metrics_files(self._run_dir):
+            self._curves.setdefault(path, FollowedCurve(path, WaveReduction()))
+        return [[_wave_of(point) for point in curve.points()] for curve in self._curves.values()]
 
 
 def _finite(value: float | None) -> float | None:

@@ -16,7 +16,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ships it untyped
@@ -73,17 +72,15 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
         result = func(*args, **(kwargs or {}))
         if not self._looks:
             return result
-        given = {
-            storage_identity(tensor.untyped_storage())
-            for tensor in tree_leaves((args, kwargs))
-            if isinstance(tensor, Tensor)
-        }
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and tensor.device.type == self._device_type:
-                identity = storage_identity(tensor.untyped_storage())
+        for tensor in _tensors(result):
+            if tensor.device.type == self._device_type:
+                storage = tensor.untyped_storage()
+                identity = storage_identity(storage)
                 # A view of a storage from before the block is no allocation.
-                if identity in self._live or identity not in given:
-                    self._see(tensor.untyped_storage())
+                if identity in self._live or not any(
+                    storage_identity(given.untyped_storage()) == identity for given in _tensors((args, kwargs))
+                ):
+                    self._see(storage)
         return result
 
     def _see(self, storage: torch.UntypedStorage) -> None:
@@ -104,6 +101,17 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
         with self._lock:
             _, num_bytes = self._live.pop(identity)
             self.now_bytes -= num_bytes
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Tensors among the arguments or results of an operation, which nest nothing but lists, tuples and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
 
 
 def storage_identity(storage: torch.UntypedStorage) -> int:

@@ -38,6 +38,7 @@ def render_page(
     subtitle: str,
     styles: Sequence[Markup],
     scripts: Sequence[Markup] = (),
+    connects: bool = False,
     **values: object,
 ) -> str:
     """Render a whole document: a template that extends `page.html.j2`.
@@ -48,6 +49,7 @@ def render_page(
         subtitle: any text.
         styles: style sheets, in order.
         scripts: run in order once all elements exist. No other script runs, in particular none injected by a name.
+        connects: whether they may ask the server of the page, and no other.
         values: for the template.
     """
     # Otherwise a browser would end the element early, or miss its end.
@@ -57,7 +59,7 @@ def render_page(
         template,
         title=title,
         subtitle=subtitle,
-        policy=_allowed(scripts),
+        policy=_allowed(scripts, connects=connects),
         style=Markup().join(styles),
         scripts=scripts,
         **values,
@@ -93,8 +95,9 @@ def _environment() -> Environment:
     return environment
 
 
-def _allowed(scripts: Sequence[Markup]) -> Markup:
-    """The Content-Security-Policy of a page: styles of its own, and exactly these scripts."""
+def _allowed(scripts: Sequence[Markup], *, connects: bool) -> Markup:
+    """The Content-Security-Policy of a page: styles of its own, exactly these scripts, and its own server if any."""
     sources = [f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts]
     scripted = f"; script-src {' '.join(sources)}" if sources else ""
-    return Markup(f"default-src 'none'; style-src 'unsafe-inline'{scripted}")  # noqa: S704 - digests and nothing else
+    connected = "; connect-src 'self'" if connects else ""
+    return Markup(f"default-src 'none'; style-src 'unsafe-inline'{scripted}{connected}")  # noqa: S704 - digests and nothing else

@@ -218,14 +218,26 @@ def status_of_run(folder: RunFolder, shell: Shell) -> RunStatus:
 
 def _status_of_run(folder: RunFolder, shell: Shell) -> RunStatus:
     record, result = folder.read_record(), folder.read_result()
-    if result is not None and record.local:
-        return _ended(folder, record, result)
-    if record.coordinator and record.job_id:
-        try:
-            there = shell.alone() if record.local else shell
-            return status_of_job(_ask(record.coordinator, JobId(record.job_id), there), result)
-        except (Unavailable, UnknownJob):
-            pass
+    job_status = job_status_of(record, shell) if result is None or not record.local else None
+    return status_from(folder, record, result, job_status, shell)
+
+
+def job_status_of(record: RunRecord, shell: Shell) -> JobStatus | None:
+    """What the coordinator of a run says about its job; None if it has none, does not answer, or does not know it."""
+    if not record.coordinator or not record.job_id:
+        return None
+    try:
+        return _ask(record.coordinator, JobId(record.job_id), shell.alone() if record.local else shell)
+    except (Unavailable, UnknownJob):
+        return None
+
+
+def status_from(
+    folder: RunFolder, record: RunRecord, result: RunResult | None, job_status: JobStatus | None, shell: Shell
+) -> RunStatus:
+    """The status of a run from what its coordinator says, or else from its files."""
+    if job_status is not None:
+        return status_of_job(job_status, result)
     if result is not None:
         return _ended(folder, record, result)
     return _without_coordinator(folder, record, shell)

@@ -9,13 +9,13 @@ import pytest
 from hetpipe.compare.record import Point
 from hetpipe.compare.statistics import (
     MOST_POINTS,
-    CurvePoint,
     Spread,
     common_curve,
     spread_of,
     training_curve,
 )
 from hetpipe.observe.metrics import TimedWave, WaveMetrics
+from hetpipe.report.charts import CurvePoint
 from tests.compare.comparisons import curve
 
 

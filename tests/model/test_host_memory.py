@@ -37,6 +37,7 @@ from hetpipe.values import wire
 from hetpipe.values.run import StageConfig
 from hetpipe.weights.allocator import settle_memory
 import tests.model.zoo, torch.nn.functional
+import numpy.random, torch.utils._device  # what a stage's code imports on the way; without bytecode that takes memory
 
 def kib(key):
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -38,7 +38,7 @@ MIXES: dict[str, Any] = {
     "two runs": {"1": "recompute-new-run", "3": "recompute-new-run", "*": "recompute"},
 }
 
-MODELS = ("dropout_batch_norm", "noisy", "spectral")
+MODELS = ("dropout_batch_norm", "noisy", "normed")
 
 
 def runs_of_case(case: Case) -> tuple[tuple[int, int], ...]:
@@ -88,6 +88,12 @@ def test_recomputation_changes_what_is_predicted_and_nothing_else(weights: Any) 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_under_autocast(precision: Any, tmp_path: Path) -> None:
     case = Case(model="dropout_batch_norm", minibatches=9, memory="recompute", precision=precision)
+    run(case, tmp_path)
+    assert_same_bits(trained(tmp_path), run_reference(case.reference()))
+
+
+def test_a_parametrized_layer_is_recomputed(tmp_path: Path) -> None:
+    case = Case(model="spectral", minibatches=5, memory="recompute", workers=1, kind="none")
     run(case, tmp_path)
     assert_same_bits(trained(tmp_path), run_reference(case.reference()))
 

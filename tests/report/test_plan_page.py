@@ -16,7 +16,7 @@ from hetpipe.report.text import percent
 from tests.cli import plans
 
 #: Elements without an end.
-VOID = {"meta", "br"}
+VOID = {"input", "meta", "br"}
 
 
 class Page(HTMLParser):

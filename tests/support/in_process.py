@@ -9,12 +9,11 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from unittest.mock import patch
 
 from hetpipe.checkpoint.manifest import newest_listed, read_manifest
@@ -201,8 +200,11 @@ class _Cluster:
         self._shards = [self._shard(ShardIndex(i), data) for i in range(self.plan.num_shards)]
         self._clock = clock_calls(self._shards[0])
         self._meetings: dict[StageIndex, ReplicaMeeting] = {}
+        self._begun: list[Life] = []
+        #: The newest of each virtual worker.
         self._lives: dict[VirtualWorkerIndex, Life] = {}
-        self._over: SimpleQueue[tuple[Life, Death]] = SimpleQueue()
+        #: Lives that are over, with their death; and, without one, lives of which a stage has ended.
+        self._ended: SimpleQueue[tuple[Life, Death | None]] = SimpleQueue()
         #: Who was asked to leave and is to come back.
         self._leaving: list[Life] = []
 
@@ -220,10 +222,7 @@ class _Cluster:
         for life in self._lives.values():
             for thread in life.threads:
                 thread.start()
-        while (self._leaving or any(thread.is_alive() for thread in self._threads)) and not self.result.errors:
-            with suppress(Empty):
-                self._replace(*self._over.get(timeout=0.01))
-            self._replace_leavers()
+        self._await_stages()
         for thread in self._threads:
             thread.join(0.1 if self.result.errors else None)
         self.result.snapshot = self._shards[0].clock_shard.snapshot()
@@ -234,13 +233,25 @@ class _Cluster:
                 history.close()
         return self.result
 
+    def _await_stages(self) -> None:
+        """Return when no stage is left, or with the first error; no wait of a stage is longer than `stall_seconds`."""
+        while any(life.num_running for life in self._begun) and not self.result.errors:
+            life, death = self._ended.get()
+            if death is None:
+                life.num_running -= 1
+                self._replace_leaver(life)
+            else:
+                self._replace(life, death)
+
     # -- lives -------------------------------------------------------------------------------------------------------
 
     def _begin(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> Life:
         """A new life, whose threads have yet to start."""
         life = Life(vw, incarnation, self._run.deaths, self._end)
         life.threads.extend(self._worker(life))
+        life.num_running = len(life.threads)
         self._lives[vw] = life
+        self._begun.append(life)
         self._threads.extend(life.threads)
         self.result.num_lives += 1
         return life
@@ -261,15 +272,15 @@ class _Cluster:
         for each in (life, *(other for other in others if other.end())):
             if death.how == "killed":
                 each.kill()
-            self._over.put((each, death))
+            self._ended.put((each, death))
 
     def _stays_dropped(self, vw: VirtualWorkerIndex) -> bool:
         """Whether the script has dropped a virtual worker that it does not add again."""
         return self._run.job.elastic.stays_dropped(vw)
 
-    def _replace_leavers(self) -> None:
+    def _replace_leaver(self, life: Life) -> None:
         """What a coordinator does when all stages of a life that was to leave have ended."""
-        for life in [life for life in self._leaving if not any(thread.is_alive() for thread in life.threads)]:
+        if life in self._leaving and not life.num_running:
             self._leaving.remove(life)
             if life.has_left and not life.is_over:
                 self._come_back(life)
@@ -460,3 +471,4 @@ class _Cluster:
                 client.close()
             for link in own if life.is_over else ():
                 link.close()
+            self._ended.put((life, None))

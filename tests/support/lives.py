@@ -56,6 +56,8 @@ class Life:
     """Called once, on the thread that died."""
     links: list[Link] = field(default_factory=list)
     threads: list[threading.Thread] = field(default_factory=list)
+    num_running: int = 0
+    """Stages that have not ended, as far as its cluster has heard."""
     is_over: bool = False
     """Nobody counts on it any more."""
     is_drained: bool = False

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetpipe.bundled import bundled_root
+from hetpipe.cli.look.ui import PORT
 from hetpipe.cli.options import Json, Settings
 from hetpipe.cli.run.following import follow
+from hetpipe.report.text import shown_path
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.requests import new_run
 from hetpipe.runs.run_folder import RunFolder
@@ -22,13 +24,6 @@ INTRODUCTION = (
     "stages hold on which devices, the waves it has committed (clock), how many waves",
     "it is ahead of the slowest, its speed, its loss, and how much of its time it",
     "waited for the others, as the staleness bound D demands.",
-)
-
-
-ENDING = (
-    "",
-    "That was the demo. Now look at it with `hetpipe check` and `hetpipe export digits.safetensors`,",
-    "or begin with a job of your own: hetpipe init my-job",
 )
 
 
@@ -52,8 +47,26 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     folder = RunFolder.create(None, name=request.job.name, clock=shell.clock)
     ended = follow(request, folder, output, shell)
     if ended is ExitStatus.OK:
-        output.say(*ENDING)
+        output.say(*ending(folder.path.name, plan=shown_path(job, shell.current) if root == shell.current else None))
     return ended
+
+
+def ending(run: str, *, plan: str | None) -> list[str]:
+    """Where to look after the demo.
+
+    Args:
+        run: name of its run.
+        plan: its job file, if `hetpipe plan` can import its modules from the current folder.
+    """
+    rows = [
+        ("hetpipe ui", f"the run in a browser: http://127.0.0.1:{PORT}/runs/{run}"),
+        *([(f"hetpipe plan {plan} --html plan.html", "a page about its plan: why this cut")] if plan else []),
+        ("hetpipe check", "verifies its history"),
+        ("hetpipe export digits.safetensors", "its weights"),
+        ("hetpipe init my-job", "begins a job of your own"),
+    ]
+    width = max(len(command) for command, _ in rows)
+    return ["", "That was the demo. Now:", *(f"  {command:<{width}}  {what}" for command, what in rows)]
 
 
 def find_demo() -> tuple[Path, Path]:

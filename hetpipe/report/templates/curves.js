@@ -1,4 +1,4 @@
-// Draws the figures of the class "curves" with uPlot. Each holds its data as JSON; hetpipe/compare/charts.py says
+// Draws the figures of the class "curves" with uPlot. Each holds its data as JSON; hetpipe/report/charts.py says
 // what is in it. Of a line with a band uPlot gets three series: the mean, and the edges of the band, which are not seen.
 "use strict";
 
@@ -35,17 +35,23 @@
     return [uPlot.rangeLog(low, high, 10, false)[0], Math.ceil(high / power) * power];
   };
 
+  // Where a line has no value at a place of another one, uPlot goes straight on, and points at the nearest value.
+  const joined = (chart) =>
+    uPlot.join(chart.lines.map(({ x, mean, most, least }) => (most ? [x, mean, most, least] : [x, mean])));
+
+  // What has to be drawn anew where it changes.
+  const frame = ({ x, y, log, lines }) => JSON.stringify([x, y, log, lines.map((line) => [line.name, !!line.most])]);
+
   function draw(figure) {
-    const chart = JSON.parse(figure.querySelector("script").textContent);
-    const tables = chart.lines.map(({ x, mean, most, least }) => (most ? [x, mean, most, least] : [x, mean]));
-    // Where a line has no value at a place of another one, uPlot goes straight on, and points at the nearest value.
-    const data = uPlot.join(tables);
+    let chart = JSON.parse(figure.querySelector("script").textContent);
+    let data = joined(chart);
     const hasBands = chart.lines.some((line) => line.most);
     const decimals = data[0].every(Number.isInteger) ? 0 : 1;
     const place = numbers({ minimumFractionDigits: decimals, maximumFractionDigits: decimals });
 
     // What the legend tells of a line at a place; at the line's end while nothing is pointed at.
-    const label = (line, at) => {
+    const label = (index, at) => {
+      const line = chart.lines[index];
       const own = at === null ? line.x.length - 1 : line.x.indexOf(data[0][at]);
       const value = (column) => measured.format(column[own]);
       const mean = { [chart.x]: place.format(line.x[own]), [hasBands ? "mean" : "value"]: value(line.mean) };
@@ -56,7 +62,7 @@
     const bands = [];
     const lineOf = [null]; // by series
     const meanOf = [0]; // by series
-    for (const line of chart.lines) {
+    for (const [index, line] of chart.lines.entries()) {
       const mean = series.length;
       const ink = () => colour(line.colour);
       series.push({
@@ -64,7 +70,7 @@
         stroke: ink,
         width: 2,
         points: { size: 5, width: 0, fill: ink },
-        values: (_, index, at) => label(line, at),
+        values: (_, __, at) => label(index, at),
       });
       if (line.most) {
         series.push(edge(), edge());
@@ -105,10 +111,30 @@
       holder,
     );
     new ResizeObserver(() => plot.setSize(size())).observe(holder);
-    return plot;
+    plots.add(plot);
+
+    // New data of the same lines: what is hidden stays so, and what is looked at closely, too.
+    figure.accepts = (text) => frame(JSON.parse(text)) === frame(chart);
+    figure.update = (text) => {
+      const { min, max } = plot.scales.x;
+      const isZoomed = max < data[0].at(-1) || (min > data[0][0] && min > 0);
+      chart = JSON.parse(text);
+      data = joined(chart);
+      plot.setData(data, !isZoomed);
+      if (isZoomed) plot.redraw();
+    };
   }
 
-  const plots = Array.from(document.querySelectorAll("figure.curves"), draw);
+  const plots = new Set();
+  window.drawCurves = (root) => {
+    for (const plot of plots) {
+      if (plot.root.isConnected) continue;
+      plot.destroy();
+      plots.delete(plot);
+    }
+    root.querySelectorAll("figure.curves").forEach(draw);
+  };
+  window.drawCurves(document);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     for (const plot of plots) plot.redraw(false);
   });

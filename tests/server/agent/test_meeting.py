@@ -247,5 +247,5 @@ def test_a_neighbour_that_does_not_come_leaves_no_door_open(monkeypatch: pytest.
     config, absent = configs([["n0/0", "n0/1"]], link="grpc")
     shard = clock_shard([["n0/0", "n0/1"]])
     shard.invoke(JOIN, JoinRequest(requester_of(absent)))
-    with pytest.raises(DeadlineExceeded, match=r"waited 0\.1 s for stage 1 of virtual worker 0"):
+    with pytest.raises(DeadlineExceeded, match=r"waited \d+\.\d s for stage 1 of virtual worker 0"):
         meet(config, shard)

@@ -1,4 +1,4 @@
-"""Charts of curves over seeds: a line for the mean, a band from minimum to maximum.
+"""Charts of curves over several runs or workers: a line for the mean, a band from minimum to maximum.
 
 Selects the content of a chart and its scale. uPlot draws it in the page with `curves.js`; both are inlined, and the
 page loads nothing. Pure, except for reading those package files.
@@ -13,12 +13,20 @@ from typing import Any
 
 from markupsafe import Markup
 
-from hetpipe.compare.statistics import CurvePoint
-from hetpipe.report.page import resource, shipped
 from hetpipe.report.quantities import significant
 
 #: A logarithmic scale where the values of a positive quantity span so much.
 _LOG_FROM = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """One point of a curve over several runs, or several virtual workers."""
+
+    x: float
+    mean: float
+    least: float
+    most: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +69,15 @@ class Figure:
 
 def chart_styles() -> tuple[Markup, ...]:
     """CSS for the page's style sheet. Uses the variables `--ink`, `--faint` and `--rule`."""
+    from hetpipe.report.page import resource, shipped  # jinja2 is for pages only: commands compute curves for screens
+
     return shipped("vendor/uplot/uPlot.min.css"), resource("curves.css")
 
 
 def chart_scripts() -> tuple[Markup, ...]:
     """Scripts for the end of the page, in this order: uPlot with its licence, and the code that draws all figures."""
+    from hetpipe.report.page import resource, shipped  # as above
+
     licence, uplot = shipped("vendor/uplot/LICENSE"), shipped("vendor/uplot/uPlot.iife.min.js")
     return Markup("/*\n") + licence + Markup("\n*/\n") + uplot, resource("curves.js")
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from hetpipe.compare.charts import (
+from hetpipe.report.charts import (
     Chart,
+    CurvePoint,
     Line,
     chart_data,
     chart_scripts,
@@ -22,7 +23,6 @@ from hetpipe.compare.charts import (
     measured,
     short_number,
 )
-from hetpipe.compare.statistics import CurvePoint
 from hetpipe.report.page import render
 from tests.report.test_plan_page import Page
 

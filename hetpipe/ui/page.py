@@ -1,0 +1,602 @@
+"""The pages as HTML: what a user looks for first stands first.
+
+A page consists of parts, each a template in `report/templates/ui`; while a run trains, the server renders the parts
+again, and the browser replaces those that have changed. Templates escape all texts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from hetpipe.report.charts import chart_scripts, chart_styles, figure_of
+from hetpipe.report.conditions import condition_lines, condition_text
+from hetpipe.report.page import render, render_page, resource
+from hetpipe.report.progress import distance_text, loss_text, slow_text
+from hetpipe.report.quantities import bytes_text
+from hetpipe.report.text import LOSS, count, duration, loss_first, measure, percent, rate
+from hetpipe.runs.status import DIED, ENDING, NO_JOB, STARTING, UNKNOWN
+from hetpipe.ui.curves import bound_of, charts_of, clock_chart, compared
+from hetpipe.ui.seen import Brief, LogFile, LoggedEvent, Seen
+from hetpipe.values.decisions import MoveDecision, MoveJudgement
+from hetpipe.values.events import ConditionCleared, ConditionRaised, JobState, ProgressTable
+from hetpipe.values.sync import layer_counts
+
+#: Parts of the page of a run, in order.
+RUN_PARTS = ("head", "charts", "workers", "clocks", "plan", "faults", "logs", "job")
+
+#: State → its colour: `live`, `good`, `bad`; others are plain.
+_TONES = {JobState.FINISHED.value: "good", JobState.FAILED.value: "bad", DIED: "bad"}
+_LIVE = {
+    *(state.value for state in JobState if not state.is_terminal),
+    STARTING,
+    ENDING,
+}
+
+#: Levels of log lines that are marked.
+_MARKED = {"warning": "warning", "error": "bad", "critical": "bad"}
+
+
+def tone_of(state: str) -> str:
+    """The colour of a state."""
+    return "live" if state in _LIVE else _TONES.get(state, "plain")
+
+
+def is_over(brief: Brief) -> bool:
+    """Whether nothing about a run will change, so that its page need not follow it."""
+    return brief.status.state not in {*_LIVE, UNKNOWN, NO_JOB}
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is."""
+
+    samples: int | None
+    """Committed; None if unknown."""
+    total: int | None
+    per_second: float | None
+    eta_seconds: float | None
+
+    @property
+    def share(self) -> float | None:
+        """0 to 1."""
+        return None if self.samples is None or not self.total else min(1.0, self.samples / self.total)
+
+
+def progress_of(brief: Brief) -> Progress:
+    """How far a run is, from its coordinator or its result."""
+    table = _table(brief)
+    if table is not None:
+        return Progress(table.samples, table.total_samples, table.samples_per_second, table.eta_seconds)
+    values = {} if brief.result is None else brief.result.values
+    if "samples" not in values:
+        return Progress(None, None, None, None)
+    return Progress(brief.start_samples + values["samples"], _total(brief), values.get("samples_per_second"), None)
+
+
+def _table(brief: Brief) -> ProgressTable | None:
+    """The newest progress of a run that trains."""
+    job_status = brief.job_status
+    return (
+        job_status.progress
+        if job_status is not None and job_status.state in {JobState.RUNNING, JobState.STOPPING}
+        else None
+    )
+
+
+def _total(brief: Brief) -> int | None:
+    job = brief.job
+    if brief.num_samples is not None and isinstance(job.get("epochs"), int):
+        return int(job["epochs"]) * brief.num_samples
+    workers = job.get("workers")
+    number = workers.get("count") if isinstance(workers, Mapping) else None
+    if all(isinstance(one, int) for one in (job.get("minibatches"), job.get("batch_size"), number)):
+        return int(job["minibatches"]) * int(job["batch_size"]) * int(number or 0)
+    return None
+
+
+def loss_of(brief: Brief) -> float | None:
+    """The training loss of the newest waves, a mean over the virtual workers."""
+    table = _table(brief)
+    if table is not None:
+        known = [row.loss for row in table.rows if row.loss is not None]
+        return sum(known) / len(known) if known else None
+    loss = {} if brief.result is None else brief.result.values.get("loss", {})
+    found = loss.get("last") if isinstance(loss, Mapping) else None
+    return float(found) if isinstance(found, int | float) else None
+
+
+def _model(job: Mapping[str, Any]) -> str:
+    model = job.get("model")
+    return str(model.get("call", "")) if isinstance(model, Mapping) else str(model or "")
+
+
+def _date(wall: float) -> str:
+    return datetime.fromtimestamp(wall).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def _share_text(progress: Progress) -> str:
+    share = progress.share
+    return "" if share is None else percent(share)
+
+
+# -- the list ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A run in the list."""
+
+    name: str
+    state: str
+    tone: str
+    model: str
+    percent: float | None
+    progress: str
+    rate: str
+    loss: str
+    started: str
+
+
+def rows_of(briefs: Iterable[Brief]) -> list[Row]:
+    """The runs as rows: those that train first, then the newest."""
+    ordered = sorted(briefs, key=lambda one: (is_over(one), -one.record.started_wall, one.name))
+    rows = []
+    for brief in ordered:
+        progress, state = progress_of(brief), brief.status.state
+        rows.append(
+            Row(
+                name=brief.name,
+                state=state,
+                tone=tone_of(state),
+                model=_model(brief.job),
+                percent=None if progress.share is None else 100 * progress.share,
+                progress=_share_text(progress) or "–",
+                rate="–" if progress.per_second is None else rate(progress.per_second),
+                loss="–" if (loss := loss_of(brief)) is None else measure(loss),
+                started=_date(brief.record.started_wall),
+            )
+        )
+    return rows
+
+
+def list_parts(rows: Sequence[Row], folder: str) -> dict[str, Markup]:
+    """The parts of the list of runs."""
+    states = ", ".join(f"{number} {state}" for state, number in Counter(row.state for row in rows).most_common())
+    return {"runs": render("ui/runs.html.j2", rows=rows, summary=states, folder=folder)}
+
+
+def list_page(rows: Sequence[Row], folder: str) -> str:
+    """The list of runs.
+
+    Args:
+        rows: the runs.
+        folder: in which they are, for people.
+    """
+    return _page(
+        "ui/list.html.j2", title="Runs", subtitle=f"in {folder}", parts=list_parts(rows, folder), events="/events"
+    )
+
+
+# -- one run -----------------------------------------------------------------------------------------------------------
+
+
+def run_page(seen: Seen, *, now: float) -> str:
+    """The page of one run, at `now` in seconds since 1970."""
+    brief = seen.brief
+    events = "" if is_over(brief) else f"/runs/{quote(brief.name)}/events"
+    return _page(
+        "ui/run.html.j2",
+        title=brief.name,
+        subtitle=_model(brief.job),
+        parts=run_parts(seen, now=now),
+        events=events,
+        has_charts=True,
+    )
+
+
+def run_parts(seen: Seen, *, now: float) -> dict[str, Markup]:
+    """The parts of the page of a run."""
+    values: dict[str, dict[str, Any]] = {
+        "head": _head(seen, now=now),
+        "charts": {"charts": [figure_of(chart) for chart in charts_of(seen)]},
+        "workers": {
+            "workers": _workers(seen),
+            "bound": bound_of(seen),
+            "training": _table(seen.brief) is not None,
+        },
+        "clocks": {"facts": _clocks(seen), "chart": figure_of(clock_chart(seen))},
+        "plan": {"facts": _plan_facts(seen)},
+        "faults": {"faults": _faults(seen)},
+        "logs": {"run": seen.brief.name, "logs": [(log.name, bytes_text(log.num_bytes)) for log in seen.logs]},
+        "job": {"keys": sorted(flat(seen.brief.job).items())},
+    }
+    return {part: render(f"ui/{part}.html.j2", **values[part]) for part in RUN_PARTS}
+
+
+def _head(seen: Seen, *, now: float) -> dict[str, Any]:
+    brief, status = seen.brief, seen.brief.status
+    progress = progress_of(brief)
+    total = "" if progress.total is None else f" of {progress.total}"
+    samples = "" if progress.samples is None else f"{progress.samples}{total} samples"
+    return {
+        "state": status.state,
+        "tone": tone_of(status.state),
+        "remark": status.remark,
+        "queue": "" if status.queue is None else str(status.queue),
+        "percent": None if progress.share is None else 100 * progress.share,
+        "progress": " · ".join(filter(None, (_share_text(progress), samples))),
+        "facts": [*_results(brief), *_speeds(brief), *_times(brief, now=now)],
+        "resumed": brief.record.restored_from or "",
+    }
+
+
+def _results(brief: Brief) -> list[tuple[str, str]]:
+    loss, evaluations = loss_of(brief), brief.status.evaluations
+    facts = [] if loss is None else [("training loss", measure(loss))]
+    if evaluations is not None:
+        last, best = evaluations.last, evaluations.best
+        facts += [(f"evaluation: {name}", measure(last.values[name])) for name in loss_first(last.values)]
+        if best is not None and best != last:
+            facts.append(("least evaluation loss", f"{measure(best.values.get(LOSS))} in epoch {best.epoch}"))
+    return facts
+
+
+def _speeds(brief: Brief) -> list[tuple[str, str]]:
+    speed = brief.status.speed
+    if speed is None:
+        return []
+    facts, model = [("samples/s", rate(speed.samples_per_second))], speed.model
+    if model.tokens_per_second is not None:
+        facts.append(("tokens/s", rate(model.tokens_per_second)))
+    if model.model_flops_utilisation is not None:
+        facts.append(("MFU", percent(model.model_flops_utilisation)))
+    return facts
+
+
+def _times(brief: Brief, *, now: float) -> list[tuple[str, str]]:
+    facts, table = [], _table(brief)
+    if table is not None:
+        facts += [("epoch", str(table.epoch)), ("time left", duration(table.eta_seconds))]
+    facts.append(("started", _date(brief.record.started_wall)))
+    wall = None if brief.result is None else brief.result.values.get("wall_seconds")
+    if isinstance(wall, int | float):
+        facts.append(("trained for", duration(float(wall))))
+    elif not is_over(brief):
+        facts.append(("since", duration(max(0.0, now - brief.record.started_wall))))
+    return facts
+
+
+@dataclass(frozen=True, slots=True)
+class StageBox:
+    """A stage of a virtual worker."""
+
+    device: str
+    layers: str
+    state: str
+    tone: str
+    memory: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLine:
+    """A virtual worker."""
+
+    vw: int
+    stages: tuple[StageBox, ...]
+    version: int
+    state: str
+    clock: str
+    ahead: str
+    ahead_percent: float | None
+    rate: str
+    loss: str
+    waiting: str
+    waiting_percent: float
+    memory: str
+    note: str
+
+
+_STAGE_TONES = {"ready": "good", "up": "good", "failed": "bad", "exited": "bad", "starting": "live"}
+
+
+def _workers(seen: Seen) -> list[WorkerLine]:
+    """The pipelines as they are now, or were at the end."""
+    table = _table(seen.brief)
+    return _planned(seen) if table is None else _running(seen, table)
+
+
+def _running(seen: Seen, table: ProgressTable) -> list[WorkerLine]:
+    job_status = seen.brief.job_status
+    processes = () if job_status is None else job_status.processes
+    states = {(one.vw, one.index): one.state for one in processes if one.role == "stage"}
+    slow: dict[int, list[str]] = {}
+    for one in table.slow:
+        slow.setdefault(one.vw, []).append(slow_text(one))
+    lines = []
+    for row in table.rows:
+        boxes = tuple(
+            StageBox(
+                stage.device,
+                _layers(stage.first_layer, stage.last_layer),
+                state := states.get((row.vw, index), ""),
+                _STAGE_TONES.get(state, "plain"),
+                "",
+            )
+            for index, stage in enumerate(row.stages)
+        )
+        bound = None if table.staleness is None else table.staleness + 1
+        mostly = ["the others mostly wait for it"] if table.straggler == row.vw else []
+        lines.append(
+            WorkerLine(
+                vw=row.vw,
+                stages=boxes,
+                version=row.version,
+                state=str(row.state),
+                clock=str(row.clock),
+                ahead=distance_text(row, table.staleness),
+                ahead_percent=None if not bound else min(100.0, 100 * row.distance / bound),
+                rate=rate(row.samples_per_second),
+                loss=loss_text(row),
+                waiting=percent(row.waiting_share),
+                waiting_percent=100 * row.waiting_share,
+                memory=bytes_text(row.memory_bytes),
+                note="; ".join([*mostly, *slow.get(row.vw, [])]),
+            )
+        )
+    return lines
+
+
+def _planned(seen: Seen) -> list[WorkerLine]:
+    """From the plan, the moves since, and the result; empty before the plan."""
+    if seen.plan is None:
+        return []
+    values = {} if seen.brief.result is None else seen.brief.result.values
+    memory = {(one.get("vw"), one.get("stage")): one for one in values.get("stages", ())}
+    waiting, clocks, wall = (values.get(key) or {} for key in ("waiting_seconds", "clocks", "wall_seconds"))
+    moves = {one.vw: one for one in seen.decisions if isinstance(one, MoveDecision)}
+    lines = []
+    for worker in seen.plan.virtual_workers:
+        move = moves.get(worker.index)
+        counts = layer_counts(worker.bounds) if move is None else move.stages
+        boxes, first, whole = [], worker.bounds[0], 0
+        for index, (stage, number) in enumerate(zip(worker.stages, counts, strict=False)):
+            used = memory.get((worker.index, index), {})
+            num_bytes = int(used.get("weight_bytes", 0)) + int(used.get("activation_bytes", 0))
+            whole += num_bytes
+            shown = bytes_text(num_bytes) if num_bytes else ""
+            boxes.append(StageBox(stage.device, _layers(first, first + number), "", "plain", shown))
+            first += number
+        waited = waiting.get(str(worker.index))
+        share = min(1.0, waited / wall) if waited is not None and wall else None
+        lines.append(
+            WorkerLine(
+                vw=worker.index,
+                stages=tuple(boxes),
+                version=0 if move is None else move.version,
+                state="",
+                clock=str(clocks.get(str(worker.index), "–")),
+                ahead="–",
+                ahead_percent=None,
+                rate="–",
+                loss="–",
+                waiting="–" if share is None else percent(share),
+                waiting_percent=0.0 if share is None else 100 * share,
+                memory=bytes_text(whole) if whole else "–",
+                note="",
+            )
+        )
+    return lines
+
+
+def _layers(first: int, last: int) -> str:
+    return f"layer {first}" if last == first + 1 else f"layers {first}–{last - 1}"
+
+
+def _clocks(seen: Seen) -> list[tuple[str, str]]:
+    status, job_status = seen.brief.status, seen.brief.job_status
+    bound = bound_of(seen)
+    clocks = None if job_status is None else job_status.clocks
+    if clocks is not None:
+        facts = [
+            ("published clock", str(clocks.published)),
+            ("slowest virtual worker", str(clocks.global_clock)),
+            ("next barrier", f"{clocks.barrier} ({clocks.barrier_reason})"),
+            ("largest distance so far", str(clocks.max_distance)),
+        ]
+    else:
+        facts = [] if status.global_clock is None else [("slowest virtual worker", str(status.global_clock))]
+        found = {} if seen.brief.result is None else seen.brief.result.values.get("staleness", {})
+        if found:
+            facts.append(("largest distance", str(found.get("max_clock_distance"))))
+            violations = found.get("violations")
+            facts.append(("violations in the history", "not verified" if violations is None else str(violations)))
+    return [*facts, ("allowed distance", "no bound" if bound is None else str(bound))] if facts else []
+
+
+def _plan_facts(seen: Seen) -> list[tuple[str, str]]:
+    """The plan against what was measured."""
+    forecast, facts = seen.forecast, list[tuple[str, str]]()
+    measured = progress_of(seen.brief).per_second
+    if forecast is not None:
+        steady = forecast.predicted.samples_per_second
+        whole = steady if forecast.run is None else forecast.run.samples_per_second
+        expected = steady if _table(seen.brief) is not None else whole
+        facts.append(("predicted with full pipelines", f"{rate(steady)} samples/s"))
+        if forecast.run is not None:
+            facts.append(("predicted for a run of this length", f"{rate(whole)} samples/s"))
+        if measured is not None and expected:
+            facts.append(("measured", f"{rate(measured)} samples/s ({measured / expected - 1:+.0%})"))
+    elif measured is not None:
+        facts.append(("measured", f"{rate(measured)} samples/s; the job states its own plan, which predicts nothing"))
+    facts += [("slower than planned", slow_text(one)) for one in seen.brief.status.slow]
+    for line in seen.decisions:
+        match line:
+            case MoveDecision():
+                gain = "" if line.predicted_gain is None else f", expected to be {line.predicted_gain:.0%} faster"
+                cut = "-".join(map(str, line.stages))
+                on = f"virtual worker {line.vw} is cut {cut} from plan version {line.version} on{gain}"
+                facts.append((f"clock {line.at.clock}, by {line.by}", f"{on}: {line.reason}"))
+            case MoveJudgement():
+                facts.append((f"plan version {line.version} of virtual worker {line.vw}", line.sentence))
+    return facts
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that went wrong, or what was done about it."""
+
+    t: str
+    tone: str
+    text: str
+
+
+def _faults(seen: Seen) -> list[Fault]:
+    status = seen.brief.status
+    faults = [_fault(one) for one in seen.events]
+    known = any(isinstance(one.event, ConditionRaised) for one in seen.events)
+    if not known:
+        faults += [Fault("", "warning", line) for line in condition_lines(status.conditions)]
+    if not seen.events:
+        # Stages that are slow are beside their virtual worker.
+        status = replace(status, slow=(), straggler=None)
+        faults += [Fault("", "warning", line) for line in status.troubles() if line not in {one.text for one in faults}]
+    if status.state in {JobState.FAILED.value, DIED} and status.remark:
+        faults.append(Fault("", "bad", status.remark))
+    return faults
+
+
+def _fault(logged: LoggedEvent) -> Fault:
+    event = logged.event
+    match event:
+        case ConditionRaised() | ConditionCleared():
+            text = condition_text(event)
+        case notice:
+            text = notice.text
+    tone = "warning" if type(event).severity == "warning" else "plain"
+    return Fault(logged.t.replace("T", " ")[:19], tone, text)
+
+
+# -- several runs ------------------------------------------------------------------------------------------------------
+
+
+def compare_page(runs: Sequence[Seen]) -> str:
+    """Runs side by side: their curves over the same axes, how they ended, and the keys of the job that differ."""
+    rows = [
+        (
+            seen.brief.name,
+            seen.brief.status.state,
+            tone_of(seen.brief.status.state),
+            measure(loss_of(seen.brief)),
+            "–" if (found := progress_of(seen.brief).per_second) is None else rate(found),
+            _evaluation_text(seen),
+        )
+        for seen in runs
+    ]
+    return _page(
+        "ui/compare.html.j2",
+        title=count(len(runs), "run"),
+        subtitle="side by side",
+        parts={},
+        events="",
+        has_charts=True,
+        runs=rows,
+        charts=[figure_of(chart) for chart in compared(runs)],
+        keys=differing([seen.brief.job for seen in runs]),
+    )
+
+
+def _evaluation_text(seen: Seen) -> str:
+    found = seen.brief.status.evaluations
+    return "–" if found is None else f"{measure(found.last.values.get(LOSS))} in epoch {found.last.epoch}"
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """The keys of a job with their values, dotted; lists are values.
+
+    >>> flat({"sync": {"D": 1}, "epochs": 2, "loss": None})
+    {'sync.D': '1', 'epochs': '2'}
+    """
+    found: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            found[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return found
+
+
+def differing(jobs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """The keys whose values differ, with the value of each job; a dash where a job has none.
+
+    >>> differing([{"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 4}])
+    [('b', ['2', '3']), ('c', ['–', '4'])]
+    """
+    found = list(map(flat, jobs))
+    keys = sorted({key for one in found for key in one})
+    rows = [(key, [one.get(key, "–") for one in found]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+# -- a log, and what cannot be shown -----------------------------------------------------------------------------------
+
+
+def log_page(run: str, log: LogFile, lines: Sequence[str]) -> str:
+    """The end of a log."""
+    return _page(
+        "ui/log.html.j2",
+        title=log.name,
+        subtitle=f"the last {count(len(lines), 'line')} of {bytes_text(log.num_bytes)}",
+        parts={},
+        events="",
+        run=run,
+        lines=[_log_line(line) for line in lines],
+    )
+
+
+def _log_line(line: str) -> tuple[str, str, str, str]:
+    """Time, class, event, and the rest of a line; an unstructured one is all rest."""
+    try:
+        values = json.loads(line)
+        rest = {key: value for key, value in values.items() if key not in {"t", "level", "event", "logger", "role"}}
+        text = " ".join(f"{key}={value}" for key, value in rest.items())
+        level = str(values.get("level", ""))
+        return str(values["t"])[11:23], _MARKED.get(level, "plain"), str(values["event"]), text
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return "", "plain", "", line
+
+
+def message_page(title: str, sentence: str) -> str:
+    """A page with one sentence."""
+    return _page("ui/message.html.j2", title=title, subtitle="", parts={}, events="", sentence=sentence)
+
+
+def _page(
+    template: str,
+    *,
+    title: str,
+    subtitle: str,
+    parts: Mapping[str, Markup],
+    events: str,
+    has_charts: bool = False,
+    **values: object,
+) -> str:
+    scripts = (*chart_scripts(), resource("ui/ui.js")) if has_charts else (resource("ui/ui.js"),)
+    return render_page(
+        template,
+        title=title,
+        subtitle=subtitle,
+        styles=(*chart_styles(), resource("page.css"), resource("compare.css"), resource("ui/ui.css")),
+        scripts=scripts,
+        connects=True,
+        parts=parts,
+        events=events,
+        **values,
+    )

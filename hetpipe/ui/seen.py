@@ -1,0 +1,309 @@
+"""What the pages show of a run, read from its folder, and from its coordinator while it trains.
+
+Nothing is written. Files of a run that are missing, cut off or of another version count as not there: a page shows what
+can be read. Curves are read through their index (`observe.down_sampled`), and of a growing file only the new lines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from hetpipe.errors import HetpipeError
+from hetpipe.observe.clock_curve import ClockPoint, ClockReduction, clock_points, clock_shard_file
+from hetpipe.observe.down_sampled import FollowedCurve
+from hetpipe.observe.metrics import FollowedMetrics, TimedWave
+from hetpipe.runs.run_folder import RunFolder, RunRecord, RunResult
+from hetpipe.runs.shell import Shell
+from hetpipe.runs.status import RunStatus, is_running_here, job_status_of, status_from
+from hetpipe.server.coordinator.job_hosts import EVALUATIONS
+from hetpipe.server.decisions_file import read_decisions
+from hetpipe.values.decisions import DecisionLine
+from hetpipe.values.events import ConditionCleared, ConditionRaised, JobEvent, JobStatus, Notice
+from hetpipe.values.plan import Plan
+from hetpipe.values.plan_document import PlanDocument
+from hetpipe.values.rewinds import run_folders
+from hetpipe.values.wire import from_json, revive
+
+#: Most bytes of a log that a page shows, from its end, and most lines.
+LOG_BYTES = 256 << 10
+LOG_LINES = 400
+
+#: Most bytes of the coordinator's log that are searched for events, and most events.
+_EVENT_BYTES = 4 << 20
+_MOST_EVENTS = 200
+
+_LoggedKind = Notice | ConditionRaised | ConditionCleared
+#: Kind → class of the events that a coordinator logs.
+_KINDS: Mapping[str, Any] = {
+    str(kind.__dataclass_fields__["kind"].default): kind
+    for kind in get_args(JobEvent)
+    if issubclass(kind, (Notice, ConditionRaised, ConditionCleared))
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A line of `evaluations.jsonl`."""
+
+    minibatches: int
+    rewinds: int
+    whole: bool
+    values: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedEvent:
+    """Something that happened to a run, from its coordinator's log."""
+
+    t: str
+    """UTC, ISO 8601."""
+    event: _LoggedKind
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The folder of a run, or of one of its rewinds."""
+
+    start: int
+    """Minibatches that were committed before it, over all virtual workers."""
+    start_samples: int
+    num_samples: int | None
+    """Of the training set."""
+    waves: Sequence[Sequence[TimedWave]]
+    """By virtual worker, in order."""
+    commits: Sequence[ClockPoint]
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """A log of a run."""
+
+    name: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brief:
+    """A run in the list of runs."""
+
+    name: str
+    """Of its folder."""
+    record: RunRecord
+    status: RunStatus
+    job: Mapping[str, Any]
+    """`job.json`; empty if it cannot be read."""
+    result: RunResult | None
+    job_status: JobStatus | None
+    """By its coordinator, while that answers."""
+    start_samples: int = 0
+    num_samples: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A whole run."""
+
+    brief: Brief
+    attempts: Sequence[Attempt]
+    """First the run itself, then its rewinds."""
+    evaluations: Sequence[Evaluation]
+    plan: Plan | None
+    forecast: PlanDocument | None
+    decisions: Sequence[DecisionLine]
+    events: Sequence[LoggedEvent]
+    """Oldest first."""
+    logs: Sequence[LogFile]
+
+
+def runs_in(runs_dir: Path) -> dict[str, Path]:
+    """The runs in a folder by name: its own subfolders with a `run.json`, no links."""
+    try:
+        with os.scandir(runs_dir) as entries:
+            found = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return {}
+    return {entry.name: Path(entry.path) for entry in found if (Path(entry.path) / "run.json").is_file()}
+
+
+def ask(path: Path, shell: Shell) -> JobStatus | None:
+    """What the coordinator of the run says, if one may be there; takes as long as the coordinator."""
+    folder = RunFolder(path)
+    try:
+        record = folder.read_record()
+        if folder.read_result() is not None or (record.local and not is_running_here(record)):
+            return None
+        return job_status_of(record, shell)
+    except HetpipeError:
+        return None
+
+
+def brief_of(path: Path, job_status: JobStatus | None, shell: Shell) -> Brief | None:
+    """A run for the list; None if it is none, or is being created."""
+    folder = RunFolder(path)
+    try:
+        record, result = folder.read_record(), folder.read_result()
+        status = status_from(folder, record, result, None if result is not None and record.local else job_status, shell)
+    except HetpipeError:
+        return None
+    facts = _object(run_folders(path)[-1] / "facts.json")
+    return Brief(
+        name=path.name,
+        record=record,
+        status=status,
+        job=_object(path / "job.json"),
+        result=result,
+        job_status=job_status,
+        start_samples=_start(facts, "samples"),
+        num_samples=_whole(facts.get("num_samples")),
+    )
+
+
+class OpenRun:
+    """A run whose page is open. Not thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        """Refer to the run in the folder `path`, without access to it."""
+        self.path = path
+        self._metrics: dict[Path, FollowedMetrics] = {}
+        self._clocks: dict[Path, FollowedCurve] = {}
+        self._events: deque[LoggedEvent] = deque(maxlen=_MOST_EVENTS)
+        self._events_end = 0
+
+    def see(self, job_status: JobStatus | None, shell: Shell) -> Seen | None:
+        """Read the run; None if it is none, or is being created."""
+        brief = brief_of(self.path, job_status, shell)
+        if brief is None:
+            return None
+        folder = RunFolder(self.path)
+        try:
+            forecast = folder.read_forecast()
+        except HetpipeError:
+            forecast = None
+        try:
+            decisions: Sequence[DecisionLine] = read_decisions(self.path)
+        except (OSError, HetpipeError):
+            decisions = ()
+        folders = run_folders(self.path)
+        return Seen(
+            brief=brief,
+            attempts=tuple(map(self._attempt, folders)),
+            evaluations=tuple(_evaluations(self.path / EVALUATIONS)),
+            plan=_plan(folders[-1] / "plan.json"),
+            forecast=forecast,
+            decisions=decisions,
+            events=tuple(self._logged()),
+            logs=logs_of(self.path),
+        )
+
+    def _attempt(self, folder: Path) -> Attempt:
+        facts = _object(folder / "facts.json")
+        metrics = self._metrics.setdefault(folder, FollowedMetrics(folder))
+        clocks = self._clocks.setdefault(folder, FollowedCurve(clock_shard_file(folder), ClockReduction()))
+        try:
+            waves = metrics.read()
+        except OSError:
+            waves = []
+        try:
+            commits = clock_points(clocks.points())
+        except OSError:
+            commits = []
+        start, samples = _start(facts, "minibatches"), _start(facts, "samples")
+        return Attempt(start, samples, _whole(facts.get("num_samples")), waves, commits)
+
+    def _logged(self) -> Sequence[LoggedEvent]:
+        path = self.path / "logs" / "coordinator.log"
+        try:
+            with path.open("rb") as log:
+                end = log.seek(0, os.SEEK_END)
+                log.seek(max(self._events_end, end - _EVENT_BYTES))
+                for line in log:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._events_end = log.tell()
+                    if (found := _event_of(line)) is not None:
+                        self._events.append(found)
+        except OSError:
+            """A run on a cluster has no log of the coordinator."""
+        return self._events
+
+
+def logs_of(path: Path) -> tuple[LogFile, ...]:
+    """The logs of a run that have content, by name; no links."""
+    try:
+        with os.scandir(path / "logs") as entries:
+            files = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+            found = [LogFile(entry.name, entry.stat(follow_symlinks=False).st_size) for entry in files]
+    except OSError:
+        return ()
+    return tuple(sorted((log for log in found if log.num_bytes), key=lambda log: log.name))
+
+
+def tail_of(path: Path) -> list[str]:
+    """The last lines of a log."""
+    with path.open("rb") as log:
+        end = log.seek(0, os.SEEK_END)
+        log.seek(max(0, end - LOG_BYTES))
+        lines = log.read(LOG_BYTES).decode(errors="replace").splitlines()
+    return lines[1 if end > LOG_BYTES else 0 :][-LOG_LINES:]
+
+
+def _event_of(line: bytes) -> LoggedEvent | None:
+    """The event in a line of the coordinator's log, if it is one of the run."""
+    try:
+        values = json.loads(line)
+        kind = _KINDS.get(values["event"])
+        if kind is None:
+            return None
+        fields = {name: values[name] for name in kind.__dataclass_fields__ if name in values}
+        return LoggedEvent(str(values["t"]), revive(kind, fields))
+    except (ValueError, KeyError, TypeError, RecursionError, HetpipeError):
+        return None
+
+
+def _evaluations(path: Path) -> list[Evaluation]:
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            values = json.loads(line)
+            measured = {str(name): None if value is None else float(value) for name, value in values["values"].items()}
+            found.append(
+                Evaluation(int(values["minibatches"]), int(values["rewinds"]), bool(values["whole"]), measured)
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+    return found
+
+
+def _plan(path: Path) -> Plan | None:
+    try:
+        plan: Plan = from_json(Plan, path.read_bytes())
+    except (OSError, HetpipeError):
+        return None
+    return plan
+
+
+def _object(path: Path) -> Mapping[str, Any]:
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _start(facts: Mapping[str, Any], name: str) -> int:
+    start = facts.get("start")
+    return _whole(start.get(name)) or 0 if isinstance(start, dict) else 0
+
+
+def _whole(value: object) -> int | None:
+    return value if type(value) is int else None
