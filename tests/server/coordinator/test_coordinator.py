@@ -181,7 +181,7 @@ class TestJobs:
         assert facts == {
             "num_samples": 40,
             "eval_samples": 10,
-            "start": {"clock": 0, "epoch": 0, "used": [], "minibatches": 0, "samples": 0, "waves": {}},
+            "start": {"clock": 0, "epoch": 0, "used": [], "minibatches": 0, "samples": 0, "frozen": 0, "waves": {}},
             "layers": [layer.name for layer in model().layers],
         }
         assert sorted(path.name for path in cluster.run_dir.iterdir()) == ["facts.json", "plan.json"]
@@ -325,7 +325,15 @@ class TestRestore:
         assert {config.progress for _, config in cluster.shards.asked("configure")} == {start}
         assert {command.config.restore for command in stages} == {"/old/checkpoint"}
         facts = json.loads((cluster.run_dir / "facts.json").read_text())
-        assert facts["start"] == {"clock": 4, "epoch": 1, "used": [0, 2], "minibatches": 8, "samples": 32, "waves": {}}
+        assert facts["start"] == {
+            "clock": 4,
+            "epoch": 1,
+            "used": [0, 2],
+            "minibatches": 8,
+            "samples": 32,
+            "frozen": 0,
+            "waves": {},
+        }
 
     def test_a_checkpoint_that_is_none_fails_the_job(self, cluster: Cluster) -> None:
         submit(cluster, restore="/old/nothing")
