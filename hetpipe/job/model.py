@@ -24,6 +24,7 @@ from pydantic_core import PydanticCustomError
 from hetpipe.errors import JobError
 from hetpipe.job.elastic import ElasticSection
 from hetpipe.job.freezing import FreezeSection
+from hetpipe.job.log import LogSection
 from hetpipe.job.patience import PatienceSection
 from hetpipe.job.rules import contradictions
 from hetpipe.job.sections import (
@@ -163,6 +164,7 @@ class Job(Section):
     but neither each minibatch's weights nor the order of its work; `off` nothing, so nothing can be verified.
     """
     evaluate: EvaluateSection = EvaluateSection()
+    log: LogSection = LogSection()
     storage: Annotated[str, AfterValidator(checked_url)] | None = Field(default=None, examples=["s3://bucket/runs"])
     """URL of an object store (`s3://`, `gs://`, `abfs://`, `file:///`) below which each run keeps its checkpoints, so
     that its processes need not share a file system; None: in the folder of the run.

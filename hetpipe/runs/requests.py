@@ -11,8 +11,9 @@ from typing import Any
 from hetpipe.checkpoint.locations import manifest_at, search_at
 from hetpipe.checkpoint.manifest import no_checkpoint
 from hetpipe.checkpoint.stored_run import fetch_documents
-from hetpipe.errors import UserError
+from hetpipe.errors import JobError, UserError
 from hetpipe.job.file import Job, Overrides, load_job
+from hetpipe.loggers.kinds import missing
 from hetpipe.report.text import shown_path
 from hetpipe.runs.resume import check_not_finished, check_resumed
 from hetpipe.runs.run_folder import RunFolder
@@ -51,7 +52,20 @@ def new_run(
         return _resumed(resume, source, overrides, coordinator, shell)
     if source is None:
         raise UserError("there is no job to train; name its file, for example job.yaml, or a run with --resume")
-    return RunRequest(job=load_job(source, overrides), import_path=shell.current, coordinator=coordinator)
+    job = load_job(source, overrides)
+    _check_loggers(job, coordinator)
+    return RunRequest(job=job, import_path=shell.current, coordinator=coordinator)
+
+
+def _check_loggers(job: Job, coordinator: str | None) -> None:
+    """Reject a job whose loggers are not installed, before anything starts; a cluster's coordinator checks its own.
+
+    Raises:
+        JobError: with the packages.
+    """
+    lacking = missing(job.log.options) if coordinator is None else []
+    if lacking:
+        raise JobError(lacking)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +104,7 @@ def _resumed(
     old = _in_store(str(resume)) if is_url(str(resume)) else _in_folder(Path(resume), shell)
     job = load_job(old.job if source is None else source, overrides)
     check_resumed(old.job, job)
+    _check_loggers(job, coordinator)
     found = search_at(old.place)
     if found.folder is None:
         raise no_checkpoint(old.place, found)

@@ -385,6 +385,28 @@ class Rewound(Notice):
 
 
 @dataclass(frozen=True, slots=True)
+class LoggerFailed(Notice):
+    """A logger of the job (job key `log`) failed: the run goes on, and nothing more is logged there."""
+
+    logger: str
+    """`tensorboard`, `wandb` or `mlflow`."""
+    sentence: str
+    """The reason."""
+    kind: Literal["logger_failed"] = "logger_failed"
+    severity: ClassVar[Severity] = "warning"
+
+    @property
+    def text(self) -> str:
+        """Implement `Notice.text`."""
+        return f"nothing more is logged to {self.logger}, the run goes on: {self.sentence}"
+
+    @property
+    def pairs(self) -> dict[str, object]:
+        """Implement `Notice.pairs`."""
+        return {"logger": self.logger, "sentence": self.sentence}
+
+
+@dataclass(frozen=True, slots=True)
 class ConditionRaised(Event):
     """The run continues with reduced safety."""
 
@@ -528,6 +550,7 @@ JobEvent = (
     | WorkerReplanned
     | ReplanJudged
     | Rewound
+    | LoggerFailed
     | ConditionRaised
     | ConditionCleared
     | JobEnded

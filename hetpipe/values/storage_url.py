@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from hetpipe.values.ids import Clock
@@ -157,3 +157,12 @@ def rewind_number(name: str) -> int | None:
     """The number of the rewind whose folder has this name; None for other names."""
     match = REWIND.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def run_of_checkpoint(checkpoint: str | None) -> str:
+    """The folder of the run that has written a checkpoint; empty without one, and for one in an object store.
+
+    >>> run_of_checkpoint("/runs/digits/rewind-2/checkpoints/clock-00000012")
+    '/runs/digits'
+    """
+    return "" if checkpoint is None or is_url(checkpoint) else first_folder(str(Path(checkpoint).parent.parent))

@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 from hetpipe.job.elastic import AddLine, DropLine, ElasticSection, MemoryLine, MoveLine, WavesLine
 from hetpipe.job.file import Job
 from hetpipe.job.freezing import FreezePoint, FreezeSection
+from hetpipe.job.log import LogSection, MlflowSection, WandbSection
 from hetpipe.job.patience import PatienceSection
 from hetpipe.job.sections import (
     CheckpointSection,
@@ -87,6 +88,9 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "environment": EnvironmentSection,
     "evaluate": EvaluateSection,
     "checkpoint": CheckpointSection,
+    "log": LogSection,
+    "log.wandb": WandbSection,
+    "log.mlflow": MlflowSection,
 }
 
 _TABLE = re.compile(r"(<!-- keys: (\S+) -->\n)((?:\|.*\n)*)")
@@ -102,6 +106,8 @@ _LEFT_OUT = (
     "elastic.script.waves",
     "elastic.script.drop",
     "elastic.script.add",
+    "log.wandb",
+    "log.mlflow",
     "freeze.schedule",
 )
 

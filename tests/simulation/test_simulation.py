@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import subprocess
+import sys
+from functools import partial
 
 import pytest
 
+from tests.docs.pages import ROOT, code_spans, table_after
+from tests.simulation import seeded
 from tests.simulation.bugs import BUGS, IN_STORMS
-from tests.simulation.explore import explore
+from tests.simulation.explore import Explored, explore
 from tests.simulation.history import play
 from tests.simulation.scheduler import Violation
 from tests.simulation.setting import draw_short, draw_storm
@@ -63,23 +68,46 @@ def test_a_storm_sees_a_bug(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(play(draw_storm(seed)).violation for seed in seeds), f"nobody saw it: {BUGS[name].what}"
 
 
+#: By its name in the simulation: what detects a seeded bug, as the page says.
+DETECTED_BY = {
+    bug[0]: told
+    for _, introduced, told, _ in table_after(ROOT / "docs" / "reliability.md", "## Seeded bugs")
+    if (bug := code_spans(introduced))
+}
+
+
 def test_the_page_names_every_bug() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
     told = page.replace("`", "")
     assert [name for name, bug in BUGS.items() if f"| {bug.what} | {name} |" not in told] == []
+    assert DETECTED_BY.keys() == BUGS.keys()
 
 
-@pytest.mark.parametrize(
-    "name", ["dead-in-minimum", "minimum-of-nothing", "published-early", "rejoins-below", "no-incarnation"]
-)
+def leaving() -> Explored:
+    return explore(0, 4000, waves=2, crashes=0, copies=0, drains=2)
+
+
+@pytest.mark.parametrize("name", [name for name, told in DETECTED_BY.items() if "exploration" in told])
 def test_the_exploration_sees_a_bug(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     BUGS[name].patch(monkeypatch)
     with pytest.raises(Violation):
-        explore(0, 4000, waves=2)
+        _ = [scope() for scope in (partial(explore, 0, 4000, waves=2), partial(explore, 1, 4000, waves=3), leaving)]
 
 
-def test_the_exploration_sees_a_bug_of_leaving(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert explore(0, 1500, waves=2, crashes=0, copies=0, drains=2).states >= 1500
-    BUGS["leaver-not-awaited"].patch(monkeypatch)
-    with pytest.raises(Violation):
-        explore(0, 4000, waves=2, crashes=0, copies=0, drains=2)
+def test_the_exploration_of_leaving_sees_no_bug_where_none_is() -> None:
+    assert leaving().states >= 1500
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [(name, span) for name, told in DETECTED_BY.items() for span in code_spans(told) if span.startswith("tests/")],
+)
+def test_a_test_that_the_page_names_sees_a_bug(name: str, file: str) -> None:
+    """With the bug in the process that runs the tests of the file."""
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "tests.simulation.seeded", "--hypothesis-profile=seeded"]
+    command = [sys.executable, "-m", "pytest", *options, file]
+    environment = {**os.environ, seeded.VARIABLE: name}
+    ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == pytest.ExitCode.TESTS_FAILED, ended.stdout
+    assert " error" not in ended.stdout.splitlines()[-1], ended.stdout

@@ -48,7 +48,11 @@ BY_VERSION = {TORCH: TORCH_LOCK, TORCHVISION: TORCHVISION_LOCK}
 BUILD, RUN, MODELS, DEVELOPMENT = SECTIONS = ("build", "run", "models", "development")
 
 #: Extra of pyproject.toml → its section; those that are not named here belong to `run`.
-_SECTION_OF_EXTRA = {"models": MODELS, "dev": DEVELOPMENT}
+_SECTION_OF_EXTRA = {
+    "models": MODELS,
+    "dev": DEVELOPMENT,
+    **dict.fromkeys(("mlflow", "tensorboard", "wandb"), DEVELOPMENT),
+}
 
 #: Where `make setup` and `make test` have been run from this lock.
 TRIED = ("CPython 3.11 on Linux x86_64",)

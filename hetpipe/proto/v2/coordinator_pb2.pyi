@@ -866,6 +866,14 @@ class Rewound(_message.Message):
     sentence: str
     def __init__(self, from_clock: _Optional[int] = ..., to_clock: _Optional[int] = ..., folder: _Optional[str] = ..., sentence: _Optional[str] = ...) -> None: ...
 
+class LoggerFailed(_message.Message):
+    __slots__ = ("logger", "sentence")
+    LOGGER_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    logger: str
+    sentence: str
+    def __init__(self, logger: _Optional[str] = ..., sentence: _Optional[str] = ...) -> None: ...
+
 class ConditionRaised(_message.Message):
     __slots__ = ("condition", "who", "sentence", "since", "times")
     CONDITION_FIELD_NUMBER: _ClassVar[int]
@@ -1042,7 +1050,7 @@ class WatchJobRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
 
 class NumberedEvent(_message.Message):
-    __slots__ = ("sequence", "state_changed", "waiting", "evaluated", "progress_table", "worker_lost", "worker_rejoined", "worker_left", "worker_quarantined", "worker_replanned", "replan_judged", "rewound", "condition_raised", "condition_cleared", "job_ended")
+    __slots__ = ("sequence", "state_changed", "waiting", "evaluated", "progress_table", "worker_lost", "worker_rejoined", "worker_left", "worker_quarantined", "worker_replanned", "replan_judged", "rewound", "condition_raised", "condition_cleared", "job_ended", "logger_failed")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     STATE_CHANGED_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -1058,6 +1066,7 @@ class NumberedEvent(_message.Message):
     CONDITION_RAISED_FIELD_NUMBER: _ClassVar[int]
     CONDITION_CLEARED_FIELD_NUMBER: _ClassVar[int]
     JOB_ENDED_FIELD_NUMBER: _ClassVar[int]
+    LOGGER_FAILED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     state_changed: StateChanged
     waiting: Waiting
@@ -1073,7 +1082,8 @@ class NumberedEvent(_message.Message):
     condition_raised: ConditionRaised
     condition_cleared: ConditionCleared
     job_ended: JobEnded
-    def __init__(self, sequence: _Optional[int] = ..., state_changed: _Optional[_Union[StateChanged, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., progress_table: _Optional[_Union[ProgressTable, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., worker_rejoined: _Optional[_Union[WorkerRejoined, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., worker_quarantined: _Optional[_Union[WorkerQuarantined, _Mapping]] = ..., worker_replanned: _Optional[_Union[WorkerReplanned, _Mapping]] = ..., replan_judged: _Optional[_Union[ReplanJudged, _Mapping]] = ..., rewound: _Optional[_Union[Rewound, _Mapping]] = ..., condition_raised: _Optional[_Union[ConditionRaised, _Mapping]] = ..., condition_cleared: _Optional[_Union[ConditionCleared, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ...) -> None: ...
+    logger_failed: LoggerFailed
+    def __init__(self, sequence: _Optional[int] = ..., state_changed: _Optional[_Union[StateChanged, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., progress_table: _Optional[_Union[ProgressTable, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., worker_rejoined: _Optional[_Union[WorkerRejoined, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., worker_quarantined: _Optional[_Union[WorkerQuarantined, _Mapping]] = ..., worker_replanned: _Optional[_Union[WorkerReplanned, _Mapping]] = ..., replan_judged: _Optional[_Union[ReplanJudged, _Mapping]] = ..., rewound: _Optional[_Union[Rewound, _Mapping]] = ..., condition_raised: _Optional[_Union[ConditionRaised, _Mapping]] = ..., condition_cleared: _Optional[_Union[ConditionCleared, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., logger_failed: _Optional[_Union[LoggerFailed, _Mapping]] = ...) -> None: ...
 
 class ListMembersRequest(_message.Message):
     __slots__ = ()

@@ -38,6 +38,7 @@ from hetpipe.decide.lifecycle.patience import Patience
 from hetpipe.decide.lifecycle.registry import Mailboxes, Registry
 from hetpipe.errors import (
     HetpipeError,
+    JobError,
     JobFailed,
     PermissionDenied,
     ProtocolViolation,
@@ -48,6 +49,7 @@ from hetpipe.errors import (
     VersionConflict,
 )
 from hetpipe.job.as_json import job_from_json
+from hetpipe.loggers.kinds import missing
 from hetpipe.observe.log import get_logger
 from hetpipe.server.coordinator.adoption import Adoption, job_id_of
 from hetpipe.server.coordinator.control_numbers import Election, Fences, NoElection, Terms
@@ -446,6 +448,8 @@ class Coordinator:
         """
         _check_request_id(submission.request_id)
         job = job_from_json(submission.job_json)
+        if lacking := missing(job.log.options):
+            raise JobError(lacking)
         self._tools.roots.check_run(submission.run_dir, submission.restore, job.storage)
         job_id = job_id_of(job.name, submission.request_id)
         with self.condition:

@@ -26,6 +26,8 @@ from hetpipe.decide.lifecycle.patience import Patience
 from hetpipe.decide.lifecycle.registry import Mailboxes
 from hetpipe.durable import append
 from hetpipe.errors import HetpipeError, ResourceExhausted, UserError, VersionConflict
+from hetpipe.loggers.feed import Feed
+from hetpipe.loggers.message import Opening, Repeated, Values, flat, of_evaluation, of_progress
 from hetpipe.observe.log import bind_context, get_logger
 from hetpipe.server.coordinator.tasks import JobTasks, Tools
 from hetpipe.storage.store import ENDED_JOB_SECONDS, MAX_EVENTS, JobRecord, Store
@@ -34,12 +36,15 @@ from hetpipe.values.events import (
     JobEnded,
     JobEvent,
     JobState,
+    LoggerFailed,
     NumberedEvent,
     ProgressTable,
+    Rewound,
     StopMode,
 )
 from hetpipe.values.ids import JobId
 from hetpipe.values.rewinds import discard_model_file
+from hetpipe.values.storage_url import run_of_checkpoint
 
 _log = get_logger(__name__)
 
@@ -118,6 +123,8 @@ class JobHost:
         self._unsaved: deque[NumberedEvent] = deque(maxlen=MAX_EVENTS)
         self._record_unsaved = False
         self._saving = False
+        #: The process that logs; None before the first value, and without loggers.
+        self._feed: Feed | None = None
 
     @property
     def job_id(self) -> JobId:
@@ -147,6 +154,27 @@ class JobHost:
                 _log.info(event.kind, job=self.job_id, **values)
             case "usual":
                 """The events of the job have it."""
+
+    def log(self, message: Values | Repeated, on_failure: Callable[[JobHost, str, str], None]) -> None:
+        """Pass on a message to the loggers of the job, if it has any; the first one starts their process."""
+        options = self.machine.job.log.options
+        if not options:
+            return
+        if self._feed is None:
+            submission = self.machine.submission
+            opening = Opening(
+                run_dir=submission.first_run_dir,
+                previous=run_of_checkpoint(submission.restore),
+                keys=flat(self.machine.job.model_dump(mode="json", exclude_defaults=True)),
+                options=dict(options),
+            )
+            self._feed = Feed(opening, partial(on_failure, self))
+        self._feed.post(message)
+
+    def close_log(self) -> None:
+        """Let the loggers finish."""
+        if self._feed is not None:
+            self._feed.close()
 
     def note_state(self) -> None:
         """Update the record from the machine's state."""
@@ -354,12 +382,36 @@ class JobHosts:
                 self._mailboxes.post(agent, command)
             case Announce(event=event):
                 host.announce(event)
+                self._log_values(host, event)
                 if isinstance(event, JobEnded):
                     # First of all, so that no successor takes the job for a running one.
                     self._keep(host)
                     _log.info("job_ended", job=host.job_id, state=event.state, sentence=event.sentence)
             case task:
                 _submit(host, partial(self._run_task, task=task))
+
+    def _log_values(self, host: JobHost, event: JobEvent) -> None:
+        """Pass on what the loggers of the job want of an event."""
+        clocks, wall = host.machine.clocks, self._context.clock.wall()
+        match event:
+            case ProgressTable() if clocks is not None and clocks.minibatches:
+                host.log(of_progress(event, clocks.minibatches, wall=wall), self._logger_failed)
+            case Evaluated():
+                host.log(of_evaluation(event, wall=wall), self._logger_failed)
+            case Rewound():
+                host.log(Repeated(), self._logger_failed)
+            case JobEnded():
+                host.close_log()
+            case _:
+                """the others are no values"""
+
+    def _logger_failed(self, host: JobHost, logger: str, sentence: str) -> None:
+        """Report a logger that failed; in a thread of its own."""
+        with self._context.condition:
+            if host.machine.ended is None:
+                host.announce(LoggerFailed(logger, sentence))
+                self._keep(host)
+                self._context.condition.notify_all()
 
     def _run_task(self, host: JobHost, *, task: Task) -> None:
         """Run a task on the job's thread, without the lock."""

@@ -1,0 +1,145 @@
+"""The process that logs: reads lines of `message`, writes with all loggers, and reports each that fails, once.
+
+What is needed to go on with the same curves is kept in `RUN_DIR/loggers.json`: the ids of the run at each logger, and
+the last steps. A later process, of the next coordinator or of a resumed run, begins with it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from hetpipe.durable import write_durably
+from hetpipe.loggers.kinds import KINDS, Kept, Logger
+from hetpipe.loggers.message import Opening, Repeated, Values
+from hetpipe.loggers.series import Series
+from hetpipe.values import wire
+
+#: In the folder of a run.
+STATE_FILE = "loggers.json"
+
+#: Called with the name of a logger that failed, and why.
+Report = Callable[[str, str], None]
+
+
+def log_lines(lines: Iterable[bytes], report: Report, *, kinds: Mapping[str, Callable[..., Logger]] = KINDS) -> None:
+    """Log a run to its end, or to that of this process.
+
+    Args:
+        lines: the opening, then values.
+        report: told of each logger that fails; it is not used any more then.
+        kinds: name → class of the loggers.
+    """
+    source = iter(lines)
+    first = next(source, None)
+    if first is None:
+        return
+    opening: Opening = wire.from_json(Opening, first)
+    state = _State.read(opening)
+    loggers = _Loggers(report)
+    for name, options in opening.options.items():
+        loggers.open(name, partial(kinds[name], opening, options, state.kept.setdefault(name, {})))
+    state.write()
+    for line in source:
+        message = json.loads(line)
+        if "step" not in message:
+            state.series.repeat()
+            continue
+        values: Values = wire.revive(Values, message)
+        admitted = state.series.admit(values.step, values.values)
+        if admitted:
+            loggers.log(Values(values.step, admitted, values.wall))
+            state.write()
+    loggers.close()
+
+
+class _Loggers:
+    """The loggers that have not failed."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._open: dict[str, Logger] = {}
+
+    def open(self, name: str, begin: Callable[[], Logger]) -> None:
+        with self._watching(name):
+            self._open[name] = begin()
+
+    def log(self, values: Values) -> None:
+        for name, logger in list(self._open.items()):
+            with self._watching(name):
+                logger.log(values)
+                logger.flush()
+
+    def close(self) -> None:
+        for name, logger in list(self._open.items()):
+            with self._watching(name):
+                logger.close()
+
+    @contextmanager
+    def _watching(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever a library raises must not end the others
+            self._open.pop(name, None)
+            self._report(name, f"{type(error).__name__}: {error}")
+
+
+class _State:
+    """The content of `loggers.json`."""
+
+    def __init__(self, path: Path, kept: dict[str, Kept], series: Series) -> None:
+        self._path = path
+        self.kept = kept
+        self.series = series
+
+    @classmethod
+    def read(cls, opening: Opening) -> _State:
+        """That of this run, or else of the run that it resumes."""
+        path = Path(opening.run_dir) / STATE_FILE
+        places = [path, *([Path(opening.previous) / STATE_FILE] if opening.previous else [])]
+        for place in places:
+            try:
+                values = json.loads(place.read_bytes())
+                kept = {str(name): dict(found) for name, found in values["loggers"].items()}
+                series = Series.of(values["series"])
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                continue
+            series.repeat()
+            return cls(path, kept, series)
+        return cls(path, {}, Series())
+
+    def write(self) -> None:
+        values = {"version": 1, "loggers": self.kept, "series": self.series.to_object()}
+        write_durably(self._path, f"{json.dumps(values)}\n".encode())
+
+
+def opening_line(opening: Opening) -> bytes:
+    """The first line."""
+    return f"{wire.to_json(Opening, opening)}\n".encode()
+
+
+def line_of(message: Values | Repeated) -> bytes:
+    """A later line."""
+    return f"{wire.to_json(type(message), message)}\n".encode()
+
+
+def main() -> int:
+    """Log what standard input says; report failures on standard output, one JSON object per line."""
+    output = sys.stdout
+    # Libraries print what they like: to the log of this process, not into the reports.
+    sys.stdout = sys.stderr
+
+    def report(name: str, sentence: str) -> None:
+        output.write(f"{json.dumps([name, sentence])}\n")
+        output.flush()
+
+    log_lines(sys.stdin.buffer, report)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
