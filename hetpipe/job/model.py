@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from hetpipe.errors import JobError
+from hetpipe.job.early import EarlyStoppingSection, TrainingTime
 from hetpipe.job.elastic import ElasticSection
 from hetpipe.job.freezing import FreezeSection
 from hetpipe.job.log import LogSection
@@ -126,6 +127,10 @@ class Job(Section):
     """Length of the run in minibatches per virtual worker, instead of `epochs`."""
     epochs: PositiveInt | None = Field(default=None, validate_default=True, examples=[3])
     """Length of the run in passes over the training data, instead of `minibatches`."""
+    max_time: TrainingTime | None = Field(default=None, examples=["8h"])
+    """Time of training after which the run ends at the next barrier, with a checkpoint, as finished; None: no limit."""
+    early_stopping: EarlyStoppingSection | None = Field(default=None, examples=["{metric: loss, patience: 3}"])
+    """End the run, as finished, when evaluations no longer get better; None: at its planned end."""
     seed: int = Field(default=0, ge=0, le=MAX_SEED)
     """Seed of initialization, dropout and the order of the samples."""
     optimizer: OptimizerSpec = Field(examples=["{name: SGD, lr: 0.1}"])

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from hetpipe.job.early import EarlyStoppingSection
 from hetpipe.job.elastic import AddLine, DropLine, ElasticSection, MinibatchMoment, MoveLine, WavesLine
 from hetpipe.job.sections import (
     DEFAULT_MINIBATCHES_PER_WAVE,
@@ -25,7 +26,7 @@ from hetpipe.job.training import GradientsSection, OptimizerSpec, PredictionSect
 from hetpipe.values.policies import POLICIES, WeightPolicy, policies_where
 from hetpipe.values.precision import AUTOCAST_DTYPES, Precision
 from hetpipe.values.problems import Problem
-from hetpipe.values.suggest import join_names
+from hetpipe.values.suggest import did_you_mean, join_names
 
 
 def contradictions(keys: Mapping[str, Any]) -> Iterator[Problem]:
@@ -48,6 +49,22 @@ def _values_have_one_name(loss: str | Mapping[str, LossTerm] | None, metrics: Ma
                 ("metrics", name),
                 "is the name of a loss as well, and evaluations report both by name; rename one of the two",
             )
+
+
+def _stops_by_what_is_evaluated(
+    early_stopping: EarlyStoppingSection | None,
+    data: DataSection,
+    loss: str | Mapping[str, LossTerm] | None,
+    metrics: Mapping[str, str],
+) -> Iterator[Problem]:
+    if early_stopping is None:
+        return
+    if data.eval is None:
+        yield Problem(("early_stopping",), "needs evaluations, which need `data.eval`")
+    known = ["loss", *(loss if isinstance(loss, Mapping) else ()), *metrics]
+    if early_stopping.metric not in known:
+        hint = did_you_mean(early_stopping.metric, known)
+        yield Problem(("early_stopping", "metric"), f"is {early_stopping.metric}, which is not evaluated; {hint}")
 
 
 def _one_virtual_worker(workers: WorkersSection, sync: SyncSection) -> Iterator[Problem]:
@@ -403,6 +420,7 @@ def _kind(message: str) -> Problem:
 
 _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
     _values_have_one_name,
+    _stops_by_what_is_evaluated,
     _one_virtual_worker,
     _bound_is_planned,
     _equal_replicas,

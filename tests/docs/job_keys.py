@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from hetpipe.job.early import EarlyStoppingSection
 from hetpipe.job.elastic import AddLine, DropLine, ElasticSection, MemoryLine, MoveLine, WavesLine
 from hetpipe.job.file import Job
 from hetpipe.job.freezing import FreezePoint, FreezeSection
@@ -87,6 +88,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "freeze.schedule": FreezePoint,
     "environment": EnvironmentSection,
     "evaluate": EvaluateSection,
+    "early_stopping": EarlyStoppingSection,
     "checkpoint": CheckpointSection,
     "log": LogSection,
     "log.wandb": WandbSection,
@@ -97,6 +99,7 @@ _TABLE = re.compile(r"(<!-- keys: (\S+) -->\n)((?:\|.*\n)*)")
 
 #: Sections that the smallest job has none of.
 _LEFT_OUT = (
+    "early_stopping",
     "loss",
     "optimizer.groups",
     "lr_schedule",

@@ -137,6 +137,11 @@ class EvaluationHistory:
             self._held.pop()
 
     @property
+    def all(self) -> tuple[Evaluated, ...]:
+        """Those that are kept, in order."""
+        return tuple(self._held)
+
+    @property
     def summary(self) -> EvaluationSummary | None:
         """Number, best and last; None if there are none."""
         held = self._held

@@ -19,6 +19,7 @@ from hetpipe.decide.elastic.virtual_workers import VirtualWorkers, WorkersInput
 from hetpipe.decide.lifecycle import adoption
 from hetpipe.decide.lifecycle.conditions import ConditionBoard
 from hetpipe.decide.lifecycle.configs import Assignment, assignment_of
+from hetpipe.decide.lifecycle.endings import early_end
 from hetpipe.decide.lifecycle.evaluations import EvaluationHistory
 from hetpipe.decide.lifecycle.exchange import (
     AgentDeparts,
@@ -626,6 +627,23 @@ class JobMachine:
         elif not self._preparation.is_preparing:
             self._fetch_clocks(now=now)
 
+    def _early_end(self, *, now: float) -> str:
+        """Why the job itself ends before its planned end; empty: it does not."""
+        seconds = self._running_seconds
+        if self._training is not None and not self._wrapping_up:
+            seconds = self._training.running_seconds(now=now)
+        return early_end(self.job, self.evaluations.all, running_seconds=seconds)
+
+    def _end_early(self, *, now: float) -> None:
+        """Begin to end the run at the next barrier if the job says so."""
+        if self.state is not JobState.RUNNING or self._notice is not None or self._training is None:
+            return
+        reason = self._early_end(now=now)
+        if reason:
+            self._step(JobStep.STOP_ASKED, now=now, remark=f"the run ends early: {reason}")
+            self._ask_barrier_at = now
+            self._training.lives.close()
+
     def _ask_barrier(self, *, now: float) -> None:
         """Request the barrier at which the job stops, if it is due."""
         if self._ask_barrier_at is not None and now >= self._ask_barrier_at and self._prepared is not None:
@@ -677,6 +695,9 @@ class JobMachine:
                 evaluations=self.evaluations,
             )
         is_stopped = self._training is None or self._training.is_stopped
+        if self._training is not None and self._training.lives.all_done and not self._stop_now:
+            # Without memory of it: the coordinator may be another one than that which ended the run.
+            is_stopped = is_stopped and not self._early_end(now=now)
         state = self._step(JobStep.STOP_REACHED if is_stopped else JobStep.END_REACHED, now=now)
         self._end(JobEnded(state, result=result, conditions=self.conditions.all))
 
@@ -715,6 +736,7 @@ class JobMachine:
             self._decide(now=now)
             return
         if not self._wrapping_up and not self._stop_now:
+            self._end_early(now=now)
             self._ask_barrier(now=now)
             self._train(Tick(), now=now)
             if self.state.is_terminal:
