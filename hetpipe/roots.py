@@ -81,6 +81,25 @@ class Roots:
         elif restore is not None and self.runs is not None:
             self.runs.check(restore, "the checkpoint")
 
+    def check_first_weights(self, source: object, import_path: str) -> None:
+        """Reject the `init_from` of a job's document outside the root of runs.
+
+        Args:
+            source: not validated yet; None: the job has none.
+            import_path: folder of a relative path.
+
+        Raises:
+            UserError: it is outside, or is not text.
+        """
+        if source is None:
+            return
+        if not isinstance(source, str):
+            raise UserError(f"init_from: {source!r:.100} is no run, checkpoint or file; write it as text")
+        if is_url(source):
+            self._check_url(source, "init_from")
+        elif self.runs is not None:
+            self.runs.check(str(Path(import_path) / source), "init_from")
+
     def _check_url(self, url: str, what: str) -> None:
         try:
             url = checked_url(url)

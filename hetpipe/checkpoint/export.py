@@ -53,11 +53,20 @@ def read_trained_state(run: str | Path) -> TrainedState:
     found = search_at(str(run))
     if found.folder is None:
         raise no_checkpoint(str(run), found)
+    return read_checkpoint_state(found.folder)
+
+
+def read_checkpoint_state(folder: str) -> TrainedState:
+    """Read one checkpoint, by its folder or URL.
+
+    Raises:
+        CheckpointError: it is incomplete, or one of its files is corrupted.
+    """
     # torch takes seconds to import, so only import it when it is needed.
     from hetpipe.checkpoint.format import CheckpointReader
 
     tensors: dict[str, Tensor] = {}
-    with opened(found.folder) as checkpoint:
+    with opened(folder) as checkpoint:
         manifest = checkpoint.manifest()
         reader = CheckpointReader(checkpoint.paths(manifest.shared_files))
         for prefix in _PREFIXES:
@@ -67,8 +76,8 @@ def read_trained_state(run: str | Path) -> TrainedState:
                 for index, alias in enumerate(reader.state_names.get(name, (name,))):
                     tensors[alias] = tensor.clone() if index else tensor
     if not tensors:
-        raise CheckpointError(f"{found.folder} contains no weights")
-    return TrainedState(found.folder, manifest.progress.clock, tensors)
+        raise CheckpointError(f"{folder} contains no weights")
+    return TrainedState(folder, manifest.progress.clock, tensors)
 
 
 def export_weights(run: str | Path, out: str | Path) -> Exported:

@@ -102,6 +102,11 @@ class Job(Section):
     `nn.Sequential`, or a module with a method `layers()`, is cut between its entries; any other model is cut within its
     own forward.
     """
+    init_from: str | None = Field(default=None, min_length=1, examples=["runs/digits-20261120-122640"])
+    """First weights, instead of those that `model` returns: a run (its folder or URL; its newest checkpoint), the
+    folder of a checkpoint, or a file `*.safetensors`, by a path relative to the folder from which code is imported.
+    Weights and buffers only, all of them: the optimizer and the counts begin anew, unlike with `--resume`.
+    """
     loss: Losses | None = Field(default=None, examples=["torch.nn.functional:cross_entropy"])
     """Called with (output, target) of a minibatch, or with (output, batch) where a sample is a mapping; returns the
     mean over its samples as a scalar. None: computed by the model, whose output has it as `.loss` or `["loss"]`. Or

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from types import FrameType
 from typing import Any
 
@@ -102,6 +103,11 @@ def looks_into(name: str, args: Sequence[Any]) -> bool:
     return name not in _METADATA and not (name == "type" and len(args) == 1)
 
 
+def version_of(tensor: Tensor) -> int:
+    """Number of writes in place so far; torch does not count those to a tensor of its inference mode."""
+    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 - the only name for it
+
+
 class OpenCall:
     """A call of a module in progress."""
 
@@ -133,6 +139,8 @@ class Interception(TorchFunctionMode):
         super().__init__()
         self.stack: list[OpenCall] = []
         self.mark = object()
+        #: Whether a custom `torch.autograd.Function` is being applied, which may call modules.
+        self.is_suspended = False
 
     def on_module(self, module: nn.Module, path: str, run: Forward, args: Any, kwargs: Any) -> Any:
         """Handle the call of a module inside another one."""
@@ -187,9 +195,11 @@ class Interception(TorchFunctionMode):
     def custom_called(self, function: CustomFunction, args: Any, kwargs: Any) -> Any:
         """Handle the call of a custom `torch.autograd.Function` with interception suspended."""
         above = self._leave()
+        self.is_suspended = True
         try:
             return self.__torch_function__(function, (), args, kwargs)
         finally:
+            self.is_suspended = False
             self._come_back(above)
 
     def opened(self, run: Forward, args: Any, kwargs: Any) -> Any:
@@ -249,12 +259,14 @@ class Watchers:
     def __init__(self, modules: Iterable[nn.Module], names: Mapping[int, str]) -> None:
         """Watch `modules`; `names` maps the `id` of a module to its name in the model."""
         self._target: Interception | None = None
+        #: Thread of the forward. Modules that it calls on threads of its own run unwatched.
+        self._thread = 0
         self._watched = [self._made(module, names[id(module)]) for module in modules]
 
     @contextmanager
     def reporting_to(self, target: Interception) -> Iterator[None]:
         """Report calls of the modules to `target` in this block."""
-        outer, self._target = self._target, target
+        outer, self._target, self._thread = self._target, target, get_ident()
         undo: list[tuple[dict[str, Any], str, Any]] = []
         try:
             for index, watched in enumerate(self._watched):
@@ -283,18 +295,24 @@ class Watchers:
             _watch_calls_of(kind)
 
             def watcher(run: Forward, args: Any, kwargs: Any) -> Any:
-                assert self._target is not None, "a watcher is installed only while there is a target"
-                return self._target.module_called(module, path, run, args, kwargs)
+                return self._called(module, path, run, args, kwargs)
 
             return _Watched(module, path, kind, kind.forward, attribute, before, watcher)
         original = module.forward
 
         @functools.wraps(original)
         def forward(*args: Any, **kwargs: Any) -> Any:
-            assert self._target is not None, "a watcher is installed only while there is a target"
-            return self._target.module_called(module, path, original, args, kwargs)
+            return self._called(module, path, original, args, kwargs)
 
         return _Watched(module, path, kind, kind.forward, attribute, before, forward)
+
+    def _called(self, module: nn.Module, path: str, run: Forward, args: Any, kwargs: Any) -> Any:
+        if self._thread != get_ident():
+            return run(*args, **kwargs)
+        assert self._target is not None, "a watcher is installed only while there is a target"
+        if self._target.is_suspended:
+            return run(*args, **kwargs)
+        return self._target.module_called(module, path, run, args, kwargs)
 
 
 def _iterate(tensor: Tensor) -> Iterator[Tensor]:

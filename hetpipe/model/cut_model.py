@@ -34,8 +34,9 @@ from hetpipe.model.graph import (
     work_until,
 )
 from hetpipe.model.recording import Recorded, record
-from hetpipe.model.structure import Leaf, Several, Skeleton, tensors_in
+from hetpipe.model.structure import Attributes, Leaf, Several, Skeleton, tensors_in
 from hetpipe.model.user_errors import forward_failure, is_out_of_memory
+from hetpipe.values.profile import TIE
 
 Values = tuple[Tensor, ...]
 
@@ -98,6 +99,8 @@ class ModeDescription:
     drawing_paths: frozenset[str]
     drawing_functions: frozenset[Any]
     seeded_after: Mapping[str, str]
+    left: Mapping[str, Attributes]
+    """Entry → attributes of modules in which its call leaves values."""
     cuts: tuple[CutPoint, ...]
     """The chosen cuts, in order."""
 
@@ -431,9 +434,7 @@ class CutModel:
             )
             # The model may modify its inputs in place; the next stage receives the originals.
             tensors = {**{key: value.clone() for key, value in integers.items()}, **floating}
-            ties = {
-                name.removeprefix("parameter:"): value for name, value in given.items() if name.startswith("parameter:")
-            }
+            ties = {name.removeprefix(TIE): value for name, value in given.items() if name.startswith(TIE)}
             self.ties = ties
             with self.ties_in_place(ties):
                 forward.run(
@@ -452,11 +453,11 @@ class CutModel:
             made = {
                 **forward.values,
                 **{f"input:{key}": value for key, value in floating.items()},
-                **{f"parameter:{name}": value for name, value in ties.items()},
+                **{f"{TIE}{name}": value for name, value in ties.items()},
             }
             made |= {
-                f"parameter:{name}": self._tie(weights[name])
-                for name in (each.name.removeprefix("parameter:") for each in end.crossing if each.name not in made)
+                f"{TIE}{name}": self._tie(weights[name])
+                for name in (each.name.removeprefix(TIE) for each in end.crossing if each.name not in made)
                 if name in weights
             }
             return (log, *integers.values(), *(_crossing(each.name, end, made) for each in end.crossing))
@@ -586,6 +587,7 @@ def _mode(
         frozenset[str]().union(*(each.drawing_paths for each in everything)),
         frozenset[Any]().union(*(each.drawing_functions for each in everything)),
         recorded.seeded_after,
+        {key: left for each in reversed(everything) for key, left in each.left.items()},
         cuts,
     )
 
@@ -602,6 +604,10 @@ def _context(model: nn.Module, mode: ModeDescription) -> ModeContext:
         mode.drawing_paths,
         mode.drawing_functions,
         mode.seeded_after,
+        {
+            key: tuple((model.get_submodule(path), attribute) for path, attribute in left)
+            for key, left in mode.left.items()
+        },
         Watchers((by_name[path] for path in sorted(mode.watched_paths)), names),
     )
 

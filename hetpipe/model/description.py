@@ -87,6 +87,7 @@ def _plain_mode(mode: ModeDescription) -> dict[str, Any]:
         "drawing_paths": sorted(mode.drawing_paths),
         "drawing_functions": sorted(map(_function_name, mode.drawing_functions)),
         "seeded_after": dict(mode.seeded_after),
+        "left": dict(mode.left),
         "cuts": [asdict(cut) for cut in mode.cuts],
     }
 
@@ -100,6 +101,7 @@ def _mode(plain: Mapping[str, Any]) -> ModeDescription:
         frozenset(plain["drawing_paths"]),
         frozenset(map(_function, plain["drawing_functions"])),
         plain["seeded_after"],
+        {key: tuple((path, name) for path, name in left) for key, left in plain["left"].items()},
         tuple(map(_cut, plain["cuts"])),
     )
 

@@ -15,10 +15,27 @@ from torch import Tensor, nn
 
 from hetpipe.errors import CallableError
 from hetpipe.model.absent import AbsentTensor
-from hetpipe.model.calls import PARAMETERS, Interception, OpenCall, Watchers, calling_frame, checkpointing_above
+from hetpipe.model.calls import (
+    PARAMETERS,
+    Interception,
+    OpenCall,
+    Watchers,
+    calling_frame,
+    checkpointing_above,
+    version_of,
+)
 from hetpipe.model.forward_log import LogCodec, LoggedCall, TensorNote, check_of, noted
 from hetpipe.model.graph import CutPoint
-from hetpipe.model.structure import SINGLE, Leaf, parts_of, put_together, take_apart, tensors_of_call
+from hetpipe.model.structure import (
+    SINGLE,
+    Leaf,
+    parts_of,
+    put_together,
+    set_attributes,
+    take_apart,
+    tensors_of_call,
+    with_attributes,
+)
 
 #: Normalises the layout of a value that may cross a cut, in the forward and its gradient in the backward.
 Normalise = Callable[[Tensor], Tensor]
@@ -40,6 +57,8 @@ class ModeContext:
     drawing_paths: frozenset[str]
     drawing_functions: frozenset[Any]
     seeded_after: Mapping[str, str]
+    left: Mapping[str, tuple[tuple[nn.Module, str], ...]]
+    """Entry → attributes of modules in which its call leaves values."""
     watchers: Watchers
     """Watchers of the modules that are called in open ones."""
 
@@ -128,6 +147,11 @@ class StageForward(Interception):
                 self.output = call()
         except Stop:
             return
+        except Exception:
+            if not self._left:
+                raise
+        if self._left:  # the model's own code has caught the exception that ends the forward
+            return
         if self._end_key is not None:
             raise CallableError(
                 f"model: its forward ended without reaching {self._end_key.lstrip('/')}, before which it is cut: which "
@@ -145,6 +169,8 @@ class StageForward(Interception):
     def on_module(self, module: nn.Module, path: str, run: Any, args: Any, kwargs: Any) -> Any:
         """Answer the call of a module, run it whole, enter it, or end the forward before it."""
         context = self._context
+        if self._left:
+            raise Stop
         if not self.stack:
             return self._entered("", run, args, kwargs)
         frame = self.stack[-1]
@@ -177,6 +203,8 @@ class StageForward(Interception):
 
     def on_function(self, function: Any, name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         """Answer a function call, execute it, or end the forward before it."""
+        if self._left:
+            raise Stop
         if not self.stack:
             return function(*args, **kwargs)
         frame = self.stack[-1]
@@ -212,14 +240,14 @@ class StageForward(Interception):
         """Tensors that do not depend on weights yet, with their version counters."""
         marks = (self.mark, self._normal_mark)
         return [
-            (tensor, tensor._version)  # noqa: SLF001
+            (tensor, version_of(tensor))
             for tensor in tensors
             if getattr(tensor, "_hetpipe_mark", None) not in marks and type(tensor) not in PARAMETERS
         ]
 
     def _mark_changed(self, shared: list[tuple[Tensor, int]]) -> None:
         for tensor, version in shared:
-            if tensor._version != version:  # noqa: SLF001 - the only name for it
+            if version_of(tensor) != version:
                 self.marked(tensor)
 
     # -- entries -----------------------------------------------------------------------------------------------------
@@ -252,7 +280,16 @@ class StageForward(Interception):
         self._seed_after(key)
         if isinstance(skeleton, Leaf):
             return found[0]
-        return put_together(skeleton, iter(found), parts_of(args, kwargs))
+        return self._returned(key, put_together(skeleton, iter(found), parts_of(args, kwargs)))
+
+    def _returned(self, key: str, whole: Any) -> Any:
+        """What an entry returns; what it leaves in attributes is put there."""
+        left = self._context.left.get(key)
+        if left is None:
+            return whole
+        result, *values = whole
+        set_attributes(left, values)
+        return result
 
     def _noted(self, frame: OpenCall, key: str, result: Any, args: Any, kwargs: Any) -> Any:
         """Result of a call of this stage: marked, normalised if it may cross a cut, kept if it crosses the next one."""
@@ -263,7 +300,8 @@ class StageForward(Interception):
                 frame.entries.append(LoggedCall(key, SINGLE, (noted(tensor),)))
             self._seed_after(key)
             return tensor
-        leaves, skeleton = take_apart(result, parts_of(args, kwargs))
+        whole = with_attributes(result, self._context.left[key]) if key in self._context.left else result
+        leaves, skeleton = take_apart(whole, parts_of(args, kwargs))
         found = [
             self._noted_tensor(key, index, leaf) if isinstance(leaf, Tensor) else leaf
             for index, leaf in enumerate(leaves)
@@ -273,7 +311,7 @@ class StageForward(Interception):
         self._seed_after(key)
         if all(new is leaf for new, leaf in zip(found, leaves, strict=True)):
             return result
-        return put_together(skeleton, iter(found), parts_of(args, kwargs))
+        return self._returned(key, put_together(skeleton, iter(found), parts_of(args, kwargs)))
 
     def _noted_tensor(self, key: str, index: int, tensor: Tensor) -> Tensor:
         """One tensor of a result of this stage: the tensor itself, or its normalised copy."""

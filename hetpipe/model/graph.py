@@ -25,9 +25,13 @@ _MOVED = frozenset(DTYPE_BYTES)
 CHECKPOINTED = "it is inside a region that is recomputed as a whole (torch.utils.checkpoint)"
 REENTRANT = "{} before it is under torch.utils.checkpoint(use_reentrant=True); use_reentrant=False can be cut"
 SIDE_CHANNEL = "a value made in {} is used after it without being returned by it"
+SIDE_CHANNEL_BEHIND = "a value made in {} is used in the forward of {} without being returned by it"
+RAISES = "the forward of {} catches an exception that a call raises"
+HOOKED = "the forward of {} calls a module with a hook on its gradient (register_full_backward_hook)"
 OPAQUE = "{} returns an object ({}) that cannot be rebuilt on another stage"
 ALIASED = "{} and {} share memory that is modified in place after it"
 CHANGED_SHARED = "{} is modified in place by values that depend on weights"
+CHANGED_INSIDE = "the forward of {} goes on with a tensor that a module it calls has changed in place"
 BUFFER = "{} is used before and after it, and the forward writes it"
 UNSEEN = "the forward of {} computes with a value that was not made by any module or torch function"
 DECIDES = "the forward of {} reads a number that depends on weights, so it may take another path each time"
@@ -39,6 +43,8 @@ REENTRANT_TIE = (
     "{} is used before and after it, and under torch.utils.checkpoint(use_reentrant=True), which accumulates its "
     "gradients in another order; use_reentrant=False can be cut"
 )
+SWITCHES = "the forward of {} switches gradients of weights off or on (requires_grad)"
+SWITCHED = "{} is used before and after it, and the forward switches its gradient off or on (requires_grad)"
 UNMOVED = "{} is of type {}, which cannot cross cuts"
 VARIES = "what is called or crosses there depends on the values of shared tensors (a mask without padding, for example)"
 TRAINING_ONLY = "evaluation calls something else there"
@@ -61,6 +67,8 @@ class RecordedCall:
     """The line of the user's code that `closed` refers to."""
     is_reentrant: bool = False
     """Called inside `torch.utils.checkpoint` with `use_reentrant=True`."""
+    closed_behind: tuple[int, str] | None = None
+    """Position from which on no cut may be inside it, and why; None if there is none."""
 
     @property
     def why_closed(self) -> str:
@@ -96,6 +104,8 @@ class Step:
     """Name in messages: the module's path, or the function's name."""
     inputs: frozenset[int] = frozenset()
     """Values it reads; empty for modules, whose inner steps list them."""
+    given: frozenset[int] = frozenset()
+    """Values in the arguments of a module's call; empty for functions."""
     outputs: tuple[int, ...] = ()
     """Values it returns, by leaf: new ones, or ones passed through."""
     parameters: frozenset[str] = frozenset()
@@ -135,6 +145,8 @@ class Recording:
     """Floating-point inputs of the model: name → value. Integer inputs are shared."""
     results: frozenset[int]
     """Values that the loss needs."""
+    switched: frozenset[str] = frozenset()
+    """Trainable parameters whose gradients the forward switches on or off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +211,8 @@ class _Analysis:
     names: list[list[Step]] = field(default_factory=list)
     parameters: Mapping[str, _Use] = field(default_factory=dict)
     storage_used: dict[int, int] = field(default_factory=dict)
+    closed_behind: Mapping[int, tuple[int, str]] = field(default_factory=dict)
+    """Frame → position from which on no cut may be inside it, and why."""
 
 
 def first_layers(recording: Recording, cuts: Sequence[CutPoint]) -> dict[str, int]:
@@ -270,17 +284,22 @@ def cuts_of(
         key=lambda step: step.started,
     )
     reentrant = {f"parameter:{name}" for step in recording.steps if step.is_reentrant for name in step.parameters}
-    return tuple(_with_ties_judged(_cut(analysis, step), reentrant, splits_ties=splits_ties) for step in entries)
+    switched = {f"parameter:{name}" for name in recording.switched}
+    return tuple(
+        _with_ties_judged(_cut(analysis, step), {REENTRANT_TIE: reentrant, SWITCHED: switched}, splits_ties=splits_ties)
+        for step in entries
+    )
 
 
-def _with_ties_judged(cut: CutPoint, reentrant: AbstractSet[str], *, splits_ties: bool) -> CutPoint:
+def _with_ties_judged(cut: CutPoint, amiss: Mapping[str, AbstractSet[str]], *, splits_ties: bool) -> CutPoint:
     tied = [each.name for each in cut.crossing if each.name.startswith("parameter:")]
     if cut.reason or not tied:
         return cut
     if not splits_ties:
         return replace(cut, reason=TIED.format(tied[0].replace(":", " ")))
-    amiss = next((name for name in tied if name in reentrant), None)
-    return cut if amiss is None else replace(cut, reason=REENTRANT_TIE.format(amiss.replace(":", " ")))
+    found = ((reason, name) for reason, names in amiss.items() for name in tied if name in names)
+    reason, name = next(found, ("", ""))
+    return replace(cut, reason=reason.format(name.replace(":", " ")))
 
 
 def _analysed(recording: Recording, parameter_specs: Mapping[str, tuple[str, int]]) -> _Analysis:
@@ -306,6 +325,35 @@ def _analysed(recording: Recording, parameter_specs: Mapping[str, tuple[str, int
                 found.names[index].append(step)
     for value, used in zip(recording.values, found.used, strict=True):
         found.storage_used[value.storage] = max(found.storage_used.get(value.storage, never), used)
+    found.closed_behind = _closed_behind(found)
+    return found
+
+
+def _closed_behind(analysis: _Analysis) -> dict[int, tuple[int, str]]:
+    """Frame → position from which on no cut may be inside it, and why.
+
+    A later stage runs the Python of an open frame again, and has there the values of its entries only: not those that
+    a call inside of it has left in a list, a cache or an attribute, even where nothing uses them after the cut.
+    """
+    recording = analysis.recording
+    found = {
+        index: frame.closed_behind for index, frame in enumerate(recording.frames) if frame.closed_behind is not None
+    }
+    inputs = set(recording.inputs.values())
+    for step in recording.steps:
+        if step.started >= found.get(step.frame, (step.started + 1, ""))[0]:
+            continue
+        around = frozenset(_around(recording, step.frame))
+        for index in sorted(step.inputs | step.given):
+            is_known = index in inputs or analysis.made[index] < 0 or recording.values[index].shared_in in around
+            if is_known or any(each.frame in around and each.ended < step.started for each in analysis.names[index]):
+                continue
+            maker = analysis.names[index][0].label if analysis.names[index] else _maker(recording, index)
+            found[step.frame] = (
+                step.started,
+                SIDE_CHANNEL_BEHIND.format(maker, recording.frames[step.frame].path or "the model"),
+            )
+            break
     return found
 
 
@@ -324,7 +372,7 @@ def _cut(analysis: _Analysis, behind: Step) -> CutPoint:
     inside = frozenset(around)
     at = behind.started
     crossing: list[tuple[int, Crossing]] = []
-    reason = CHECKPOINTED if behind.is_amid_region else _forbidden_frames(recording, around, inside, at)
+    reason = CHECKPOINTED if behind.is_amid_region else _forbidden_frames(analysis, around, inside, at)
     for name, given in recording.inputs.items():
         if analysis.used[given] >= at:
             crossing.append((-1, _crossing(f"input:{name}", (), recording.values[given])))
@@ -376,7 +424,8 @@ def _maker(recording: Recording, index: int) -> str:
     return next((step.label for step in recording.steps if index in step.outputs), "the model")
 
 
-def _forbidden_frames(recording: Recording, around: Sequence[int], inside: frozenset[int], at: int) -> str:
+def _forbidden_frames(analysis: _Analysis, around: Sequence[int], inside: frozenset[int], at: int) -> str:
+    recording = analysis.recording
     for frame in map(recording.frames.__getitem__, around):
         if frame.closed:
             return frame.why_closed
@@ -386,7 +435,8 @@ def _forbidden_frames(recording: Recording, around: Sequence[int], inside: froze
                 return OPAQUE.format(step.label, step.opaque)
             if step.opens is not None and recording.frames[step.opens].is_reentrant:
                 return REENTRANT.format(step.label)
-    return ""
+    behind = (analysis.closed_behind[frame] for frame in around if frame in analysis.closed_behind)
+    return next((why for since, why in behind if since <= at), "")
 
 
 def _forbidden_changes(analysis: _Analysis, inside: frozenset[int], at: int, alive: Sequence[int]) -> str:

@@ -6,16 +6,21 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules._functions import BackwardHookFunction
+from torch.overrides import TorchFunctionMode
 
 from hetpipe.errors import CallableError
 from hetpipe.model.calls import (
     SET_DATA,
+    CustomFunction,
     Interception,
     OpenCall,
     Region,
@@ -26,14 +31,19 @@ from hetpipe.model.calls import (
     looks_into,
     name_of,
     only_validates,
+    version_of,
 )
 from hetpipe.model.graph import (
+    CHANGED_INSIDE,
     CHECKPOINTED,
     DECIDES,
     DIFFERENTIATES,
     DRAWN,
     DRAWS,
+    HOOKED,
+    RAISES,
     SIZED,
+    SWITCHES,
     UNSEEN,
     RecordedCall,
     Recording,
@@ -41,7 +51,19 @@ from hetpipe.model.graph import (
     Value,
 )
 from hetpipe.model.sizes import NUMBERED_BY_SIZE, READS_SIZE, SizeWatch, keeps_size
-from hetpipe.model.structure import Named, Opaque, Several, Skeleton, parts_of, take_apart, tensors_in, tensors_of_call
+from hetpipe.model.structure import (
+    OF_EVERY_MODULE,
+    Attributes,
+    Named,
+    Opaque,
+    Several,
+    Skeleton,
+    parts_of,
+    take_apart,
+    tensors_in,
+    tensors_of_call,
+    with_attributes,
+)
 from hetpipe.model.user_errors import place_of_call, place_of_function
 
 
@@ -71,6 +93,8 @@ class Recorded:
     """Buffers and frozen parameters that the forward writes, by names in the model."""
     assigned: frozenset[str]
     """Those of them in whose place it puts another tensor."""
+    left: Mapping[str, Attributes]
+    """Entry → attributes of modules in which its call leaves values."""
 
 
 @dataclass(slots=True)
@@ -80,6 +104,7 @@ class _StepNote:
     key: str
     label: str
     inputs: set[int] = field(default_factory=set)
+    given: frozenset[int] = frozenset()
     outputs: list[int] = field(default_factory=list)
     parameters: set[str] = field(default_factory=set)
     buffers: set[str] = field(default_factory=set)
@@ -127,8 +152,16 @@ _DIFFERENTIATING = frozenset({torch.autograd.grad, torch.autograd.backward, Tens
 #: Limit on the boolean queries of random numbers that a recording answers both ways; beyond it the module is not cut.
 _MOST_DRAWN = 64
 
+#: What switches the gradient of a tensor on or off.
+_SWITCHES = frozenset({"requires_grad_", "set requires_grad"})
+
 #: Comparisons of a tensor with a number, monotonic in the tensor.
 _COMPARISONS = frozenset({"__ge__", "__gt__", "__le__", "__lt__", "ge", "gt", "le", "lt"})
+
+
+def _ends(uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest numbers in [0, 1), in the shape of `uniform`."""
+    return torch.zeros_like(uniform), torch.full_like(uniform, 1 - torch.finfo(uniform.dtype).eps / 2)
 
 
 def _states() -> tuple[bytes | Tensor, Any, Any]:
@@ -167,6 +200,8 @@ class _Recorder(Interception):
         self._frozen = {id(p): name for name, p in model.named_parameters() if not p.requires_grad}
         self._buffers = {id(buffer): name for name, buffer in model.named_buffers()}
         self._rewritten = rewritten
+        #: Names of weights whose gradients it has switched.
+        self._switched: set[str] = set()
         #: Names of what this forward has written.
         self._written: set[str] = set()
         #: Memory → the parameter or buffer in it: `parameter.data` is another tensor in the same memory.
@@ -202,12 +237,15 @@ class _Recorder(Interception):
         self._tensors: list[Tensor] = []
         self._indices: dict[int, int] = {}
         self._skeletons: dict[str, Skeleton] = {}
+        self._left: dict[str, Attributes] = {}
         self._drawing_paths: set[str] = set()
         self._drawing_functions: set[Any] = set()
         self._seeded_after: dict[str, str] = {}
         self._last_entries: dict[int, tuple[str, FrameType | None]] = {}
         #: Frame → why no cut may be inside it, as found during its execution, and the line of the user's code.
         self._closed: dict[int, tuple[str, str]] = {}
+        #: Frame → since when, and why, no cut may be inside it.
+        self._closed_behind: dict[int, tuple[int, str]] = {}
         self._states: Any = None
         #: Values whose size depends on weights, like the tokens of one expert.
         self._sized: set[int] = set()
@@ -232,6 +270,7 @@ class _Recorder(Interception):
                     note,
                     closed=note.closed or self._closed.get(index, ("", ""))[0],
                     closed_at=self._closed.get(index, ("", ""))[1] if not note.closed else "",
+                    closed_behind=self._closed_behind.get(index),
                 )
                 for index, note in enumerate(self._frames)
             ),
@@ -242,6 +281,7 @@ class _Recorder(Interception):
             ),
             self._inputs,
             frozenset(self._indices[id(t)] for t in tensors_in(results_of(output)) if id(t) in self._indices),
+            frozenset(self._switched),
         )
         return Recorded(
             recording,
@@ -255,6 +295,7 @@ class _Recorder(Interception):
             tuple(self._drawn_questions),
             frozenset(self._written | assigned),
             frozenset(assigned),
+            self._left,
         )
 
     # -- modules -----------------------------------------------------------------------------------------------------
@@ -280,12 +321,16 @@ class _Recorder(Interception):
         if region.is_inside and parent is not None and parent.has_own_call:
             self._close(parent.index, CHECKPOINTED)
         frame.has_own_call = has_own_call(type(module))
-        started = self._now()
+        started, first_new = self._now(), len(self._values)
+        given = frozenset(self._known(tensors_of_call(args, kwargs)) - {-1})
         before = self._states
         self.stack.append(frame)
         try:
             result = self.opened(run, args, kwargs)
             self._look_for_draws()
+        except Exception:
+            self._close_behind(parent, RAISES)
+            raise
         finally:
             self.stack.pop()
         draws = not self._drew_nothing(before, self._states)
@@ -298,11 +343,30 @@ class _Recorder(Interception):
             if last_region is not None and last_region is region.frame:
                 self._close(parent.index, CHECKPOINTED)
             self._seeded_after[last] = key
-        note = _StepNote(started, parent.index, key, path, opens=frame.index)
+        note = _StepNote(started, parent.index, key, path, given=given, opens=frame.index)
         note.is_amid_region = self._continues(parent.index, region)
-        self._note_outputs(note, result, args, kwargs)
+        whole = result
+        if left := self._left_in(module, first_new):
+            self._left[key] = left
+            whole = with_attributes(result, [(self._model.get_submodule(path), name) for path, name in left])
+        self._note_outputs(note, whole, args, kwargs)
         self._last_entries[parent.index] = (key, region.frame)
         return result
+
+    def _left_in(self, module: nn.Module, first_new: int) -> Attributes:
+        """Attributes of `module` and its submodules with values of entries from `first_new` on."""
+        return tuple(
+            (self._names[id(part)], name)
+            for part in module.modules()
+            for name, value in vars(part).items()
+            if isinstance(value, Tensor | tuple | list | dict)
+            and name not in OF_EVERY_MODULE
+            and any(self._is_new(tensor, first_new) for tensor in tensors_in(value))
+        )
+
+    def _is_new(self, tensor: Tensor, first_new: int) -> bool:
+        index = self._indices.get(id(tensor), -1)
+        return index >= first_new and self._values[index].shared_in is None
 
     def _continues(self, frame: int, region: Region) -> bool:
         """Whether the last entry of `frame` was in the same region."""
@@ -337,7 +401,22 @@ class _Recorder(Interception):
                 if len(self._drawn_questions) > _MOST_DRAWN:
                     self._close(self.stack[-1].index, DRAWN)
             return result != (number == self._denied)
-        return result
+        is_number = not isinstance(result, Tensor) and looks_into(name, args)
+        is_drawn = is_number and not self._drawn.isdisjoint(self._known(tensors))
+        return self._number_drawn(tensors, result) if is_drawn else result
+
+    def _number_drawn(self, tensors: Sequence[Tensor], result: Any) -> Any:
+        """Answer of a query that reads random numbers, which may decide anything: tried are both ends of [0, 1)."""
+        if not (isinstance(result, float) and self._known(tensors) <= self._uniform):
+            self._close(self.stack[-1].index, DRAWN)
+            return result
+        numbers = (self._num_questions, self._num_questions + 1)
+        self._num_questions += len(numbers)
+        self._drawn_questions += numbers
+        if len(self._drawn_questions) > _MOST_DRAWN:
+            self._close(self.stack[-1].index, DRAWN)
+        ends = dict(zip(numbers, _ends(tensors[0]), strict=True))
+        return result if self._denied not in ends else float(ends[self._denied])
 
     def _known(self, tensors: Iterable[Tensor]) -> set[int]:
         """Indices of the values among `tensors`; -1 stands for any other."""
@@ -348,15 +427,11 @@ class _Recorder(Interception):
     ) -> None:
         """Note whether the result of a function on shared values depends on random numbers."""
         uniform = [tensor for tensor in tensors if self._indices.get(id(tensor)) in self._uniform]
-        if uniform and name in _COMPARISONS and len(tensors) == len(uniform) == 1 and args[0] is uniform[0]:
-            # LayerDrop of 0.0 asks, and never drops.
-            ends = (
-                torch.zeros_like(uniform[0]),
-                torch.full_like(uniform[0], 1 - torch.finfo(uniform[0].dtype).eps / 2),
-            )
-            if torch.equal(*(function(end, *args[1:], **kwargs) for end in ends)):
-                self._settled |= self._known([result])
-                return
+        is_compared = uniform and name in _COMPARISONS and len(tensors) == len(uniform) == 1 and args[0] is uniform[0]
+        # LayerDrop of 0.0 asks, and never drops.
+        if is_compared and torch.equal(*(function(end, *args[1:], **kwargs) for end in _ends(uniform[0]))):
+            self._settled |= self._known([result])
+            return
         draws = function in self._drawing_functions
         if draws or not self._drawn.isdisjoint(self._known(tensors)):
             found = self._known(tensors_in(result)) - {-1}
@@ -371,12 +446,18 @@ class _Recorder(Interception):
         note = _StepNote(self._now(), frame.index, "" if is_shared else frame.key(name), name)
         for tensor in tensors:
             self._note_use(note, tensor)
-        versions = [tensor._version for tensor in tensors]  # noqa: SLF001 - the only name for it
+        versions = [version_of(tensor) for tensor in tensors]
         # A module's `to` sets the data that the parameter has.
         is_same = name == SET_DATA and len({_storage(tensor) for tensor in tensors}) == 1
         before = self._states
-        with self._sizes.watching(tensors, is_shared=is_shared):
-            result = function(*args, **kwargs)
+        try:
+            with self._sizes.watching(tensors, is_shared=is_shared), self._uses_inside(function, note):
+                result = function(*args, **kwargs)
+        except Exception:
+            self._close_behind(frame, RAISES)
+            raise
+        if isinstance(function, CustomFunction) and function.kind is BackwardHookFunction:
+            self._close_behind(frame, HOOKED)
         self._states = _states()
         region = checkpointing_above(calling_frame(), until="on_module")
         if not self._drew_nothing(before, self._states):
@@ -384,7 +465,8 @@ class _Recorder(Interception):
             if region.is_inside:
                 self._close(frame.index, CHECKPOINTED)
                 self._draws_in_region |= frame.index == 0
-        self._note_changes(note, [each for each, was in zip(tensors, versions, strict=True) if each._version != was])  # noqa: SLF001
+        changed = [each for each, was in zip(tensors, versions, strict=True) if version_of(each) != was]
+        self._note_changes(note, changed, is_shared=is_shared)
         if name == SET_DATA and not is_same:
             self._note_write(note, tensors[0])
         note.is_amid_region = self._continues(frame.index, region)
@@ -395,6 +477,10 @@ class _Recorder(Interception):
         if note.key:
             self._last_entries[frame.index] = (note.key, region.frame)
         return result
+
+    def _uses_inside(self, function: Any, note: _StepNote) -> AbstractContextManager[object]:
+        """Note what a custom function uses beside its arguments: weights of modules that it calls."""
+        return _Uses(partial(self._note_use, note)) if isinstance(function, CustomFunction) else nullcontext()
 
     def _note_sized(self, note: _StepNote, result: Any) -> None:
         """Note that the size of the result of a call depends on weights."""
@@ -408,6 +494,11 @@ class _Recorder(Interception):
         return self._indices.get(id(tensor)) in self._sized
 
     def on_metadata(self, name: str, tensors: Sequence[Tensor]) -> None:
+        if name in _SWITCHES:
+            found = {self._parameters[id(t)] for t in tensors if id(t) in self._parameters}
+            self._switched |= found
+            for frame in self.stack if found else ():
+                self._close_behind(frame, SWITCHES)
         if name in READS_SIZE and self.stack and any(map(self._is_sized, tensors)):
             self._close(self.stack[-1].index, SIZED)
 
@@ -438,12 +529,23 @@ class _Recorder(Interception):
         """Whether a tensor that depends on weights was made by something that cannot be intercepted."""
         return tensor.requires_grad and id(tensor) not in self._indices and not self._name_of(tensor)
 
-    def _note_changes(self, note: _StepNote, changed: Sequence[Tensor]) -> None:
+    def _note_changes(self, note: _StepNote, changed: Sequence[Tensor], *, is_shared: bool) -> None:
         for tensor in changed:
             self._note_write(note, tensor)
-            note.changed.add(self._noted(tensor, shared_in=None))
+            # What no call has made is an input, or was there before: every frame has it.
+            index = self._noted(tensor, shared_in=0 if is_shared else None)
+            note.changed.add(index)
+            if is_shared:
+                self._note_change_inside(self._values[index].shared_in)
             if note.key:
                 self.marked(tensor)
+
+    def _note_change_inside(self, owner: int | None) -> None:
+        """Note that a shared value of the frame `owner` is changed in the current one, which no later stage may run."""
+        indices = [frame.index for frame in self.stack]
+        if owner in indices:
+            for frame in self.stack[indices.index(owner) : -1]:
+                self._close_behind(frame, CHANGED_INSIDE)
 
     def _note_write(self, note: _StepNote, tensor: Tensor) -> None:
         """Note that a call has written `tensor`, and the parameter or buffer in the same memory.
@@ -498,7 +600,9 @@ class _Recorder(Interception):
             if note.key:
                 self._skeletons[note.key] = skeleton
                 note.opaque = _opaque_type(skeleton)
-                if note.opaque and note.opens is None:  # an array, whose elements may decide anything
+                if not note.opaque and any(leaf.is_nested for leaf in leaves if isinstance(leaf, Tensor)):
+                    note.opaque = "nested tensor"
+                elif note.opaque and note.opens is None:  # an array, whose elements may decide anything
                     self._close(note.frame, DECIDES)
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
@@ -521,8 +625,8 @@ class _Recorder(Interception):
             self._tensors.append(tensor)
             self._values.append(
                 Value(
-                    str(tensor.dtype).removeprefix("torch."),
-                    tensor.numel() * tensor.element_size(),
+                    kind_of(tensor),
+                    0 if tensor.is_nested else tensor.numel() * tensor.element_size(),
                     has_gradient=False,
                     storage=_storage(tensor),
                     shared_in=shared_in,
@@ -539,6 +643,7 @@ class _Recorder(Interception):
             note.key,
             note.label,
             frozenset(note.inputs),
+            note.given,
             tuple(note.outputs),
             frozenset(note.parameters),
             frozenset(note.buffers),
@@ -550,6 +655,12 @@ class _Recorder(Interception):
             note.is_amid_region,
             note.is_reentrant,
         )
+
+    def _close_behind(self, frame: OpenCall | None, reason: str) -> None:
+        """Note that no cut from here on may be inside `frame`."""
+        if frame is not None and frame.index not in self._closed_behind:
+            path = self._frames[frame.index].path or "the model"
+            self._closed_behind[frame.index] = (self._count, reason.format(path) + place_of_call(calling_frame()))
 
     def _close(self, frame: int, reason: str) -> None:
         if frame in self._closed:
@@ -573,6 +684,27 @@ class _Recorder(Interception):
     @staticmethod
     def _drew_nothing(before: Any, after: Any) -> bool:
         return before is None or (torch.equal(before[0], after[0]) and _same_python(before, after))
+
+
+def kind_of(tensor: Tensor) -> str:
+    """The dtype by name; of a tensor without strides, what it is."""
+    if tensor.is_nested:
+        return "nested tensor"
+    return str(tensor.dtype if tensor.layout is torch.strided else tensor.layout).removeprefix("torch.")
+
+
+class _Uses(TorchFunctionMode):
+    """Hands on the tensors in the arguments of each function that is called."""
+
+    def __init__(self, on_use: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self._on_use = on_use
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for tensor in tensors_of_call(args, kwargs):
+            self._on_use(tensor)
+        return func(*args, **kwargs)
 
 
 def _storage(tensor: Tensor) -> int:

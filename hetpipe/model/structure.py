@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +22,12 @@ Number = bool | int | float
 _CONSTANTS = (type(None), str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, type)
 
 _SCALARS = (*_CONSTANTS, bool, int, float)
+
+#: Attributes of modules: a path in the model, and a name.
+Attributes = tuple[tuple[str, str], ...]
+
+#: Attributes that every module has.
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 #: Maximum depth of nested containers.
 _DEEPEST = 16
@@ -172,20 +180,82 @@ def _skeleton(value: Any, positions: Mapping[int, int], leaves: list[Tensor | Nu
         return Constant(value)
     if depth == _DEEPEST:
         return Opaque(type(value))
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple | list | dict):
+        if not _is_rebuilt(value):
+            return Opaque(type(value))
+        if isinstance(value, dict):
+            return Named(type(value), tuple(value), tuple(map(inner, value.values())))
         return Several(type(value), tuple(map(inner, value)))
-    if isinstance(value, dict):
-        return Named(type(value), tuple(value), tuple(map(inner, value.values())))
     position = positions.get(id(value))
     if position is not None:
         return Alias(position)
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and _is_rebuilt(value):
         names = tuple(each.name for each in dataclasses.fields(value))
         return Named(type(value), names, tuple(inner(getattr(value, name)) for name in names))
     return Opaque(type(value))
 
 
-def put_together(skeleton: Skeleton, leaves: Iterator[Any], parts: Sequence[Any]) -> Any:  # noqa: PLR0911 - one case per kind
+def with_attributes(result: Any, attributes: Iterable[tuple[nn.Module, str]]) -> Any:
+    """The return value of a module's call, followed by the values of `attributes`, which the call has set."""
+    return (result, *(vars(module).get(name) for module, name in attributes))
+
+
+def set_attributes(attributes: Iterable[tuple[nn.Module, str]], values: Iterable[Any]) -> None:
+    """Set `attributes` to `values`. Lists and dicts stay the ones they are: others may know them too."""
+    for (module, name), value in zip(attributes, values, strict=True):
+        current = vars(module).get(name)
+        if type(current) is list and type(value) is list:
+            current[:] = value
+        elif type(current) is dict and type(value) is dict:
+            current.clear()
+            current.update(value)
+        else:
+            vars(module)[name] = value
+
+
+#: Type of a container → whether it is rebuilt from its items, as the first one of that type was.
+_rebuilt: dict[type, bool] = {tuple: True, list: True, dict: True, OrderedDict: True, torch.Size: True}
+
+
+def _is_rebuilt(value: Any) -> bool:
+    """Whether containers of this type can be made of their items: a `defaultdict` and others need more."""
+    kind = type(value)
+    if kind not in _rebuilt:
+        try:
+            if isinstance(value, tuple | list):
+                items = list(value)
+                again = _sequence(kind, items)
+                is_same = len(again) == len(items) and all(map(operator.is_, again, items))
+            else:
+                again, is_same = _mapping(kind, _pairs(value)), True
+        except Exception:  # noqa: BLE001 - of the user's class
+            _rebuilt[kind] = False
+        else:
+            _rebuilt[kind] = is_same and _attributes(again) == _attributes(value)
+    return _rebuilt[kind]
+
+
+def _pairs(value: Any) -> dict[Any, Any]:
+    if not dataclasses.is_dataclass(value):
+        return dict(value)
+    return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+
+
+def _attributes(value: Any) -> set[str]:
+    return set(getattr(value, "__dict__", ()))
+
+
+def _sequence(kind: type, items: list[Any]) -> Any:
+    if kind is list or kind is tuple:
+        return kind(items)
+    return kind(*items) if hasattr(kind, "_fields") else kind(items)
+
+
+def _mapping(kind: type, pairs: dict[Any, Any]) -> Any:
+    return kind(**pairs) if dataclasses.is_dataclass(kind) else kind(pairs)
+
+
+def put_together(skeleton: Skeleton, leaves: Iterator[Any], parts: Sequence[Any]) -> Any:
     """Inverse of `take_apart`, for other leaves and the arguments of another call."""
     match skeleton:
         case Leaf() | NumberLeaf():
@@ -195,14 +265,10 @@ def put_together(skeleton: Skeleton, leaves: Iterator[Any], parts: Sequence[Any]
         case Constant(value):
             return value
         case Several(kind, items):
-            found = [put_together(item, leaves, parts) for item in items]
-            if kind is list or kind is tuple:
-                return kind(found)
-            return kind(*found) if hasattr(kind, "_fields") else kind(found)
+            return _sequence(kind, [put_together(item, leaves, parts) for item in items])
         case Named(kind, keys, items):
             values = [put_together(item, leaves, parts) for item in items]
-            pairs = dict(zip(keys, values, strict=True))
-            return kind(**pairs) if dataclasses.is_dataclass(kind) else kind(pairs)
+            return _mapping(kind, dict(zip(keys, values, strict=True)))
         case Opaque(kind):
             return NotRebuilt(kind)
 

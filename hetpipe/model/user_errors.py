@@ -91,12 +91,19 @@ def forward_failure(model: nn.Module, tensors: Mapping[str, Tensor], error: Exce
     )
 
 
+_KEEPS_STATE = (
+    "it keeps state between minibatches or depends on the data: fix that there, or exclude such samples from "
+    "`data.train`"
+)
+
+
 @contextmanager
-def failures_after_cut(what: str) -> Iterator[None]:
+def failures_after_cut(what: str, fix: str = _KEEPS_STATE) -> Iterator[None]:
     """Report errors of user code in this block as failures that did not occur on its first minibatch.
 
     Args:
         what: the computation: `the forward of minibatch 2 on stage 1`.
+        fix: what may cause it, and the fix.
 
     Raises:
         CallableError: for any error except hetpipe's own and out-of-memory errors.
@@ -110,6 +117,5 @@ def failures_after_cut(what: str) -> Iterator[None]:
             raise
         raise CallableError(
             f"model: {what} failed, although the model ran on the minibatch on which it was cut: "
-            f"{raised_text(error)}; it keeps state between minibatches or depends on the data: fix that there, or "
-            "exclude such samples from `data.train`"
+            f"{raised_text(error)}; {fix}"
         ) from error

@@ -35,12 +35,21 @@ _NUM_UPDATES = ".num_updates"
 
 
 def _buffers(parts: StageParts) -> dict[str, torch.Tensor]:
-    return {
+    """The buffers of the stage, and its frozen parameters that the forward writes (a momentum encoder)."""
+    buffers = {
         name: buffer
         for layer in parts.layers
         for local, buffer in layer.module.named_buffers()
         if (name := layer.buffers.get(local)) is not None
     }
+    written = {
+        name: layer.module.get_parameter(local).detach()
+        for layer in parts.layers
+        if layer.cut is not None
+        for local, name in layer.frozen.items()
+        if name in layer.cut.description.rewritten
+    }
+    return {**buffers, **written}
 
 
 def stage_checkpoints(parts: StageParts, inbox: Inbox, waiter: Waiter) -> StageCheckpoints:

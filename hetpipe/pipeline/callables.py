@@ -29,6 +29,7 @@ from hetpipe.job.file import Job
 from hetpipe.job.sections import CallSpec
 from hetpipe.model.user_errors import place_of, raised_text
 from hetpipe.pipeline.allowed_modules import check_attribute, check_module
+from hetpipe.pipeline.first_weights import load_first_weights
 from hetpipe.pipeline.metrics import IGNORED, Ratio
 from hetpipe.pipeline.seeds import dataset_seed, preserved_generators, sampler_seed, seed_generators
 from hetpipe.pipeline.streams import StreamDataset, is_stream
@@ -268,9 +269,10 @@ def _call(named: str | CallSpec, import_path: Path, key: str, *given: Any, **off
 
 
 def build_model(job: Job, import_path: Path) -> nn.Module:
-    """Build the user's model under the job's seed, which all generators continue from.
+    """Build the user's model under the job's seed, which all generators continue from, with its first weights.
 
     Raises:
+        UserError: `init_from` cannot be read, or does not fit the model.
         CallableError: building fails, the result is not an `nn.Module`, or it is in evaluation mode as a whole.
     """
     if (
@@ -287,6 +289,8 @@ def build_model(job: Job, import_path: Path) -> nn.Module:
             "frozen statistics; call its train() before returning it, and then eval() on the modules that should stay "
             "in evaluation mode"
         )
+    if job.init_from is not None:
+        load_first_weights(model, job.init_from, import_path)
     return model
 
 

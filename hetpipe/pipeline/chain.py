@@ -572,23 +572,29 @@ def _normal(tensor: Tensor) -> Tensor:
     return tensor if _is_normal(tensor) else tensor.clone()
 
 
+def _normal_gradient(gradient: Tensor | None) -> Tensor | None:
+    """The same, of a gradient; it is None where all that follows has none (a custom function that returns None)."""
+    return None if gradient is None else _normal(gradient)
+
+
 class _Boundary(torch.autograd.Function):
     """Identity that normalises strides and alignment in both directions and hides leaves from in-place layers."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
         return _normal(value.detach())
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return _normal(gradient)
+    def backward(ctx: Any, gradient: Tensor | None) -> Tensor | None:
+        return _normal_gradient(gradient)
 
 
 def _boundary(value: Tensor) -> Tensor:
     if not value.is_leaf and _is_normal(value):
         # The forward has nothing to do, and a hook is much cheaper than a Python function in the graph.
-        value.register_hook(_normal)  # type: ignore[no-untyped-call]  # torch ships it untyped
+        value.register_hook(_normal_gradient)  # type: ignore[no-untyped-call]  # torch ships it untyped
         return value
     normal: Tensor = _Boundary.apply(value)  # type: ignore[no-untyped-call]  # torch ships it untyped
     return normal

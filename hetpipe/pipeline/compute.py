@@ -48,7 +48,7 @@ BackwardStart = tuple[GradientEdge, Tensor | None]
 
 
 class Differentiation:
-    """Differentiates the minibatches of one stage. The first graph determines whether layers recompute reentrantly."""
+    """Differentiates minibatches of a stage. The first graph determines whether layers recompute reentrantly."""
 
     def __init__(self) -> None:
         self._is_reentrant: bool | None = None
@@ -78,14 +78,17 @@ class Differentiation:
         gradients = [gradient for _, gradient in starts]
         if self._is_reentrant is None:
             self._is_reentrant = _recomputes_reentrantly(edges)
+        found: Sequence[Tensor | None] = [None for _ in wanted]
         if not self._is_reentrant:
             found = torch.autograd.grad(edges, wanted, gradients, allow_unused=True)
-            return dict(zip(leaves, found, strict=False)), found[len(leaves) :]
-        torch.autograd.backward(edges, gradients)
-        of_weights = {name: _taken(leaf) for name, leaf in leaves.items()}
+        else:
+            torch.autograd.backward(edges, gradients)
+        # Nested backwards, of such regions and of custom functions, accumulate in `.grad`.
+        of_each = [_sum(gradient, _taken(leaf)) for gradient, leaf in zip(found, wanted, strict=True)]
+        of_weights = dict(zip(leaves, of_each, strict=False))
         for name, weight in standing.items():
             of_weights[name] = _sum(of_weights[name], _taken(weight))
-        return of_weights, [_taken(value) for value in inputs]
+        return of_weights, of_each[len(leaves) :]
 
 
 def _recomputes_reentrantly(edges: Iterable[GradientEdge]) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from hetpipe.errors import CallableError, HetpipeError
 from hetpipe.model.cut_model import CutModel
@@ -24,12 +25,12 @@ from hetpipe.model.user_errors import failures_after_cut, forward_failure, is_ou
 from hetpipe.pipeline.callables import LossFunction, call_loss, own_loss
 from hetpipe.pipeline.chain import Layer, SeedKey, Values, at_boundary, hooked, weights_in_place
 from hetpipe.pipeline.comparison import same
-from hetpipe.pipeline.compute import StageCompute
+from hetpipe.pipeline.compute import Differentiation, StageCompute
 from hetpipe.pipeline.data import Batch
 from hetpipe.pipeline.layering import why_one_layer
 from hetpipe.pipeline.modes import modes_of
 from hetpipe.pipeline.precision import autocast
-from hetpipe.pipeline.proof import Proof, UncutFailure, other_weights, refuse_sparse
+from hetpipe.pipeline.proof import Proof, UncutFailure, other_weights, refuse_sparse, shares_tensors
 from hetpipe.pipeline.seeds import layer_seed, preserved_generators, seed_generators
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 from hetpipe.values.profile import TIE
@@ -40,6 +41,12 @@ _CPU = torch.device("cpu")
 _HEAD = "model: the cut model does not compute what the model computes"
 
 _ONE_STAGE = "the model as one stage"
+
+#: Cause and fix where the model fails as layers only.
+_HANDED_ON = (
+    "its modules hand something on in another way than by returning it or in an attribute, which later stages do not "
+    "have: return it, or train the model with `workers: {stages: 1}`"
+)
 
 #: Limit on the borders listed in a notice.
 _MAX_NAMED = 3
@@ -134,7 +141,7 @@ class _Proof:
     def run(self, build: Callable[[], nn.Module], first: Batch, second: Batch) -> None:
         """Run all comparisons."""
         bare = build()
-        if any(id(module) in set(map(id, self._cut.model.modules())) for module in bare.modules()):
+        if shares_tensors(bare, self._cut.model.modules()):
             raise CallableError("model: called twice, it returned the same modules; return a new one at each call")
         modes_of(bare)  # sets its training mode
         weights = {
@@ -199,8 +206,7 @@ class _Proof:
         with self._autocast():
             loss = own_loss(output) if self._given_loss is None else call_loss(self._given_loss, output, batch.target)
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-        gradients: dict[str, Tensor | None] = dict(zip(named, found, strict=True))
+        gradients = _gradients(loss, named)
         refuse_sparse(gradients)
         return _Result(float(loss.detach()), gradients, self._buffers(model))
 
@@ -224,14 +230,14 @@ class _Proof:
                     normalise=(lambda value: at_boundary((value,))[0]) if is_seeded else (lambda value: value),
                 )
                 loss = call_loss(self._loss, tuple(tensors_in(self._cut.output)), batch.target)
-            found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
-            gradients = hooked(self._chain, dict(zip(weights, found, strict=True)))
+            gradients = hooked(self._chain, _gradients(loss, weights))
         return _Result(float(loss.detach()), gradients, self._buffers(self._cut.model))
 
     def _stages(self, weights: Weights, batches: Sequence[Batch], *, alone: bool) -> list[_Result]:
         """Run `batches`, with all forwards before all backwards; the buffers are those after the forwards."""
         self.restore()
         groups = [(layer,) for layer in self._chain] if alone else [tuple(self._chain)]
+        each, fix = (", with each layer as a stage,", (_HANDED_ON,)) if alone else ("", ())
         stages = [
             StageCompute(
                 group,
@@ -248,7 +254,7 @@ class _Proof:
         names = [self._cut.value_names(group[0].index) for group in groups]
         for p, batch in zip((_FIRST, _SECOND), batches, strict=False):
             values: Values = _copies(batch.inputs)
-            with failures_after_cut(f"the forward of minibatch {p} of the proof"):
+            with failures_after_cut(f"the forward of minibatch {p} of the proof{each}", *fix):
                 for stage, part, named in zip(stages, own, names, strict=True):
                     received = values if stage is stages[0] else tuple(map(_received, named, values))
                     values = stage.forward(p, part, received)
@@ -259,7 +265,7 @@ class _Proof:
             gradients: dict[str, Tensor | None] = {}
             sent: Sequence[Tensor | None] | None = None
             for stage, part in reversed(list(zip(stages, own, strict=True))):
-                with failures_after_cut(f"the backward of minibatch {p} of the proof"):
+                with failures_after_cut(f"the backward of minibatch {p} of the proof{each}", *fix):
                     found = stage.backward(p, part, sent)
                 gradients |= found.weights
                 sent = found.inputs
@@ -316,6 +322,12 @@ class _Proof:
         if who.endswith(_ONE_STAGE):
             return "train the model with `workers: {stages: 1}`"
         return "register its weights as parameters, keep its state in buffers, and draw with torch"
+
+
+def _gradients(loss: Tensor, weights: Weights) -> dict[str, Tensor | None]:
+    """The gradients of `weights`, which are leaves and in the modules, with those of nested backwards."""
+    starts = [(get_gradient_edge(loss), None)] if loss.requires_grad else []
+    return Differentiation().run(starts, weights, (), {})[0]
 
 
 def _received(name: str, value: Tensor) -> Tensor:

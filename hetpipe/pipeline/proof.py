@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -847,6 +847,15 @@ def _of(layer: Layer, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: weights[name] for name in layer.parameters.values()}
 
 
+def shares_tensors(model: nn.Module, modules: Iterable[nn.Module]) -> bool:
+    """Whether `model` has one of `modules` that has tensors; a library may have one activation function for all."""
+    known = {id(module) for module in modules}
+    return any(
+        id(module) in known and any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
+        for module in model.modules()
+    )
+
+
 def _made_again(build: Callable[[], nn.Module], chain: Sequence[Layer]) -> nn.Module:
     """Build a second instance of the model.
 
@@ -854,8 +863,7 @@ def _made_again(build: Callable[[], nn.Module], chain: Sequence[Layer]) -> nn.Mo
         CallableError: the model cannot be built or copied again.
     """
     model = build()
-    known = {id(module) for layer in chain for module in layer.module.modules()}
-    if not any(id(module) in known for module in model.modules()):
+    if not shares_tensors(model, (module for layer in chain for module in layer.module.modules())):
         return model
     fix = "return a new one at each call"
     if any(layer.gradient_hooks for layer in chain):
@@ -878,7 +886,7 @@ def other_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         # With the same strides, which parameters keep when they are stepped in place.
         other = torch.empty_like(weight)
         (torch.view_as_real(other) if other.is_complex() else other).uniform_(-1.0, 1.0, generator=generator)
-        others[name] = other.mul_(size * _CHANGED_SHARE or _CHANGED_ZERO).add_(weight).requires_grad_()
+        others[name] = other.mul_(size * _CHANGED_SHARE or _CHANGED_ZERO).add_(weight.detach()).requires_grad_()
     return others
 
 

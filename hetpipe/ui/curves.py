@@ -34,9 +34,9 @@ def charts_of(seen: Seen) -> list[Chart]:
         if name != LOSS
     ]
     found += _named_losses(seen.attempts[-1])
-    rates = Chart("Learning rate", "minibatches", "learning rate", _state(seen.attempts, lambda one: one.learning_rate))
-    if len({point.mean for line in rates.lines for point in line.points}) > 1:
-        found.append(rates)
+    if len({one.wave.learning_rate for own in seen.attempts[-1].waves for one in own}) > 1:
+        rates = _state(seen.attempts, lambda one: one.learning_rate)
+        found.append(Chart("Learning rate", "minibatches", "learning rate", rates))
     norms = _state(seen.attempts, lambda one: one.gradient_norm)
     found.append(Chart("Gradient norm", "minibatches", "norm before clipping", norms))
     return [chart for chart in found if chart.lines]

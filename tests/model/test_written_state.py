@@ -161,6 +161,10 @@ def test_a_forward_that_changes_trainable_weights_is_refused() -> None:
         Subject(Clamping, rows(), loss=squares)
 
 
+def contrast() -> nn.Module:
+    return Pooled(Contrast(), 13)
+
+
 def centred() -> nn.Module:
     return Pooled(Centred())
 
@@ -172,19 +176,32 @@ def replaced() -> nn.Module:
 class Pooled(nn.Module):
     """Of images."""
 
-    def __init__(self, inner: nn.Module) -> None:
+    def __init__(self, inner: nn.Module, width: int = WIDTH) -> None:
         super().__init__()
-        self.entry, self.inner, self.head = nn.Linear(3 * 32, WIDTH), inner, nn.Linear(WIDTH, zoo.CLASSES)
+        self.entry, self.inner, self.head = nn.Linear(3 * 32, WIDTH), inner, nn.Linear(width, zoo.CLASSES)
 
     def forward(self, image: Tensor) -> Tensor:
         result: Tensor = self.head(self.inner(self.entry(image.mean(2).flatten(1))))
         return result
 
 
-@pytest.mark.parametrize("stages", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("name", ["centred", "replaced"])
-def test_written_buffers_train_to_the_bits_of_the_reference(name: str, stages: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "workers", "stages"),
+    [
+        ("centred", 1, 2),
+        ("replaced", 1, 2),
+        ("contrast", 2, 2),
+        pytest.param("centred", 1, 4, marks=pytest.mark.exhaustive),
+        pytest.param("replaced", 1, 4, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_what_is_written_trains_to_the_bits_of_the_reference(
+    name: str, workers: int, stages: int, tmp_path: Path
+) -> None:
+    """Also averaged over virtual workers, as a momentum encoder, whose weights are frozen."""
     optimizer: dict[str, Any] = {"lr": 0.05, "momentum": 0.9}
+    weights = "flush" if workers == 1 else "wave"
+    kind = {"kind": "none"} if workers == 1 else {"kind": "wsp", "D": 1, "deterministic": True}
     job = Job(
         name="written",
         model=f"tests.model.test_written_state:{name}",
@@ -194,9 +211,10 @@ def test_written_buffers_train_to_the_bits_of_the_reference(name: str, stages: i
         minibatches=8,
         seed=3,
         optimizer={"name": "SGD", **optimizer},
-        weights="flush",
-        workers={"count": 1, "stages": stages},
-        sync={"kind": "none", "minibatches_per_wave": 4},
+        weights=weights,
+        workers={"count": workers, "stages": stages},
+        sync={"minibatches_per_wave": 4, **kind},
+        parameter_servers={"count": 1} if workers > 1 else {},
     )
     run_in_process(InProcessRun(job=job, run_dir=tmp_path, import_path=ROOT, stall_seconds=60.0))
     reference = ReferenceRun(
@@ -207,12 +225,12 @@ def test_written_buffers_train_to_the_bits_of_the_reference(name: str, stages: i
         seed=3,
         optimizer="SGD",
         arguments=optimizer,
-        num_virtual_workers=1,
+        num_virtual_workers=workers,
         minibatches_per_wave=4,
         staleness=1,
-        total_minibatches=8,
-        weights="flush",
-        sync="none",
+        total_minibatches=8 * workers,
+        weights=weights,
+        sync="none" if workers == 1 else "wsp",
     )
     expected = run_reference(reference)
     assert_same_bits(trained(tmp_path), expected)

@@ -7,7 +7,7 @@ shows in the versions alone: `SegmentEquations` says which they are, `LocalWeigh
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -48,19 +48,23 @@ def parameters_of(layers: Sequence[Layer]) -> Tensors:
 
 
 def buffers_of(layers: Sequence[Layer]) -> Tensors:
-    """Copies of the buffers of `layers`, in chain order."""
-    return {
-        name: layer.module.get_buffer(local).detach().clone()
-        for layer in layers
-        for local, name in layer.buffers.items()
-    }
+    """Copies of the buffers of `layers`, and of frozen parameters that their forward writes, in chain order."""
+    return {name: tensor.clone() for name, tensor in _buffers(layers)}
 
 
 def load_buffers(layers: Sequence[Layer], buffers: Tensors) -> None:
     """Write `buffers` into the modules of `layers`."""
+    for name, tensor in _buffers(layers):
+        tensor.copy_(buffers[name])
+
+
+def _buffers(layers: Sequence[Layer]) -> Iterator[tuple[str, Tensor]]:
     for layer in layers:
-        for local, name in layer.buffers.items():
-            layer.module.get_buffer(local).copy_(buffers[name])
+        yield from ((name, layer.module.get_buffer(local).detach()) for local, name in layer.buffers.items())
+        written = () if layer.cut is None else layer.cut.description.rewritten
+        for local, name in layer.frozen.items():
+            if name in written:
+                yield name, layer.module.get_parameter(local).detach()
 
 
 def read_block(dataset: MapDataset, block: Sequence[int]) -> tuple[Values, Any]:

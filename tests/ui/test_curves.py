@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hetpipe.observe.metrics import metrics_path
 from hetpipe.report.charts import Chart
 from hetpipe.ui.curves import bound_of, charts_of, clock_chart, compared
 from hetpipe.ui.seen import OpenRun, Seen
@@ -76,3 +77,11 @@ def test_runs_over_the_same_axes(tmp_path: Path) -> None:
     training = compared(runs)[0]
     assert [(line.name, line.colour) for line in training.lines] == [("a", "--series-0"), ("b", "--series-1")]
     assert compared([seen(folders.run_in(tmp_path, "new"))]) == []
+
+
+def test_a_learning_rate_that_stays_is_not_drawn(tmp_path: Path) -> None:
+    path = folders.finished(tmp_path, "a")
+    assert "Learning rate" not in [one.title for one in charts_of(seen(path))]
+    file = metrics_path(path, 0)
+    file.write_bytes(file.read_bytes().replace(b'"learning_rate":0.1', b'"learning_rate":0.01', 1))
+    assert "Learning rate" in [one.title for one in charts_of(seen(path))]

@@ -212,6 +212,7 @@ class Children:
         try:
             import_path = self._code_of(command.import_path, command.code)
             self._roots.check_run(command.run_dir)
+            self._roots.check_first_weights(job.get("init_from"), import_path)
             environment = self._environment_of(job, f"inspection-{job_id}")
         except HetpipeError as error:
             inspection.refused(error)
@@ -331,6 +332,7 @@ class Children:
         try:
             config = replace(config, import_path=self._code_of(config.import_path, command.code))
             self._roots.check_run(config.run_dir, config.restore, _storage_of(config.job))
+            self._roots.check_first_weights(config.job.get("init_from"), config.import_path)
             environment = self._stage_environment(key, config)
         except HetpipeError as error:
             self._not_started(key, error, 1)
