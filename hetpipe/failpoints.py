@@ -86,9 +86,9 @@ POINTS: Mapping[str, Point] = {
     "repartition.plan_computed": Point("a new plan is computed, the clock shard is not asked for it", _COORDINATOR),
     "repartition.requested": Point("the clock shard is asked for a new plan, its answer is not used", _COORDINATOR),
     "repartition.before_record": Point("the record that changes a plan is decided, but not persistent", _SHARD),
-    "repartition.recorded": Point("the record that changes a plan is persistent, and told to nobody", _SHARD),
+    "repartition.recorded": Point("the record that changes a plan is persistent, and not announced", _SHARD),
     "repartition.record_read": Point("a stage has read that its layers change, and has sent none", _STAGE),
-    "repartition.layers_half_moved": Point("a stage has sent and got its layers, and is not built anew", _STAGE),
+    "repartition.layers_half_moved": Point("a stage has sent and received its layers, and is not rebuilt", _STAGE),
     "repartition.stage_built": Point("a stage has its new layers, and has computed nothing with them", _STAGE),
     "replacement.published": Point("the plan for fewer devices is on disk, not in force", _COORDINATOR),
     "replacement.not_kept": Point("the next incarnation is due, the clock shard does not have its plan", _COORDINATOR),
@@ -195,9 +195,9 @@ class _Armed:
             descriptor = os.open(self._once / armed.mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except FileExistsError:
             return False
-        said = {"pid": os.getpid(), "point": armed.name, "action": armed.action, "hit": armed.hit, "who": self._who}
+        record = {"pid": os.getpid(), "point": armed.name, "action": armed.action, "hit": armed.hit, "who": self._who}
         with os.fdopen(descriptor, "w") as file:
-            file.write(json.dumps(said) + "\n")
+            file.write(json.dumps(record) + "\n")
         return True
 
 

@@ -188,8 +188,8 @@ def _fork_orphan(fork: Callable[[], int]) -> int:
         raise
     finally:
         os.close(writing)
-    with os.fdopen(reading, "rb") as said:
-        number = int(said.read() or -errno.EAGAIN)
+    with os.fdopen(reading, "rb") as reply:
+        number = int(reply.read() or -errno.EAGAIN)
     if number < 0:
         raise OSError(-number, os.strerror(-number))
     return number

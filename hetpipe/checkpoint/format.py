@@ -70,8 +70,8 @@ def save_part(
         with replacing(path, points=points) as temporary:
             if points:
                 reach(f"{points}.temp_open")
-            said = {LABEL: wire.plain(PartLabel, label), **facts}
-            save_file(plain, temporary, metadata={FACTS: json.dumps(said)})
+            metadata = {LABEL: wire.plain(PartLabel, label), **facts}
+            save_file(plain, temporary, metadata={FACTS: json.dumps(metadata)})
     except (OSError, SafetensorError, HetpipeError) as error:  # the last one only in tests
         raise CheckpointNotWritten(
             f"{path} cannot be written: {error}; free disk space there, or use another disk"

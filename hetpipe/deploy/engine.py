@@ -27,7 +27,7 @@ from hetpipe.values.commands import last_words
 READY_SECONDS = 120.0
 
 #: Polling interval of a container, in seconds.
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 #: Timeout for an answer of the engine.
 _ANSWER_SECONDS = 120
@@ -242,7 +242,7 @@ class Engine:
                     f"{waiting} waits for {container.name}, which was not ready within {READY_SECONDS:.0f} s"
                     f"{_last_words(made)}"
                 )
-            self._clock.sleep(_LOOK_SECONDS)
+            self._clock.sleep(_POLL_SECONDS)
 
     def _end(self, group: Sequence[ContainerPort]) -> list[str]:
         """Send SIGTERM to all, and SIGKILL to the rest after the grace period; then remove them."""
@@ -252,7 +252,7 @@ class Engine:
         deadline = self._clock.monotonic() + STOP_SECONDS
         for container in group:
             while self._is_running(container) and self._clock.monotonic() < deadline:
-                self._clock.sleep(_LOOK_SECONDS)
+                self._clock.sleep(_POLL_SECONDS)
             _unless_gone(partial(container.remove, v=True, force=True))
         return [container.name for container in group]
 

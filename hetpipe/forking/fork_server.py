@@ -305,25 +305,25 @@ def _handed_over(answer: Mapping[str, Any], talk: socket.socket) -> Process:
     talk.settimeout(ANSWER_SECONDS)
     try:
         talk.sendall(GO)
-        said = talk.recv(4096)
+        reply = talk.recv(4096)
     except OSError as error:
-        said = str(error).encode()
-    if said == DONE:
+        reply = str(error).encode()
+    if reply == DONE:
         return Process(pid, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     try:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     except (ProcessLookupError, ChildProcessError) as error:
         raise _Unusable("the kernel has not made the forked process a child of this one") from error
-    raise _failure_of(said)
+    raise _failure_of(reply)
 
 
-def _failure_of(said: bytes) -> OSError:
+def _failure_of(reply: bytes) -> OSError:
     """The error of a forked process whose setup failed."""
     with suppress(ValueError, KeyError):
-        failure = json.loads(said)
+        failure = json.loads(reply)
         return OSError(int(failure["errno"]), str(failure["why"]))
-    return OSError(f"a forked process ended during its setup{': ' if said else ''}{said.decode()}")
+    return OSError(f"a forked process ended during its setup{': ' if reply else ''}{reply.decode()}")
 
 
 def _exec_server(environment: Mapping[str, str], programs: Mapping[str, str]) -> _Connection:

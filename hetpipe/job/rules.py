@@ -69,10 +69,10 @@ def _stops_by_what_is_evaluated(
 
 def _one_virtual_worker(workers: WorkersSection, sync: SyncSection) -> Iterator[Problem]:
     """Planning creates only one virtual worker, unless more are requested."""
-    said, count = ("count", workers.count) if workers.devices is None else ("devices", len(workers.devices))
+    key, count = ("count", workers.count) if workers.devices is None else ("devices", len(workers.devices))
     if sync.traits.single_worker and (count or 1) > 1:
         yield _kind(
-            f"is {sync.kind}, which is for one virtual worker, but `workers.{said}` is {count}; use wsp or "
+            f"is {sync.kind}, which is for one virtual worker, but `workers.{key}` is {count}; use wsp or "
             "allreduce, or one virtual worker"
         )
 

@@ -627,18 +627,18 @@ def own_loss(output: Any, key: str = "loss") -> Tensor:
     Raises:
         CallableError: the output has none.
     """
-    said = "is not set" if key == "loss" else "has no `call`"
+    absence = "is not set" if key == "loss" else "has no `call`"
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     has_key = "loss" in output if isinstance(output, Mapping) else hasattr(output, "loss")
     if found is None and has_key:
         raise CallableError(
-            f"{key}: {said}, and the model's output ({type(output).__name__}) has `loss: None`: it computes a loss "
+            f"{key}: {absence}, and the model's output ({type(output).__name__}) has `loss: None`: it computes a loss "
             "only if it receives the targets; add its `labels` to every sample of `data.train`, or name a "
             "loss, for example `loss: model:loss`"
         )
     if not isinstance(found, Tensor):
         raise CallableError(
-            f"{key}: {said}, and the model's output ({type(output).__name__}) has no tensor `loss`; name a loss, "
+            f"{key}: {absence}, and the model's output ({type(output).__name__}) has no tensor `loss`; name a loss, "
             "or give the model what it needs to compute one, such as `labels`"
         )
     return found

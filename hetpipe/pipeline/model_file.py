@@ -172,7 +172,7 @@ def write_model_file(path: Path, chain: Sequence[Layer], construction: Construct
     if construction == "meta":
         places = {name: owner[key] for name, ((owner, key), *_) in tensor_places(chain).items()}
         tensors = {name: _alone(tensor) for name, tensor in places.items()}
-    said = {
+    description = {
         "construction": construction,
         "num_layers": len(chain),
         "cut": None if cut is None else to_plain(cut.description),
@@ -180,7 +180,7 @@ def write_model_file(path: Path, chain: Sequence[Layer], construction: Construct
     }
     try:
         with replacing(path) as temporary:
-            save_file(tensors, temporary, metadata={_DESCRIPTION: json.dumps(said)})
+            save_file(tensors, temporary, metadata={_DESCRIPTION: json.dumps(description)})
     except SafetensorError as error:
         raise OSError(str(error)) from error
     return _digest(_header(path))
@@ -203,13 +203,13 @@ def open_model_file(path: Path, digest: str) -> ModelFile:
     if _digest(header) != digest:
         raise ModelFileUnusable(f"{path} is not the file that the plan was made with")
     entries = json.loads(header)
-    said = json.loads(entries["__metadata__"][_DESCRIPTION])
+    description = json.loads(entries["__metadata__"][_DESCRIPTION])
     tensors = {
         name: _StoredTensor(_LENGTH_BYTES + len(header) + start, stop - start, digest)
-        for name, digest in said.get("checksums", {}).items()
+        for name, digest in description.get("checksums", {}).items()
         for start, stop in [entries[name]["data_offsets"]]
     }
-    return ModelFile(path, said["construction"], said["num_layers"], said["cut"], tensors)
+    return ModelFile(path, description["construction"], description["num_layers"], description["cut"], tensors)
 
 
 def _header(path: Path) -> bytes:

@@ -11,7 +11,7 @@ from hetpipe.observe.timeline import Activity, TimelineWriter
 from hetpipe.values.run import StageReport, StageWaiting
 
 #: A wait longer than this is reported, and again after each further period of this length.
-SAY_AFTER_SECONDS = 5.0
+REPORT_AFTER_SECONDS = 5.0
 
 #: Maximum sleep between two signs of life.
 _WAKE_SECONDS = 1.0
@@ -42,7 +42,7 @@ class Waiter:
         self.waiting_seconds = 0.0
         self.idle_seconds = 0.0
         self._since: float | None = None
-        self._said_at = 0.0
+        self._reported_at = 0.0
         #: Called regularly during waits and long computations: a process without reports counts as hung.
         self.show_life: Callable[[], None] = lambda: None
 
@@ -51,7 +51,7 @@ class Waiter:
         reason: str,
         *,
         for_clock: bool,
-        at_most_seconds: float = SAY_AFTER_SECONDS,
+        at_most_seconds: float = REPORT_AFTER_SECONDS,
         extra_seconds: float = 0.0,
     ) -> None:
         """Sleep until the condition is notified or a report is due; the lock must be held.
@@ -67,12 +67,12 @@ class Waiter:
         """
         now = self._clock.monotonic()
         if self._since is None:
-            self._since = self._said_at = now
+            self._since = self._reported_at = now
         waited = now - self._since
         if waited > self._stall_seconds + extra_seconds:
             raise DeadlineExceeded(f"{self._who} waited {waited:.0f} s for {reason}")
-        if now - self._said_at > SAY_AFTER_SECONDS:
-            self._said_at = now
+        if now - self._reported_at > REPORT_AFTER_SECONDS:
+            self._reported_at = now
             self._report(StageWaiting(f"{self._who} has waited {waited:.0f} s for {reason}", waited))
         self._condition.wait(min(at_most_seconds, _WAKE_SECONDS))
         after = self._clock.monotonic()

@@ -83,7 +83,7 @@ Inbox = queue.SimpleQueue[Message]
 class JobPort(Protocol):
     """The followed job."""
 
-    def ask_stop(self, mode: StopMode) -> None:
+    def request_stop(self, mode: StopMode) -> None:
         """Request a stop, without waiting for it."""
         ...
 
@@ -144,7 +144,7 @@ class RunningJob:
         self._job_id = self._client.invoke(SUBMIT_JOB, SubmitJobRequest(self._submission)).job_id
         return self._job_id
 
-    def know(self, job_id: JobId) -> None:
+    def adopt(self, job_id: JobId) -> None:
         """Adopt a job that was submitted before, and may have begun. Instead of `hand_in`."""
         self._job_id = job_id
         self._has_begun = True
@@ -153,8 +153,8 @@ class RunningJob:
         """Start passing events to the inbox. Once."""
         threading.Thread(target=self._watch, name="job-events", daemon=True).start()
 
-    def ask_stop(self, mode: StopMode) -> None:
-        """Implement `JobPort.ask_stop`."""
+    def request_stop(self, mode: StopMode) -> None:
+        """Implement `JobPort.request_stop`."""
         self._is_to_stop = True
         threading.Thread(target=self._stop, args=(mode,), name="job-stop", daemon=True).start()
 
@@ -347,10 +347,10 @@ class Follower:
         if self._num_interrupts == 1:
             how = "at the next barrier, with a checkpoint" if self._is_training else "before training begins"
             self._view.say(f"stopping {how}; press Ctrl-C again to stop now")
-            self._job.ask_stop(StopMode.CHECKPOINT)
+            self._job.request_stop(StopMode.CHECKPOINT)
         elif self._give_up_at is None:
             self._view.say("stopping now")
-            self._job.ask_stop(StopMode.NOW)
+            self._job.request_stop(StopMode.NOW)
             self._give_up_at = self._clock.monotonic() + self._stop_now_seconds
             self._pass_time()
         else:

@@ -23,7 +23,7 @@ from hetpipe.phases import PHASE
 from hetpipe.values.commands import exit_sentence, last_words
 
 #: Polling interval of a starting service.
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 #: Bytes read from the end of a service's output for its last line.
 _TAIL_BYTES = 4_096
@@ -145,7 +145,7 @@ class Service:
             JobFailed: it ended before it was ready.
             DeadlineExceeded: it was silent for `patience_seconds`.
         """
-        while not self._settled.wait(_LOOK_SECONDS):
+        while not self._settled.wait(_POLL_SECONDS):
             if self.silent_seconds >= patience_seconds:
                 raise DeadlineExceeded(self.silence)
         if not self._address:

@@ -325,7 +325,7 @@ class Training:
             job = RunningJob(client, submission, self._inbox, clock=clock, when_lost=when_lost)
             if self._record.job_id and self._folder.has_begun:
                 # A coordinator without a record of the job must not train it a second time.
-                job.know(JobId(self._record.job_id))
+                job.adopt(JobId(self._record.job_id))
             else:
                 self._note(job_id=job.hand_in())
             job.watch()

@@ -163,8 +163,8 @@ class ProofReport:
     def sentence(self) -> str:
         """Summary in one line."""
         how = "to the bit" if self.equality == "bits" else "within rounding"
-        said = f"the layers compute what the model computes, {how} (proof: {self.scope}, {self.seconds:.1f} s)"
-        return "; ".join((said, *self.notices))
+        verdict = f"the layers compute what the model computes, {how} (proof: {self.scope}, {self.seconds:.1f} s)"
+        return "; ".join((verdict, *self.notices))
 
 
 @dataclass(frozen=True, slots=True)

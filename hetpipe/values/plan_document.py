@@ -345,14 +345,14 @@ def _devices_used_twice(workers: list[Mapping[str, Any]], plan: Mapping[str, Any
 
 
 def _without_shards(plan: Mapping[str, Any], num_workers: int) -> Iterator[Problem]:
-    said = "but has_shards is false"
+    reason = "but has_shards is false"
     for key in ("shards", "placement"):
         if plan.get(key):
-            yield Problem((key,), f"is about parameter servers, {said}; empty it, or set has_shards: true")
+            yield Problem((key,), f"is about parameter servers, {reason}; empty it, or set has_shards: true")
     if num_workers > 1:
         yield Problem(
             ("virtual_workers",),
-            f"are {num_workers}, {said}, and without shards they cannot be synchronized; keep one",
+            f"are {num_workers}, {reason}, and without shards they cannot be synchronized; keep one",
         )
 
 

@@ -126,8 +126,8 @@ class Connection:
             return PeerUnreachable(f"{typed}{_TLS_HINT}") if hung_up(str(typed)) else typed
         # Checked twice: a server that is shutting down closes connections like one that rejects them, and then it is
         # gone.
-        said = self._diagnosed(target.tls) and self._diagnosed(target.tls)
-        return Unauthenticated(f"{target.role} at {target.address} refused {call}: {said}") if said else typed
+        diagnosis = self._diagnosed(target.tls) and self._diagnosed(target.tls)
+        return Unauthenticated(f"{target.role} at {target.address} refused {call}: {diagnosis}") if diagnosis else typed
 
     def _diagnosed(self, tls: Tls) -> str:
         host, port = split_address(self.target.address)

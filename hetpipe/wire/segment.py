@@ -44,7 +44,7 @@ SEGMENT_KEY = "hetpipe-segment"
 #: Timeout without progress of the other process during a call.
 IDLE_SECONDS = 30.0
 #: Poll interval for a call that ended otherwise, such as by cancellation.
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 
 #: Kind, slot, number of the call, bytes of the chunk.
 _MESSAGE = struct.Struct("<BxHIQ")
@@ -277,7 +277,7 @@ class Lane:
 
     def _set_timeout(self, is_over: Callable[[], bool] | None) -> None:
         with suppress(OSError):  # closed: the next message reports it
-            self.connection.settimeout(None if is_over is None else _LOOK_SECONDS)
+            self.connection.settimeout(None if is_over is None else _POLL_SECONDS)
 
     def _fill(self, slot: int, parts: Parts) -> None:
         with self._view[slot * SLOT_BYTES :] as view:

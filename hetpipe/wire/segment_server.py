@@ -167,9 +167,9 @@ class SegmentServer:
         with self._lock:
             whose, lane = self._open.get(segment, (None, None))
         if lane is None or whose != key:
-            raise PeerUnreachable(f"{key.requester} has no such segment here for {key.call}; ask for a new one")
+            raise PeerUnreachable(f"{key.requester} has no such segment here for {key.call}; request a new one")
         if not lane.take_turn():
-            raise PeerUnreachable(f"the segment of {key.requester} for {key.call} is in use; ask for a new one")
+            raise PeerUnreachable(f"the segment of {key.requester} for {key.call} is in use; request a new one")
         try:
             if number <= lane.number:
                 raise ProtocolViolation(f"call {number} of a segment came after call {lane.number}")

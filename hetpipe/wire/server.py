@@ -42,7 +42,7 @@ POOL_THREADS = "rpc-pool"
 MAX_STREAMS_PER_CONNECTION = 128
 
 #: Seconds between two checks for calls whose peers have stopped sending.
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 #: Default limit on running and queued calls.
 MAX_CONCURRENT_CALLS = 256
@@ -178,7 +178,7 @@ class Server:
         return self._guard.in_flight(context, num_bytes)
 
     def _end_stalled_uploads(self) -> None:
-        while not self._stopped.wait(_LOOK_SECONDS):
+        while not self._stopped.wait(_POLL_SECONDS):
             self._guard.end_overdue()
 
     def _start_probes(self) -> None:

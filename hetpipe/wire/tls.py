@@ -26,7 +26,7 @@ _log = get_logger(__name__)
 TLS_VARIABLE = "HETPIPE_TLS"
 
 #: Minimum seconds between two checks for changed files.
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 
 _Stamp = tuple[tuple[int, int, int], ...]
 
@@ -53,18 +53,18 @@ class Tls:
         self.folder = folder
         self._clock = clock
         self._lock = threading.Lock()
-        self._looked_at = clock.monotonic()
+        self._checked_at = clock.monotonic()
         self._stamp = self._stamps()
         self._material = self._read(version=0)
 
     @property
     def material(self) -> Material:
-        """The newest consistent set of files. A change is noticed within `LOOK_SECONDS`."""
+        """The newest consistent set of files. A change is noticed within `CHECK_SECONDS`."""
         with self._lock:
             now = self._clock.monotonic()
-            if now - self._looked_at >= LOOK_SECONDS:
-                self._looked_at = now
-                self._look()
+            if now - self._checked_at >= CHECK_SECONDS:
+                self._checked_at = now
+                self._check_files()
             return self._material
 
     def channel_credentials(self, material: Material) -> grpc.ChannelCredentials:
@@ -90,7 +90,7 @@ class Tls:
             require_client_authentication=True,
         )
 
-    def _look(self) -> None:
+    def _check_files(self) -> None:
         try:
             stamp = self._stamps()
             if stamp == self._stamp:

@@ -112,7 +112,16 @@ def test_the_events_of_the_history() -> None:
 
 
 def test_what_the_reasons_of_a_barrier_lead_to() -> None:
-    reasons = (segment.CHECKPOINT, segment.EPOCH, segment.END, segment.STOP, segment.EVICT, segment.DRAIN)
+    reasons = (
+        segment.CHECKPOINT,
+        segment.EPOCH,
+        segment.END,
+        segment.STOP,
+        segment.EVICT,
+        segment.DRAIN,
+        segment.JOIN,
+        segment.PLAN,
+    )
     answer = {True: "yes", False: "no"}
     assert table_after(FILES, "| reason |") == [
         [f"`{reason}`", answer[reason in barrier._EVALUATIONS], answer[reason in segment.CHECKPOINTS]]

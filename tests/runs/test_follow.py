@@ -35,7 +35,7 @@ class Wishes:
     def __init__(self) -> None:
         self.modes: list[StopMode] = []
 
-    def ask_stop(self, mode: StopMode) -> None:
+    def request_stop(self, mode: StopMode) -> None:
         self.modes.append(mode)
 
 
@@ -303,7 +303,7 @@ def test_one_that_is_to_stop_is_only_waited_for() -> None:
     assert len(coordinator.submissions) == 1
     coordinator = FakeCoordinator([StateChanged(JobState.RUNNING), FORGOTTEN, JobEnded(JobState.STOPPED)])
     followed_job = followed(coordinator, Inbox())
-    followed_job.ask_stop(StopMode.CHECKPOINT)
+    followed_job.request_stop(StopMode.CHECKPOINT)
     followed_job._watch()
     assert len(coordinator.submissions) == 1
 
@@ -318,7 +318,7 @@ def test_one_that_was_handed_in_before_is_never_begun_a_second_time() -> None:
     coordinator, inbox = FakeCoordinator([FORGOTTEN, JobEnded(JobState.FINISHED)]), Inbox()
     handed_in = Submission("request-1", small_job().model_dump_json(), "/runs/small", "/code")
     job = RunningJob(coordinator, handed_in, inbox, clock=FakeClock(auto_advance=True))
-    job.know(JOB_ID)
+    job.adopt(JOB_ID)
     job.watch()
     assert inbox.get(timeout=10.0) == ReceivedEvent(JobEnded(JobState.FINISHED))
     assert coordinator.submissions == [replace(handed_in, has_begun=True)]
@@ -336,7 +336,7 @@ def test_wishes_to_stop_reach_the_coordinator_from_a_thread() -> None:
     coordinator, inbox = FakeCoordinator(), Inbox()
     told: Inbox = Inbox()
     coordinator.on_stop = lambda _: told.put(Interrupted())
-    followed(coordinator, inbox).ask_stop(StopMode.CHECKPOINT)
+    followed(coordinator, inbox).request_stop(StopMode.CHECKPOINT)
     told.get(timeout=10.0)
     assert coordinator.stops == [StopMode.CHECKPOINT]
 
@@ -350,7 +350,7 @@ def test_a_wish_to_stop_that_fails_becomes_a_message_and_is_told_again() -> None
         inbox.put(Interrupted())
 
     coordinator.on_stop = refuse
-    followed(coordinator, inbox).ask_stop(StopMode.NOW)
+    followed(coordinator, inbox).request_stop(StopMode.NOW)
     message = inbox.get(timeout=10.0)
     assert isinstance(message, StopRefused)
     assert str(message.error) == "gone"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hetpipe.cli.operate.health import Question, ask
+from hetpipe.cli.operate.health import HealthQuery, query_health
 from hetpipe.errors import PeerUnreachable
 from hetpipe.server import runtime
 from hetpipe.server.agent import main as agent
@@ -45,7 +45,7 @@ def test_who_cannot_serve_yet_is_alive(
     port, seen = free_port(), Seen()
 
     def look(*_: object) -> None:
-        seen.update({name: ask(Question(address=f"127.0.0.1:{port}", service=name)) for name in ("", LIVE)})
+        seen.update({name: query_health(HealthQuery(address=f"127.0.0.1:{port}", service=name)) for name in ("", LIVE)})
         raise PeerUnreachable("that was all")
 
     monkeypatch.setattr(runtime, "Shutdown", Unasked)
@@ -71,9 +71,9 @@ def test_who_has_no_thread_to_spare_is_alive_and_serves() -> None:
         answer = callers.submit(say, caller, deadline_seconds=30.0)
         assert blocked.wait(30.0)
         try:
-            answers = [ask(Question(address=server.health_address, service=name)) for name in ("", LIVE)]
+            answers = [query_health(HealthQuery(address=server.health_address, service=name)) for name in ("", LIVE)]
             with pytest.raises(Exception, match="Check"):
-                ask(Question(address=server.address, timeout_seconds=0.2))
+                query_health(HealthQuery(address=server.address, timeout_seconds=0.2))
         finally:
             go_on.set()
         assert answer.result(30.0) == "hello"

@@ -60,7 +60,7 @@ def test_the_screen_of_a_follower_says_so_and_when_it_is_back(server: Server, tm
         await_line("event=condition_raised condition=store_unreachable who=Redis")
         assert metric(metrics, "hetpipe_store_unreachable") == "1.0"
         (line,) = (line for line in screen.read_text().splitlines() if "condition_raised" in line)
-        assert "Redis is away (the store has not renewed its lead for 0.9 s" in line
+        assert "Redis is unreachable (the store has not renewed its lead for 0.9 s" in line
         assert "restart Redis, or repair the network to it" in line
 
         told = subprocess.run(

@@ -72,5 +72,5 @@ def test_the_second_acts_when_the_first_ends_and_ends_when_it_leads_no_more(
     server.redis.hset(redis_keys.LEADER, mapping={"candidate": "third", "name": "the third one"})
     status, output, errors = second.end()
     assert (status, output) == (1, "")
-    assert errors.endswith("leads no more: the third one has the lead\n")
+    assert errors.endswith("has lost the lead: the third one has the lead\n")
     assert errors.count("\n") == 1

@@ -194,7 +194,7 @@ class TestBreaks:
         assert server.num_open == 1
         lane.close()
         wait_until(lambda: server.num_open == 0, timeout_seconds=SECONDS, what="segment forgotten")
-        with pytest.raises(PeerUnreachable, match="no such segment here for Push; ask for a new one"):
+        with pytest.raises(PeerUnreachable, match="no such segment here for Push; request a new one"):
             server.receiving(KEY, (), context(lane)).__enter__()
 
     def test_closing_during_a_call_frees_it_afterwards(self, server: SegmentServer) -> None:
@@ -237,7 +237,7 @@ class TestBreaks:
     def test_one_call_at_a_time_and_none_twice(self, server: SegmentServer) -> None:
         with closing(fetch_segment(server.offer(KEY))) as lane:
             next_call(lane)
-            in_use = pytest.raises(PeerUnreachable, match="is in use; ask for a new one")
+            in_use = pytest.raises(PeerUnreachable, match="is in use; request a new one")
             with server.receiving(KEY, (), context(lane)), in_use:
                 server.receiving(KEY, (), context(lane)).__enter__()
             with pytest.raises(ProtocolViolation, match="call 1 of a segment came after call 1"):

@@ -31,7 +31,7 @@ from hetpipe.wire.connection import Target
 from hetpipe.wire.listening import is_loopback
 from hetpipe.wire.server import Server, ServerConfig
 from hetpipe.wire.serving import Context
-from hetpipe.wire.tls import LOOK_SECONDS, Tls
+from hetpipe.wire.tls import CHECK_SECONDS, Tls
 from hetpipe.wire.tls_diagnosis import diagnose
 from tests.certs.cluster import COORDINATOR, OPERATOR, SHARD, cluster, write
 from tests.support.fake_clock import FakeClock
@@ -96,15 +96,15 @@ class TestFolder:
         first = tls.material
         key = new_key()
         (folder / KEY_FILE).write_bytes(key_to_pem(key))
-        clock.advance(LOOK_SECONDS)
+        clock.advance(CHECK_SECONDS)
         assert tls.material is first
         (folder / CERT_FILE).write_bytes(cluster().authority().issue(OPERATOR, key.public_key(), days=1))
         assert tls.material is first
-        clock.advance(LOOK_SECONDS)
+        clock.advance(CHECK_SECONDS)
         assert tls.material.version == first.version + 1
         assert tls.material.key == key_to_pem(key)
         (folder / CA_FILE).unlink()
-        clock.advance(LOOK_SECONDS)
+        clock.advance(CHECK_SECONDS)
         assert tls.material.version == first.version + 1
 
 
@@ -246,7 +246,7 @@ class TestRotation:
             reissue(folder, OPERATOR)
             assert say(calls) == "hello"
             assert seen[1] == seen[0], "nobody has looked yet"
-            clock.advance(LOOK_SECONDS)
+            clock.advance(CHECK_SECONDS)
             assert say(calls) == "hello"
             assert seen[2] != seen[0], "a new connection, with the new certificate"
             going_on.set()
@@ -264,7 +264,7 @@ class TestRotation:
             with closing(caller(server, cluster().tls(OPERATOR))) as early:
                 assert say(early) == "hello"
                 reissue(folder, SHARD)
-                clock.advance(LOOK_SECONDS)
+                clock.advance(CHECK_SECONDS)
                 assert say(early) == "hello"
                 with closing(caller(server, cluster().tls(OPERATOR), role=Role.PARAMETER_SERVER)) as late:
                     assert say(late) == "hello"
@@ -280,7 +280,7 @@ class TestRotation:
         server.start()
         try:
             (folder / CA_FILE).write_bytes(old.certificate_pem + new.certificate_pem)
-            clock.advance(LOOK_SECONDS)
+            clock.advance(CHECK_SECONDS)
             of_new = tmp_path / "new"
             reissue(of_new, OPERATOR, root=new)
             (of_new / CA_FILE).write_bytes(old.certificate_pem + new.certificate_pem)

@@ -211,7 +211,7 @@ def _running(folder: RunFolder, shell: Shell) -> RunRecord:
     record, result = folder.read_record(), folder.read_result()
     where = shown_path(folder.path, shell.current)
     if result is not None:
-        raise UserError(f"the run in {where} has ended ({result.state}); look at it with: hetpipe status {where}")
+        raise UserError(f"the run in {where} has ended ({result.state}); see its result with: hetpipe status {where}")
     if not record.job_id:
         raise UserError(f"the run in {where} has no job yet; its services are starting")
     return record

@@ -35,7 +35,7 @@ _SERVED = (Role.COORDINATOR, Role.PARAMETER_SERVER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class HealthQuery:
     """A health check: the address, the service, and the credentials."""
 
     address: str
@@ -49,23 +49,21 @@ class Question:
     timeout_seconds: float = 3.0
 
 
-def ask(question: Question) -> str:
+def query_health(query: HealthQuery) -> str:
     """The health status of a server, or of one of its services: `SERVING`, `NOT_SERVING`, ….
 
     Raises:
         HetpipeError: no answer, or a refusal; or the certificates or the address cannot be used.
     """
     started = SYSTEM_CLOCK.monotonic()
-    channel = open_channel(
-        question.address, credentials=_credentials(question.tls), server_name=server_name(question.role)
-    )
+    channel = open_channel(query.address, credentials=_credentials(query.tls), server_name=server_name(query.role))
     try:
         check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(_METHOD)
-        return status_in(check(_request(question.service), timeout=question.timeout_seconds))
+        return status_in(check(_request(query.service), timeout=query.timeout_seconds))
     except grpc.RpcError as error:
         if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.NOT_FOUND:
             return "SERVICE_UNKNOWN"
-        raise _explained(question, error, started) from error
+        raise _explained(query, error, started) from error
     finally:
         channel.close()
 
@@ -101,13 +99,13 @@ def _credentials(folder: Path | None) -> grpc.ChannelCredentials | None:
     return grpc.ssl_channel_credentials(ca, key, cert)
 
 
-def _explained(question: Question, error: grpc.RpcError, started: float) -> HetpipeError:
+def _explained(query: HealthQuery, error: grpc.RpcError, started: float) -> HetpipeError:
     """The error message, in the format of all commands."""
     from hetpipe.wire.connection import Connection, Target
     from hetpipe.wire.tls import Tls
 
-    tls = None if question.tls is None else Tls(question.tls)
-    target = Target(address=question.address, role=question.role, tls=tls, server_name=server_name(question.role))
+    tls = None if query.tls is None else Tls(query.tls)
+    target = Target(address=query.address, role=query.role, tls=tls, server_name=server_name(query.role))
     connection = Connection(target)
     try:
         return connection.translated(error, "Check", started)
@@ -128,14 +126,14 @@ def main(arguments: Sequence[str]) -> int:
             raise UserError(
                 f"--role {options.role!r} is not a role with a server; write coordinator or parameter-server"
             )
-        question = Question(
+        query = HealthQuery(
             address=options.address,
             service=options.service,
             role=Role(options.role),
             tls=options.tls,
             timeout_seconds=options.timeout,
         )
-        status = ask(question)
+        status = query_health(query)
     except HetpipeError as error:
         output.complain(sentences_of(error))
         return status_of(error)

@@ -27,7 +27,7 @@ from hetpipe.values.run import AgentInfo
 from hetpipe.wire.calls import LIST_MEMBERS, MEASURE_LINKS, ListMembersRequest, MeasureLinksRequest
 
 #: Polling interval for the agents' progress, in seconds.
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 #: Timeout per link, longer than the coordinator's.
 _PATIENCE_SECONDS = 120.0
@@ -119,7 +119,7 @@ def _survey(
             raise DeadlineExceeded(
                 f"the coordinator at {coordinator} has waited over {_PATIENCE_SECONDS:.0f} s for {progress.awaited}"
             )
-        shell.clock.sleep(_LOOK_SECONDS)
+        shell.clock.sleep(_POLL_SECONDS)
     return progress.remark
 
 

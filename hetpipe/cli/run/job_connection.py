@@ -18,7 +18,7 @@ from hetpipe.values.ids import JobId
 from hetpipe.wire.calls import GET_STATUS, GetStatusRequest
 
 #: Seconds between two polls.
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
 class WhichJob(Protocol):
@@ -105,7 +105,7 @@ class JobConnection:
             if shell.clock.monotonic() >= until:
                 raise DeadlineExceeded(late(status))
             contact.saw(status)
-            shell.clock.sleep(_LOOK_SECONDS)
+            shell.clock.sleep(_POLL_SECONDS)
 
 
 def is_over(status: JobStatus) -> bool:

@@ -267,7 +267,7 @@ class Repartitions:
         #: The cuts whose stages are measured.
         self._cuts = {worker.index: worker.bounds for worker in workers}
         #: The virtual worker being replanned.
-        self._asked: VirtualWorkerIndex | None = None
+        self._requested: VirtualWorkerIndex | None = None
         self._move: _Move | _Replacement | None = None
 
     @property
@@ -278,7 +278,7 @@ class Repartitions:
     @property
     def is_busy(self) -> bool:
         """Whether a virtual worker is being replanned, or its layers are moving."""
-        return self._asked is not None or (
+        return self._requested is not None or (
             self._move is not None and not (isinstance(self._move, _Move) and self._move.version is not None)
         )
 
@@ -314,7 +314,7 @@ class Repartitions:
             return []
         if self._basis is None or lives.is_ending or not self._job.has_shards:
             return []
-        if self._asked is not None or self._move is not None:
+        if self._requested is not None or self._move is not None:
             return []
         return self._request_fewer(lives, self._basis, now=now) or self._request_faster(
             lives, self._basis, seconds_left
@@ -327,7 +327,7 @@ class Repartitions:
             agents = {stage.agent for stage in lives.assignment.plan.virtual_workers[worker.vw].stages}
             waits = worker.state is LifeState.AWAITING and worker.vw not in self._needs_all | self._strangers
             if waits and now - worker.since >= self._job.survive.absence.total_seconds() / 2 and gone and gone < agents:
-                self._asked = worker.vw
+                self._requested = worker.vw
                 return [self._task(lives, worker.vw, basis, gone=gone)]
         return []
 
@@ -349,7 +349,7 @@ class Repartitions:
             worker = workers[vw]
             healthy = self._healthy.get(vw) or self._stragglers.reference(vw)
             if self._stragglers.is_off(vw) and not self._quiet[vw] and can_recut(basis, worker) and healthy:
-                self._asked = vw
+                self._requested = vw
                 # To save s of t seconds with a rate higher by g: t - t / (1 + g) >= s.
                 pays = _LEAST_SAVED_SECONDS / (seconds_left - _LEAST_SAVED_SECONDS)
                 task = replace(
@@ -364,7 +364,7 @@ class Repartitions:
 
     def planned(self, answer: Replanned, lives: VirtualWorkers, *, now: float) -> list[WorkersOutput]:
         """Process a new plan: request the move of layers, or restart the virtual worker by it."""
-        self._asked = None
+        self._requested = None
         vw, worker = answer.vw, _of(lives, answer.vw)
         if worker.state is LifeState.READY:
             self._cool_down(vw)

@@ -115,7 +115,7 @@ TABLE: Mapping[LifeState, Mapping[LifeStep, LifeState]] = {
 }
 
 #: Number of incarnations that may run out of memory: with the same plan the next one will, too.
-_MOST_WANTS = 2
+_MAX_OUT_OF_MEMORY = 2
 
 #: States with a pending request to the clock shard.
 _ASKING = frozenset({LifeState.LEAVING, LifeState.ENDING, LifeState.ADMITTING})
@@ -139,7 +139,7 @@ class VirtualWorker:
     deaths: int = 0
     #: Of these the latest consecutive ones without a committed wave, and all that ran out of memory.
     crashes: int = 0
-    wants: int = 0
+    out_of_memory: int = 0
     #: Failures of the newest incarnation, and the one identified as the cause; None until that is decided.
     failures: list[Failure] = field(default_factory=list)
     cause: Failure | None = None
@@ -234,7 +234,7 @@ class VirtualWorker:
         """Request that its next incarnation start as soon as possible, whatever the history."""
         self.stays_out = False
         if not self.is_up:
-            self.crashes = self.wants = 0
+            self.crashes = self.out_of_memory = 0
             self.returns_at = now
 
     def count_death(self) -> None:
@@ -244,7 +244,7 @@ class VirtualWorker:
 
     def is_hopeless(self, most_crashes: int) -> bool:
         """Whether another incarnation is likely to end like the latest ones."""
-        return self.crashes >= most_crashes or self.wants >= _MOST_WANTS
+        return self.crashes >= most_crashes or self.out_of_memory >= _MAX_OUT_OF_MEMORY
 
     @property
     def pause_seconds(self) -> float:
@@ -490,7 +490,7 @@ class VirtualWorkers:
             case StageFailed() as report:
                 life.state = StageState.FAILED
                 worker = self._workers[life.key.vw]
-                worker.wants += ran_out_of_memory(report)
+                worker.out_of_memory += ran_out_of_memory(report)
                 self._fails(worker, failure_of_report(life, report, is_lost=not worker.is_up, now=now), now=now)
             case _:
                 """Record a sign of life."""
@@ -909,7 +909,7 @@ def _overdue(
         for life in stages.of(worker.vw):
             if life.state is StageState.STARTING and now - life.last_report >= ready_seconds:
                 last = f"; the last was that it is {life.phase}" if life.phase else ""
-                sentence = f"{life} is not ready, and has said nothing for {ready_seconds:.0f} s{last}"
+                sentence = f"{life} is not ready, and has reported nothing for {ready_seconds:.0f} s{last}"
                 yield Failure(Rank.GONE, DeadlineExceeded.__name__, sentence, now)
 
 
@@ -921,7 +921,7 @@ def _lost_event(worker: VirtualWorker, cause: Failure) -> WorkerLost:
 def _quarantined_event(worker: VirtualWorker, cause: Failure) -> WorkerQuarantined:
     """Event: it is not restarted."""
     how_often = "once" if worker.deaths == 1 else f"{worker.deaths} times"
-    sentence = f"{worker} died {how_often} and is not started anew; the last time, {cause.sentence}"
+    sentence = f"{worker} died {how_often} and is not restarted; the last time, {cause.sentence}"
     return WorkerQuarantined(worker.vw, sentence)
 
 
@@ -960,7 +960,7 @@ def _waiting_event(worker: VirtualWorker, absent: Sequence[AgentId], *, now: flo
     if worker.refusal:
         awaited = f"the clock shard to have {worker} {_doing(worker)} ({worker.refusal})"
     elif absent:
-        awaited = f"agent {_names(absent)} to come back with its devices, to start {worker} anew"
+        awaited = f"agent {_names(absent)} to return with its devices, to restart {worker}"
     else:
         return None
     return Waiting(f"the coordinator waits for {awaited}", now - worker.since)

@@ -101,7 +101,7 @@ class Inspections:
         self._agents = agents
         self._to_measure = to_measure
         #: Number of agents that have answered or have no missing types.
-        self._asked = 0
+        self._requested = 0
         self._step: ProfileStep | None = None
         #: Its current phase, if reported.
         self._phase: InspectionPhase | None = None
@@ -115,16 +115,18 @@ class Inspections:
             PlanError: the last answer is incomplete.
         """
         self._step = self._phase = None
-        found = next_to_measure(self._agents, asked=self._asked, measured=self._measured) if self._to_measure else None
+        found = (
+            next_to_measure(self._agents, asked=self._requested, measured=self._measured) if self._to_measure else None
+        )
         position, missing = found or (0, ())
-        if found is None and (self._asked or self._model is not None):
+        if found is None and (self._requested or self._model is not None):
             return None
-        with_model, self._asked = self._asked == 0 and self._model is None, position + 1
+        with_model, self._requested = self._requested == 0 and self._model is None, position + 1
         return InspectionRequest(self._agents[position], with_model, missing)
 
     def is_asked(self, agent: AgentId) -> bool:
         """Whether this agent's answer is pending."""
-        return self._asked > 0 and self._agents[self._asked - 1].agent == agent
+        return self._requested > 0 and self._agents[self._requested - 1].agent == agent
 
     def on_progress(self, report: InspectionStep | InspectionPhase) -> None:
         """Record the progress of the inspecting agent."""
@@ -147,7 +149,7 @@ class Inspections:
     @property
     def awaited(self) -> str:
         """Description of the current wait."""
-        agent = self._agents[self._asked - 1]
+        agent = self._agents[self._requested - 1]
         who = f"agent {agent.agent} on {agent.host}"
         if self._step is None:
             phase = self._phase

@@ -85,8 +85,8 @@ from hetpipe.values.plan import ProofReport
 from hetpipe.values.run import AgentInfo, ClockSnapshot, StageConditions
 from hetpipe.values.run_document import RunDescription
 
-_GOES_BACK = "the whole job goes back to its newest checkpoint"
-_GOES_ON = "the whole job goes on from the checkpoint it has just taken"
+_REWOUND = "the whole job is rewound to its newest checkpoint"
+_CONTINUED = "the whole job continues from the checkpoint it has just taken"
 
 #: Suffix of the failure of a job with a pending stop whose progress since the newest checkpoint is lost.
 ENDS_AT_CHECKPOINT = "it was to stop, so it ends at its newest checkpoint, without what it trained since"
@@ -170,7 +170,7 @@ class JobMachine:
         machine = cls(job_id, job, submission, patience=patience, now=now)
         machine._preparation.goes_back = True
         machine._rewinds.begin_whole(cause, now=now)
-        machine._announce(StateChanged(machine.state, f"{cause.sentence}: {_GOES_BACK}"))
+        machine._announce(StateChanged(machine.state, f"{cause.sentence}: {_REWOUND}"))
         return machine
 
     def _resume(self, assignment: Assignment, description: RunDescription, *, now: float) -> None:
@@ -581,7 +581,7 @@ class JobMachine:
         self._training.lives.halt()
         self._rewinds.begin(cause, self._training, now=now)
         self._training, self._failures, self._notice, self._ask_barrier_at = None, [], None, None
-        what = _GOES_ON if cause.is_notice else _GOES_BACK
+        what = _CONTINUED if cause.is_notice else _REWOUND
         self._step(JobStep.REWIND, now=now, remark=f"{cause.sentence}: {what}")
         self._stop_processes()
 

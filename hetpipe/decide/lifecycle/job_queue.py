@@ -97,7 +97,7 @@ def missing(job: Job, cluster: ClusterView) -> str:
 
 def unknown_usage(job_id: JobId) -> str:
     """The reason why free resources are unknown while a running job has no leader."""
-    return f"the parameter servers to report what job {job_id} uses, which goes on without a coordinator"
+    return f"the parameter servers to report what job {job_id} uses, which continues without a coordinator"
 
 
 def claim_devices(num_devices: int | None, agents: Sequence[AgentInfo]) -> tuple[AgentInfo, ...]:

@@ -220,7 +220,7 @@ class Rewinds:
             self._fruitless += 1
         if self._fruitless > self._survive.restarts:
             times = "once" if self._fruitless == 1 else f"{self._fruitless} times in a row"
-            why = f"the job had to go back to clock {start} {times} without a newer checkpoint, and is abandoned"
+            why = f"the job was rewound to clock {start} {times} without a newer checkpoint, and is abandoned"
             return Failure(Rank.GONE, way.cause.error, f"{way.cause.sentence}; {why}", now)
         return Rewound(way.from_clock, start, prepared.submission.run_dir, way.cause.sentence)
 
@@ -232,9 +232,9 @@ class Rewinds:
     def awaited(self, stages: StageTable, members: JobPreparation) -> str:
         """Description of the current wait."""
         if not stages.all_exited:
-            return "all stages to end, before the job goes back to its newest checkpoint"
+            return "all stages to end, before the job is rewound to its newest checkpoint"
         why = self._missing(members) or ("" if self._way is None else self._way.refusal)
-        return f"what it takes to go back to the newest checkpoint: {why or 'the pause between two rewinds'}"
+        return f"the requirements of a rewind to the newest checkpoint: {why or 'the pause between two rewinds'}"
 
     def _missing(self, members: JobPreparation) -> str:
         """Missing required members, as a sentence; empty if none."""

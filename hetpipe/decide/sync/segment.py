@@ -1,7 +1,8 @@
 """Segments between two barriers: end, reasons, and data division (`wsp.md` §5).
 
-A planned barrier is known before its waves start: it is the earliest of the next checkpoint, the end of the epoch and
-the end of the run. Everything here is a function of a `Progress`, which is the state of a run at a barrier.
+A planned barrier is known before its waves start: it is the earliest of the next checkpoint, the next change of the
+job's script, the end of the epoch and the end of the run. Everything here is a function of a `Progress`, the state of a
+run at a barrier.
 """
 
 from __future__ import annotations

@@ -261,7 +261,7 @@ class Agent:
     def _drain(self) -> None:
         """Let the stages leave within the grace period, while commands are still executed."""
         departure = Departure(
-            ask=self._ask_to_depart,
+            request=self._depart,
             stages=self._children.stages,
             clock=self._clock,
             seconds=self._config.drain_seconds,
@@ -271,7 +271,7 @@ class Agent:
         if departure.is_accepted:
             self._outbox.wait_empty(timeout_seconds=_FLUSH_SECONDS)
 
-    def _ask_to_depart(self) -> None:
+    def _depart(self) -> None:
         try:
             self._client.invoke(DEPART, DepartRequest(self._id, self._membership.lease.registration))
         except UnknownMember:

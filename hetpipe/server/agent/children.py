@@ -166,7 +166,7 @@ class Children:
         #: Ends of measured links.
         self._ends: dict[StageKey, Child] = {}
         #: Time of each stage's request, in monotonic seconds.
-        self._asked: dict[StageKey, float] = {}
+        self._requested: dict[StageKey, float] = {}
         #: The ready reports of live stages.
         self._ready: dict[StageKey, KeyedStageReport] = {}
         #: The newest conditions of live stages that have reported any.
@@ -353,7 +353,7 @@ class Children:
             self._forget_certificate(key)
             with self._lock:
                 child = self._stages.pop(key, None)
-                self._asked.pop(key, None)
+                self._requested.pop(key, None)
                 self._ready.pop(key, None)
                 self._conditions.pop(key, None)
                 self._exited["stage", _outcome(exit_code)] += 1
@@ -384,7 +384,7 @@ class Children:
         with self._lock:
             if isinstance(keyed.report, StageReady):
                 self._ready[keyed.key] = keyed
-                seconds = self._clock.monotonic() - self._asked.get(keyed.key, self._clock.monotonic())
+                seconds = self._clock.monotonic() - self._requested.get(keyed.key, self._clock.monotonic())
                 _log.info("stage_ready", stage=str(keyed.key), pid=keyed.report.pid, seconds=round(seconds, 3))
             elif isinstance(keyed.report, StageConditions):
                 self._conditions[keyed.key] = keyed
@@ -496,7 +496,7 @@ class Children:
 
         if isinstance(key, StageKey):
             with self._lock:
-                self._asked[key] = self._clock.monotonic()
+                self._requested[key] = self._clock.monotonic()
         child = Child(spec, replace(listener, on_exit=on_exit), starter=self._programs.starter)
         with self._lock:
             table[key] = child
@@ -598,17 +598,17 @@ class LinkEnd:
         Raises:
             ProtocolViolation: it is not a line of a measuring process.
         """
-        said: dict[str, Any] = from_json(dict[str, Any], line)
-        if self._answered or said.get("kind") == PHASE:
+        message: dict[str, Any] = from_json(dict[str, Any], line)
+        if self._answered or message.get("kind") == PHASE:
             return
-        if "address" in said:
-            self._send(LinkAwaited(self._job_id, self._number, str(said["address"])))
-        elif "ok" in said:
-            found: LinkAnswer = revive(LinkAnswer, said["ok"])
+        if "address" in message:
+            self._send(LinkAwaited(self._job_id, self._number, str(message["address"])))
+        elif "ok" in message:
+            found: LinkAnswer = revive(LinkAnswer, message["ok"])
             links = () if found.link is None else (found.link,)
             self._end(LinkResult(self._job_id, self._number, MeasuredLinks(links=links, copies=found.copies)))
         else:
-            problems: tuple[str, ...] = revive(tuple[str, ...], said.get("problems", ()))
+            problems: tuple[str, ...] = revive(tuple[str, ...], message.get("problems", ()))
             self.failed("; ".join(problems) or "the measuring process gave no reason")
 
     def failed(self, problem: str) -> None:

@@ -21,18 +21,18 @@ class Departure:
     """The progress of a departure, and its deadline. Not thread-safe."""
 
     def __init__(
-        self, *, ask: Callable[[], None], stages: Callable[[], Sequence[StageKey]], clock: Clock, seconds: float
+        self, *, request: Callable[[], None], stages: Callable[[], Sequence[StageKey]], clock: Clock, seconds: float
     ) -> None:
         """Begin now.
 
         Args:
-            ask: requests the departure from the coordinator; idempotent. Raises `UnknownMember` if the agent has to
+            request: requests the departure from the coordinator; idempotent. Raises `UnknownMember` if the agent has to
             register again, another `HetpipeError` if the coordinator is unreachable.
             stages: returns the live stages.
             clock: for the deadline.
             seconds: timeout.
         """
-        self._ask = ask
+        self._request_departure = request
         self._stages = stages
         self._clock = clock
         self._seconds = seconds
@@ -62,7 +62,7 @@ class Departure:
     def _request(self) -> bool:
         """Request the departure, unless the agent must register first; True if the coordinator answers."""
         try:
-            self._ask()
+            self._request_departure()
         except UnknownMember as error:
             _log.info("departure_not_told_yet", reason=str(error))
         except HetpipeError as error:

@@ -104,7 +104,7 @@ class _StageMeeting:
         self._tls = tls
         self._port = port
         self._clock = clock
-        self._asked = job.link
+        self._requested = job.link
         self._minibatches_per_wave = most_minibatches_per_wave(job, config.plan.virtual_workers[config.vw])
         self._num_workers = len(config.plan.virtual_workers)
         self._has_replicas = SYNC_KINDS[job.sync.kind].averages_gradients and self._num_workers > 1
@@ -136,7 +136,7 @@ class _StageMeeting:
     def _choose(self, neighbour: StageIndex) -> LinkChoice:
         stages = self._config.plan.virtual_workers[self._identity.vw].stages
         nodes = {node_of(stages[index].device) for index in (self._identity.stage, neighbour)}
-        return choose_link(self._asked, tls=self._tls is not None, same_node=len(nodes) == 1)
+        return choose_link(self._requested, tls=self._tls is not None, same_node=len(nodes) == 1)
 
     def _listen(self, chosen: LinkChoice) -> CutListener:
         neighbour = StageIndex(self._identity.stage + 1)
@@ -179,7 +179,7 @@ class _StageMeeting:
         workers = self._config.plan.virtual_workers
         same_node = len({node_of(worker.stages[self._identity.stage].device) for worker in workers}) == 1
         tls = self._tls is not None
-        check_replicas(self._asked, tls=tls, same_node=same_node)
+        check_replicas(self._requested, tls=tls, same_node=same_node)
         return _LOOPBACK if tls and same_node else self._config.host
 
     def _await_replicas(self) -> tuple[TCPStore | None, str]:

@@ -171,7 +171,7 @@ class Adoption:
         orphan.reports[agent].append(report)
         return True
 
-    def want_stop(self, job_id: JobId, mode: StopMode) -> None:
+    def request_stop(self, job_id: JobId, mode: StopMode) -> None:
         """Request a stop; it takes effect once the job is led, or ends it if it cannot be."""
         orphan = self._orphans.get(job_id)
         if orphan is not None:
@@ -230,7 +230,7 @@ class Adoption:
             events = all_events(self._context.store, orphan.job_id)
             with self._context.condition:
                 self._adopt(orphan, description, record, events, executor)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the job must not be forgotten
+        except Exception as error:  # noqa: BLE001 - after any error the job must not be forgotten
             is_known = isinstance(error, HetpipeError)
             _log.warning("job_not_adopted", job=orphan.job_id, reason=str(error), exc_info=None if is_known else error)
             with self._context.condition:
@@ -410,7 +410,7 @@ def _log_repairs(repairs: Repairs) -> None:
     for job_id in repairs.lost_jobs:
         _log.error("job_record_lost", job=job_id, fix="submit it again, unless a parameter server still reports it")
     for key in repairs.unreadable:
-        _log.error("record_unreadable", key=key, fix="look at it in Redis; it is no job or member of this version")
+        _log.error("record_unreadable", key=key, fix="inspect it in Redis; it is not a job or member of this version")
 
 
 def job_id_of(name: str, request_id: str) -> JobId:

@@ -181,7 +181,7 @@ class Candidate:
             and not isinstance(event, ShutdownRequested)
         ):
             self._closing.set()
-            self._on_lost(f"{self._name} leads no more: {decision.reason}")
+            self._on_lost(f"{self._name} has lost the lead: {decision.reason}")
         return decision
 
     def _log_decision(self, event: Event, decision: Decision) -> None:

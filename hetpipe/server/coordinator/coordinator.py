@@ -107,7 +107,7 @@ def _named(report: AgentReport) -> str:
 def _away(outage: str) -> str:
     """Message for a store outage: consequence and fix."""
     return (
-        f"Redis is away ({outage}): training goes on, but nothing new begins, and new events are lost if "
+        f"Redis is unreachable ({outage}): training continues, but nothing new starts, and new events are lost if "
         "the coordinator ends; restart Redis, or repair the network to it"
     )
 
@@ -422,9 +422,7 @@ class Coordinator:
         with self.condition:
             cluster = self._claims.view()
         if cluster.unled:
-            raise Unavailable(
-                f"the coordinator waits for {unknown_usage(cluster.unled[0])}; ask again in a few seconds"
-            )
+            raise Unavailable(f"the coordinator waits for {unknown_usage(cluster.unled[0])}; retry in a few seconds")
         return cluster.agents
 
     def is_orphan(self, job_id: JobId) -> bool:
@@ -494,7 +492,7 @@ class Coordinator:
             if host is None:
                 return self._stop_orphan(self.record(job_id), mode)
             _log.info("job_stop_asked", job=host.job_id, mode=mode)
-            host.want_stop(mode)
+            host.request_stop(mode)
             self._jobs.feed(host, StopRequested(mode))
             state, record = host.machine.state, host.record
         try:
@@ -513,7 +511,7 @@ class Coordinator:
         except VersionConflict:
             # Its end was written when it was given up.
             return self._stop_orphan(self.record(record.job_id), mode)
-        self._adoption.want_stop(record.job_id, mode)
+        self._adoption.request_stop(record.job_id, mode)
         _log.info("job_stop_asked", job=record.job_id, mode=mode)
         return record.state
 
@@ -545,7 +543,7 @@ class Coordinator:
         """End of a job that is missing in the store.
 
         Raises:
-            UnknownJob: nobody knows anything of it.
+            UnknownJob: it is unknown to the coordinator, the store and all members.
         """
         if job_id is None:
             raise UnknownJob(_NO_JOB)
@@ -567,7 +565,7 @@ class Coordinator:
         """Events of a job not led here; includes the end if it has ended.
 
         Raises:
-            UnknownJob: nobody knows anything of it.
+            UnknownJob: it is unknown to the coordinator, the store and all members.
         """
         events = self._store.events(job_id, after=after)
         record = self.record(job_id)

@@ -188,7 +188,7 @@ class JobHost:
             self.record = replace(self.record, shards=shards, submission=submission)
             self._record_unsaved = True
 
-    def want_stop(self, mode: StopMode) -> None:
+    def request_stop(self, mode: StopMode) -> None:
         """Record a user's request to stop, for the next coordinator as well."""
         self.record = replace(self.record, stop=mode)
         self._record_unsaved = True

@@ -166,13 +166,13 @@ class JobTasks:
             case Prepare() | Rewind():
                 return self._answered("prepare", lambda: self._prepared(task))
             case RequestBarrier():
-                return self._answered("barrier", lambda: self._ask_barrier(task))
+                return self._answered("barrier", lambda: self._request_barrier(task))
             case Evict():
-                return self._asked(task, self._evict)
+                return self._call_shard(task, self._evict)
             case Admit():
-                return self._asked(task, self._admit)
+                return self._call_shard(task, self._admit)
             case Drain():
-                return self._asked(task, self._drain)
+                return self._call_shard(task, self._drain)
             case PersistDrained():
                 return self._keep_out(task)
             case Replan():
@@ -325,14 +325,14 @@ class JobTasks:
                 self._clock.sleep(_TERM_PAUSE_SECONDS)
         return self._store.next_term(above=above)
 
-    def _ask_barrier(self, task: RequestBarrier) -> None:
+    def _request_barrier(self, task: RequestBarrier) -> None:
         request = RequestBarrierRequest(self._job_id, task.term, STOP)
         barrier = self._with_shard(task.clock_shard, lambda port: port.invoke(calls.REQUEST_BARRIER, request)).clock
         _log.info("job_stops_at_barrier", job=self._job_id, clock=barrier)
 
-    def _asked(self, task: WorkerTask, ask: Callable[[WorkerTask], Input]) -> Input:
+    def _call_shard(self, task: WorkerTask, call: Callable[[WorkerTask], Input]) -> Input:
         try:
-            return ask(task)
+            return call(task)
         except HetpipeError as error:
             _log.warning("clock_shard_not_asked", job=self._job_id, vw=task.vw, reason=str(error))
             return ShardCallFailed(task.vw, task.incarnation, type(error).__name__, str(error))

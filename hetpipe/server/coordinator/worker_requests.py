@@ -124,8 +124,8 @@ class WorkerRequests:
         host = self._coordinator.host(record.job_id)
         if host is None:
             raise Unavailable(
-                f"job {record.job_id} goes on, but its parameter servers have not reached the new coordinator yet; try "
-                "again in a few seconds"
+                f"job {record.job_id} continues, but its parameter servers have not reached the new coordinator yet; "
+                "try again in a few seconds"
             )
         return host
 

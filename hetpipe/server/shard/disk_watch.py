@@ -23,7 +23,7 @@ from hetpipe.values.conditions import ConditionKind
 _log = get_logger(__name__)
 
 #: Polling interval.
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 
 _RESERVE_SHARE = 0.05
 _MAX_RESERVE_BYTES = 1 << 30
@@ -124,7 +124,7 @@ class DiskWatch:
     ) -> None:
         """Do not poll yet."""
         self._shards = shards
-        self._look = look
+        self._disk_of = look
         self._clock = clock
         self._host = socket.gethostname()
         #: The nearly full disks, by conditions and name.
@@ -139,7 +139,7 @@ class DiskWatch:
         seen: set[tuple[int, str]] = set()
         for job in self._shards.job_shards():
             try:
-                uses = by_disk(job.disk_needs(), self._look)
+                uses = by_disk(job.disk_needs(), self._disk_of)
             except OSError as error:
                 _log.info("disk_not_seen", reason=str(error))
                 continue
@@ -173,7 +173,7 @@ class DiskWatch:
                 self.check()
             except Exception:  # noqa: BLE001 - monitoring must not end; the error is logged
                 _log.exception("disk_watch_failed")
-            self._clock.sleep(LOOK_SECONDS)
+            self._clock.sleep(CHECK_SECONDS)
 
 
 def _size(num_bytes: int) -> str:

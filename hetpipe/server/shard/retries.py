@@ -21,7 +21,7 @@ from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.errors import Busy, HetpipeError, PeerUnreachable, Unavailable
 from hetpipe.observe.log import get_logger
-from hetpipe.pipeline.waiting import SAY_AFTER_SECONDS
+from hetpipe.pipeline.waiting import REPORT_AFTER_SECONDS
 from hetpipe.values.run import StageReport, StageWaiting
 from hetpipe.wire.call import Calls, Download, ReplyT, RequestT, Streaming, Unary, Upload
 
@@ -144,13 +144,13 @@ class RetryState:
             begins = self._away_since is None and not is_busy
             if begins:
                 self._away_since = now
-            speaks = waited >= SAY_AFTER_SECONDS and now - self._reported_at >= SAY_AFTER_SECONDS
+            speaks = waited >= REPORT_AFTER_SECONDS and now - self._reported_at >= REPORT_AFTER_SECONDS
             if speaks:
                 self._reported_at = now
         if begins:
             _log.warning("parameter_server_away", peer=self._peer, reason=str(error))
         if speaks:
-            state = "is busy" if is_busy else "is away"
+            state = "is busy" if is_busy else "is unreachable"
             sentence = f"{self._policy.who} has waited {waited:.0f} s for {self._peer}, which {state}"
             self._policy.report(StageWaiting(sentence, waited))
 

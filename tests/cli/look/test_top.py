@@ -211,7 +211,7 @@ def test_a_local_coordinator_ends_with_its_run() -> None:
 
     result = invoke(Changing([], PeerUnreachable("gone")), str(folder.path))
     assert (result.exit_code, result.stderr) == (
-        2, "error: the run in run has ended (finished); look at it with: hetpipe status run\n",
+        2, "error: the run in run has ended (finished); see its result with: hetpipe status run\n",
     )  # fmt: skip
 
 

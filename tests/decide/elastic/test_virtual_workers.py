@@ -232,7 +232,7 @@ class TestAgents:
         driver.feed(EvictAcknowledged(Vw(1), Incarnation(0)))
         keep_reporting(driver, 11)
         assert driver.tasks(Admit) == []
-        waits = "the coordinator waits for agent n1 to come back with its devices, to start virtual worker 1 anew"
+        waits = "the coordinator waits for agent n1 to return with its devices, to restart virtual worker 1"
         assert driver.sentences() == [waits] * 2
         driver.feed(MemberRegistered(agent_member("n1", devices=2, pid=777)))
 

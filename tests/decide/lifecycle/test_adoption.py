@@ -129,10 +129,10 @@ class TestAsIfNothingHadBeen:
         assert host is not None
         assert host.machine.state is JobState.PENDING
         assert str(host.machine.queue_place) == (
-            f"1st in the queue; waits for the parameter servers to report what job {JOB_ID} uses, which goes on "
+            f"1st in the queue; waits for the parameter servers to report what job {JOB_ID} uses, which continues "
             "without a coordinator"
         )
-        with pytest.raises(Unavailable, match="ask again in a few seconds"):
+        with pytest.raises(Unavailable, match="retry in a few seconds"):
             succession.coordinator.free_devices()
 
         succession.come("ps0")

@@ -209,7 +209,7 @@ class TestCandidates:
         assert second.request_lead().standing is LeadershipState.LEADING
         first.request_lead()
         first.check_lease()
-        assert both.lost == ["a leads no more: b has the lead"]
+        assert both.lost == ["a has lost the lead: b has the lead"]
         first.end()
         assert second.request_lead().standing is LeadershipState.LEADING
         second.end()
@@ -362,7 +362,7 @@ class TestOverRedis:
         assert third.request_lead().standing is LeadershipState.LEADING
         assert lost == []
         second.request_lead()
-        assert lost == ["second leads no more: third has the lead"]
+        assert lost == ["second has lost the lead: third has the lead"]
         second.end()
         assert third.request_lead().standing is LeadershipState.LEADING
         third.end()

@@ -100,7 +100,7 @@ class TestTheWay:
         driver.lose_disk()
 
         assert driver.machine.state is JobState.PLANNING
-        assert driver.events(StateChanged)[-1].remark == f"{LOST}: the whole job goes back to its newest checkpoint"
+        assert driver.events(StateChanged)[-1].remark == f"{LOST}: the whole job is rewound to its newest checkpoint"
         assert driver.stop_commands == ["n0", "n1"]
         driver.wait(2.0)
         assert driver.rewinds == []
@@ -252,7 +252,7 @@ class TestTwice:
         ended = driver.ended()
         assert (ended.state, ended.error) == (JobState.FAILED, "StateLost")
         assert ended.sentence == (
-            f"{LOST}; the job had to go back to clock 4 3 times in a row without a newer checkpoint, and is abandoned"
+            f"{LOST}; the job was rewound to clock 4 3 times in a row without a newer checkpoint, and is abandoned"
         )
         assert len(driver.wrap_up_tasks) == 1
 
@@ -273,7 +273,7 @@ class TestWhoIsNotThere:
         driver.wait(10.0)
         assert driver.rewinds == []
         assert driver.sentences()[-1] == (
-            "the coordinator waits for what it takes to go back to the newest checkpoint: ps0 stopped answering "
+            "the coordinator waits for the requirements of a rewind to the newest checkpoint: ps0 stopped answering "
             f"(job {JOB_ID})"
         )
         driver.feed(MemberRegistered(shard_member(0)))

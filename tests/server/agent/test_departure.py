@@ -34,7 +34,7 @@ class Leaving:
         ]
 
     def begin(self) -> Departure:
-        return Departure(ask=self._ask, stages=self._stages, clock=self.clock, seconds=8.0)
+        return Departure(request=self._ask, stages=self._stages, clock=self.clock, seconds=8.0)
 
     def _stages(self) -> Sequence[StageKey]:
         return tuple(self.stages)

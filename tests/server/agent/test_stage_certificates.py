@@ -14,7 +14,7 @@ from hetpipe.errors import HetpipeError, PeerUnreachable, PermissionDenied
 from hetpipe.server.agent.stage_certificates import StageCertificates
 from hetpipe.values.commands import StageKey
 from hetpipe.values.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
-from hetpipe.wire.tls import LOOK_SECONDS, Tls
+from hetpipe.wire.tls import CHECK_SECONDS, Tls
 from tests.certs.cluster import AGENT, cluster
 from tests.support.fake_clock import FakeClock
 
@@ -149,7 +149,7 @@ class TestRenewal:
         both = cluster().authority().certificate_pem + Authority.new_root().certificate_pem
         (bench.agent / CA_FILE).write_bytes(both)
         bench.error = PeerUnreachable("away")
-        assert bench.after(LOOK_SECONDS) == 1
+        assert bench.after(CHECK_SECONDS) == 1
         assert (folder / CA_FILE).read_bytes() == both, "for that nobody need be asked"
         assert bench.after(30.0) == 0
         bench.error = None

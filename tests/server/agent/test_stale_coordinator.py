@@ -1,4 +1,4 @@
-"""An agent whose coordinator leads no more: it says so, and carries out nothing of what that one wants."""
+"""An agent whose coordinator has lost the lead: it says so, and carries out nothing of what that one wants."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class TestDepartingAgents:
             driver.feed(gone(agent))
         driver.wait(1000.0)
         assert driver.machine.state is JobState.RUNNING
-        assert driver.events(Waiting)[0].sentence.startswith("the coordinator waits for agent n0 to come back")
+        assert driver.events(Waiting)[0].sentence.startswith("the coordinator waits for agent n0 to return")
         driver.feed(MemberRegistered(agent_member("n1", devices=2, pid=777)))
         driver.begin_life(1, 1)
         assert driver.events(WorkerRejoined) == [WorkerRejoined(Vw(1), Incarnation(1))]

@@ -55,7 +55,7 @@ class TestCrashLoop:
         [event] = driver.events(WorkerQuarantined)
         assert event.vw == 1
         assert event.sentence == (
-            "virtual worker 1 died 5 times and is not started anew; the last time, "
+            "virtual worker 1 died 5 times and is not restarted; the last time, "
             "stage 1 of virtual worker 1 (pid 1011 on n1.host) was killed by SIGKILL"
         )
         assert driver.machine.state is JobState.RUNNING
@@ -83,7 +83,9 @@ class TestCrashLoop:
         driver.end_life(1)
 
         assert driver.worker(1).state is LifeState.OUT
-        assert driver.events(WorkerQuarantined)[0].sentence.startswith("virtual worker 1 died once and is not started")
+        assert driver.events(WorkerQuarantined)[0].sentence.startswith(
+            "virtual worker 1 died once and is not restarted;"
+        )
 
     def test_want_of_memory_is_tried_twice(self, driver: Driver) -> None:
         for life in (0, 1):
@@ -166,7 +168,7 @@ class TestStarting:
         driver.exit(1, 1, -9, life=1, ordered=True)
         assert (
             driver.lost[1].sentence
-            == "stage 1 of virtual worker 1 (on n1.host) is not ready, and has said nothing for 120 s"
+            == "stage 1 of virtual worker 1 (on n1.host) is not ready, and has reported nothing for 120 s"
         )
 
 

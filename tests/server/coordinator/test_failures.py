@@ -30,7 +30,7 @@ def gone(member: str, sentence: str = "it stopped answering") -> MemberGone:
 
 def cause(driver: Driver) -> str:
     """Why the job goes back to a checkpoint."""
-    remark, _, rest = driver.events(StateChanged)[-1].remark.partition(": the whole job goes back")
+    remark, _, rest = driver.events(StateChanged)[-1].remark.partition(": the whole job is rewound")
     assert rest == " to its newest checkpoint"
     assert driver.machine.state is JobState.PLANNING
     return remark

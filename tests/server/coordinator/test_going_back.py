@@ -101,7 +101,7 @@ class TestTheWayBack:
         assert (kept.submission.rewinds, kept.submission.first_run_dir) == (1, str(loss.cluster.run_dir))
         assert loss.state() is JobState.RUNNING
         assert loss.events(Rewound) == [Rewound(Clock(4), Clock(4), folder, LOST)]
-        assert loss.events(StateChanged)[-5].remark == f"{LOST}: the whole job goes back to its newest checkpoint"
+        assert loss.events(StateChanged)[-5].remark == f"{LOST}: the whole job is rewound to its newest checkpoint"
         assert (loss.record.run_dir, loss.record.shards) == (str(loss.cluster.run_dir), ("ps0", "ps1"))
         loss.cluster.finish(JOB_ID)
         loss.cluster.wait(1.0)

@@ -391,7 +391,7 @@ class TestPreemptionWhereStagesAloneHoldTheWeights:
         driver.all_done("stop")
         assert driver.states()[-1] == "planning"
         assert driver.events(StateChanged)[-1].remark == (
-            "agent n1 is shutting down: the whole job goes on from the checkpoint it has just taken"
+            "agent n1 is shutting down: the whole job continues from the checkpoint it has just taken"
         )
         for vw, stage in STAGES:
             driver.exit(vw, stage, 0)
@@ -401,7 +401,7 @@ class TestPreemptionWhereStagesAloneHoldTheWeights:
             driver.feed(gone(agent))
         driver.wait(1000.0)
         assert driver.machine.state is JobState.PLANNING
-        assert "what it takes to go back to the newest checkpoint: " in driver.sentences()[-1]
+        assert "the requirements of a rewind to the newest checkpoint: " in driver.sentences()[-1]
 
         for agent in ("n0", "n1"):
             driver.feed(MemberRegistered(agent_member(agent, devices=2, pid=777)))

@@ -115,7 +115,7 @@ def test_an_outage_is_told_once_in_the_log_and_every_five_seconds_to_whoever_wat
     assert [line["event"] for line in logs] == ["parameter_server_away", "parameter_server_back"]
     assert logs[1]["away_seconds"] == pytest.approx(case.clock.monotonic())
     sentences = [report.sentence for report in case.told if isinstance(report, StageWaiting)]
-    where = "parameter server 1 at h:1, which is away"
+    where = "parameter server 1 at h:1, which is unreachable"
     assert sentences == [f"stage 0 of virtual worker 1 has waited {seconds} s for {where}" for seconds in (5, 10)]
 
 

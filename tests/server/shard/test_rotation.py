@@ -31,7 +31,7 @@ from hetpipe.wire.calls import (
 from hetpipe.wire.connection import Connection
 from hetpipe.wire.server import Server, ServerConfig
 from hetpipe.wire.shard_client import connect_shard
-from hetpipe.wire.tls import LOOK_SECONDS, Tls
+from hetpipe.wire.tls import CHECK_SECONDS, Tls
 from tests.certs.cluster import SHARD, cluster, stage_peer, write
 from tests.polling import wait_until
 from tests.server.shard.builders import decode, encode, headers_of, push_header, requester, shard_config, slices_of
@@ -84,7 +84,7 @@ class Rotating:
         """Replace the certificates of both ends, and let time pass until everybody looks."""
         for peer, own in self.folders.items():
             reissue(own, peer)
-        self.time.advance(LOOK_SECONDS)
+        self.time.advance(CHECK_SECONDS)
 
     def begin(self) -> None:
         self.clock.invoke(JOIN, JoinRequest(requester(), ""))

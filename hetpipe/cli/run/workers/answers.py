@@ -23,12 +23,14 @@ _STATE_TEXTS = {
 }
 
 
-def one_by_one(vws: Sequence[int], ask: Callable[[int], Sequence[WorkerStatus]], output: Output) -> list[WorkerStatus]:
+def one_by_one(
+    vws: Sequence[int], request: Callable[[int], Sequence[WorkerStatus]], output: Output
+) -> list[WorkerStatus]:
     """Make the request for each. If one is rejected, print the results of the previous ones, which were accepted."""
     statuses: list[WorkerStatus] = []
     try:
         for vw in vws:
-            statuses += ask(vw)
+            statuses += request(vw)
     except HetpipeError:
         for worker in statuses:
             output.note(line_of(worker))
