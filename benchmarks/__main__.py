@@ -21,6 +21,7 @@ from benchmarks import (
     host_memory,
     link,
     memory_policies,
+    memory_search,
     models,
     moves,
     pipeline,
@@ -196,9 +197,16 @@ def _memory_policies() -> Mapping[str, Any]:
     return ratios
 
 
+def _memory_search() -> Mapping[str, Any]:
+    title = f"(s) cuts and memory policies of {memory_search.NUM_LAYERS} layers in {memory_search.NUM_STAGES} stages"
+    _say(title, memory_search.measure())
+    _say("    beside Algorithm 2 of vPipe, 20 layers in 3 stages", memory_search.against_vpipe())
+    return {}
+
+
 def _moves() -> Mapping[str, Any]:
     figures = moves.measure()
-    _say("(s) layers with 64 MiB of state move between stages of 50 ms", figures)
+    _say("(t) layers with 64 MiB of state move between stages of 50 ms", figures)
     return {"barrier with a move / new processes": figures["move / new processes"]}
 
 
@@ -219,6 +227,7 @@ PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "data": _data,
     "host-memory": _host_memory,
     "memory-policies": _memory_policies,
+    "memory-search": _memory_search,
     "moves": _moves,
     "gpu": _gpu,
 }

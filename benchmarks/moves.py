@@ -1,4 +1,4 @@
-"""(s) A move of layers with 64 MiB of state at a barrier, against a plain barrier and against new processes.
+"""(t) A move of layers with 64 MiB of state at a barrier, against a plain barrier and against new processes.
 
 Two virtual workers of two stages of 50 ms (`sleeper`), one parameter server: a real run with 7 processes. Between the
 two slow layers is one with 64 MiB of state that takes no time: trained weights, their momentum and frozen weights. A

@@ -82,7 +82,13 @@ def job_of_plan(job: Job, plan: PlanDocument) -> Job:
         )
     if plan.weights != job.weights:
         raise UserError(f"the plan is for the weight policy {plan.weights}, the job has {job.weights}; plan again")
-    recomputed = {stage.recompute for worker in plan.virtual_workers for stage in worker.stages}
+    stages = [stage for worker in plan.virtual_workers for stage in worker.stages]
+    if {policy for stage in stages for policy in stage.memory} - {"keep"}:
+        raise UserError(
+            "the plan has memory policies for single layers, which a run takes from a plan of its own only; leave out "
+            "--plan, with `workers.stages: auto` and `memory: auto` in the job"
+        )
+    recomputed = {stage.recompute for stage in stages}
     if recomputed == {True, False}:
         raise UserError(
             "the plan recomputes some stages and keeps others; plan with --recompute on or off, or let the run plan "

@@ -306,9 +306,7 @@ def _largest_shortage(facts: PlanFacts, minibatches_per_wave: int) -> str | None
 
 
 def _bytes_of(stage: SimulatedStage, index: int, num_stages: int, costs: Costs, memory: MemoryModel) -> int:
-    return costs.stage_bytes(
-        stage.first, stage.last, stage=index, num_stages=num_stages, memory=memory, recompute=stage.recompute
-    )
+    return costs.bytes_of(stage, (index, num_stages), memory)
 
 
 # -- why these cuts --------------------------------------------------------------------------------------------------
@@ -324,6 +322,9 @@ def _why_cuts(facts: PlanFacts, forecast: _Forecast) -> list[str]:
     sentences = [f"The longest stage of virtual worker {forecast.slowest} is {where}, {longest} for {num_layers}."]
     if len(stages) == 1:
         return [*sentences, "It is the only one, so there is no cut to move."]
+    if any(set(each.memory) - {"keep"} for each in stages):
+        return [*sentences, "Cuts and memory policies were searched together."]
+    stages = tuple(replace(each, memory=()) for each in stages)
     if stage.last - stage.first == 1:
         return [*sentences, "A single layer cannot be cut further."]
     if index:
@@ -371,7 +372,6 @@ def _stage_ticks(stages: Sequence[SimulatedStage], costs: Costs) -> list[int]:
         costs.cluster.link(node_of(here.device), node_of(behind.device)) for here, behind in pairwise(stages)
     ]
     return [
-        costs.compute_ticks(stage.kind, stage.first, stage.last, recompute=stage.recompute)
-        + costs.receive_ticks(stage.first, stage.last, before, behind)
+        costs.computed_ticks(stage) + costs.receive_ticks(stage.first, stage.last, before, behind)
         for stage, before, behind in zip(stages, [None, *links], [*links, None], strict=True)
     ]

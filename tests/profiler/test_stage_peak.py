@@ -120,7 +120,7 @@ def test_the_formula_predicts_the_peak_under_memory_policies(
     )
     memory = MemoryModel(minibatches_per_wave=n, optimizer_slots=SLOTS[name])
     layers, place = (first, first + counts[stage]), (stage, len(counts))
-    figures = costs_of(name).figures("cpu", layers, place=place, memory=memory)
+    figures = costs_of(name).place("cpu", place, memory).figures(*layers)
     found = stage_memory(figures, policies).num_bytes
     assert 0.85 * measured.peak_bytes <= found <= 1.17 * measured.peak_bytes
 

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, TypeVar, get_args
 
@@ -28,7 +28,8 @@ from hetpipe.decide.simulator.documents import costs_of
 from hetpipe.errors import UserError
 from hetpipe.job.file import Job, load_job
 from hetpipe.report.plan_view import PlanFacts, view_of
-from hetpipe.report.text import shown_path
+from hetpipe.report.quantities import bytes_text, time_text
+from hetpipe.report.text import columns, percent, rate, shown_path
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.shell import Shell
 from hetpipe.server.agent.devices import discover_devices
@@ -111,6 +112,12 @@ class Options:
         ),
     ] = None
     why: Annotated[bool, typer.Option("--why", help="Explain the plan: the alternatives, N, the cuts.")] = False
+    fit: Annotated[
+        bool,
+        typer.Option(
+            "--fit", help="Show which minibatch sizes fit, how fast they are, and what is swapped or recomputed."
+        ),
+    ] = False
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the plan as an HTML page with a picture.")
     ] = None
@@ -132,6 +139,8 @@ def run(request: Options, output: Output, shell: Shell) -> ExitStatus:
     options = planning.options
     if request.reserve_bytes is None:
         options = replace(options, reserve_bytes=known.reserve_bytes)
+    if request.fit:
+        return _fit(profile, cluster, options, output)
     # slow to import
     from hetpipe.decide.planner.choose import choose_plan
     from hetpipe.decide.simulator.prediction import predicted
@@ -152,6 +161,29 @@ def run(request: Options, output: Output, shell: Shell) -> ExitStatus:
     output.say(*remarks)
     if output.machine is not None:
         output.answer(to_plain(document))
+    return ExitStatus.OK
+
+
+def _fit(profile: Profile, cluster: Cluster, options: PlanOptions, output: Output) -> ExitStatus:
+    """Print minibatch sizes that fit and the first ones that do not."""
+    # slow to import
+    from hetpipe.decide.planner.batch_sizes import batch_sizes
+
+    rows = batch_sizes(profile, cluster, options)
+    head = ("samples per minibatch", "samples/s", "fullest device", "swapped", "recomputed")
+    lines = [
+        (
+            str(row.batch_size),
+            "does not fit" if row.samples_per_second is None else rate(row.samples_per_second),
+            "" if row.fullest is None else percent(row.fullest),
+            bytes_text(row.swapped_bytes) if row.swapped_bytes else "-",
+            time_text(row.recomputed_ms) if row.recomputed_ms else "-",
+        )
+        for row in rows
+    ]
+    first_unfit = next((row for row in rows if row.samples_per_second is None), None)
+    remarks = [] if first_unfit is None else [f"{first_unfit.batch_size} samples: {first_unfit.reason}"]
+    output.answer({"batch_sizes": [asdict(row) for row in rows]}, *columns([head, *lines]), *remarks)
     return ExitStatus.OK
 
 
@@ -287,6 +319,11 @@ def check_request(request: Options, *, as_json: bool) -> None:
     if (request.staleness == AUTO) != (request.max_staleness is not None):
         raise UserError(
             "--D auto and --max-D must be used together; give for example --D auto --max-D 8, or one number with --D"
+        )
+    if request.fit and (request.why or request.out or request.html or request.allocation == "parallel"):
+        raise UserError(
+            "--fit plans many minibatch sizes; leave out --why, --out, --html and --allocation parallel, and plan the "
+            "size of your choice without --fit"
         )
     _check_belongs("--workers", request.workers, "explicit", request.allocation)
     _check_belongs("--max-batch", request.max_batch, "parallel", request.allocation)

@@ -353,7 +353,7 @@ def _figures(
     """A stage of a job, for its memory policies."""
     options = options_of(job, slots=slots_of(job.optimizer, job.weights) or 0)
     memory, speed = options.memory(job.minibatches_of(vw)), job.cluster.host_bytes_per_second
-    return costs.figures(kind, layers, place=place, memory=memory, host_bytes_per_second=speed)
+    return costs.place(kind, place, memory, host_bytes_per_second=speed).figures(*layers)
 
 
 def _check_memory(job: Job, costs: Costs, vw: int, stages: Sequence[EmulatedStage]) -> None:

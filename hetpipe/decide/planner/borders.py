@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
-from hetpipe.decide.planner.costs import Costs, MemoryModel, milliseconds
+from hetpipe.decide.planner.costs import Costs, MemoryModel, MemorySpan, milliseconds
 from hetpipe.errors import PlanError
 from hetpipe.values.cluster import LinkSpec, node_of
 from hetpipe.values.ids import DeviceId
+from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.plan_document import BorderAlternative, PlannedBorder
 from hetpipe.values.profile import ForbiddenCut, Profile
 
@@ -49,32 +50,12 @@ class Forbidden(Protocol):
         ...
 
 
-class Stage(Protocol):
+class Stage(MemorySpan, Protocol):
     """A stage of a plan."""
 
     @property
     def device(self) -> DeviceId:
         """`NODE/INDEX`."""
-        ...
-
-    @property
-    def kind(self) -> str:
-        """The device's type."""
-        ...
-
-    @property
-    def first(self) -> int:
-        """Its first layer."""
-        ...
-
-    @property
-    def last(self) -> int:
-        """The layer after its last one."""
-        ...
-
-    @property
-    def recompute(self) -> bool:
-        """Whether it recomputes activations."""
         ...
 
 
@@ -163,8 +144,7 @@ class _Moved:
             costs.cluster.link(node_of(here.device), node_of(behind.device)) for here, behind in pairwise(self.stages)
         ]
         return max(
-            costs.compute_ticks(stage.kind, stage.first, stage.last, recompute=stage.recompute)
-            + costs.receive_ticks(stage.first, stage.last, before, behind)
+            costs.computed_ticks(stage) + costs.receive_ticks(stage.first, stage.last, before, behind)
             for stage, before, behind in zip(self.stages, [None, *links], [*links, None], strict=True)
         )
 
@@ -172,14 +152,7 @@ class _Moved:
         """The largest memory shortage and its device; None if everything fits."""
         missing = []
         for index, stage in enumerate(self.stages):
-            needed = self.costs.stage_bytes(
-                stage.first,
-                stage.last,
-                stage=index,
-                num_stages=len(self.stages),
-                memory=self.memory,
-                recompute=stage.recompute,
-            )
+            needed = self.costs.bytes_of(stage, (index, len(self.stages)), self.memory)
             missing.append((needed - self.costs.memory_bytes[stage.kind], stage.device))
         most = max(missing)
         return most if most[0] > 0 else None
@@ -192,6 +165,8 @@ class _Span:
     first: int
     last: int
     recompute: bool
+    memory: tuple[LayerPolicy, ...] = ()
+    policy_ticks: int = 0
 
 
 def borders_of(
@@ -201,10 +176,13 @@ def borders_of(
     found: list[PlannedBorder] = []
     known: set[tuple[object, ...]] = set()
     for vw, (worker, memory) in enumerate(zip(workers, memories, strict=True)):
-        stages = [_Span(one.device, one.kind, one.first, one.last, one.recompute) for one in worker]
+        stages = [
+            _Span(one.device, one.kind, one.first, one.last, one.recompute, one.memory, one.policy_ticks)
+            for one in worker
+        ]
         links = [costs.cluster.link(node_of(a.device), node_of(b.device)) for a, b in pairwise(stages)]
         alike = (
-            tuple((one.kind, one.first, one.last, one.recompute) for one in stages),
+            tuple((one.kind, one.first, one.last, one.recompute, one.memory) for one in stages),
             tuple((link.latency_seconds, link.effective_bytes_per_second) for link in links),
             memory,
         )
@@ -239,6 +217,9 @@ def _alternatives(
     index: int, stages: Sequence[_Span], costs: Costs, memory: MemoryModel
 ) -> Iterator[BorderAlternative]:
     """Alternative borders: the next ones on both sides up to the first allowed one, and the one that moves least."""
+    if any(set(stage.memory) - {"keep"} for stage in stages):
+        return  # another border would have other policies, chosen together with it
+    stages = [replace(stage, memory=()) for stage in stages]
     here, behind = stages[index], stages[index + 1]
     now = _Moved(stages, costs, memory).bottleneck_ticks()
     between = range(here.first + 1, behind.last)

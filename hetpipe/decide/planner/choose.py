@@ -17,19 +17,16 @@ from hetpipe.decide.planner.allocation.parallel import parallel
 from hetpipe.decide.planner.allocation.policy import Allocation
 from hetpipe.decide.planner.baselines import all_reduce, single_devices
 from hetpipe.decide.planner.borders import borders_of, forbidden_cuts
-from hetpipe.decide.planner.costs import Costs, MemoryModel, milliseconds
+from hetpipe.decide.planner.costs import Costs, milliseconds
 from hetpipe.decide.planner.host_memory import HostMemory
 from hetpipe.decide.planner.job_rate import samples_per_second
-from hetpipe.decide.planner.jobs import JobPlan, Jobs
-from hetpipe.decide.planner.layer_memory import choose_policies
+from hetpipe.decide.planner.jobs import JobPlan, Jobs, partitioner_for
 from hetpipe.decide.planner.options import AllocationName, PlanOptions, schedule_for
-from hetpipe.decide.planner.partitioner import Partitioner, StageCut
 from hetpipe.decide.planner.pipelines import Pipeline
 from hetpipe.decide.planner.ranking import Predict, RankedPlan, Ranking
 from hetpipe.errors import PlanError
 from hetpipe.values.cluster import Cluster
 from hetpipe.values.fit import check_fits
-from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.plan import ModelWork
 from hetpipe.values.plan_document import Alternative, PlanDocument, PlannedStage, PlannedWorker, Predicted
 from hetpipe.values.profile import Profile
@@ -63,7 +60,7 @@ def choose_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, pre
     """
     check_fits(profile, cluster)
     costs = Costs(profile, cluster)
-    jobs = Jobs(costs, options, Partitioner(costs, recompute=options.recompute))
+    jobs = Jobs(costs, options, partitioner_for(costs, options))
     if not any(compute[-1] for compute in costs.compute.values()):
         raise PlanError("every layer takes 0 ms in the profile, so no plan can be computed from it; profile again")
     ranking = Ranking(jobs, predict)
@@ -130,7 +127,7 @@ def _limit(plan: JobPlan) -> str:
 def _document(chosen: RankedPlan, alternatives: tuple[Alternative, ...]) -> PlanDocument:
     plan, options = chosen.plan, chosen.options
     costs = plan.costs
-    jobs = Jobs(costs, options, Partitioner(costs, recompute=options.recompute))
+    jobs = Jobs(costs, options, partitioner_for(costs, options))
     groups = [[stage.device for stage in worker.stages] for worker in plan.workers]
     used = {device for group in groups for device in group}
     memory = jobs.memory(max(plan.waves))
@@ -171,7 +168,7 @@ def _worker(worker: Pipeline, minibatches_per_wave: int, plan: JobPlan, jobs: Jo
             memory_bytes=stage.memory_bytes,
             receive_ms=milliseconds(stage.receive_ticks),
             recompute=stage.recompute,
-            memory=_policies(stage, (index, num_stages), memory, jobs),
+            memory=stage.memory,
             in_flight=memory.in_flight(index, num_stages),
         )
         for index, stage in enumerate(worker.stages)
@@ -181,21 +178,6 @@ def _worker(worker: Pipeline, minibatches_per_wave: int, plan: JobPlan, jobs: Jo
         bottleneck_ms=milliseconds(worker.bottleneck_ticks),
         samples_per_second=samples_per_second(worker.minibatches_per_tick, plan.costs.profile.batch_size),
     )
-
-
-def _policies(stage: StageCut, place: tuple[int, int], memory: MemoryModel, jobs: Jobs) -> tuple[LayerPolicy, ...]:
-    """The best memory policies of a stage's layers, if the options ask for them."""
-    options, costs = jobs.options, jobs.costs
-    if not options.chooses_policies:
-        return ()
-    speed = options.host_bytes_per_second
-    figures = costs.figures(
-        stage.kind, (stage.first, stage.last), place=place, memory=memory, host_bytes_per_second=speed
-    )
-    found = choose_policies(figures, costs.memory_bytes[stage.kind])
-    if found is None:  # by less than the stage's input, which the search over cuts does not count
-        return tuple("recompute" if stage.recompute else "keep" for _ in figures.layers)
-    return found.policies
 
 
 def with_utilisation(plan: PlanDocument, profile: Profile, cluster: Cluster) -> PlanDocument:

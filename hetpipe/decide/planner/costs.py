@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
+from typing import Protocol
 
 from hetpipe.decide.schedule.in_flight import bound_of
 from hetpipe.values.cluster import Cluster, LinkSpec
-from hetpipe.values.memory import LayerFigures, StageFigures
+from hetpipe.values.memory import LayerFigures, LayerPolicy, StageFigures, stage_memory
 from hetpipe.values.policies import POLICIES, PerStage, Policy, Schedule, WeightPolicy
 from hetpipe.values.profile import Profile
 
@@ -92,6 +93,65 @@ class MemoryModel:
         return self._bound(stage, num_stages, self.minibatches_per_wave)
 
 
+@dataclass(frozen=True, slots=True)
+class StagePlace:
+    """A stage of a pipeline before its layers are chosen: what each of them would cost there."""
+
+    layers: tuple[LayerFigures, ...]
+    """All layers of the model, on the device of this stage."""
+    parameter_bytes: Sequence[int]
+    """Of the layers before each cut."""
+    copies: int
+    """Parameter-sized tensors."""
+    in_flight: int
+    """S_i."""
+    receives: bool
+    """Whether a stage precedes it."""
+    memory_bytes: int
+    """Memory of its device."""
+    reserve_bytes: int
+    """What the framework takes of it."""
+    host_bytes_per_second: int | None
+    """Speed of the link to host memory; None: unknown."""
+    arriving_ticks: Sequence[int]
+    """Transfer of activations at each cut, from the stage before."""
+    returning_ticks: Sequence[int]
+    """Transfer of gradients at each cut, from the stage behind."""
+
+    def figures(self, first: int, last: int) -> StageFigures:
+        """The stage with layers [first, last)."""
+        return StageFigures(
+            self.layers[first:last],
+            in_flight=self.in_flight,
+            receives=self.receives,
+            fixed_bytes=(self.parameter_bytes[last] - self.parameter_bytes[first]) * self.copies + self.reserve_bytes,
+            receive_ticks=self.arriving_ticks[first] + self.returning_ticks[last],
+            host_bytes_per_second=self.host_bytes_per_second,
+        )
+
+
+class MemorySpan(Protocol):
+    """Consecutive layers [first, last) on a device of a known type, with their memory policies."""
+
+    @property
+    def kind(self) -> str: ...  # noqa: D102
+
+    @property
+    def first(self) -> int: ...  # noqa: D102
+
+    @property
+    def last(self) -> int: ...  # noqa: D102
+
+    @property
+    def recompute(self) -> bool: ...  # noqa: D102
+
+    @property
+    def memory(self) -> tuple[LayerPolicy, ...]: ...  # noqa: D102
+
+    @property
+    def policy_ticks(self) -> int: ...  # noqa: D102
+
+
 class Costs:
     """A profile on the links of a cluster, prepared for fast sums over consecutive layers [first, last)."""
 
@@ -122,6 +182,7 @@ class Costs:
         #: Allowed cuts between stages, ascending.
         self.allowed = tuple(cut for cut in range(1, self.num_layers) if cut not in self.forbidden)
         self._transfers: dict[LinkSpec, tuple[list[int], list[int]]] = {}
+        self._figures: dict[str, tuple[LayerFigures, ...]] = {}
 
     @property
     def max_stages(self) -> int:
@@ -153,6 +214,10 @@ class Costs:
             total += self.forward[kind][last] - self.forward[kind][first]
         return total
 
+    def computed_ticks(self, stage: MemorySpan) -> int:
+        """Forward and backward of a stage, with what its memory policies add."""
+        return self.compute_ticks(stage.kind, stage.first, stage.last, recompute=stage.recompute) + stage.policy_ticks
+
     def receive_ticks(self, first: int, last: int, before: LinkSpec | None, behind: LinkSpec | None) -> int:
         """Transfers that count towards a stage: activations over `before`, gradients back over `behind`.
 
@@ -172,37 +237,54 @@ class Costs:
         kept = num_in_flight * self.cut_bytes[first] + activations if recompute else num_in_flight * activations
         return parameters * memory.copies(stage, num_stages) + kept + memory.reserve_bytes
 
-    def figures(
+    def bytes_of(self, stage: MemorySpan, place: tuple[int, int], memory: MemoryModel) -> int:
+        """Memory of a stage under its own policies, in bytes; `place`: its index, and the number of stages."""
+        if stage.memory:
+            figures = self.place(stage.kind, place, memory).figures(stage.first, stage.last)
+            return stage_memory(figures, stage.memory).num_bytes
+        return self.stage_bytes(
+            stage.first, stage.last, stage=place[0], num_stages=place[1], memory=memory, recompute=stage.recompute
+        )
+
+    def place(
         self,
         kind: str,
-        layers: tuple[int, int],
-        *,
         place: tuple[int, int],
         memory: MemoryModel,
+        *,
+        links: tuple[LinkSpec | None, LinkSpec | None] = (None, None),
         host_bytes_per_second: float | None = None,
-    ) -> StageFigures:
-        """A stage for which memory policies are chosen per layer.
+    ) -> StagePlace:
+        """A stage for which layers and their memory policies are chosen.
 
         Args:
             kind: type of its device.
-            layers: its layers [first, last).
             place: its index, and the number of stages.
             memory: what it has besides activations.
+            links: from the stage before and to the stage behind, for the time of transfers; None: it does not count.
             host_bytes_per_second: speed of the link to host memory; None: unknown.
         """
-        (first, last), (stage, num_stages) = layers, place
-        return StageFigures(
-            tuple(
+        stage, num_stages = place
+        if kind not in self._figures:
+            self._figures[kind] = tuple(
                 LayerFigures(
                     ticks(layer.forward_ms[kind]), ticks(layer.backward_ms[kind]), layer.activation_bytes, entering
                 )
-                for layer, entering in zip(self.profile.layers[first:last], self.cut_bytes[first:last], strict=True)
-            ),
+                for layer, entering in zip(self.profile.layers, self.cut_bytes, strict=False)
+            )
+        before, behind = links
+        zero = [0] * (self.num_layers + 1)
+        return StagePlace(
+            self._figures[kind],
+            self.parameter_bytes,
+            copies=memory.copies(stage, num_stages),
             in_flight=memory.in_flight(stage, num_stages),
             receives=stage > 0,
-            fixed_bytes=(self.parameter_bytes[last] - self.parameter_bytes[first]) * memory.copies(stage, num_stages)
-            + memory.reserve_bytes,
+            memory_bytes=self.memory_bytes[kind],
+            reserve_bytes=memory.reserve_bytes,
             host_bytes_per_second=None if host_bytes_per_second is None else max(1, int(host_bytes_per_second)),
+            arriving_ticks=zero if before is None else self.arriving(before),
+            returning_ticks=zero if behind is None else self.returning(behind),
         )
 
     @cached_property

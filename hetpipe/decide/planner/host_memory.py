@@ -15,6 +15,7 @@ from hetpipe.decide.planner.costs import Costs, MemoryModel
 from hetpipe.decide.planner.shard_bytes import PlacedParameters, parameters_of
 from hetpipe.values.cluster import node_of
 from hetpipe.values.measurement import CPU_TYPE
+from hetpipe.values.memory import stage_memory
 from hetpipe.values.plan_document import PlannedNode, PlannedProcess
 
 _MIB = 1 << 20
@@ -102,17 +103,10 @@ class HostMemory:
 
     def _stage_bytes(self, stage: Stage, index: int, num_stages: int) -> int:
         parameters = self._parameter_bytes(stage.first, stage.last)
-        total = STAGE_BASE_BYTES + self.host_buffers * parameters
+        total = STAGE_BASE_BYTES + self.host_buffers * parameters + self._swapped_bytes(stage, index, num_stages)
         if stage.kind != CPU_TYPE:
             return total + self._frame_bytes(stage, index, num_stages)
-        device = self.costs.stage_bytes(
-            stage.first,
-            stage.last,
-            stage=index,
-            num_stages=num_stages,
-            memory=self.memory,
-            recompute=stage.recompute,
-        )
+        device = self.costs.bytes_of(stage, (index, num_stages), self.memory)
         return (
             total
             + device
@@ -121,6 +115,11 @@ class HostMemory:
             + self._tie_bytes(stage.first, stage.last)
             + self._frame_bytes(stage, index, num_stages)
         )
+
+    def _swapped_bytes(self, stage: Stage, index: int, num_stages: int) -> int:
+        """What the minibatches in flight have moved to host memory."""
+        figures = self.costs.place(stage.kind, (index, num_stages), self.memory).figures(stage.first, stage.last)
+        return figures.in_flight * stage_memory(figures, stage.memory).swapped_bytes if stage.memory else 0
 
     @property
     def host_buffers(self) -> int:

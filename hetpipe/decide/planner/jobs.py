@@ -20,7 +20,7 @@ from hetpipe.decide.planner.costs import Costs, MemoryModel
 from hetpipe.decide.planner.job_rate import CardSide, JobRate, bytes_moved, job_rate
 from hetpipe.decide.planner.options import PlanOptions
 from hetpipe.decide.planner.own_waves import rate_of_own_waves
-from hetpipe.decide.planner.partitioner import Partitioner, explain
+from hetpipe.decide.planner.partitioner import ChosenPolicies, Partitioner, explain
 from hetpipe.decide.planner.pipelines import Pipeline, Pipelines
 from hetpipe.decide.planner.round_trip import Exchanges, Places, round_trip
 from hetpipe.decide.planner.shard_bytes import PlacedParameters, place_bytes, shard_nodes
@@ -91,6 +91,12 @@ def best_of(jobs: Jobs, groupings: Iterable[Groups]) -> JobPlan:
     if best is None:
         raise refusal or PlanError("there are no devices to form virtual workers from")
     return best
+
+
+def partitioner_for(costs: Costs, options: PlanOptions) -> Partitioner:
+    """The partitioner of these options."""
+    chosen = ChosenPolicies(options.host_bytes_per_second) if options.chooses_policies else None
+    return Partitioner(costs, recompute=options.recompute, chosen=chosen)
 
 
 class Jobs:

@@ -4,21 +4,25 @@ Among the policies whose peak memory is within the device's, minimise (time, swa
 order. Each of the three is minimised in turn, within the optimum of those before it, in two steps:
 
 * *Bounds.* With a price per tick recomputed, per byte swapped and per byte of memory, the cheapest policies of a chain
-  are found by dynamic programming over its layers and runs. Their cost, less the price of what may be used, is a lower
-  bound for every choice (Lagrangian duality), and the policies themselves are often feasible, and good.
+  are found by dynamic programming over its layers, in linear time. Their cost, less the price of what may be used, is a
+  lower bound for every choice (Lagrangian duality), and the policies themselves are often feasible, and good.
 * *Search.* Dynamic programming over the layers, with the Pareto front of (memory, swapped bytes, recomputed time) of
   what precedes a layer, from which everything goes that the bounds show to be no better than the best known.
 
-The memory of the largest run is not a sum over layers. So both are done for each value that it can have, as a limit on
-runs, unless the bounds exclude the value.
+The memory of the largest run is not a sum over layers. So it is branched on: the bound of a range of sizes takes its
+lower end as memory and its upper end as a limit on runs, ranges whose bound is too high are dropped, and others halved,
+until the search has a single size.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import heapq
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from math import sqrt
 from typing import Literal
 
 from hetpipe.values.memory import LayerPolicy, StageFigures, StageMemory, canonical, stage_memory
@@ -27,14 +31,24 @@ from hetpipe.values.memory import LayerPolicy, StageFigures, StageMemory, canoni
 #: its gap.
 MAX_EXAMINED = 80_000
 
-#: Number of prices per byte of memory, and of divisions of a second between recomputation and swaps, at first.
-_NUM_MEMORY_PRICES = 14
-_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-#: Prices that the search uses to prune, per limit on runs.
+#: Bisections of the division of a second between recomputation and swaps, and for each of the price of memory.
+_NUM_SHARES = 5
+_NUM_BISECTIONS = 8
+#: Layers of a bound that take as long as a partial choice.
+_LAYERS_PER_CHOICE = 4
+#: Prices that are kept for parts of a range, and by which the search prunes.
 _NUM_BOUNDS = 5
 
 _Goal = Literal["ticks", "swapped_bytes", "recomputed_ticks"]
 _GOALS: tuple[_Goal, ...] = ("ticks", "swapped_bytes", "recomputed_ticks")
+
+
+@dataclass(slots=True)
+class Budget:
+    """Limit on the effort of searches."""
+
+    choices: int
+    """Partial choices that may still be examined, at some five microseconds each; may fall below 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +60,41 @@ class LayerMemoryPlan:
     gap_ticks: int = 0
     """Time per minibatch that other policies can save at most; 0: none is faster. Positive only where the search was
     cut off (`MAX_EXAMINED`)."""
+    is_least: bool = True
+    """Whether no policies that are as fast swap less, or as much and recompute less; False: the search was cut off."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Prices:
+class Prices:
     """Per tick recomputed, per byte swapped, and per byte of memory."""
 
     ticks: float
     swapped: float
     memory: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Least cost at some prices of the layers from each position on."""
+
+    held: Sequence[float]
+    """If the layer before is kept or swapped, or there is none."""
+    recomputed: Sequence[float]
+    """If the layer before is recomputed."""
+    run: Sequence[tuple[float, int]]
+    """If a run begins here, with its end."""
+
+    def cost(self, position: int, *, was_recomputed: bool) -> float:
+        """Of the layers from `position` on."""
+        return self.recomputed[position] if was_recomputed else self.held[position]
+
+
+@dataclass(frozen=True, slots=True)
+class _Priced:
+    """Prices with the table that they give."""
+
+    prices: Prices
+    table: _Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +106,6 @@ class _Segment:
     memory: tuple[int, int]
     swapped: tuple[int, int]
     ticks: int
-    peak: int
-
-    def costs(self, prices: _Prices) -> tuple[float, float]:
-        """At `prices`, both cases."""
-        ticks = prices.ticks * self.ticks
-        return (
-            ticks + prices.swapped * self.swapped[0] + prices.memory * self.memory[0],
-            ticks + prices.swapped * self.swapped[1] + prices.memory * self.memory[1],
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,48 +133,49 @@ class _Label:
 
 
 def choose_policies(
-    stage: StageFigures, memory_bytes: int, *, recomputable: Sequence[bool] | None = None
+    stage: StageFigures, memory_bytes: int, *, enough_ticks: int = 0, budget: Budget | None = None
 ) -> LayerMemoryPlan | None:
     """The best policies for `stage` within `memory_bytes`; None if none fit.
 
     Args:
         stage: the stage.
         memory_bytes: memory of its device.
-        recomputable: per layer, whether it may be recomputed; None: each.
+        enough_ticks: a time per minibatch below which nothing is gained: shorter ones count as equal.
+        budget: what may be examined; by default `MAX_EXAMINED`.
     """
     kept: tuple[LayerPolicy, ...] = tuple("keep" for _ in stage.layers)
     cost = stage_memory(stage, kept)
     if cost.num_bytes <= memory_bytes:
         return LayerMemoryPlan(kept, cost)
-    search = _Search(stage, memory_bytes, recomputable or (True,) * len(stage.layers))
+    search = _Search(stage, memory_bytes, enough_ticks, budget or Budget(MAX_EXAMINED))
+    if not search.find_any():
+        return None
     for goal in _GOALS:
         search.minimise(goal)
-        if search.best is None:
-            return None
-    assert search.best is not None
     return search.best
 
 
 def least_bytes(stage: StageFigures) -> int:
     """The least memory with which some policies for `stage` fit."""
-    search = _Search(stage, 0, (True,) * len(stage.layers))
-    return min(stage_memory(stage, each).num_bytes for each in search.smallest())
+    return _Search(stage, 0, 0, Budget(0)).least_bytes()
 
 
 class _Search:
     """One stage and the best known policies, which every `minimise` improves."""
 
-    def __init__(self, stage: StageFigures, memory_bytes: int, recomputable: Sequence[bool]) -> None:
+    def __init__(self, stage: StageFigures, memory_bytes: int, enough_ticks: int, budget: Budget) -> None:
         self._stage = stage
         self._memory_bytes = memory_bytes
-        self._segments = _segments(stage, recomputable)
-        first = stage.layers[0]
+        self._enough_ticks = max(0, enough_ticks - stage.receive_ticks)
+        self._budget = budget
+        #: Sums over the layers before each position.
+        self._sizes = [0, *accumulate(layer.activation_bytes for layer in stage.layers)]
+        self._times = [0, *accumulate(layer.forward_ticks for layer in stage.layers)]
         #: Memory of the stage's input, where its first layer is held.
-        self._entry = stage.in_flight * first.input_bytes if stage.receives else 0
-        #: Values that the memory of the largest run can have; 0 without any.
-        self._limits = sorted({0, *(segment.peak for each in self._segments for segment in each)})
+        self._entry = stage.in_flight * stage.layers[0].input_bytes if stage.receives else 0
+        #: Sizes that the largest run can have; 0 without any.
+        self._limits = sorted({0, *(last - first for last in self._sizes for first in self._sizes if last > first)})
         self._compute = stage.compute_ticks
-        self._examined = 0
         #: Time to swap a byte; 0 if nothing can be swapped.
         self._ticks_per_byte = stage.swap_ticks(1 << 40) / (1 << 40) if stage.host_bytes_per_second else 0.0
         self.best: LayerMemoryPlan | None = None
@@ -152,99 +184,227 @@ class _Search:
         """Improve the best known policies in `goal`, without a loss in the goals before it."""
         if goal == "swapped_bytes" and self._stage.host_bytes_per_second is None:
             return
-        ranked = self._ranked_prices(goal)
-        lowest = min((bound for _, bound, _ in ranked), default=None)
-        for limit, bound, prices in sorted(ranked, key=lambda entry: entry[1]):
+        if self._budget.choices < 0:
+            self._cut_off(goal, 0.0)
+            return
+        first, last = 0, len(self._limits) - 1
+        priced = self._priced(goal)
+        #: Ranges of limits, the one with the lowest bound first.
+        left = [(self._range_bound(goal, priced, first, last), first, last, priced)]
+        while left:
+            bound, first, last, priced = heapq.heappop(left)
             if not self._can_improve(goal, bound):
+                return
+            if self._budget.choices < 0:
+                self._cut_off(goal, bound)
+                return
+            if first == last:
+                if not self._search(goal, self._limits[first], priced):
+                    heapq.heappush(left, (bound, first, last, priced))
                 continue
-            self._search(goal, limit, prices)
-            if self._examined > MAX_EXAMINED:
-                break
-        if goal == "ticks" and self.best is not None and self._examined > MAX_EXAMINED and lowest is not None:
-            gap = max(0, self.best.cost.ticks - self._stage.receive_ticks - int(max(lowest, self._compute)))
-            self.best = LayerMemoryPlan(self.best.policies, self.best.cost, gap)
+            middle = (first + last) // 2
+            for low, high in ((first, middle), (middle + 1, last)):
+                within = self._limited(goal, priced, low, high)
+                heapq.heappush(left, (max(bound, self._range_bound(goal, within, low, high)), low, high, within))
 
-    def smallest(self) -> Iterator[tuple[LayerPolicy, ...]]:
-        """The policies with the least memory, one for each limit on runs."""
-        prices = _Prices(0.0, 0.0, 1.0)
-        for limit in self._limits:
-            yield self._cheapest(prices, self._table(prices, limit), limit)
+    def _cut_off(self, goal: _Goal, bound: float) -> None:
+        """Note that the search of a goal ends early, with a lower bound of it."""
+        if self.best is None:
+            return
+        gap = self._now(goal) - max(int(bound), self._compute, self._enough_ticks)
+        gap_ticks = max(0, gap) if goal == "ticks" else self.best.gap_ticks
+        self.best = replace(self.best, gap_ticks=gap_ticks, is_least=False)
+
+    def find_any(self) -> bool:
+        """Whether any policies fit; if so, the best known ones do."""
+        self.least_bytes()
+        return self.best is not None
+
+    def least_bytes(self) -> int:
+        """The least memory with which some policies fit; stops at the first ones within the memory of the device."""
+        prices = Prices(0.0, 0.0, 1.0)
+        found = stage_memory(self._stage, ["keep" for _ in self._stage.layers]).num_bytes
+        left = [(0.0, 0, len(self._limits) - 1)]
+        while left:
+            least, first, last = heapq.heappop(left)
+            if least >= found or self.best is not None:
+                break
+            priced = _Priced(prices, self._table(prices, self._limits[last]))
+            policies = self._cheapest(priced)
+            found = min(found, stage_memory(self._stage, policies).num_bytes)
+            if self._try(policies) or first == last:
+                continue
+            middle = (first + last) // 2
+            above = self._stage.fixed_bytes + priced.table.held[0]
+            for low, high in ((first, middle), (middle + 1, last)):
+                heapq.heappush(left, (max(least, above + self._limits[low]), low, high))
+        return found
 
     # -- bounds ------------------------------------------------------------------------------------------------------
 
-    def _ranked_prices(self, goal: _Goal) -> list[tuple[int, float, list[_Prices]]]:
-        """Per limit on runs: the best bound, and the prices that give the highest ones.
-
-        The tables of all prices are made without a limit, where the bounds are valid, if lower.
-        """
-        every = list(self._prices(goal))
-        roots = []
-        for prices in every:
-            table = self._table(prices, self._limits[-1])
-            self._try(self._cheapest(prices, table, self._limits[-1]))
-            roots.append(table[0][0])
-        found = []
-        for limit in self._limits:
-            bounds = [self._bound(goal, prices, root, limit) for prices, root in zip(every, roots, strict=True)]
-            order = sorted(range(len(every)), key=bounds.__getitem__, reverse=True)[:_NUM_BOUNDS]
-            found.append((limit, bounds[order[0]], [every[index] for index in order]))
+    def _priced(self, goal: _Goal) -> list[_Priced]:
+        """Good prices, without a limit on runs, by bisection; tries the policies that they give."""
+        found: list[_Priced] = []
+        low, high, share = 0.0, 1.0, 1.0
+        nearest: dict[bool, tuple[LayerPolicy, ...]] = {}
+        for _ in range(_NUM_SHARES if self._ticks_per_byte else 1):
+            policies = self._at_share(goal, share, found)
+            if policies is None or not self._can_improve(goal, 0.0):
+                break
+            swaps_much = self._swaps_much(goal, policies)
+            nearest[swaps_much] = policies
+            if share == 1.0 and not swaps_much:
+                break
+            low, high = (low, share) if swaps_much else (share, high)
+            share = (low + high) / 2
+        self._mix(nearest, lambda mixed: self._try(mixed) and self._swaps_much(goal, mixed))
         return found
 
-    def _prices(self, goal: _Goal) -> Iterator[_Prices]:
-        """Prices to try, whose bounds are in the units of the goal."""
-        stage = self._stage
-        per_byte = self._ticks_per_byte
+    def _at_share(self, goal: _Goal, share: float, found: list[_Priced]) -> tuple[LayerPolicy, ...] | None:
+        """Policies at the lowest price of memory at which they fit; appends to `found` what has no limit on runs."""
+        stage, per_byte = self._stage, self._ticks_per_byte
         saved = [stage.in_flight * layer.activation_bytes for layer in stage.layers]
         rates = [layer.forward_ticks / size for layer, size in zip(stage.layers, saved, strict=True) if size]
         rates = [rate for rate in (*rates, per_byte) if rate > 0] or [1.0]
-        lowest, highest = min(rates) / 64, max(rates) * 64
-        steps = [
-            lowest * (highest / lowest) ** (index / (_NUM_MEMORY_PRICES - 1)) for index in range(_NUM_MEMORY_PRICES)
-        ]
-        for memory in (0.0, *steps):
-            for share in _SHARES:
-                ticks, swapped = share, (1 - share) * per_byte
-                if goal == "ticks":
-                    yield _Prices(ticks, swapped, memory)
-                elif goal == "swapped_bytes":
-                    yield _Prices(ticks / per_byte * 4, 1.0, memory / per_byte)
-                elif goal == "recomputed_ticks":
-                    yield _Prices(1.0, swapped * 4, memory)
+        low, high = min(rates) / 64, max(rates) * 64
+        nearest: dict[bool, tuple[LayerPolicy, ...]] = {}
+        for limit in dict.fromkeys((self._limits[-1], self._likely_limit())):
+            least, most = low, high
+            for _ in range(_NUM_BISECTIONS):
+                middle = sqrt(least * most)
+                prices = self._prices(goal, share, middle)
+                priced = _Priced(prices, self._table(prices, limit))
+                if limit == self._limits[-1]:
+                    found.append(priced)
+                policies = self._cheapest(priced)
+                fit = self._try(policies)
+                nearest[fit] = policies
+                least, most = (least, middle) if fit else (middle, most)
+        return self._mix(nearest, self._try)
 
-    def _table(self, prices: _Prices, limit: int) -> list[tuple[float, float]]:
-        """Per position: least cost of the layers behind it, if the one before it is held, and if it is recomputed."""
-        num = len(self._segments)
-        table = [(0.0, 0.0)] * (num + 1)
+    def _likely_limit(self) -> int:
+        """Size of runs with which the inputs of all of them, and the largest, would need least memory."""
+        layers = self._stage.layers
+        inputs = sum(layer.input_bytes for layer in layers) / len(layers)
+        wanted = max(
+            sqrt(self._stage.in_flight * inputs * self._sizes[-1]), *(each.activation_bytes for each in layers)
+        )
+        return self._limits[min(bisect_left(self._limits, wanted), len(self._limits) - 1)]
+
+    def _swaps_much(self, goal: _Goal, policies: tuple[LayerPolicy, ...]) -> bool:
+        """Whether swaps should cost more in comparison with recomputation."""
+        cost = stage_memory(self._stage, policies)
+        computed = self._compute + cost.recomputed_ticks
+        if goal == "ticks":
+            return self._stage.swap_ticks(cost.swapped_bytes) > computed
+        most_ticks, most_swapped = self._budgets()
+        return computed <= self._compute + most_ticks if goal == "swapped_bytes" else cost.swapped_bytes > most_swapped
+
+    def _prices(self, goal: _Goal, share: float, memory: float) -> Prices:
+        """In the units of the goal: of a second, `share` counts as recomputation and the rest as swaps."""
+        per_byte = self._ticks_per_byte
+        if goal == "ticks":
+            return Prices(share, (1 - share) * per_byte, memory)
+        if goal == "swapped_bytes":
+            return Prices(share / per_byte * 4, 1.0, memory / per_byte)
+        return Prices(1.0, (1 - share) * per_byte * 4, memory)
+
+    def _limited(self, goal: _Goal, priced: Sequence[_Priced], low: int, high: int) -> list[_Priced]:
+        """The best of these prices for limits `low` … `high`, with their tables; tries the policies that they give."""
+        ranked = sorted(priced, key=lambda each: self._bound(goal, each.prices, each.table.held[0], self._limits[low]))
+        found = []
+        nearest: dict[bool, tuple[LayerPolicy, ...]] = {}
+        for each in ranked[-_NUM_BOUNDS:]:
+            limited = _Priced(each.prices, self._table(each.prices, self._limits[high]))
+            policies = self._cheapest(limited)
+            nearest[self._try(policies)] = policies
+            found.append(limited)
+        self._mix(nearest, self._try)
+        return found
+
+    def _mix(
+        self, some: Mapping[bool, tuple[LayerPolicy, ...]], is_like: Callable[[tuple[LayerPolicy, ...]], bool]
+    ) -> tuple[LayerPolicy, ...] | None:
+        """Policies that are like `some[True]`, with as many layers as possible of `some[False]`; tries all between.
+
+        At some prices all layers of a kind change at once; what is best then changes some of them.
+        """
+        if len(some) < len((False, True)):
+            return some.get(True)
+        found = some[True]
+        for first, behind in ((True, False), (False, True)):
+            low, high = 0, len(found)
+            while high - low > 1:
+                middle = (low + high) // 2
+                mixed = canonical([*some[first][:middle], *some[behind][middle:]])
+                is_true = is_like(mixed)
+                low, high = (low, middle) if is_true == first else (middle, high)
+                found = mixed if is_true else found
+        return found
+
+    def _range_bound(self, goal: _Goal, priced: Sequence[_Priced], low: int, high: int) -> float:
+        """Lower bound of `goal` for policies whose largest run has one of the sizes `low` … `high`; inf: none fit."""
+        least = self._table(Prices(0.0, 0.0, 1.0), self._limits[high])
+        if least.held[0] > self._room(self._limits[low]):
+            return float("inf")
+        bounds = (self._bound(goal, each.prices, each.table.held[0], self._limits[low]) for each in priced)
+        return max(0.0, *bounds)
+
+    def _room(self, limit: int) -> int:
+        """Memory for what adds up over layers, beside a largest run of size `limit`."""
+        return self._memory_bytes - self._stage.fixed_bytes - limit
+
+    def _table(self, prices: Prices, limit: int) -> _Table:
+        """Least costs with runs of at most `limit` bytes."""
+        self._budget.choices -= -(-len(self._stage.layers) // _LAYERS_PER_CHOICE)
+        stage, sizes, times = self._stage, self._sizes, self._times
+        per_kept, per_tick = prices.memory * stage.in_flight, prices.ticks
+        per_swapped = prices.swapped + prices.memory * stage.resident
+        per_held = per_kept if stage.host_bytes_per_second is None else min(per_kept, per_swapped)
+        num = len(stage.layers)
+        held, recomputed = [0.0] * (num + 1), [0.0] * (num + 1)
+        runs = [(float("inf"), 0)] * num
+        #: Ends of runs that can still be the best, nearest first, with what ends there costs less of that begun.
+        ends: deque[tuple[float, int]] = deque()
         for position in range(num - 1, -1, -1):
-            held = recomputed = float("inf")
-            for segment in self._segments[position]:
-                if segment.peak > limit:
-                    continue
-                first, second = segment.costs(prices)
-                behind = table[segment.last][segment.policy == "recompute"]
-                held, recomputed = min(held, first + behind), min(recomputed, second + behind)
-            table[position] = (held, recomputed)
-        return table
+            layer = stage.layers[position]
+            cost = per_tick * times[position + 1] + recomputed[position + 1]
+            while ends and ends[0][0] > cost:
+                ends.popleft()
+            ends.appendleft((cost, position + 1))
+            while ends and sizes[ends[-1][1]] - sizes[position] > limit:
+                ends.pop()
+            run = float("inf")
+            if ends:
+                run = per_kept * layer.input_bytes - per_tick * times[position] + ends[-1][0]
+                runs[position] = (run, ends[-1][1])
+            hold = per_held * layer.activation_bytes + held[position + 1]
+            held[position] = min(hold if position else hold + prices.memory * self._entry, run)
+            recomputed[position] = min(hold + per_held * layer.input_bytes, run)
+        return _Table(held, recomputed, runs)
 
-    def _cheapest(self, prices: _Prices, table: Sequence[tuple[float, float]], limit: int) -> tuple[LayerPolicy, ...]:
+    def _cheapest(self, priced: _Priced) -> tuple[LayerPolicy, ...]:
         """The policies of a table."""
+        prices, table, stage = priced.prices, priced.table, self._stage
+        swaps = (
+            stage.host_bytes_per_second is not None
+            and prices.swapped + prices.memory * stage.resident < prices.memory * stage.in_flight
+        )
         position, was_recomputed, found = 0, False, list[LayerPolicy]()
-        while position < len(self._segments):
-            segment = min(
-                (each for each in self._segments[position] if each.peak <= limit),
-                key=lambda each: (
-                    each.costs(prices)[was_recomputed] + table[each.last][each.policy == "recompute"],
-                    -each.last,
-                ),
-            )
-            found.append("recompute-new-run" if segment.policy == "recompute" else segment.policy)
-            found.extend("recompute" for _ in range(segment.last - position - 1))
-            position, was_recomputed = segment.last, segment.policy == "recompute"
+        while position < len(stage.layers):
+            run, end = table.run[position]
+            if run <= table.cost(position, was_recomputed=was_recomputed):
+                found.append("recompute-new-run")
+                found.extend("recompute" for _ in range(end - position - 1))
+                position, was_recomputed = end, True
+            else:
+                found.append("swap" if swaps else "keep")
+                position, was_recomputed = position + 1, False
         return canonical(found)
 
-    def _bound(self, goal: _Goal, prices: _Prices, cost: float, limit: int) -> float:
+    def _bound(self, goal: _Goal, prices: Prices, cost: float, limit: int) -> float:
         """Lower bound of `goal` for a choice that costs at least `cost` at `prices`."""
-        bound = cost - prices.memory * (self._memory_bytes - self._stage.fixed_bytes - limit)
+        bound = cost - prices.memory * self._room(limit)
         if goal == "ticks":
             return bound + prices.ticks * self._compute
         assert self.best is not None
@@ -256,65 +416,76 @@ class _Search:
     def _budgets(self) -> tuple[int, float]:
         """Recomputed ticks and swapped bytes that a choice as fast as the best known one may have."""
         assert self.best is not None
-        ticks = self.best.cost.ticks - self._stage.receive_ticks
-        return ticks - self._compute, self.best.cost.swapped_bytes
+        return self._now("ticks") - self._compute, self.best.cost.swapped_bytes
+
+    def _now(self, goal: _Goal) -> int:
+        """The goal of the best known policies; of times without what is received, and at least what is enough."""
+        assert self.best is not None
+        if goal == "ticks":
+            return max(self.best.cost.ticks - self._stage.receive_ticks, self._enough_ticks)
+        return self.best.cost.swapped_bytes if goal == "swapped_bytes" else self.best.cost.recomputed_ticks
 
     def _can_improve(self, goal: _Goal, bound: float) -> bool:
         """Whether a choice with this lower bound may be better; the goals are whole numbers."""
         if self.best is None:
-            return True
-        now = self.best.cost.ticks - self._stage.receive_ticks if goal == "ticks" else getattr(self.best.cost, goal)
-        return bound <= now - 0.5
+            return bound < float("inf")
+        least = self._enough_ticks if goal == "ticks" else 0
+        return max(bound, least) <= self._now(goal) - 0.5
 
-    def _try(self, policies: tuple[LayerPolicy, ...]) -> None:
+    def _try(self, policies: tuple[LayerPolicy, ...]) -> bool:
+        """Take these policies if they are better than the best known ones; returns whether they fit."""
         cost = stage_memory(self._stage, policies)
-        if cost.num_bytes <= self._memory_bytes and (self.best is None or cost.rank < self.best.cost.rank):
-            gap = 0 if self.best is None else self.best.gap_ticks
-            self.best = LayerMemoryPlan(policies, cost, gap)
+        if cost.num_bytes > self._memory_bytes:
+            return False
+        if self.best is None:
+            self.best = LayerMemoryPlan(policies, cost)
+        elif self._rank(cost) < self._rank(self.best.cost):
+            self.best = replace(self.best, policies=policies, cost=cost)
+        return True
+
+    def _rank(self, cost: StageMemory) -> tuple[int, int, int]:
+        ticks, swapped, recomputed = cost.rank
+        return max(ticks - self._stage.receive_ticks, self._enough_ticks), swapped, recomputed
 
     # -- search ------------------------------------------------------------------------------------------------------
 
-    def _search(self, goal: _Goal, limit: int, every: Sequence[_Prices]) -> None:
-        """Search the choices whose runs are within `limit`."""
-        tables = [(prices, self._table(prices, limit)) for prices in every]
-        for prices, table in tables:
-            self._try(self._cheapest(prices, table, limit))
-        least = self._table(_Prices(0.0, 0.0, 1.0), limit)
-        room = self._memory_bytes - self._stage.fixed_bytes - limit
-        num = len(self._segments)
+    def _search(self, goal: _Goal, limit: int, priced: Sequence[_Priced]) -> bool:
+        """Search the choices whose runs are within `limit`; False if it was cut off."""
+        segments = _segments(self._stage, limit)
+        least = self._table(Prices(0.0, 0.0, 1.0), limit)
+        room, num = self._room(limit), len(segments)
         fronts: list[tuple[list[_Label], list[_Label]]] = [([], []) for _ in range(num + 1)]
         fronts[0][0].append(_Label(0, 0, 0, None, None))
         for position in range(num):
             for was_recomputed in (False, True):
                 for label in _pareto(fronts[position][was_recomputed]):
-                    if not self._is_promising(goal, label, position, was_recomputed, limit, tables):
+                    if not self._is_promising(goal, label, position, was_recomputed, limit, priced):
                         continue
-                    for segment, longer in self._extended(label, position, was_recomputed, limit):
+                    for segment in segments[position]:
+                        self._budget.choices -= 1
+                        longer = self._extended(label, segment, position, was_recomputed)
                         recomputes = segment.policy == "recompute"
-                        if longer.memory + least[segment.last][recomputes] <= room:
+                        if longer.memory + least.cost(segment.last, was_recomputed=recomputes) <= room:
                             fronts[segment.last][recomputes].append(longer)
-            if self._examined > MAX_EXAMINED:
-                return
+            if self._budget.choices < 0:
+                return False
         for label in (*fronts[num][False], *fronts[num][True]):
             self._try(label.policies())
+        return True
 
     def _extended(
         self,
         label: _Label,
+        segment: _Segment,
         position: int,
         was_recomputed: bool,  # noqa: FBT001 - an index
-        limit: int,
-    ) -> Iterator[tuple[_Segment, _Label]]:
-        """`label` with each segment that can begin at `position`."""
-        for segment in self._segments[position]:
-            if segment.peak > limit:
-                continue
-            self._examined += 1
-            memory = label.memory + segment.memory[was_recomputed]
-            if position == 0 and segment.policy != "recompute":
-                memory += self._entry
-            swapped = label.swapped + segment.swapped[was_recomputed]
-            yield segment, _Label(memory, swapped, label.ticks + segment.ticks, segment, label)
+    ) -> _Label:
+        """`label` with a segment that begins at `position`."""
+        memory = label.memory + segment.memory[was_recomputed]
+        if position == 0 and segment.policy != "recompute":
+            memory += self._entry
+        swapped = label.swapped + segment.swapped[was_recomputed]
+        return _Label(memory, swapped, label.ticks + segment.ticks, segment, label)
 
     def _is_promising(
         self,
@@ -323,7 +494,7 @@ class _Search:
         position: int,
         was_recomputed: bool,  # noqa: FBT001 - an index of tables
         limit: int,
-        tables: Iterable[tuple[_Prices, list[tuple[float, float]]]],
+        every: Sequence[_Priced],
     ) -> bool:
         """Whether no bound shows that a choice which begins with `label` is no better than the best known one."""
         if self.best is not None:
@@ -333,16 +504,15 @@ class _Search:
                 ):
                     return False
             else:
-                most_ticks, _ = self._budgets()
+                most_ticks, most_swapped = self._budgets()
                 if label.ticks > most_ticks or self._stage.swap_ticks(label.swapped) > most_ticks + self._compute:
                     return False
-                if goal == "recomputed_ticks" and label.swapped > self.best.cost.swapped_bytes:
+                if goal == "recomputed_ticks" and label.swapped > most_swapped:
                     return False
-        elif goal != "ticks":
-            return False
-        for prices, table in tables:
+        for priced in every:
+            prices = priced.prices
             cost = (
-                table[position][was_recomputed]
+                priced.table.cost(position, was_recomputed=was_recomputed)
                 + prices.ticks * label.ticks
                 + prices.swapped * label.swapped
                 + prices.memory * label.memory
@@ -373,35 +543,22 @@ def _pareto(labels: Sequence[_Label]) -> list[_Label]:
     return found
 
 
-def _segments(stage: StageFigures, recomputable: Sequence[bool]) -> list[list[_Segment]]:
-    """Per position, what can begin there."""
-    layers = stage.layers
-    sizes = [0, *accumulate(layer.activation_bytes for layer in layers)]
-    times = [0, *accumulate(layer.forward_ticks for layer in layers)]
+def _segments(stage: StageFigures, limit: int) -> list[list[_Segment]]:
+    """Per position, what can begin there; runs are within `limit`."""
+    layers, in_flight = stage.layers, stage.in_flight
     found: list[list[_Segment]] = []
     for position, layer in enumerate(layers):
         held, with_input = layer.activation_bytes, layer.activation_bytes + layer.input_bytes
-        begun = [
-            _Segment(
-                position + 1, "keep", (stage.in_flight * held, stage.in_flight * with_input), (0, 0), ticks=0, peak=0
-            )
-        ]
+        memory = (in_flight * held, in_flight * with_input)
+        begun = [_Segment(position + 1, "keep", memory, (0, 0), ticks=0)]
         if stage.host_bytes_per_second is not None:
             memory = (stage.resident * held, stage.resident * with_input)
-            begun.append(_Segment(position + 1, "swap", memory, (held, with_input), ticks=0, peak=0))
-        kept = stage.in_flight * layer.input_bytes
+            begun.append(_Segment(position + 1, "swap", memory, (held, with_input), ticks=0))
+        kept, peak, ticks = in_flight * layer.input_bytes, 0, 0
         for last in range(position + 1, len(layers) + 1):
-            if not recomputable[last - 1]:
+            peak, ticks = peak + layers[last - 1].activation_bytes, ticks + layers[last - 1].forward_ticks
+            if peak > limit:
                 break
-            begun.append(
-                _Segment(
-                    last,
-                    "recompute",
-                    (kept, kept),
-                    (0, 0),
-                    ticks=times[last] - times[position],
-                    peak=sizes[last] - sizes[position],
-                )
-            )
+            begun.append(_Segment(last, "recompute", (kept, kept), (0, 0), ticks))
         found.append(begun)
     return found

@@ -1,5 +1,8 @@
 """Partitioning of the layers on many sets of devices: the cuts and orders that make the slowest stage fastest.
 
+With `ChosenPolicies`, the memory policies of all layers are searched together with the cut (`policy_cuts`), for the
+order of devices that is best if whole stages recompute where they would not fit.
+
 Tables shared by calls are cached, so an allocation search can make thousands of them. If nothing fits, `explain`
 describes the shortage and possible changes.
 """
@@ -13,13 +16,16 @@ from functools import partial
 from itertools import pairwise
 
 from hetpipe.decide.planner.borders import forbidden_cuts, too_few_cuts
-from hetpipe.decide.planner.costs import Costs, MemoryModel
-from hetpipe.decide.planner.cuts import LinkSet, ReachTables, Recompute
+from hetpipe.decide.planner.costs import Costs, MemoryModel, StagePlace
+from hetpipe.decide.planner.cuts import FAR, LinkSet, ReachTables, Recompute
+from hetpipe.decide.planner.layer_memory import LayerMemoryPlan
 from hetpipe.decide.planner.orders import DeviceMix, KindIndex, MixShape, Optimum, OrderSearch, OrderWithCuts, Seat
+from hetpipe.decide.planner.policy_cuts import MAX_CHOICES, PolicyCuts, cut_with_policies
 from hetpipe.decide.planner.waves import choices
 from hetpipe.errors import PlanError
 from hetpipe.values.cluster import node_of
 from hetpipe.values.ids import DeviceId
+from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.policies import LEAST_MEMORY
 from hetpipe.values.suggest import did_you_mean, join_names
 
@@ -28,6 +34,10 @@ MAX_STATES = 20_000_000
 
 #: … and the number of device sets it then keeps per stage.
 BEAM_WIDTH = 256
+
+
+#: Partial choices of memory policies that are examined to find out whether any fit.
+_CHOICES_OF_ANY = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,18 @@ class StageCut:
     receive_ticks: int
     """The transfers within `ticks`."""
     memory_bytes: int
+    memory: tuple[LayerPolicy, ...] = ()
+    """Memory policy of each layer, if they are chosen; empty: as `recompute` says."""
+    policy_ticks: int = 0
+    """The time within `ticks` that these policies add to forward and backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenPolicies:
+    """Memory policies are chosen for each layer."""
+
+    host_bytes_per_second: float | None = None
+    """Speed of the link to host memory; None: unknown, and nothing is swapped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +77,7 @@ class Partition:
     num_states: int
     """Size of the search space: layers × merged uses of the nodes × possible nodes of the last stage."""
     lower_bound_ticks: int
-    """Proven: no partition of these devices has a smaller bottleneck."""
+    """Proven: no partition of these devices has a smaller bottleneck; with chosen policies, none in this order."""
 
     @property
     def bottleneck_ticks(self) -> int:
@@ -90,6 +112,7 @@ class Partitioner:
         costs: Costs,
         *,
         recompute: Recompute = "auto",
+        chosen: ChosenPolicies | None = None,
         max_states: int = MAX_STATES,
         beam_width: int = BEAM_WIDTH,
     ) -> None:
@@ -98,6 +121,7 @@ class Partitioner:
         Args:
             costs: the profile on the cluster.
             recompute: `on` or `off` for every stage; `auto`: a stage recomputes only if it would not fit otherwise.
+            chosen: the policies of layers are chosen instead; None: they are not.
             max_states: results are exact up to this size of the search space (`Partition.num_states`). Beyond it, only
                 the most promising states are kept; `Partition.gap` bounds the distance from the optimum.
             beam_width: beyond `max_states`, the number of sets of used devices kept per stage.
@@ -105,12 +129,14 @@ class Partitioner:
         #: The profile on the cluster.
         self.costs = costs
         self.recompute: Recompute = recompute
+        self.chosen = chosen
         self._max_states = max_states
         self._beam_width = beam_width
         self._tables = ReachTables(costs, recompute)
         self._mixes: dict[MixShape, DeviceMix] = {}
         self._optima: dict[tuple[MixShape, MemoryModel], Optimum] = {}
         self._fits: dict[tuple[MixShape, MemoryModel], OrderWithCuts | None] = {}
+        self._with_policies: dict[tuple[MixShape, MemoryModel, int], tuple[tuple[Seat, ...], PolicyCuts] | None] = {}
         self._kinds = costs.cluster.devices
         self._positions = {device: position for position, device in enumerate(self._kinds)}
         self._links: dict[tuple[str, str], LinkSet] = {}
@@ -141,19 +167,86 @@ class Partitioner:
         if optimum is None:
             optimum = self._search(mix, memory).solve(self._width(mix), lambda: self.fits(devices, memory))
             self._optima[given.shape, memory] = optimum
+        if self.chosen is not None:
+            return self._partition_with_policies(given, optimum, memory)
         if optimum.found is None:
             return None
         stages = tuple(self._stages(given, optimum.found, memory))
         return Partition(stages, self._num_states(mix), optimum.lower_bound_ticks)
 
+    # -- with the policies of layers ---------------------------------------------------------------------------------
+
+    def stage_place(
+        self, order: Sequence[DeviceId], stage: int, memory: MemoryModel, chosen: ChosenPolicies
+    ) -> StagePlace:
+        """The place of a stage in an order of devices."""
+        nodes = [node_of(device) for device in order]
+        link = self.costs.cluster.link
+        before = link(nodes[stage - 1], nodes[stage]) if stage else None
+        behind = link(nodes[stage], nodes[stage + 1]) if stage + 1 < len(order) else None
+        return self.costs.place(
+            self._kinds[order[stage]],
+            (stage, len(order)),
+            memory,
+            links=(before, behind),
+            host_bytes_per_second=chosen.host_bytes_per_second,
+        )
+
+    def _partition_with_policies(
+        self, given: _Given, optimum: Optimum, memory: MemoryModel, *, enough_ticks: int = 0
+    ) -> Partition | None:
+        """The best cuts and policies in the order of `optimum`, or some within `enough_ticks`."""
+        assert self.chosen is not None
+        key = (given.shape, memory, enough_ticks)
+        if key not in self._with_policies:
+            orders = self._orders(given, optimum)
+            found = [each for seats in orders if (each := self._cut(given, seats, memory, enough_ticks))]
+            self._with_policies[key] = min(found, key=lambda each: each[1].rank, default=None)
+        best = self._with_policies[key]
+        if best is None:
+            return None
+        seats, cuts = best
+        order = _devices_of(given, seats)
+        stages = []
+        for index, (device, planned) in enumerate(zip(order, cuts.stages, strict=True)):
+            place = self.stage_place(order, index, memory, self.chosen)
+            stages.append(stage_cut(device, self._kinds[device], place, (planned.first, planned.last), planned.memory))
+        return Partition(tuple(stages), self._num_states(self._mix(given.shape)), cuts.lower_bound_ticks)
+
+    def _orders(self, given: _Given, optimum: Optimum) -> list[tuple[Seat, ...]]:
+        """The order of `optimum`; if it has none, with the largest memory first, and last."""
+        if optimum.found is not None:
+            return [optimum.found.seats]
+        memory_of = self.costs.memory_bytes
+        seats = [seat for seat, devices in given.devices.items() for _ in devices]
+        by_memory = sorted(seats, key=lambda seat: -memory_of[given.shape.kinds[seat.kind]])
+        return list(dict.fromkeys((tuple(by_memory), tuple(reversed(by_memory)))))
+
+    def _cut(
+        self, given: _Given, seats: tuple[Seat, ...], memory: MemoryModel, enough_ticks: int
+    ) -> tuple[tuple[Seat, ...], PolicyCuts] | None:
+        assert self.chosen is not None
+        order = _devices_of(given, seats)
+        places = [self.stage_place(order, stage, memory, self.chosen) for stage in range(len(order))]
+        cuts = cut_with_policies(
+            places,
+            self.costs.allowed,
+            enough_ticks=enough_ticks,
+            max_choices=_CHOICES_OF_ANY if enough_ticks else MAX_CHOICES,
+        )
+        return None if cuts is None else (seats, cuts)
+
     def fits(self, devices: Sequence[DeviceId], memory: MemoryModel) -> bool:
         """Whether `find` has a result; faster than `find`. False negatives are possible unless `decides_fit`."""
-        return self._any_fit(self._regardless_of_nodes(devices), memory) is not None
+        return self.any_fit(devices, memory) is not None
 
     def any_fit(self, devices: Sequence[DeviceId], memory: MemoryModel) -> tuple[StageCut, ...] | None:
         """The stages of some partition that fits, not necessarily the best; None unless `fits`."""
         given = self._regardless_of_nodes(devices)
         found = self._any_fit(given, memory)
+        if found is None and self.chosen is not None and len(devices) <= self.costs.max_stages:
+            partition = self._partition_with_policies(given, Optimum(None, 0), memory, enough_ticks=FAR)
+            return None if partition is None else partition.stages
         return None if found is None else tuple(self._stages(given, found, memory))
 
     def decides_fit(self, devices: Sequence[DeviceId]) -> bool:
@@ -229,8 +322,7 @@ class Partitioner:
 
     def _stages(self, given: _Given, found: OrderWithCuts, memory: MemoryModel) -> Iterator[StageCut]:
         """The stages found, with device names and figures as defined in `costs`."""
-        left = {seat: iter(devices) for seat, devices in given.devices.items()}
-        devices = [next(left[seat]) for seat in found.seats]
+        devices = _devices_of(given, found.seats)
         link = self.costs.cluster.link
         links = [None, *(link(node_of(a), node_of(b)) for a, b in pairwise(devices)), None]
         for stage, (device, (first, last)) in enumerate(zip(devices, pairwise((0, *found.cuts)), strict=True)):
@@ -248,6 +340,31 @@ class Partitioner:
                 receive_ticks=transfers,
                 memory_bytes=need(recompute=recompute),
             )
+
+
+def stage_cut(
+    device: DeviceId, kind: str, place: StagePlace, layers: tuple[int, int], plan: LayerMemoryPlan
+) -> StageCut:
+    """The stage of layers [first, last) at a place, with its chosen memory policies."""
+    figures, cost = place.figures(*layers), plan.cost
+    return StageCut(
+        device=device,
+        kind=kind,
+        first=layers[0],
+        last=layers[1],
+        recompute=False,
+        ticks=cost.ticks,
+        receive_ticks=figures.receive_ticks,
+        memory_bytes=cost.num_bytes,
+        memory=plan.policies,
+        policy_ticks=cost.ticks - figures.receive_ticks - figures.compute_ticks,
+    )
+
+
+def _devices_of(given: _Given, seats: Sequence[Seat]) -> list[DeviceId]:
+    """A device for each seat."""
+    left = {seat: iter(devices) for seat, devices in given.devices.items()}
+    return [next(left[seat]) for seat in seats]
 
 
 # -- the words of an `InfeasiblePlan` ----------------------------------------------------------------------------------
@@ -303,14 +420,16 @@ def _with_more(memory: MemoryModel, extra_bytes: int) -> MemoryModel:
 
 
 def _shortage_bytes(partitioner: Partitioner, devices: Sequence[DeviceId], memory: MemoryModel) -> int:
-    """The least number of bytes that must be added to every device for something to fit."""
+    """The least number of bytes that must be added to every device for something to fit; for chosen policies about."""
     costs, num_stages = partitioner.costs, len(devices)
     enough = max(
         costs.stage_bytes(0, costs.num_layers, stage=stage, num_stages=num_stages, memory=memory)
         + memory.in_flight(stage, num_stages) * max(costs.cut_bytes)
         for stage in range(num_stages)
     )
-    return _first(range(enough), lambda extra: partitioner.fits(devices, _with_more(memory, extra)))
+    # Policies take longer to choose: a thousandth is precise enough.
+    steps = range(0, enough + 1, 1 if partitioner.chosen is None else max(1, enough >> 10))
+    return steps[_first(steps, lambda extra: partitioner.fits(devices, _with_more(memory, extra)))]
 
 
 def _changes(partitioner: Partitioner, devices: Sequence[DeviceId], memory: MemoryModel) -> Iterator[str]:
@@ -319,7 +438,11 @@ def _changes(partitioner: Partitioner, devices: Sequence[DeviceId], memory: Memo
     def misfit(changed: MemoryModel) -> bool:
         return not partitioner.fits(devices, changed)
 
-    if partitioner.recompute != "auto" and Partitioner(partitioner.costs).fits(devices, memory):
+    if (
+        partitioner.chosen is None
+        and partitioner.recompute != "auto"
+        and Partitioner(partitioner.costs).fits(devices, memory)
+    ):
         yield "set --recompute auto"
     smaller = choices([memory.minibatches_per_wave - 1], [len(devices)], memory.weights, memory.accumulate)
     num_fitting = _first(smaller, lambda n: misfit(replace(memory, minibatches_per_wave=n)))

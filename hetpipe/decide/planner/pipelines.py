@@ -25,7 +25,8 @@ from itertools import combinations, pairwise, takewhile
 
 from hetpipe.decide.planner.costs import Costs, MemoryModel, minibatches_per_tick
 from hetpipe.decide.planner.cuts import Recompute
-from hetpipe.decide.planner.partitioner import Partitioner, StageCut
+from hetpipe.decide.planner.layer_memory import Budget, choose_policies
+from hetpipe.decide.planner.partitioner import ChosenPolicies, Partitioner, StageCut, stage_cut
 from hetpipe.values.cluster import Cluster, LinkSpec, node_of
 from hetpipe.values.ids import DeviceId
 
@@ -100,15 +101,20 @@ def num_partitions(shape: Shape, max_stages: int) -> int:
 
 
 def every_partition(
-    costs: Costs, devices: Sequence[DeviceId], memory: MemoryModel, recompute: Recompute
+    costs: Costs,
+    devices: Sequence[DeviceId],
+    memory: MemoryModel,
+    recompute: Recompute,
+    chosen: ChosenPolicies | None = None,
 ) -> Iterator[Pipeline]:
     """Yield every partition that fits in memory, in a fixed order; all devices are used.
 
-    A stage recomputes only if necessary (`auto`), always (`on`) or never (`off`).
+    A stage recomputes only if necessary (`auto`), always (`on`) or never (`off`); with `chosen`, it has the memory
+    policies with which it is fastest.
     """
     if len(devices) > costs.max_stages:
         return
-    stages = _Stages(costs, memory, recompute, len(devices))
+    stages = _Stages(costs, memory, recompute, chosen, len(devices))
     for order in _orders(devices, costs.cluster.devices):
         nodes = [node_of(device) for device in order]
         links = [None, *(costs.cluster.link(here, behind) for here, behind in pairwise(nodes)), None]
@@ -124,11 +130,17 @@ def every_partition(
                 yield pipeline(found, memory)
 
 
+#: Partial choices of memory policies that are examined for one of many stages.
+_FEW_CHOICES = 2_000
+
+
 class _Stages:
     """Cache of stages by position, device, layers and links; most are requested many times."""
 
-    def __init__(self, costs: Costs, memory: MemoryModel, recompute: Recompute, num_stages: int) -> None:
-        self._costs, self._memory, self._num_stages = costs, memory, num_stages
+    def __init__(
+        self, costs: Costs, memory: MemoryModel, recompute: Recompute, chosen: ChosenPolicies | None, num_stages: int
+    ) -> None:
+        self._costs, self._memory, self._num_stages, self._chosen = costs, memory, num_stages, chosen
         self._ways = {"auto": (False, True), "on": (True,), "off": (False,)}[recompute]
         self._types = costs.cluster.devices
         self._known: dict[object, StageCut | None] = {}
@@ -146,6 +158,16 @@ class _Stages:
         self, stage: int, device: DeviceId, first: int, last: int, links: tuple[LinkSpec | None, LinkSpec | None]
     ) -> StageCut | None:
         costs, kind = self._costs, self._types[device]
+        if self._chosen is not None:
+            place = costs.place(
+                kind,
+                (stage, self._num_stages),
+                self._memory,
+                links=links,
+                host_bytes_per_second=self._chosen.host_bytes_per_second,
+            )
+            plan = choose_policies(place.figures(first, last), place.memory_bytes, budget=Budget(_FEW_CHOICES))
+            return None if plan is None else stage_cut(device, kind, place, (first, last), plan)
         for recompute in self._ways:
             num_bytes = costs.stage_bytes(
                 first, last, stage=stage, num_stages=self._num_stages, memory=self._memory, recompute=recompute
@@ -307,14 +329,7 @@ class Pipelines:
         """The same cuts with another N; None if they do not fit."""
         found = []
         for index, stage in enumerate(stages):
-            num_bytes = self._costs.stage_bytes(
-                stage.first,
-                stage.last,
-                stage=index,
-                num_stages=len(stages),
-                memory=memory,
-                recompute=stage.recompute,
-            )
+            num_bytes = self._costs.bytes_of(stage, (index, len(stages)), memory)
             if num_bytes > self._costs.memory_bytes[stage.kind]:
                 return None
             found.append(replace(stage, memory_bytes=num_bytes))
@@ -329,7 +344,7 @@ class Pipelines:
         known = self._listed.get((shape, minibatches_per_wave))
         if known is None:
             memory = self._memory_at(minibatches_per_wave)
-            found = every_partition(self._costs, ordered, memory, self._recompute)
+            found = every_partition(self._costs, ordered, memory, self._recompute, self._partitioner.chosen)
             in_order = sorted(found, key=lambda one: (-one.minibatches_per_tick, one.bottleneck_ticks))
             known = self._listed[shape, minibatches_per_wave] = _ShapePipelines(ordered, tuple(in_order))
         return known, ordered

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal, Protocol
 
-from hetpipe.decide.planner.costs import APPLY_BYTES_PER_SECOND, Costs, MemoryModel, ticks
+from hetpipe.decide.planner.costs import APPLY_BYTES_PER_SECOND, Costs, MemoryModel, MemorySpan, ticks
 from hetpipe.decide.planner.placement import Span
 from hetpipe.decide.planner.shard_bytes import PlacedParameters
 from hetpipe.decide.sync.gate import Gate
@@ -44,14 +44,8 @@ from hetpipe.values.sync import SyncSpec
 _Resource = tuple[str, Literal["card", "root"], Literal["out", "in"]]
 
 
-class ComputedSpan(Span, Protocol):
+class ComputedSpan(Span, MemorySpan, Protocol):
     """Consecutive layers on a device of a known type."""
-
-    @property
-    def kind(self) -> str: ...  # noqa: D102
-
-    @property
-    def recompute(self) -> bool: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +146,7 @@ class _Pipe:
         for stage in stages:
             sums = costs.forward[stage.kind]
             forward = sums[stage.last] - sums[stage.first]
-            both = costs.compute_ticks(stage.kind, stage.first, stage.last, recompute=stage.recompute)
+            both = costs.computed_ticks(stage)
             self._forward.append(forward)
             self._backward.append(both - forward)
         hops = [

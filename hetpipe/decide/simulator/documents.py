@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hetpipe.decide.planner.borders import check_borders
-from hetpipe.decide.planner.costs import Costs
+from hetpipe.decide.planner.costs import Costs, ticks
 from hetpipe.decide.planner.options import schedule_for
 from hetpipe.decide.planner.placement import Piece
 from hetpipe.decide.planner.scaled_profile import scaled_profile
@@ -133,4 +133,7 @@ def _stage(stage: PlannedStage, costs: Costs) -> SimulatedStage:
     if stage.type != kind:
         raise PlanError(f"{stage.device} is a {stage.type} in the plan and a {kind} in the cluster; plan again")
     first, last = stage.layers
-    return SimulatedStage(stage.device, kind, first, last, recompute=stage.recompute)
+    added = 0
+    if stage.memory:
+        added = max(0, ticks(stage.time_ms) - ticks(stage.receive_ms) - costs.compute_ticks(kind, first, last))
+    return SimulatedStage(stage.device, kind, first, last, stage.recompute, stage.memory, added)

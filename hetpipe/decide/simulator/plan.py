@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hetpipe.decide.planner.shard_bytes import PlacedParameters
 from hetpipe.values.ids import DeviceId
+from hetpipe.values.memory import LayerPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,10 @@ class SimulatedStage:
     first: int
     last: int
     recompute: bool = False
+    memory: tuple[LayerPolicy, ...] = ()
+    """Memory policy of each layer, if chosen per layer; empty: as `recompute` says."""
+    policy_ticks: int = 0
+    """Time per minibatch that these policies add to forward and backward."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,9 @@ def _simulated(plan: JobPlan) -> SimulatedPlan:
     return SimulatedPlan(
         workers=tuple(
             tuple(
-                SimulatedStage(stage.device, stage.kind, stage.first, stage.last, stage.recompute)
+                SimulatedStage(
+                    stage.device, stage.kind, stage.first, stage.last, stage.recompute, stage.memory, stage.policy_ticks
+                )
                 for stage in worker.stages
             )
             for worker in plan.workers

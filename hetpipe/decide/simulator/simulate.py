@@ -188,7 +188,7 @@ class _Simulation:
         return Stage(self._engine, self._clocks, self._gates[worker.index], worker, place, self._to_advance)
 
     def _compute_ticks(self, planned: SimulatedStage) -> int:
-        return self._costs.compute_ticks(planned.kind, planned.first, planned.last, recompute=planned.recompute)
+        return self._costs.computed_ticks(planned)
 
     def _slowdown(self, planned: SimulatedStage) -> float:
         return self._options.stragglers.get(planned.device, 1.0)

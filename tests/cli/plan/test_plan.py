@@ -211,3 +211,22 @@ def test_an_optimizer_that_is_not_known_is_remarked_on() -> None:
     assert result.exit_code == 0, result.output
     assert "the state of Sophia is unknown" in result.stdout
     assert "Sophia" not in invoke("job.yaml", *FILES, "--optimizer-slots", "1").output
+
+
+def test_sizes_of_minibatches_that_fit_are_listed() -> None:
+    change("cluster.yaml", lambda cluster: cluster["device_types"].update(_smaller(cluster["device_types"])))
+    result = invoke(*QUICK, "--allocation", "NP", "--fit", "--json")
+    assert result.exit_code == 0, result.output
+    rows = last_line(result)["batch_sizes"]
+    fitting = [row["batch_size"] for row in rows if row["samples_per_second"] is not None]
+    assert 0 < len(fitting) < len(rows)
+    assert max(fitting) < min(row["batch_size"] for row in rows if row["reason"])
+    text = invoke(*QUICK, "--allocation", "NP", "--fit")
+    assert "samples per minibatch" in text.stdout
+    assert "does not fit" in text.stdout
+    refused = invoke(*QUICK, "--fit", "--why")
+    assert "--fit plans many minibatch sizes; leave out --why" in refused.output
+
+
+def _smaller(types: dict[str, Any]) -> dict[str, Any]:
+    return {name: {**kind, "memory_bytes": 2 << 30} for name, kind in types.items()}

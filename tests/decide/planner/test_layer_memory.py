@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hetpipe.decide.planner import layer_memory
-from hetpipe.decide.planner.layer_memory import choose_policies
+from hetpipe.decide.planner.layer_memory import Budget, choose_policies
 from hetpipe.values.memory import LayerFigures, LayerPolicy, StageFigures, stage_memory
 
 MIB = 1 << 20
@@ -66,21 +65,20 @@ def instance(rng: random.Random, num_layers: int) -> StageFigures:
     )
 
 
-def instances(seed: int, count: int) -> Iterator[tuple[StageFigures, int, tuple[bool, ...]]]:
+def instances(seed: int, count: int) -> Iterator[tuple[StageFigures, int]]:
     rng = random.Random(seed)
     for _ in range(count):
         stage = instance(rng, rng.randint(1, 6))
-        recomputable = tuple(rng.random() < 0.8 for _ in stage.layers)
-        policies = list(every_policies(stage, recomputable))
+        policies = list(every_policies(stage))
         needs = sorted({stage_memory(stage, policies[0]).num_bytes, *(need(stage, each) for each in policies)})
         # From a MiB too little for everything to just too little for keeping all.
-        yield stage, rng.randint(needs[0] // MIB - 1, needs[-1] // MIB) * MIB, recomputable
+        yield stage, rng.randint(needs[0] // MIB - 1, needs[-1] // MIB) * MIB
 
 
-def every_policies(stage: StageFigures, recomputable: tuple[bool, ...]) -> Iterator[tuple[LayerPolicy, ...]]:
+def every_policies(stage: StageFigures) -> Iterator[tuple[LayerPolicy, ...]]:
     held: list[LayerPolicy] = ["keep", "swap"] if stage.host_bytes_per_second else ["keep"]
     every: list[LayerPolicy] = [*held, "recompute", "recompute-new-run"]
-    yield from itertools.product(*(every if can else held for can in recomputable))
+    yield from itertools.product(every, repeat=len(stage.layers))
 
 
 def need(stage: StageFigures, policies: tuple[LayerPolicy, ...]) -> int:
@@ -90,19 +88,16 @@ def need(stage: StageFigures, policies: tuple[LayerPolicy, ...]) -> int:
 @pytest.mark.parametrize("seed", range(4))
 def test_no_policies_are_better(seed: int) -> None:
     unfit = 0
-    for stage, memory, recomputable in instances(seed, NUM_INSTANCES // 4):
-        costs = [stage_memory(stage, each) for each in every_policies(stage, recomputable)]
+    for stage, memory in instances(seed, NUM_INSTANCES // 4):
+        costs = [stage_memory(stage, each) for each in every_policies(stage)]
         best = min((cost.rank for cost in costs if cost.num_bytes <= memory), default=None)
-        found = choose_policies(stage, memory, recomputable=recomputable)
+        found = choose_policies(stage, memory)
         unfit += best is None
         assert (None if found is None else found.cost.rank) == best
         if found is not None:
             assert found.cost == stage_memory(stage, found.policies)
             assert found.cost.num_bytes <= memory
             assert found.gap_ticks == 0
-            assert all(
-                can or "recompute" not in policy for can, policy in zip(recomputable, found.policies, strict=True)
-            )
     assert 0 < unfit < NUM_INSTANCES // 8, "some fit by no policies, and most by some"
 
 
@@ -112,17 +107,29 @@ def test_where_everything_fits_nothing_is_swapped_or_recomputed() -> None:
     assert found.policies == ("keep",) * 3
 
 
-def test_a_search_that_is_cut_off_states_its_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_is_cut_off_states_its_gap() -> None:
     """The gap covers the best choice, and the one that is returned fits."""
     gaps = 0
-    for stage, memory, recomputable in instances(9, 60):
-        best = choose_policies(stage, memory, recomputable=recomputable)
-        with monkeypatch.context() as patched:
-            patched.setattr(layer_memory, "MAX_EXAMINED", 3)
-            found = choose_policies(stage, memory, recomputable=recomputable)
+    for stage, memory in instances(9, 60):
+        best = choose_policies(stage, memory)
+        found = choose_policies(stage, memory, budget=Budget(3))
         if best is None or found is None:
             continue
         assert found.cost.num_bytes <= memory
         assert found.cost.ticks - found.gap_ticks <= best.cost.ticks
         gaps += found.gap_ticks > 0
     assert gaps > 0, "some are cut off"
+
+
+def test_of_policies_that_are_fast_enough_those_with_the_least_swaps_are_taken() -> None:
+    for stage, memory in instances(11, 40):
+        found = choose_policies(stage, memory)
+        if found is None:
+            continue
+        enough = found.cost.ticks * 5 // 4
+        costs = [stage_memory(stage, each) for each in every_policies(stage)]
+        best = min(cost.rank[1:] for cost in costs if cost.num_bytes <= memory and cost.ticks <= enough)
+        slower = choose_policies(stage, memory, enough_ticks=enough)
+        assert slower is not None
+        assert slower.cost.rank[1:] == best
+        assert slower.cost.ticks <= enough

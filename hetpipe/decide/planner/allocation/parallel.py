@@ -22,8 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hetpipe.decide.planner.costs import Costs
-from hetpipe.decide.planner.jobs import JobPlan, Jobs
-from hetpipe.decide.planner.partitioner import Partitioner
+from hetpipe.decide.planner.jobs import JobPlan, Jobs, partitioner_for
 from hetpipe.decide.planner.scaled_profile import scaled_profile
 from hetpipe.errors import InfeasiblePlan, PlanError
 from hetpipe.values.cluster import LinkSpec
@@ -201,5 +200,5 @@ def _plan(jobs: Jobs, chosen: Configuration) -> JobPlan | None:
     options = replace(jobs.options, recompute=_switch(chosen), minibatches_per_wave=chosen.minibatches_per_wave)
     devices = list(jobs.devices)
     groups = [devices[first : chosen.width * chosen.depth : chosen.width] for first in range(chosen.width)]
-    scaled = Jobs(costs, options, Partitioner(costs, recompute=options.recompute))
+    scaled = Jobs(costs, options, partitioner_for(costs, options))
     return scaled.best_with(chosen.minibatches_per_wave, groups)

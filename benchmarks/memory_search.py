@@ -1,0 +1,163 @@
+"""(s) The search of cuts and memory policies together: its time and gap, and beside it Algorithm 2 of vPipe as printed.
+
+The baseline cuts the model so that the slowest stage is fastest without regard to memory, exactly, and gives each stage
+the policies of Algorithm 2. Its plans count where they fit by our definition of memory, of which theirs is a part.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+from benchmarks.planner import cluster, profile
+from benchmarks.sizes import sized
+from hetpipe.decide.planner.costs import Costs, MemoryModel, StagePlace
+from hetpipe.decide.planner.policy_cuts import cut_with_policies
+from hetpipe.values.cluster import node_of
+from hetpipe.values.memory import LayerFigures, LayerPolicy, StageFigures, stage_memory
+
+NUM_LAYERS = sized(500, 40)
+NUM_STAGES = sized(16, 4)
+NUM_CHAINS = sized(500, 10)
+#: Memory of a device, of what an even share of the layers would keep.
+SHARES = (3.0, 1.2, 0.8)
+_HOST_BYTES_PER_SECOND = 5e9
+_MIB = 1 << 20
+_MS = 10**9
+_TICKS_PER_SECOND = 10**12
+
+
+def measure() -> Mapping[str, Any]:
+    """Processor seconds and gap of one large search each."""
+    found = {}
+    for model in ("convolutions", "transformer", "random"):
+        for host in (None, _HOST_BYTES_PER_SECOND):
+            for share in SHARES:
+                places, allowed = _large(model, host, share)
+                started = time.process_time()
+                plan = cut_with_policies(places, allowed)
+                seconds = time.process_time() - started
+                name = f"{model}, {'without swaps' if host is None else 'with swaps'}, {share:g} of the memory"
+                gap = "none found" if plan is None else f"{plan.gap:.1%}"
+                found[name] = {"processor seconds": round(seconds, 2), "gap": gap}
+    return found
+
+
+def _large(model: Any, host: float | None, share: float) -> tuple[list[StagePlace], Sequence[int]]:
+    costs = Costs(profile(model, NUM_LAYERS, 0), cluster("one type per node", NUM_STAGES))
+    memory, devices = MemoryModel(minibatches_per_wave=NUM_STAGES), list(costs.cluster.devices)
+    links = [None, *(costs.cluster.link(node_of(a), node_of(b)) for a, b in pairwise(devices)), None]
+    places = [
+        costs.place(
+            costs.cluster.devices[device],
+            (stage, NUM_STAGES),
+            memory,
+            links=(links[stage], links[stage + 1]),
+            host_bytes_per_second=host,
+        )
+        for stage, device in enumerate(devices)
+    ]
+    return [replace(place, memory_bytes=int(share * kept(place) / NUM_STAGES)) for place in places], costs.allowed
+
+
+def kept(place: StagePlace) -> int:
+    """Memory of all layers at a place, if everything is kept."""
+    return stage_memory(place.figures(0, len(place.layers)), ["keep" for _ in place.layers]).num_bytes
+
+
+def against_vpipe() -> Mapping[str, Any]:
+    """Random chains of 20 layers in 3 stages: whose plans fit, and how much faster ours are where both do.
+
+    Raises:
+        AssertionError: a plan of the baseline fits, and is faster than ours.
+    """
+    ours_fit = theirs_fit = 0
+    gains = []
+    for seed in range(NUM_CHAINS):
+        places = _chain(random.Random(seed), 20, 3)
+        ours = cut_with_policies(places, range(1, 20))
+        theirs = vpipe_ticks(places)
+        ours_fit, theirs_fit = ours_fit + (ours is not None), theirs_fit + (theirs is not None)
+        if theirs is not None:
+            assert ours is not None, f"chain {seed}"
+            assert ours.ticks <= theirs, f"chain {seed}"
+            gains.append(theirs / max(1, ours.ticks))
+    return {
+        "chains": NUM_CHAINS,
+        "ours fit": ours_fit,
+        "Algorithm 2's fit": theirs_fit,
+        "its largest stage time / ours, median": round(statistics.median(gains), 3) if gains else None,
+        "largest": round(max(gains), 3) if gains else None,
+    }
+
+
+def _chain(source: random.Random, num_layers: int, num_stages: int) -> list[StagePlace]:
+    layers = tuple(
+        LayerFigures(forward * _MS, 2 * forward * _MS, source.randint(1, 12) * _MIB, source.randint(1, 3) * _MIB)
+        for forward in (source.randint(1, 12) for _ in range(num_layers))
+    )
+    parameters = [0, *accumulate(source.randint(0, 2) * _MIB for _ in range(num_layers))]
+    zero = [0] * (num_layers + 1)
+    found = []
+    for stage in range(num_stages):
+        place = StagePlace(
+            layers,
+            parameters,
+            copies=3,
+            in_flight=num_stages - stage,
+            receives=stage > 0,
+            memory_bytes=0,
+            reserve_bytes=0,
+            host_bytes_per_second=source.choice([10**9, 4 * 10**9]),
+            arriving_ticks=zero,
+            returning_ticks=zero,
+        )
+        found.append(replace(place, memory_bytes=int(source.uniform(0.4, 1.3) * kept(place) / num_stages)))
+    return found
+
+
+def vpipe_ticks(places: Sequence[StagePlace]) -> int | None:
+    """The largest stage time of the baseline; None if one of its stages does not fit."""
+    unlimited = [replace(place, memory_bytes=1 << 60) for place in places]
+    cut = cut_with_policies(unlimited, range(1, len(places[0].layers)))
+    assert cut is not None
+    longest = 0
+    for place, planned in zip(places, cut.stages, strict=True):
+        stage = place.figures(planned.first, planned.last)
+        cost = stage_memory(stage, algorithm_2(stage, place.memory_bytes))
+        if cost.num_bytes > place.memory_bytes:
+            return None
+        longest = max(longest, cost.ticks)
+    return longest
+
+
+def algorithm_2(stage: StageFigures, memory_bytes: int) -> list[LayerPolicy]:
+    """Algorithm 2 of vPipe as printed, line by line; `rank` is S, memory that of its equation (1)."""
+    speed = (stage.host_bytes_per_second or 1) / _TICKS_PER_SECOND
+    costs, operations = [], list[LayerPolicy]()
+    for layer in stage.layers:  # lines 2 to 9
+        recomputes = layer.activation_bytes / speed > layer.forward_ticks
+        costs.append(layer.forward_ticks if recomputes else layer.activation_bytes / speed)
+        operations.append("recompute" if recomputes else "swap")
+    gains = [layer.activation_bytes / max(cost, 1e-9) for layer, cost in zip(stage.layers, costs, strict=True)]
+    space = speed * stage.compute_ticks  # lines 10 and 11
+    left = sorted(range(len(gains)), key=gains.__getitem__)
+    policies: list[LayerPolicy] = ["keep" for _ in stage.layers]
+    while space >= 0 and left:  # lines 13 to 16
+        index = left.pop()
+        policies[index] = "swap"
+        space -= stage.in_flight * stage.layers[index].activation_bytes
+    while left and _consumed(stage, policies) > memory_bytes:  # lines 17 to 19
+        index = left.pop()
+        policies[index] = operations[index]
+    return policies
+
+
+def _consumed(stage: StageFigures, policies: Sequence[LayerPolicy]) -> int:
+    default = (layer.activation_bytes for layer, policy in zip(stage.layers, policies, strict=True) if policy == "keep")
+    return stage.fixed_bytes + stage.in_flight * sum(default)

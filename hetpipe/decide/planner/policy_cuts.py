@@ -1,0 +1,502 @@
+"""Cuts of an order of devices together with the memory policies of all layers; `memory-search.md`.
+
+Minimise (largest stage time, swapped bytes, recomputed time) over all cuts and policies that fit, in this order. The
+policies of one stage are those of `layer_memory`, which takes milliseconds, and a model has too many possible stages to
+ask for each. So cuts are searched lazily:
+
+* Each possible stage has a *lower bound* of its time, which costs next to nothing: with a price per byte of memory,
+  per tick recomputed and per byte swapped, each layer takes its cheapest policy (Lagrangian duality). Runs enter by
+  what their inputs and the largest of them need at least. The bounds of all possible stages are sums over layers, and
+  so differences of two arrays.
+* Dynamic programming finds the cuts whose largest bound is least, which is a lower bound for every plan. The policies
+  of these stages are chosen, what is found replaces their bounds and those of stages that cannot be faster, and the
+  cuts are searched again, until the time of a plan equals the bound.
+
+The same is then done for swapped bytes and recomputed time among the stages that are as fast as needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import sqrt
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hetpipe.decide.planner.costs import StagePlace
+from hetpipe.decide.planner.layer_memory import MAX_EXAMINED, Budget, LayerMemoryPlan, Prices, choose_policies
+from hetpipe.values.memory import RESIDENT
+
+#: Partial choices for all stages that are examined before the best plan is returned with its gap.
+MAX_CHOICES = 40_000
+#: Of a stage at first; those that matter are examined as `MAX_EXAMINED` allows.
+_FEW_EXAMINED = 1_000
+
+#: Possible stages as fast as needed up to which those that swap and recompute least are searched.
+_MOST_STAGES = 400
+
+#: Divisions of a second between recomputation and swaps, and prices of memory relative to what layers save.
+_SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
+_QUANTILES = (0.0, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 1.0)
+
+#: Growth of the largest stage time that is considered, while no cuts are within it.
+_GROWTH = 1.25
+
+_TICKS_PER_SECOND = 10**12
+
+_Floats: TypeAlias = npt.NDArray[np.float64]
+_Ints: TypeAlias = npt.NDArray[np.int64]
+_Bools: TypeAlias = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLayers:
+    """Layers [first, last) of one stage, with their policies."""
+
+    first: int
+    last: int
+    memory: LayerMemoryPlan
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyCuts:
+    """The stages of one virtual worker, first to last."""
+
+    stages: tuple[PlannedLayers, ...]
+    lower_bound_ticks: int
+    """Proven: no cuts and policies have a smaller largest stage time."""
+    is_least: bool
+    """Whether none that are as fast swap less, or as much and recompute less; False: not proven."""
+
+    @property
+    def ticks(self) -> int:
+        """The largest stage time."""
+        return max(stage.memory.cost.ticks for stage in self.stages)
+
+    @property
+    def gap(self) -> float:
+        """Upper bound on the relative distance of the largest stage time from the optimum; 0.0 if exact."""
+        return (self.ticks - self.lower_bound_ticks) / max(1, self.lower_bound_ticks)
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Order of preference: largest stage time, swapped bytes, recomputed time."""
+        costs = [stage.memory.cost for stage in self.stages]
+        return self.ticks, sum(cost.swapped_bytes for cost in costs), sum(cost.recomputed_ticks for cost in costs)
+
+
+def cut_with_policies(
+    places: Sequence[StagePlace], allowed: Sequence[int], *, enough_ticks: int = 0, max_choices: int = MAX_CHOICES
+) -> PolicyCuts | None:
+    """The best cuts and policies for stages at `places`; None if none were found that fit.
+
+    Args:
+        places: of each stage, first to last, over the same layers.
+        allowed: the cuts where a stage may end, ascending, without 0 and the end.
+        enough_ticks: a largest stage time at which the search stops, whatever is swapped and recomputed.
+        max_choices: partial choices that may be examined, at some ten microseconds each.
+    """
+    if len(places) > len(allowed) + 1:
+        return None
+    return _Search(places, (0, *allowed, len(places[0].layers)), enough_ticks, max_choices).best()
+
+
+#: A possible stage: its index, and its first and last cut among the allowed ones.
+_Key: TypeAlias = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """A stage whose policies were chosen."""
+
+    plan: LayerMemoryPlan | None
+    """None: none fit."""
+    least_ticks: float
+    """No policies are faster; 0 where others might be, as these are as fast as was needed."""
+    is_long: bool
+    """Whether it was examined for as long as `MAX_EXAMINED` allows."""
+
+    @property
+    def ticks(self) -> float:
+        """Of the policies found; inf if none fit."""
+        return float("inf") if self.plan is None else self.plan.cost.ticks
+
+
+class _Search:
+    """The search for one order of devices."""
+
+    def __init__(self, places: Sequence[StagePlace], cuts: Sequence[int], enough_ticks: int, max_choices: int) -> None:
+        self._enough_ticks = enough_ticks
+        self._places = places
+        self._cuts = cuts
+        inputs = _least_inputs(places[0], cuts)
+        self._bounds = [
+            _PlaceBounds(place, np.array(cuts), inputs, is_last=stage + 1 == len(places))
+            for stage, place in enumerate(places)
+        ]
+        self._through = self._times_through()
+        self._tried: dict[_Key, _Tried] = {}
+        self._budget = Budget(max_choices)
+        #: The fastest cuts so far, and their time.
+        self._found: tuple[_Key, ...] | None = None
+        self._ticks = float("inf")
+
+    def best(self) -> PolicyCuts | None:
+        """See `cut_with_policies`."""
+        if self._through[0][0] == np.inf:
+            return None
+        longest = sum(bounds.longest_ticks for bounds in self._bounds)
+        limit = max(1.0, float(self._through[0][0]))
+        while True:
+            window = self._window(limit)
+            lowest, is_over = self._explore(window, limit)
+            if is_over or limit >= longest:
+                break
+            limit = min(limit * _GROWTH, self._ticks, longest)
+        if self._found is None:
+            return None
+        lower = int(min(np.ceil(lowest - 0.5), self._ticks))
+        if self._ticks <= self._enough_ticks:
+            return self._plan([(key, self._tried[key].plan) for key in self._found], lower, is_least=False)
+        return self._with_least_swaps(self._found, window if limit >= self._ticks else None, lower)
+
+    def _explore(self, window: _Window, limit: float) -> tuple[float, bool]:
+        """Choose the policies of the most promising stages within `limit`.
+
+        Returns:
+            a lower bound of every plan; whether the search is over, with a proof or because nothing is left to try.
+        """
+        while True:
+            lowest, path = window.least_time()
+            if path is None or lowest > limit + 0.5:
+                return limit, limit >= self._ticks
+            if lowest > self._ticks - 0.5:
+                return lowest, True
+            wanted = [key for key in path if key not in self._tried]
+            if not wanted:
+                slow = [key for key in path if self._tried[key].ticks > lowest + 0.5]
+                wanted = [key for key in slow if not self._tried[key].is_long]
+            if not wanted or self._budget.choices < 0:
+                return lowest, True
+            for key in wanted:
+                self._try(key, max(int(lowest), self._enough_ticks))
+                self._raise(window, key)
+            ticks = max(self._tried[key].ticks for key in path)
+            if ticks < self._ticks:
+                self._ticks, self._found = ticks, path
+            if self._ticks <= self._enough_ticks:
+                return lowest, True
+
+    def _try(self, key: _Key, enough_ticks: int) -> None:
+        """Choose the policies of a stage; if that was done before, with more effort."""
+        stage, first, last = key[0], self._cuts[key[1]], self._cuts[key[2]]
+        is_long = key in self._tried
+        place = self._places[stage]
+        plan = self._chosen(place, first, last, enough_ticks, is_long=is_long)
+        before = self._tried.get(key)
+        if before is not None and before.plan is not None and before.ticks <= (plan or before.plan).cost.ticks:
+            plan = before.plan  # little effort was left
+        least = float("inf") if plan is None else float(plan.cost.ticks - plan.gap_ticks)
+        is_exact = plan is None or plan.gap_ticks == 0
+        self._tried[key] = _Tried(plan, least if least > enough_ticks else 0.0, is_long or is_exact)
+
+    def _chosen(
+        self, place: StagePlace, first: int, last: int, enough_ticks: int, *, is_long: bool
+    ) -> LayerMemoryPlan | None:
+        """The policies of a stage, with more effort if `is_long`."""
+        few = 0 if self._enough_ticks else _FEW_EXAMINED
+        budget = Budget(max(0, min(MAX_EXAMINED if is_long else few, self._budget.choices)))
+        self._budget.choices -= budget.choices
+        plan = choose_policies(place.figures(first, last), place.memory_bytes, enough_ticks=enough_ticks, budget=budget)
+        self._budget.choices += budget.choices
+        return plan
+
+    def _times_through(self) -> list[_Floats]:
+        """Per border, a lower bound of the largest stage time with each cut there, without memory."""
+        num_stages, num_cuts = len(self._places), len(self._cuts)
+        before, behind = np.full(num_cuts, np.inf), np.full(num_cuts, np.inf)
+        before[0] = behind[-1] = 0.0
+        forward, backward = [before], [behind]
+        for stage in range(num_stages):
+            before = np.maximum(before[:, None], self._bounds[stage].times).min(axis=0)
+            behind = np.maximum(behind[None, :], self._bounds[num_stages - 1 - stage].times).min(axis=1)
+            forward.append(before)
+            backward.append(behind)
+        return [np.maximum(a, b) for a, b in zip(forward, reversed(backward), strict=True)]
+
+    def _window(self, limit: float) -> _Window:
+        """All stages of cuts whose times are within `limit`."""
+        borders = [np.flatnonzero(times <= limit) for times in self._through]
+        window = _Window(
+            borders, [each.within(*ends, limit) for each, ends in zip(self._bounds, pairwise(borders), strict=True)]
+        )
+        for key in self._tried:
+            self._raise(window, key)
+        return window
+
+    def _raise(self, window: _Window, key: _Key) -> None:
+        """Raise the bounds of a stage whose policies were chosen, and of stages that are no faster."""
+        stage, first, last = key
+        bounds, least = self._bounds[stage], self._tried[key].least_ticks
+        if least > 0:
+            ticks = least - bounds.receive[first, last]
+            window.raise_from(stage, bounds.no_less_memory(first), last, ticks, bounds.receive)
+
+    # -- the least swapped bytes, and recomputed time ----------------------------------------------------------------
+
+    def _with_least_swaps(self, found: Sequence[_Key], window: _Window | None, lower: int) -> PolicyCuts:
+        """Of the plans as fast as that of `found`, one that swaps least, then recomputes least.
+
+        Args:
+            found: the stages of a plan.
+            window: all stages that are as fast; None if these are not known: then the cuts stay.
+            lower: proven lower bound of the largest stage time.
+        """
+        every = sorted({*found, *window.keys(self._ticks + 0.5)}) if window is not None else []
+        is_small = 0 < len(every) <= _MOST_STAGES
+        chosen: dict[_Key, LayerMemoryPlan | None] = {}
+        path: Sequence[_Key] = found
+        while wanted := [key for key in path if key not in chosen]:
+            chosen.update((key, self._least(key)) for key in wanted)
+            if is_small:
+                path = self._least_path(every, chosen)
+        are_least = all(plan is None or plan.is_least for plan in chosen.values())
+        return self._plan([(key, chosen[key]) for key in path], lower, is_least=is_small and are_least)
+
+    def _plan(self, stages: Sequence[tuple[_Key, LayerMemoryPlan | None]], lower: int, *, is_least: bool) -> PolicyCuts:
+        planned = (
+            PlannedLayers(self._cuts[first], self._cuts[last], plan)
+            for (_, first, last), plan in stages
+            if plan is not None
+        )
+        return PolicyCuts(tuple(planned), lower, is_least=is_least)
+
+    def _least(self, key: _Key) -> LayerMemoryPlan | None:
+        """The policies of a stage that swap least within the time of the plan; None if none are as fast."""
+        stage, first, last = key[0], self._cuts[key[1]], self._cuts[key[2]]
+        place, tried = self._places[stage], self._tried.get(key)
+        plan = self._chosen(place, first, last, int(self._ticks), is_long=True)
+        if tried is not None and tried.ticks <= self._ticks and (plan is None or plan.cost.ticks > self._ticks):
+            return tried.plan
+        return None if plan is None or plan.cost.ticks > self._ticks else plan
+
+    def _least_path(self, every: Sequence[_Key], chosen: Mapping[_Key, LayerMemoryPlan | None]) -> tuple[_Key, ...]:
+        """The cuts with the least swapped bytes, then recomputed time, if those not chosen yet had none."""
+        best: dict[tuple[int, int], tuple[int, int, tuple[_Key, ...]]] = {(0, 0): (0, 0, ())}
+        for key in every:
+            stage, first, last = key
+            before = best.get((stage, first))
+            plan = chosen.get(key)
+            if before is None or (plan is None and key in chosen):
+                continue
+            swapped, recomputed = (0, 0) if plan is None else (plan.cost.swapped_bytes, plan.cost.recomputed_ticks)
+            total = (before[0] + swapped, before[1] + recomputed, (*before[2], key))
+            known = best.get((stage + 1, last))
+            if known is None or total[:2] < known[:2]:
+                best[stage + 1, last] = total
+        return best[len(self._places), len(self._cuts) - 1][2]
+
+
+class _Window:
+    """Lower bounds of the stages between some of the cuts."""
+
+    def __init__(self, borders: Sequence[_Ints], bounds: Sequence[_Floats]) -> None:
+        """Create a window.
+
+        Args:
+            borders: the cuts before the first stage, between each two, and behind the last.
+            bounds: of each stage, by its first and last cut among those.
+        """
+        self._borders = borders
+        self._bounds = bounds
+
+    def raise_from(self, stage: int, firsts: _Bools, last: int, ticks: float, receive: _Floats) -> None:
+        """Let no stage with a first cut among `firsts`, and its last one not before `last`, take less than `ticks`.
+
+        Args:
+            stage: its index.
+            firsts: per cut, whether it counts.
+            last: a cut.
+            ticks: besides transfers.
+            receive: these, by first and last cut.
+        """
+        rows = np.flatnonzero(firsts[self._borders[stage]])
+        column = int(np.searchsorted(self._borders[stage + 1], last))
+        bounds = self._bounds[stage]
+        received = receive[np.ix_(self._borders[stage][rows], self._borders[stage + 1][column:])]
+        bounds[rows, column:] = np.maximum(bounds[rows, column:], ticks + received)
+
+    def keys(self, limit: float) -> Iterator[_Key]:
+        """The stages whose bound is within `limit`, first stages first."""
+        for stage, bounds in enumerate(self._bounds):
+            for first, last in np.argwhere(bounds <= limit):
+                yield stage, int(self._borders[stage][first]), int(self._borders[stage + 1][last])
+
+    def least_time(self) -> tuple[float, tuple[_Key, ...] | None]:
+        """The least largest bound of any cuts, and the evenest cuts that have it; inf and None if there are none."""
+        before = np.zeros(1)
+        for bounds in self._bounds:
+            if not before.size or not bounds.size:
+                return float("inf"), None
+            before = np.maximum(before[:, None], bounds).min(axis=0)
+        least = float(before[0])
+        if least == float("inf"):
+            return least, None
+        sums, origins = np.zeros(1), []
+        for bounds in self._bounds:
+            squares = np.where(bounds <= least, (bounds / max(1.0, least)) ** 2, np.inf) + sums[:, None]
+            origins.append(squares.argmin(axis=0))
+            sums = squares.min(axis=0)
+        last, path = 0, list[_Key]()
+        for stage in range(len(self._bounds) - 1, -1, -1):
+            first = int(origins[stage][last])
+            path.append((stage, int(self._borders[stage][first]), int(self._borders[stage + 1][last])))
+            last = first
+        return least, tuple(reversed(path))
+
+
+class _PlaceBounds:
+    """Lower bounds of the time of all stages that one place can have."""
+
+    def __init__(self, place: StagePlace, cuts: _Ints, least_inputs: _Floats, *, is_last: bool) -> None:
+        """Prepare the bounds.
+
+        Args:
+            place: the place.
+            cuts: the allowed cuts, with 0 and the end.
+            least_inputs: see `_least_inputs`.
+            is_last: whether no stage follows.
+        """
+        layers = place.layers
+        self._place = place
+        self._cuts = cuts
+        self._forward = np.array([layer.forward_ticks for layer in layers], dtype=np.float64)
+        self._sizes = np.array([layer.activation_bytes for layer in layers], dtype=np.float64)
+        self._inputs = np.array([layer.input_bytes for layer in layers], dtype=np.float64)
+        self._parameters = np.array(place.parameter_bytes, dtype=np.float64)
+        self._total_sizes = _before(self._sizes)
+        self._compute = _before(
+            np.array([layer.forward_ticks + layer.backward_ticks for layer in layers], dtype=np.float64)
+        )
+        arriving = np.array(place.arriving_ticks, dtype=np.float64)[cuts]
+        returning = np.array(place.returning_ticks, dtype=np.float64)[cuts]
+        #: Transfers, by first and last cut; inf where that is no stage.
+        self.receive = arriving[:, None] + returning[None, :]
+        self.receive[np.tril_indices(len(cuts))] = np.inf
+        ends = np.arange(len(cuts)) == len(cuts) - 1
+        self.receive[:, ends != is_last] = np.inf
+        begins = np.arange(len(cuts)) == 0
+        self.receive[begins == place.receives, :] = np.inf
+        #: Forward, backward and transfers of each stage; inf where it cannot fit.
+        self.times = self.receive + _between(self._compute[cuts], self._compute[cuts])
+        self.times[self._least_bytes(least_inputs) > place.memory_bytes - place.reserve_bytes] = np.inf
+        swap = 0 if place.host_bytes_per_second is None else place.figures(0, 1).swap_ticks(1)
+        sizes = self._sizes.sum() + self._inputs.sum()
+        #: Upper bound of all of them, under any policies.
+        self.longest_ticks = float(
+            self._compute[-1] + self._forward.sum() + arriving.max() + returning.max() + sizes * swap
+        )
+
+    def _least_bytes(self, least_inputs: _Floats) -> _Floats:
+        """Memory of each stage at least: with as many runs as need least, or without any."""
+        place, cuts = self._place, self._cuts
+        num_held = place.in_flight if place.host_bytes_per_second is None else min(place.in_flight, RESIDENT)
+        sizes = np.maximum(_between(self._total_sizes[cuts], self._total_sizes[cuts]), 0.0)
+        inputs = place.in_flight * least_inputs
+        activations = np.minimum(num_held * sizes, 2 * np.sqrt(inputs * sizes) - (inputs if place.receives else 0.0))
+        entries = place.in_flight * np.append(self._inputs, 0.0)[cuts] if place.receives else np.zeros(len(cuts))
+        fixed = place.copies * _between(self._parameters[cuts], self._parameters[cuts])
+        found: _Floats = activations + entries[:, None] + fixed
+        return found
+
+    def no_less_memory(self, first: int) -> _Bools:
+        """First cuts, with which stages of the same end need no less memory under the same policies than with `first`.
+
+        They have more layers, and for their own input, which each minibatch in flight keeps, no less than for that of
+        `first`.
+        """
+        inputs = np.append(self._inputs, 0.0)[self._cuts]
+        cuts = np.arange(len(self._cuts))
+        found: _Bools = (cuts == first) | ((cuts < first) & (inputs >= inputs[first]) & self._place.receives)
+        return found
+
+    def within(self, firsts: _Ints, lasts: _Ints, limit: float) -> _Floats:
+        """Lower bounds of the times between these cuts; inf where a stage cannot be within `limit`."""
+        place, between = self._place, np.ix_(firsts, lasts)
+        times = self.times[between]
+        times[times > limit] = np.inf
+        if not np.isfinite(times).any():
+            return times
+        starts, ends = self._cuts[firsts], self._cuts[lasts]
+        sizes = _between(self._total_sizes[starts], self._total_sizes[ends])
+        per_run_byte = self._per_run_byte(
+            self._inputs[starts.min() : ends.max()].min(), sizes[np.isfinite(times)].max()
+        )
+        entries = np.zeros(len(starts))
+        if place.receives:
+            inputs = self._inputs[starts]
+            entries = place.in_flight * (inputs - self._inputs[starts.min() : ends.max()].min())
+        fixed = place.copies * _between(self._parameters[starts], self._parameters[ends]) + entries[:, None]
+        room = place.memory_bytes - place.reserve_bytes
+        for prices in self._prices(per_run_byte):
+            bound = self._total(starts, ends, prices, per_run_byte) + prices.memory * (fixed - room)
+            bound += prices.ticks * _between(self._compute[starts], self._compute[ends])
+            np.maximum(times, bound + self.receive[between], out=times)
+        times[times > limit + 0.5] = np.inf  # ticks are whole: less is rounding
+        return times
+
+    def _per_run_byte(self, least_input: float, largest: float) -> float:
+        """Memory per byte of recomputed layers that runs need at least, in stages whose layers keep `largest` bytes.
+
+        m runs with X bytes in total need S·in for each and X / m for the largest, so at least 2·√(S·in·X), which is
+        concave in X.
+        """
+        in_flight = self._place.in_flight
+        return float(min(in_flight, 2 * sqrt(in_flight * least_input / largest))) if largest else 0.0
+
+    def _total(self, starts: _Ints, ends: _Ints, prices: Prices, per_run_byte: float) -> _Floats:
+        """Least cost of the layers between cuts, each under its cheapest policy."""
+        place = self._place
+        per_byte = prices.memory * place.in_flight
+        if place.host_bytes_per_second is not None:
+            per_byte = min(per_byte, prices.swapped + prices.memory * min(place.in_flight, RESIDENT))
+        held = per_byte * self._sizes
+        again = prices.ticks * self._forward + prices.memory * per_run_byte * self._sizes
+        total = _before(np.minimum(held, again))
+        return _between(total[starts], total[ends])
+
+    def _prices(self, per_run_byte: float) -> Iterator[Prices]:
+        """Prices whose bounds are ticks."""
+        place = self._place
+        saved = (place.in_flight - per_run_byte) * self._sizes
+        can = (saved > 0) & (self._forward > 0)
+        rates = np.unique(np.quantile(self._forward[can] / saved[can], _QUANTILES)) if can.any() else np.zeros(0)
+        per_byte = 0.0 if place.host_bytes_per_second is None else 2 * _TICKS_PER_SECOND / place.host_bytes_per_second
+        beside = place.in_flight - min(place.in_flight, RESIDENT)
+        for share in _SHARES if per_byte else _SHARES[:1]:
+            swapped = (1 - share) * per_byte
+            for memory in {*(share * rates), *([swapped / beside] if beside else [])} - {0.0}:
+                yield Prices(share, swapped, float(memory))
+
+
+def _least_inputs(place: StagePlace, cuts: Sequence[int]) -> _Floats:
+    """The least input of any layer between each two cuts, in bytes."""
+    inputs = np.array([layer.input_bytes for layer in place.layers], dtype=np.float64)
+    found = np.zeros((len(cuts), len(cuts)))
+    for index, first in enumerate(cuts[:-1]):
+        found[index, index + 1 :] = np.minimum.accumulate(inputs[first:])[np.array(cuts[index + 1 :]) - first - 1]
+    return found
+
+
+def _before(values: _Floats) -> _Floats:
+    """Sums of the values before each position."""
+    return np.concatenate(([0.0], np.cumsum(values)))
+
+
+def _between(starts: _Floats, ends: _Floats) -> _Floats:
+    """Sums between each two positions, of the sums before them."""
+    difference: _Floats = ends[None, :] - starts[:, None]
+    return difference
