@@ -419,7 +419,7 @@ def tokens() -> TensorDataset:
 
 
 def all_in_evaluation_mode() -> nn.Module:
-    return mlp32().eval()
+    return dropout_batch_norm().eval()
 
 
 class LossWithParameters(nn.Module):

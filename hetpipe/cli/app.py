@@ -126,6 +126,7 @@ FAMILIES = (
                     Command("compose", "Write the cluster of `hetpipe up` as a Compose file."),
                     Command("manifests", "Write the Compose file and the Kubernetes manifests that ship with hetpipe."),
                     Command("k8s", "Write a job as a Kustomize overlay."),
+                    Command("schema", "Write the JSON Schema of a file that hetpipe reads, for editors."),
                 ),
             ),
         ),

@@ -34,6 +34,7 @@ from hetpipe.job.sections import (
     CheckpointSection,
     ClusterSection,
     DataSection,
+    DeviceEmulation,
     EnvironmentSection,
     EvaluateSection,
     LayerCounts,
@@ -59,7 +60,7 @@ from hetpipe.values.problems import Path, Problem, problems_of, refusal, shown
 from hetpipe.values.run import DeviceConfig
 from hetpipe.values.storage_url import checked_url
 from hetpipe.values.suggest import did_you_mean
-from hetpipe.values.sync import DataSpec, SyncSpec
+from hetpipe.values.sync import DataSpec, SyncKind, SyncSpec
 
 MAX_SEED = (1 << 63) - 1
 """Seeds are encoded as signed 64-bit integers."""
@@ -78,6 +79,7 @@ def _checked_job_name(name: str) -> str:
 
 #: Names of the metrics in `hetpipe.pipeline.metrics`.
 SHIPPED_METRICS = ("accuracy", "f1", "f1_binary", "next_token_perplexity", "perplexity")
+_ShippedMetric = Annotated[str, Field(json_schema_extra={"enum": list(SHIPPED_METRICS)})]
 
 
 def shipped_metric(name: str) -> str:
@@ -216,13 +218,13 @@ class Job(Section):
             raise JobError("self: unknown key; remove it")  # Python's own name of the first argument
         return cls(**values)
 
-    @field_validator("history", mode="before")
+    @field_validator("history", mode="before", json_schema_input_type=HistoryDetail | Literal[False])
     @classmethod
     def _off_is_a_word(cls, history: object) -> object:
         """YAML parses `off` as false."""
         return "off" if history is False else history
 
-    @field_validator("metrics", mode="before")
+    @field_validator("metrics", mode="before", json_schema_input_type=tuple[_ShippedMetric, ...] | dict[str, str])
     @classmethod
     def _shipped_metrics(cls, metrics: object) -> object:
         """A list names shipped metrics; in a mapping their names stand for their references."""
@@ -241,12 +243,16 @@ class Job(Section):
             }
         return metrics
 
-    @field_validator("sync", mode="before")
+    @field_validator("sync", mode="before", json_schema_input_type=SyncKind | SyncSection)
     @classmethod
     def _kind_from_shorthand(cls, sync: object) -> object:
         return {"kind": sync} if isinstance(sync, str) else sync
 
-    @field_validator("cluster", mode="before")
+    @field_validator(
+        "cluster",
+        mode="before",
+        json_schema_input_type=ClusterSection | DeviceEmulation | tuple[DeviceEmulation, ...],
+    )
     @classmethod
     def _devices_from_shorthand(cls, cluster: object) -> object:
         if isinstance(cluster, tuple):

@@ -124,10 +124,9 @@ class LossTerm(Section):
     weight: float = Field(default=1.0, allow_inf_nan=False, examples=[0.1])
     """Factor of its value in the sum."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _from_reference(cls, given: object) -> object:
-        return {"call": given} if isinstance(given, str) else given
+
+def _term_of(given: object) -> object:
+    return {"call": given} if isinstance(given, str) else given
 
 
 _VALUE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -162,7 +161,13 @@ def _checked_losses(losses: object) -> object:
 Losses = Annotated[
     Annotated[Reference, Tag("<text>")]
     | Annotated[
-        Annotated[dict[Annotated[str, AfterValidator(checked_value_name)], LossTerm], BeforeValidator(_checked_losses)],
+        Annotated[
+            dict[
+                Annotated[str, AfterValidator(checked_value_name)],
+                Annotated[LossTerm, BeforeValidator(_term_of, json_schema_input_type=Reference | LossTerm)],
+            ],
+            BeforeValidator(_checked_losses, json_schema_input_type=dict[str, Reference | LossTerm]),
+        ],
         Tag("<losses>"),
     ],
     Discriminator(_loss_branch),
@@ -520,6 +525,11 @@ class DeviceEmulation(Section):
         return slowdown
 
 
+def _as_it_is(value: object) -> object:
+    """A path is replaced by the file's content before validation, which schemas for editors do not know."""
+    return value
+
+
 class ClusterSection(Section):
     """The cluster used for planning, and emulated devices on this machine.
 
@@ -531,11 +541,15 @@ class ClusterSection(Section):
     list is repeated; virtual workers that join later continue it. `cluster: {slowdown: 2.0}` is short for a list with
     this one entry, so that all devices are alike.
     """
-    file: Cluster | None = Field(default=None, examples=["cluster.yaml"])
+    file: Annotated[Cluster | None, BeforeValidator(_as_it_is, json_schema_input_type=str | Cluster | None)] = Field(
+        default=None, examples=["cluster.yaml"]
+    )
     """Nodes, devices and links: the path of a cluster file, relative to the job file, or its content. None: the devices
     that the agents offer, with links as measured, else assumed.
     """
-    profile: Profile | None = Field(default=None, examples=["profile.json"])
+    profile: Annotated[Profile | None, BeforeValidator(_as_it_is, json_schema_input_type=str | Profile | None)] = Field(
+        default=None, examples=["profile.json"]
+    )
     """The cost of each layer on each device type: the path of a profile, or its content. None: measured when the run
     needs it, and estimated for unavailable types.
     """

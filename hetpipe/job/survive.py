@@ -68,7 +68,11 @@ def checked_bounds(duration: timedelta, *, least: str, most: str) -> timedelta:
     return duration
 
 
-Duration = Annotated[timedelta, BeforeValidator(duration_of), PlainSerializer(duration_text, when_used="json")]
+Duration = Annotated[
+    timedelta,
+    BeforeValidator(duration_of, json_schema_input_type=Annotated[str, Field(pattern=f"^{_DURATION.pattern}$")]),
+    PlainSerializer(duration_text, when_used="json"),
+]
 
 
 #: A stage is silent for five seconds while a parameter server is unreachable (`server.shard.retries`), and for up to

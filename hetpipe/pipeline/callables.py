@@ -268,12 +268,20 @@ def _call(named: str | CallSpec, import_path: Path, key: str, *given: Any, **off
         raise CallableError(f"{key}: `{reference}()` raised {raised_text(error)}") from error
 
 
-def build_model(job: Job, import_path: Path) -> nn.Module:
+def build_model(job: Job, import_path: Path, *, remark: Callable[[str], None] | None = None) -> nn.Module:
     """Build the user's model under the job's seed, which all generators continue from, with its first weights.
+
+    A model that is in evaluation mode as a whole, as `from_pretrained` of Hugging Face returns it, is put into training
+    mode, as any training loop does.
+
+    Args:
+        job: the job.
+        import_path: folder that is prepended to `sys.path`.
+        remark: called with a sentence for the user if the model was in evaluation mode.
 
     Raises:
         UserError: `init_from` cannot be read, or does not fit the model.
-        CallableError: building fails, the result is not an `nn.Module`, or it is in evaluation mode as a whole.
+        CallableError: building fails, or the result is not an `nn.Module`.
     """
     if (
         torch.accelerator.current_accelerator() is not None
@@ -284,11 +292,13 @@ def build_model(job: Job, import_path: Path) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise CallableError(f"model: `{job.model}()` returned {_type_name(model)}; it must return a torch.nn.Module")
     if not any(module.training for module in model.modules()):
-        raise CallableError(
-            f"model: `{job.model}()` returned the model in evaluation mode, so it would train without dropout and with "
-            "frozen statistics; call its train() before returning it, and then eval() on the modules that should stay "
-            "in evaluation mode"
-        )
+        model.train()
+        if remark is not None:
+            remark(
+                f"`{job.model}()` returned the model in evaluation mode; it is trained in training mode, with dropout "
+                "and running statistics, as by model.train() in any training loop; modules that should stay in "
+                "evaluation mode need eval() after a train() of the model"
+            )
     if job.init_from is not None:
         load_first_weights(model, job.init_from, import_path)
     return model

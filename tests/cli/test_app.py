@@ -350,7 +350,7 @@ def test_init_writes_a_job_that_is_one() -> None:
     load_job(Path("mine/job.yaml"))
     again = invoke("init", "mine")
     assert again.exit_code == 2
-    assert "mine/job.yaml and mine/model.py would be overwritten" in again.stderr
+    assert "mine/job.yaml, mine/model.py and mine/job.schema.json would be overwritten" in again.stderr
     Path("mine/model.py").unlink()
     assert invoke("init", "mine").exit_code == 2
     assert not Path("mine/model.py").exists(), "all or nothing"

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from hetpipe.decide.planner.costs import Costs, MemoryModel, milliseconds, minibatches_per_tick, ticks
+from hetpipe.job.schema import DESCRIBED, schema_text
 from hetpipe.values.cluster import Cluster
 from hetpipe.values.document import DocumentT, parse_document
 from hetpipe.values.fit import check_fits
 from hetpipe.values.plan_document import PlanDocument
 from hetpipe.values.profile import Profile
 from tests.docs.pages import blocks
-from tests.docs.schemas import DOCUMENTS, FOLDER, path_of, schema_text, undescribed
+from tests.docs.schemas import FOLDER, path_of, undescribed
 
 GIB = 1 << 30
 
@@ -24,16 +25,16 @@ def example(kind: type[DocumentT], language: str) -> DocumentT:
     return parse_document(kind, block.text, what=str(block))
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.parametrize("name", DESCRIBED)
 def test_the_schema_is_fresh(name: str) -> None:
     assert path_of(name).read_text(encoding="utf-8") == schema_text(name), "say: python -m tests.docs.schemas"
 
 
 def test_no_schema_is_left_over() -> None:
-    assert {path.stem for path in FOLDER.iterdir()} == set(DOCUMENTS)
+    assert {path.stem for path in FOLDER.iterdir()} == set(DESCRIBED)
 
 
-@pytest.mark.parametrize("kind", DOCUMENTS.values())
+@pytest.mark.parametrize("kind", DESCRIBED.values())
 def test_every_key_says_what_it_means(kind: Any) -> None:
     assert undescribed(kind) == []
 

@@ -36,6 +36,12 @@ def test_dropout_batch_norm_and_in_place_layers_do_not_feel_the_cut(stages: int,
     assert_same_bits(trained(tmp_path), run_reference(case.reference()))
 
 
+def test_a_model_returned_in_evaluation_mode_trains_as_one_in_training_mode(tmp_path: Path) -> None:
+    case = Case(model="all_in_evaluation_mode", minibatches=8)
+    run(case, tmp_path)
+    assert_same_bits(trained(tmp_path), run_reference(case.reference(model=models.dropout_batch_norm)))
+
+
 @pytest.mark.parametrize("combine", ["sum", "mean"])
 @pytest.mark.parametrize("schedule", ["1f1b", "fifo"])
 def test_orders_and_combinations(schedule: str, combine: str, tmp_path: Path) -> None:

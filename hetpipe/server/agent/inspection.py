@@ -229,8 +229,9 @@ def prove_subject(subject: Subject, import_path: Path, clock: Clock) -> ProofRep
     started = clock.monotonic()
     check_stages(subject)
     _prove_data(subject, import_path)
-    proof = _prove_model(subject, import_path)
-    notices = proof.notices
+    remarks: list[str] = []
+    proof = _prove_model(subject, import_path, remarks.append)
+    notices = (*dict.fromkeys(remarks), *proof.notices)
     if subject.job.tokens_per_sample is None and has_unequal_lengths(subject):
         notices = (*notices, UNEQUAL_LENGTHS)
     return ProofReport(
@@ -330,8 +331,11 @@ def _prove_order(job: Job, import_path: Path, train: MapDataset) -> None:
             )
 
 
-def _prove_model(subject: Subject, import_path: Path) -> Proof:
-    """Prove the model on few samples, or on a whole minibatch if it does not accept fewer."""
+def _prove_model(subject: Subject, import_path: Path, remark: Callable[[str], None]) -> Proof:
+    """Prove the model on few samples, or on a whole minibatch if it does not accept fewer.
+
+    `remark` is that of `build_model`.
+    """
     job = subject.job
     whole = job.batch_size
     for count in dict.fromkeys((min(PROVEN_SAMPLES, whole), whole)):
@@ -349,7 +353,7 @@ def _prove_model(subject: Subject, import_path: Path) -> Proof:
         try:
             if subject.chain[0].cut is not None:
                 return prove_cut_model(
-                    lambda: build_model(job, import_path),
+                    lambda: build_model(job, import_path, remark=remark),
                     subject.chain,
                     given_loss=load_loss(job, import_path),
                     loss=subject.loss,
@@ -358,7 +362,7 @@ def _prove_model(subject: Subject, import_path: Path) -> Proof:
                     trains_whole=_trains_whole(job),
                 )
             return prove_model(
-                lambda: build_model(job, import_path),
+                lambda: build_model(job, import_path, remark=remark),
                 subject.chain,
                 loss=subject.loss,
                 batches=(first, second),
