@@ -48,7 +48,15 @@ class AloneSynchroniser:
         """Nobody asks for them."""
         raise NotImplementedError
 
-    def push_wave(self, wave: Wave, update: FlatBuffer | None, blocks: Blocks | None, *, segment: Clock) -> None:
+    def push_wave(
+        self,
+        wave: Wave,
+        update: FlatBuffer | None,
+        blocks: Blocks | None,
+        *,
+        segment: Clock,
+        squares: dict[int, float] | None = None,
+    ) -> None:
         """Forget it."""
         del blocks
         if update is not None:

@@ -162,6 +162,7 @@ def _block(job: Job, dataset: MapDataset, vw: int, p: int) -> tuple[Block, int]:
         checkpoint_every_waves=job.checkpoint.every_waves,
         plan_clocks=job.elastic.clocks,
         wave_changes=changes,
+        plan_every_waves=job.freeze.waves,
         order_of=epoch_order(job, Path.cwd(), dataset) or (lambda _: None),
     ):
         dealt = blocks[VirtualWorkerIndex(vw)]

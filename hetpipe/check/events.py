@@ -238,6 +238,16 @@ class Freeze(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Norms(Event):
+    """The squared norms of a virtual worker's gradients, per layer, that have decided F at the barrier at `clock`."""
+
+    clock: int
+    vw: int
+    layers: tuple[int, ...]
+    squares: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Leave(Event):
     """A virtual worker that was drained stops being a member at the barrier at `clock`; its waves below it count."""
 
@@ -277,5 +287,5 @@ class Damage:
     """(vw, incarnation) of the process that wrote the file, if earlier lines have it."""
 
 
-Decision = Commit | Publish | Evict | Join | Leave | Plan | Waves | Freeze | Barrier
+Decision = Commit | Publish | Evict | Join | Leave | Plan | Waves | Norms | Freeze | Barrier
 """The decisions of the clock shard; the order of these lines is the decision log."""

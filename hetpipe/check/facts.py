@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -91,6 +92,26 @@ class FreezeRule:
     """(completed epochs, F)."""
     at_clocks: tuple[tuple[int, int], ...] = ()
     """(clock of a barrier, F)."""
+    alpha: Fraction | None = None
+    """Where norms decide: the part of the trained layers that may freeze at once."""
+    every_waves: int | None = None
+    """They decide at its multiples; None: at the ends of epochs."""
+
+    def decided(self, before: int, num_trained: int, totals: Mapping[int, float], frozen_layers: int) -> int:
+        """F by the norms: at most ⌊F + α(L − F)⌋, and at most the first trained layer with the least norm.
+
+        Args:
+            before: F before.
+            num_trained: L.
+            totals: layer → squared norm, over all virtual workers.
+            frozen_layers: leading layers that are frozen before.
+        """
+        layers = sorted(layer for layer in totals if layer >= frozen_layers)
+        if self.alpha is None or before + len(layers) < num_trained:
+            return before
+        least = min(totals[layer] for layer in layers)
+        first = next(number for number, layer in enumerate(layers) if totals[layer] == least)
+        return max(before, min(int(before + self.alpha * (num_trained - before)), before + first))
 
     def due(self, clock: int, epoch: int) -> int:
         """F at the barrier at `clock`, where `epoch` passes over the data are completed."""
@@ -185,6 +206,8 @@ class _FreezePointFile(BaseModel):
 class _FreezeFile(BaseModel):
     layers: int = 0
     schedule: list[_FreezePointFile] = []
+    alpha: Annotated[str, Field(pattern=r"^[0-9./eE+-]+$")] | None = None
+    waves: _Count | None = None
 
 
 class _MomentFile(BaseModel):
@@ -196,7 +219,7 @@ class _LineFile(BaseModel):
     at: _MomentFile
     do: str
     vw: int = 0
-    layers: list[int | str] = []
+    layers: int | list[int | str] = []
     policy: str = ""
     minibatches_per_wave: _Count | list[_Count] = []
 
@@ -273,7 +296,7 @@ def read_facts(run_dir: Path) -> Facts:
         start=_start(facts.start),
         history=_known(HistoryRule, "history", job.history),
         waves=_waves(job, plan),
-        freezing=FreezeRule(job.freeze.layers, tuple((point.epoch, point.layers) for point in job.freeze.schedule)),
+        freezing=_freezing(job),
         memory=tuple(_memory(job, facts)),
         wave_changes=tuple(_wave_changes(job, facts.start.clock)),
         members=tuple(
@@ -284,13 +307,24 @@ def read_facts(run_dir: Path) -> Facts:
     )
 
 
+def _freezing(job: _JobFile) -> FreezeRule:
+    lines = ((line.at.clock, line.layers) for line in job.elastic.script if line.do == "freeze")
+    return FreezeRule(
+        job.freeze.layers,
+        tuple((point.epoch, point.layers) for point in job.freeze.schedule),
+        tuple((clock, layers) for clock, layers in lines if clock is not None and isinstance(layers, int)),
+        None if job.freeze.alpha is None else Fraction(job.freeze.alpha),
+        job.freeze.waves,
+    )
+
+
 def _start(start: _StartFile) -> Start:
     return Start(start.clock, start.epoch, frozenset(start.used), start.minibatches, start.waves, start.frozen)
 
 
 def _memory(job: _JobFile, facts: _FactsFile) -> Iterator[MemoryLine]:
     for line in job.elastic.script:
-        if line.do == "memory":
+        if line.do == "memory" and isinstance(line.layers, list):
             meant = {each for each in line.layers if isinstance(each, int)}
             patterns = [each for each in line.layers if isinstance(each, str)]
             meant.update(

@@ -29,6 +29,7 @@ from hetpipe.check.events import (
     Join,
     Leave,
     Memory,
+    Norms,
     Origin,
     Plan,
     Publish,
@@ -233,6 +234,13 @@ def _memory(record: Record, origin: Origin) -> Event:
     return Memory(origin, vw, incarnation, stage, p, tuple(policies))
 
 
+def _norms(record: Record, origin: Origin) -> Event:
+    layers, squares = _list(record, "layers"), record.get("squares")
+    if not isinstance(squares, list) or len(squares) != len(layers) or not all(type(s) is float for s in squares):
+        raise _MalformedError("squares must be a list of numbers, one for each layer")
+    return Norms(origin, _count(record, "clock"), _count(record, "vw"), layers, tuple(squares))
+
+
 def _join(record: Record, origin: Origin) -> Event:
     num_stages = _count(record, "num_stages") if "num_stages" in record else None
     if num_stages == 0:
@@ -277,6 +285,7 @@ _PARSERS: dict[str, Callable[[Record, Origin], Event]] = {
     "join": _join,
     "plan": _plan,
     "waves": _waves,
+    "norms": _norms,
     "freeze": _plain(Freeze, "clock", "frozen", "layers"),
     "leave": _plain(Leave, *_LIFE_KEYS),
     "barrier": _barrier,

@@ -9,7 +9,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from itertools import pairwise
 
-from hetpipe.check.events import Barrier, Commit, Decision, Event, Evict, Freeze, Join, Leave, Plan, Publish, Waves
+from hetpipe.check.events import (
+    Barrier,
+    Commit,
+    Decision,
+    Event,
+    Evict,
+    Freeze,
+    Join,
+    Leave,
+    Norms,
+    Plan,
+    Publish,
+    Waves,
+)
 from hetpipe.check.facts import Facts
 from hetpipe.check.report import Findings, Kind
 from hetpipe.check.rules import RunRule
@@ -97,6 +110,8 @@ class Replay:
             self._see_plan(decision)
         elif isinstance(decision, Waves):
             self._see_waves(decision)
+        elif isinstance(decision, Norms):
+            self.timeline.norms.setdefault(decision.clock, []).append(decision)
         elif isinstance(decision, Freeze):
             self._see_freeze(decision)
         else:
@@ -319,12 +334,30 @@ class Replay:
         for clock in dict.fromkeys(line.barriers):
             if clock != last or clock == line.start_clock:  # nothing freezes where the run ends
                 due = self._freezing.due(clock, self._start_epoch + line.epochs_ended(clock))
-                allowed = levels.index(levels[due]) if due < len(levels) else due
-                before = max(before, allowed)
+                before = max(before, self._allowed(due))
+                if self._norms_decide(clock):
+                    totals: dict[int, float] = {}
+                    for norms in sorted(line.norms.get(clock, ()), key=lambda each: each.vw):
+                        for layer, square in zip(norms.layers, norms.squares, strict=True):
+                            totals[layer] = totals.get(layer, 0.0) + square
+                    frozen_layers = levels[before] if before < len(levels) else 0
+                    before = self._allowed(self._freezing.decided(before, len(levels), totals, frozen_layers))
             found = line.frozen_at(clock)[0]
             origin = line.publishes[clock].origin if clock in line.publishes else None
             if found != before and origin is not None:
                 self._findings.add(Kind.FREEZE, f"F is {found} from clock {clock} on, where {before} is due", origin)
+
+    def _allowed(self, frozen: int) -> int:
+        """F as far as ties allow it."""
+        levels = self._layout.freeze_levels
+        return levels.index(levels[frozen]) if frozen < len(levels) else frozen
+
+    def _norms_decide(self, clock: int) -> bool:
+        """Whether norms of gradients decide at a barrier."""
+        every = self._freezing.every_waves
+        if self._freezing.alpha is None:
+            return False
+        return any(end.clock == clock for end in self.timeline.epoch_ends) if every is None else clock % every == 0
 
     def _see_join(self, join: Join) -> None:
         line, vw = self.timeline, join.vw

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from hetpipe.check.events import Barrier, Commit, Evict, Freeze, Origin, Plan, Publish
+from hetpipe.check.events import Barrier, Commit, Evict, Freeze, Norms, Origin, Plan, Publish
 from hetpipe.check.rules import RunRule, StagePosition
 
 
@@ -86,6 +86,8 @@ class Timeline:
     """The reached barriers that ended an epoch."""
     plans: dict[int, Plan] = field(default_factory=dict)
     """vw → the newest version of its plan."""
+    norms: dict[int, list[Norms]] = field(default_factory=dict)
+    """Clock of a barrier → what has decided F there, in the order of the virtual workers."""
     freezes: list[Freeze] = field(default_factory=list)
     """Frozen layers by the clock of their barrier, rising."""
     end: Barrier | None = None

@@ -12,7 +12,7 @@ from hetpipe.values.bounds import MAX_LISTED
 from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.suggest import join_names
 
-_VERBS = ("move", "memory", "waves", "drop", "add")
+_VERBS = ("move", "memory", "waves", "drop", "add", "freeze")
 
 
 class ScriptMoment(Section):
@@ -133,6 +133,17 @@ class AddLine(Section):
     """The virtual worker."""
 
 
+class FreezeLine(Section):
+    """The first layers of the model are trained no more."""
+
+    at: ScriptMoment = Field(examples=["{clock: 4}"])
+    """The barrier from which on they are frozen."""
+    do: Literal["freeze"] = Field(examples=["freeze"])
+    """`freeze`: the first layers of the model keep their weights from there on."""
+    layers: PositiveInt = Field(examples=[2])
+    """Number of frozen layers, counted as `freeze.layers`."""
+
+
 def _verb(value: object) -> str | None:
     verb = value.get("do") if isinstance(value, Mapping) else getattr(value, "do", None)
     return f"<{verb}>" if verb in _VERBS else None
@@ -143,7 +154,8 @@ ScriptLine = Annotated[
     | Annotated[MemoryLine, Tag("<memory>")]
     | Annotated[WavesLine, Tag("<waves>")]
     | Annotated[DropLine, Tag("<drop>")]
-    | Annotated[AddLine, Tag("<add>")],
+    | Annotated[AddLine, Tag("<add>")]
+    | Annotated[FreezeLine, Tag("<freeze>")],
     Discriminator(
         _verb,
         custom_error_type="verb",
@@ -177,6 +189,19 @@ def _in_order(script: tuple[ScriptLine, ...]) -> tuple[ScriptLine, ...]:
     return script
 
 
+def _ever_more_frozen(script: tuple[ScriptLine, ...]) -> tuple[ScriptLine, ...]:
+    frozen = 0
+    for number, line in enumerate(script, start=1):
+        if isinstance(line, FreezeLine):
+            if line.layers <= frozen:
+                raise ValueError(
+                    f"line {number} freezes {line.layers} layers, after one that freezes {frozen}: frozen layers stay "
+                    "frozen; give a larger number, or remove it"
+                )
+            frozen = line.layers
+    return script
+
+
 def _dropped_before_added(script: tuple[ScriptLine, ...]) -> tuple[ScriptLine, ...]:
     dropped = set[int]()
     for number, line in enumerate(script, start=1):
@@ -196,6 +221,7 @@ class ElasticSection(Section):
         tuple[ScriptLine, ...],
         Field(max_length=MAX_LISTED),
         AfterValidator(_in_order),
+        AfterValidator(_ever_more_frozen),
         AfterValidator(_dropped_before_added),
     ] = Field(default=(), examples=["[{at: {clock: 4}, do: move, vw: 0, stages: [3, 1]}]"])
     """The changes, in order of time. A job with a script makes no automatic changes: no straggler's layers are moved,
@@ -221,6 +247,11 @@ class ElasticSection(Section):
     def waves(self) -> tuple[WavesLine, ...]:
         """The lines that change the number of minibatches per wave."""
         return tuple(line for line in self.script if isinstance(line, WavesLine))
+
+    @property
+    def freezes(self) -> tuple[FreezeLine, ...]:
+        """The lines that freeze layers."""
+        return tuple(line for line in self.script if isinstance(line, FreezeLine))
 
     @property
     def clocks(self) -> list[int]:

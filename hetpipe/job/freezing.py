@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 from hetpipe.job.sections import PositiveInt, Section
 from hetpipe.values.bounds import MAX_LISTED
 from hetpipe.values.freezing import FreezeMode
+from hetpipe.values.problems import shown
 
 
 class FreezePoint(Section):
@@ -45,6 +47,24 @@ def _above_the_start(schedule: tuple[FreezePoint, ...], info: ValidationInfo) ->
     return schedule
 
 
+def _as_text(value: object) -> object:
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _inside(text: str | None) -> str | None:
+    if text is None:
+        return None
+    try:
+        value = Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(
+            f"must be a number or a fraction between 0 and 1, for example 1/3, not {shown(text)}"
+        ) from None
+    if not 0 < value < 1:
+        raise ValueError(f"is {text}; it must be above 0 and below 1, for example 1/3")
+    return text
+
+
 class FreezeSection(Section):
     """Layers that are trained no more: they keep their weights."""
 
@@ -56,6 +76,14 @@ class FreezeSection(Section):
         tuple[FreezePoint, ...], Field(max_length=MAX_LISTED), AfterValidator(_rising), AfterValidator(_above_the_start)
     ] = Field(default=(), examples=["[{epoch: 1, layers: 4}, {epoch: 3, layers: 8}]"])
     """Further ones, frozen at the ends of passes over the data."""
+    every: Literal["epoch"] | None = Field(default=None, examples=["epoch"])
+    """At the end of each pass over the data, the norms of gradients decide how many layers are frozen."""
+    waves: PositiveInt | None = Field(default=None, examples=[50])
+    """Instead, they decide at every barrier at a multiple of this clock, which is set."""
+    alpha: Annotated[str | None, BeforeValidator(_as_text), AfterValidator(_inside)] = Field(
+        default=None, examples=["1/3"]
+    )
+    """α, above 0 and below 1: the part of the trained layers that may freeze at once. As a fraction it is exact."""
     mode: FreezeMode = "eval"
     """Training flags of frozen layers: `eval`, those of an evaluation, so that dropout does not draw and BatchNorm
     neither uses nor changes the statistics of minibatches; or `train`, as before.
@@ -68,4 +96,4 @@ class FreezeSection(Section):
     @property
     def is_used(self) -> bool:
         """Whether any layer freezes by it."""
-        return self.layers > 0 or bool(self.schedule)
+        return self.layers > 0 or bool(self.schedule) or self.alpha is not None

@@ -295,7 +295,7 @@ class Job(Section):
     @property
     def freezes(self) -> bool:
         """Whether layers freeze."""
-        return self.freeze.is_used
+        return self.freeze.is_used or bool(self.elastic.freezes)
 
     @property
     def is_planned(self) -> bool:

@@ -11,7 +11,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hetpipe.job.early import EarlyStoppingSection
-from hetpipe.job.elastic import AddLine, DropLine, ElasticSection, MinibatchMoment, MoveLine, WavesLine
+from hetpipe.job.elastic import (
+    AddLine,
+    DropLine,
+    ElasticSection,
+    FreezeLine,
+    MinibatchMoment,
+    MoveLine,
+    WavesLine,
+)
+from hetpipe.job.freezing import FreezeSection
 from hetpipe.job.sections import (
     DEFAULT_MINIBATCHES_PER_WAVE,
     ClusterSection,
@@ -315,7 +324,7 @@ def _script_for_the_stages(workers: WorkersSection, elastic: ElasticSection) -> 
         return
     for number, line in enumerate(elastic.script):
         path = ("elastic", "script", number)
-        if isinstance(line, WavesLine):
+        if isinstance(line, WavesLine | FreezeLine):
             continue
         if line.vw >= workers.count:
             yield Problem((*path, "vw"), f"is {line.vw}, but the virtual workers are 0 to {workers.count - 1}")
@@ -392,6 +401,35 @@ def _members_of_the_script(sync: SyncSection, workers: WorkersSection, elastic: 
             return
 
 
+def _one_decides_what_freezes(elastic: ElasticSection, freeze: FreezeSection) -> Iterator[Problem]:
+    if elastic.script and freeze.schedule:
+        yield Problem(
+            ("freeze", "schedule"),
+            "cannot be combined with `elastic.script`, which decides all changes of a run; write it as lines "
+            "`{at: {clock: …}, do: freeze, layers: …}` of the script",
+        )
+    if (freeze.alpha is None) != (freeze.every is None and freeze.waves is None):
+        yield Problem(
+            ("freeze", "alpha"),
+            "and one of `every` and `waves` go together: α is how much may freeze where norms decide; give "
+            "both, for example `{every: epoch, alpha: 1/3}`",
+        )
+    if freeze.every is not None and freeze.waves is not None:
+        yield Problem(("freeze", "waves"), f"is {freeze.waves}, but `every` is {freeze.every}; remove one of the two")
+    if freeze.alpha is not None and (freeze.schedule or elastic.script):
+        other = "freeze.schedule" if freeze.schedule else "elastic.script"
+        yield Problem(
+            ("freeze", "alpha"), f"lets the norms of gradients decide, but `{other}` does; remove one of them"
+        )
+    for number, line in enumerate(elastic.script):
+        if isinstance(line, FreezeLine) and line.layers <= freeze.layers:
+            yield Problem(
+                ("elastic", "script", number, "layers"),
+                f"is {line.layers}, but `freeze.layers` freezes {freeze.layers} from the start: frozen layers stay "
+                "frozen; give a larger number, or remove the line",
+            )
+
+
 def _memory_between_barriers(weights: WeightPolicy, elastic: ElasticSection) -> Iterator[Problem]:
     """A recomputation on predicted weights is another computation, which begins at a barrier."""
     if POLICIES[weights].predicts is None:
@@ -442,6 +480,7 @@ _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
     _script_of_replicas,
     _waves_of_the_script,
     _members_of_the_script,
+    _one_decides_what_freezes,
     _memory_between_barriers,
     _script_on_real_times,
 )

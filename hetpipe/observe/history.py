@@ -20,7 +20,7 @@ from hetpipe.observe.line_file import LineFile
 from hetpipe.observe.segments import SEGMENT_BYTES, read_lines
 
 #: The type of a field.
-Value = int | float | str | Sequence[int] | Sequence[str]
+Value = int | float | str | Sequence[int] | Sequence[float] | Sequence[str]
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
@@ -215,6 +215,13 @@ class HistoryWriter(Protocol):
         `frozen` is F. Written by the clock shard for each segment with frozen layers.
         """
         self.write("freeze", clock=clock, frozen=frozen, layers=layers)
+
+    def norms(self, *, clock: int, vw: int, layers: Sequence[int], squares: Sequence[float]) -> None:
+        """The squared norms of a virtual worker's gradients that have decided F at the barrier at `clock`.
+
+        Of each of `layers`, over its last wave that was not empty. Written before `freeze`, by the clock shard.
+        """
+        self.write("norms", clock=clock, vw=vw, layers=list(layers), squares=list(squares))
 
     def leave(self, *, vw: int, incarnation: int, clock: int) -> None:
         """A drained virtual worker stops counting at the barrier at `clock`; its waves before it count."""

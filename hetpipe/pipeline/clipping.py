@@ -7,6 +7,7 @@ is therefore independent of the partition, and partial results can be passed fro
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -25,6 +26,24 @@ def squared_norms(gradients: Mapping[str, Tensor | None], names: Sequence[str]) 
     sums = [gradient.double().square().sum() for gradient in found if gradient is not None]
     values = iter(torch.stack(sums).tolist() if sums else ())
     return [0.0 if gradient is None else next(values) for gradient in found]
+
+
+def layer_squares(gradients: Mapping[str, Tensor | None], layers: Mapping[int, Sequence[str]]) -> dict[int, float]:
+    """Σ of the squares of the gradients of each layer, in float64, parameter by parameter in the order of the chain.
+
+    What is not finite is the largest finite number: an update that overflowed makes no layer look converged.
+
+    Args:
+        gradients: by parameter name.
+        layers: layer → its parameters.
+    """
+    found: dict[int, float] = {}
+    for layer, names in layers.items():
+        total = 0.0
+        for square in squared_norms(gradients, names):
+            total += square
+        found[layer] = total if math.isfinite(total) else sys.float_info.max
+    return found
 
 
 def norm_of(squares: Iterable[float]) -> float:

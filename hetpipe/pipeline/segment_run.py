@@ -513,7 +513,8 @@ class SegmentRun:
             version=parts.plan_version,
             frozen=parts.frozen,
         )
-        parts.synchroniser.push_wave(wave, update, self._blocks_of(wave), segment=self._start)
+        squares = self._updates.take_squares(last)
+        parts.synchroniser.push_wave(wave, update, self._blocks_of(wave), segment=self._start, squares=squares)
         self._closed = Wave(wave + 1)
         self._tally.wave_closed(self._closed, last)
         bind_context(wave=self._closed)

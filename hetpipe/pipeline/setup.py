@@ -182,6 +182,8 @@ class StageParts:
     """F: frozen layers with trainable parameters in the current segment (freezing.md)."""
     frozen_layers: int = 0
     """The leading layers of the chain that are frozen."""
+    tells_norms: bool = False
+    """Whether the norms of its gradients decide what freezes, so that they go to the clock shard with each wave."""
 
     @property
     def is_frozen(self) -> bool:

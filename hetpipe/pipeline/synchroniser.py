@@ -49,10 +49,19 @@ class Synchroniser(Protocol):
         """Stage the initial weights w_0, in host memory, on every shard and report them. Blocks."""
         ...
 
-    def push_wave(self, wave: Wave, update: FlatBuffer | None, blocks: Blocks | None, *, segment: Clock) -> None:
+    def push_wave(
+        self,
+        wave: Wave,
+        update: FlatBuffer | None,
+        blocks: Blocks | None,
+        *,
+        segment: Clock,
+        squares: dict[int, float] | None = None,
+    ) -> None:
         """Push ũ, in host memory, and report it after all earlier waves. Takes ownership of `update`.
 
-        `update` is None for an empty wave.
+        `update` is None for an empty wave. `squares`: layer → squared norm of its gradients, where norms decide what
+        freezes.
         """
         ...
 

@@ -11,6 +11,7 @@ all stages skip the update.
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from hetpipe.decide.schedule.loss_scale import LossScales
 from hetpipe.errors import NonFiniteUpdate
 from hetpipe.link.policy import Frame, FrameKind
 from hetpipe.observe.timeline import Activity
-from hetpipe.pipeline.clipping import clip_factor, norm_of, scaled, squared_norms
+from hetpipe.pipeline.clipping import clip_factor, layer_squares, norm_of, scaled, squared_norms
 from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
 from hetpipe.pipeline.tally import Tally
 from hetpipe.values.ids import Clock, Minibatch
@@ -59,6 +60,11 @@ class Updates:
         self._tally = tally
         self._made = made
         self._names = tuple(name for layer in parts.layers for name in layer.parameters.values())
+        self._layers = {
+            int(layer.index): tuple(layer.parameters.values()) for layer in parts.layers if layer.parameters
+        }
+        #: Minibatch → layer → squared norm of its gradient, where norms decide what freezes; until its wave is closed.
+        self._squares: dict[int, dict[int, float]] = {}
         self._gathered = GradientSum()
         self._latest = Minibatch(start)
         self._waiting: deque[_Waiting] = deque()
@@ -89,13 +95,24 @@ class Updates:
             weight: of the minibatch in means over several.
             scale_exponent: of its scale.
         """
-        self._gathered.add(scaled(gradients, 2.0**-scale_exponent), weight)
+        unscaled = scaled(gradients, 2.0**-scale_exponent)
+        if self._parts.tells_norms:
+            self._squares[p] = layer_squares(unscaled, self._layers)
+        self._gathered.add(unscaled, weight)
         self._exponents.append(scale_exponent)
         if self._parts.scales is not None:
             self._parts.scales.forget_before(self._seen_by(p))
         self._latest = p
         if self._parts.versions.is_update(p):
             self._finish(p)
+
+    def take_squares(self, last: Minibatch) -> dict[int, float]:
+        """Layer → squared norm of its gradients, added over the minibatches up to `last` that were not taken before."""
+        total: dict[int, float] = {}
+        for p in sorted(p for p in self._squares if p <= last):
+            for layer, square in self._squares.pop(p).items():
+                total[layer] = min(total.get(layer, 0.0) + square, sys.float_info.max)
+        return total
 
     def flush(self) -> None:
         """Make an update of the gradients added so far; no more minibatches follow."""

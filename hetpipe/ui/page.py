@@ -25,7 +25,7 @@ from hetpipe.report.text import LOSS, count, duration, loss_first, measure, perc
 from hetpipe.runs.status import DIED, ENDING, NO_JOB, STARTING, UNKNOWN
 from hetpipe.ui.curves import bound_of, charts_of, clock_chart, compared
 from hetpipe.ui.seen import Brief, LogFile, LoggedEvent, Seen
-from hetpipe.values.decisions import MoveDecision, MoveJudgement
+from hetpipe.values.decisions import FreezeDecision, MoveDecision, MoveJudgement
 from hetpipe.values.events import ConditionCleared, ConditionRaised, JobState, ProgressTable
 from hetpipe.values.sync import layer_counts
 
@@ -444,6 +444,8 @@ def _plan_facts(seen: Seen) -> list[tuple[str, str]]:
                 cut = "-".join(map(str, line.stages))
                 on = f"virtual worker {line.vw} is cut {cut} from plan version {line.version} on{gain}"
                 facts.append((f"clock {line.at.clock}, by {line.by}", f"{on}: {line.reason}"))
+            case FreezeDecision():
+                facts.append((f"clock {line.at.clock}, by {line.by}", f"{line.layers} layers freeze: {line.reason}"))
             case MoveJudgement():
                 facts.append((f"plan version {line.version} of virtual worker {line.vw}", line.sentence))
     return facts

@@ -41,6 +41,11 @@ class MoveDecision:
     wall: float
     """When this was written, in seconds since 1970."""
 
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What it is about; it is written once."""
+        return (self.do, self.vw, self.version)
+
     @staticmethod
     def of(vw: VirtualWorkerIndex, decided: DecidedMove, *, wall: float) -> MoveDecision:
         """The line of a move that has taken effect."""
@@ -59,6 +64,26 @@ class MoveDecision:
 
 
 @dataclass(frozen=True, slots=True)
+class FreezeDecision:
+    """Layers are frozen. The first three fields are those of a script's line."""
+
+    at: DecisionMoment
+    do: Literal["freeze"]
+    layers: int
+    """F."""
+    by: Name
+    """What decided it: `norms`."""
+    reason: Sentence
+    wall: float
+    """When this was written, in seconds since 1970."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What it is about; it is written once."""
+        return (self.do, self.at.clock, self.layers)
+
+
+@dataclass(frozen=True, slots=True)
 class MoveJudgement:
     """What a move has gained, measured some waves after it."""
 
@@ -72,5 +97,10 @@ class MoveJudgement:
     wall: float
     """When this was written, in seconds since 1970."""
 
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What it is about; it is written once."""
+        return (self.do, self.vw, self.version)
 
-DecisionLine = Annotated[MoveDecision | MoveJudgement, Field(discriminator="do")]
+
+DecisionLine = Annotated[MoveDecision | FreezeDecision | MoveJudgement, Field(discriminator="do")]

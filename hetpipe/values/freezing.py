@@ -6,7 +6,10 @@ lists it for every F, so that no other process needs the model for it.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from math import floor
 from typing import Literal
 
 from hetpipe.values.ids import Clock
@@ -37,6 +40,10 @@ class Freezing:
     """
     changes: tuple[FreezeChange, ...] = ()
     """Decided before the run, in order of time."""
+    alpha: str | None = None
+    """α, a fraction between 0 and 1, where the norms of gradients decide; None: they do not."""
+    every_waves: int | None = None
+    """They decide at each barrier whose clock is a multiple of it; None: at the ends of passes over the data."""
 
     def allowed(self, frozen: int) -> int:
         """The largest F up to `frozen` that ties allow.
@@ -61,6 +68,37 @@ class Freezing:
             if (after < change.clock <= upto if change.clock is not None else (change.epoch or 0) <= epoch)
         ]
         return max([frozen, *map(self.allowed, due)])
+
+    def decides_at(self, clock: Clock, reasons: Collection[str]) -> bool:
+        """Whether the norms of gradients decide at a barrier."""
+        if self.alpha is None:
+            return False
+        return "epoch" in reasons if self.every_waves is None else clock % self.every_waves == 0
+
+    def decided(self, frozen: int, squares: Sequence[Mapping[int, float]]) -> int:
+        """F by the norms of gradients (freezing.md §2).
+
+        Args:
+            frozen: F before.
+            squares: of each member in index order, layer → the squared norm of its gradients.
+
+        >>> Freezing((0, 1, 2, 3), alpha="1/2").decided(0, [{0: 4.0, 1: 1.0, 2: 0.5, 3: 9.0}])
+        2
+        >>> Freezing((0, 1, 2, 3), alpha="1/2").decided(2, [{2: 1.0, 3: 0.5}])
+        3
+        """
+        assert self.alpha is not None, "norms decide"
+        totals: dict[int, float] = {}
+        for own in squares:
+            for layer, square in own.items():
+                totals[layer] = totals.get(layer, 0.0) + square
+        trained = sorted(layer for layer in totals if layer >= self.levels[frozen])
+        left = len(self.levels) - frozen
+        if len(trained) < left:  # no minibatch of this segment has told its gradients
+            return frozen
+        bound = floor(frozen + Fraction(self.alpha) * left)
+        least = min(range(left), key=lambda number: totals[trained[number]])
+        return self.allowed(max(frozen, min(bound, frozen + least)))
 
     @property
     def clocks(self) -> tuple[Clock, ...]:

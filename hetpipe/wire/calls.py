@@ -494,6 +494,8 @@ class ReportStagedRequest:
     """Start clock of the segment in which the stage works: a barrier may have dropped an empty wave, and a late copy of
     its report must not count for the wave with that number in the next segment.
     """
+    squares: dict[int, float] = field(default_factory=dict, hash=False)
+    """Layer of the stage → squared norm of its gradients in the wave, where norms decide what freezes; else empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hetpipe.job.early import EarlyStoppingSection
-from hetpipe.job.elastic import AddLine, DropLine, ElasticSection, MemoryLine, MoveLine, WavesLine
+from hetpipe.job.elastic import AddLine, DropLine, ElasticSection, FreezeLine, MemoryLine, MoveLine, WavesLine
 from hetpipe.job.file import Job
 from hetpipe.job.freezing import FreezePoint, FreezeSection
 from hetpipe.job.log import LogSection, MlflowSection, WandbSection
@@ -84,6 +84,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "elastic.script.waves": WavesLine,
     "elastic.script.drop": DropLine,
     "elastic.script.add": AddLine,
+    "elastic.script.freeze": FreezeLine,
     "freeze": FreezeSection,
     "freeze.schedule": FreezePoint,
     "environment": EnvironmentSection,
@@ -109,6 +110,7 @@ _LEFT_OUT = (
     "elastic.script.waves",
     "elastic.script.drop",
     "elastic.script.add",
+    "elastic.script.freeze",
     "log.wandb",
     "log.mlflow",
     "freeze.schedule",

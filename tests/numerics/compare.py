@@ -79,6 +79,8 @@ class Case:
     members: tuple[tuple[int, str, int], ...] = ()
     """(clock, `drop` or `add`, worker)."""
     freeze: dict[str, Any] = field(default_factory=dict)
+    freezes: tuple[tuple[int, int], ...] = ()
+    """(clock, frozen layers with parameters from there on), by the script."""
     policies: tuple[tuple[dict[str, int], int, tuple[int | str, ...], str], ...] = ()
     """(moment, worker, layers, their memory policy from there on)."""
 
@@ -135,7 +137,7 @@ class Case:
 
     @property
     def _script(self) -> tuple[dict[str, Any], ...]:
-        """The lines of `moves` and `policies`, in order of time."""
+        """The lines of `moves`, `policies` and `freezes`, in order of time."""
         lines: list[dict[str, Any]] = [
             *({"at": {"clock": at}, "do": "move", "vw": vw, "stages": counts} for at, vw, counts in self.moves),
             *(
@@ -144,6 +146,7 @@ class Case:
             ),
             *({"at": {"clock": at}, "do": verb, "vw": vw} for at, verb, vw in self.members),
             *({"at": {"clock": at}, "do": "waves", "minibatches_per_wave": n} for at, n in self.resized),
+            *({"at": {"clock": at}, "do": "freeze", "layers": layers} for at, layers in self.freezes),
         ]
         return tuple(sorted(lines, key=lambda line: line["at"].get("clock", (line["at"].get("p", 1) - 1) // self.wave)))
 

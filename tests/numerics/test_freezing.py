@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import pytest
 from torch import nn
 
 from hetpipe.checkpoint.manifest import checkpoint_dir, read_manifest
+from hetpipe.decide.elastic.script import freezes_of
 from hetpipe.errors import PlanError
+from hetpipe.server.decisions_file import read_decisions
 from hetpipe.values.ids import Clock
 from hetpipe.values.policies import POLICIES
 from tests import models
@@ -54,9 +57,10 @@ def levels(what: Case) -> list[int]:
 def frozen_clocks(what: Case, folder: Path) -> dict[int, int]:
     """Clock → frozen layers of the chain, by the epochs that ended in a run."""
     of, point = levels(what), what.freeze
-    ends = [line["clock"] for line in decisions(folder, "barrier") if "epoch" in line["reason"]]
-    at = {ends[entry["epoch"] - 1]: of[entry["layers"]] for entry in point.get("schedule", ())}
-    return {0: of[point.get("layers", 0)], **at}
+    schedule = point.get("schedule", ())
+    ends = [line["clock"] for line in decisions(folder, "barrier") if "epoch" in line["reason"]] if schedule else []
+    at = {ends[entry["epoch"] - 1]: of[entry["layers"]] for entry in schedule}
+    return {0: of[point.get("layers", 0)], **at, **{clock: of[layers] for clock, layers in what.freezes}}
 
 
 def assert_frozen(what: Case, folder: Path, **options: Any) -> dict[int, int]:
@@ -92,6 +96,30 @@ def test_every_policy_equals_the_reference(
     assert found.pop(last) == (2, 4), "nothing freezes at the end of the run"
     assert list(found.values()) == [(1, 2), (2, 4)]
     assert {clock: layers for clock, (_, layers) in found.items()} == {c: n for c, n in frozen.items() if c}
+
+
+@pytest.mark.parametrize("kind", ["wsp", "allreduce"])
+def test_a_script_freezes_layers_and_moves_them(kind: str, tmp_path: Path) -> None:
+    """At one barrier, and at those of checkpoints; a stage of frozen layers alone gets one that is trained."""
+    what = Case(
+        stages=[[2, 3]] * 2,
+        wave=3,
+        minibatches=18,
+        kind=kind,
+        weights="flush",
+        optimizer=dict(ADAMW),
+        max_norm=0.5,
+        every_waves=2,
+        freezes=((1, 1), (3, 2)),
+        moves=tuple(
+            (clock, vw, counts) for clock, counts in ((3, (1, 4)), (4, (4, 1)), (5, (3, 2))) for vw in range(2)
+        ),
+    )
+    assert_frozen(what, tmp_path / "whole")
+    folder = checkpoint_dir(tmp_path / "whole", Clock(2))
+    assert read_manifest(folder).progress.frozen == 1
+    run(what, tmp_path / "resumed", restore=folder)
+    assert_same_bits(trained(tmp_path / "resumed"), run_reference(what.reference(frozen=frozen_clocks(what, tmp_path))))
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
@@ -174,8 +202,9 @@ def test_layers_move_where_others_are_frozen(tmp_path: Path) -> None:
         freeze=SCHEDULE,
     )
     run(what, tmp_path / "still")
-    first = min(clock for clock, layers in frozen_clocks(what, tmp_path / "still").items() if layers)
-    moved = replace(what, moves=((first, 0, (3, 1, 1)), (first + 2, 0, (2, 2, 1))))
+    first, second = sorted(frozen_clocks(what, tmp_path / "still"))[1:]
+    script = replace(what, freeze={}, freezes=((first, 1), (second, 2)))
+    moved = replace(script, moves=((first, 0, (3, 1, 1)), (first + 2, 0, (2, 2, 1))))
     assert_frozen(moved, tmp_path / "moved")
 
 
@@ -212,3 +241,88 @@ def test_a_parameter_server_with_slices_of_frozen_layers_alone(tmp_path: Path) -
     )
     what = replace(what, freeze={"layers": 1, "schedule": [{"epoch": 1, "layers": 2}]})
     assert_frozen(what, tmp_path)
+
+
+@pytest.mark.parametrize("cut", [(5, 6), (7, 4)], ids=["a-frozen-stage", "within-a-stage"])
+def test_a_tied_weight_is_frozen_everywhere_if_the_job_says_so(cut: tuple[int, ...], tmp_path: Path) -> None:
+    """The head uses the embedding's: without that nothing freezes. The model is cut within its own forward."""
+    what = Case(
+        model="tied_scores", data="tokens", stages=[list(cut)] * 2, wave=2, minibatches=8, optimizer=dict(ADAMW)
+    )
+    everywhere = replace(what, freeze={"layers": 2, "tied": "everywhere"})
+    run(everywhere, tmp_path / "everywhere")
+    frozen, asleep = {0: 5}, {5: ("embedding", "first", "drop")}
+    expected = run_reference(everywhere.reference(frozen=frozen, frozen_modules=asleep))
+    assert_same_bits(trained(tmp_path / "everywhere"), expected)
+    lowered = replace(what, freeze={"layers": 2})
+    run(lowered, tmp_path / "lowered")
+    assert not [*decisions(tmp_path / "lowered", "freeze")]
+    assert_same_bits(trained(tmp_path / "lowered"), run_reference(lowered.reference()))
+
+
+def decided_by_norms(what: Case, folder: Path, alpha: Fraction) -> tuple[dict[int, int], Any]:
+    """Clock → F, and the reference run: decisions from the gradients of the reference alone.
+
+    They are found one after the other: each is made of minibatches that only earlier ones have a part in.
+    """
+    of, clocks = levels(what), sorted({line["clock"] for line in decisions(folder, "norms")})
+    found: dict[int, int] = {0: what.freeze.get("layers", 0)}
+    for clock in clocks:
+        chosen = {at: of[frozen] for at, frozen in found.items()}
+        extra = tuple(other for other in clocks if other not in found)
+        result = run_reference(what.reference(frozen=chosen, extra_barriers=extra))
+        before, totals = found[max(found)], dict[int, float]()
+        for vw in range(what.workers):
+            waves = [(p - 1) // what.wave for owner, p in result.minibatches if owner == vw and p <= clock * what.wave]
+            own = dict[int, float]()
+            for (owner, p), record in sorted(result.minibatches.items()):
+                if owner == vw and (p - 1) // what.wave == max(waves):
+                    own = {layer: own.get(layer, 0.0) + square for layer, square in record.squares.items()}
+            totals = {layer: totals.get(layer, 0.0) + square for layer, square in own.items()}
+        layers = sorted(totals)
+        bound = int(before + alpha * (len(of) - before))
+        least = layers.index(min(layers, key=lambda layer: totals[layer]))
+        found[clock] = max(before, min(bound, before + least))
+    return found, run_reference(what.reference(frozen={at: of[frozen] for at, frozen in found.items()}))
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        Case(stages=[[2, 3], [1, 4]], wave=2, batch_size=6, epochs=4, freeze={"every": "epoch", "alpha": "1/2"}),
+        Case(
+            workers=1,
+            stages=[[1, 1, 3]],
+            wave=3,
+            minibatches=24,
+            kind="none",
+            weights="stash",
+            max_norm=0.5,
+            clip="stage",
+            optimizer=dict(ADAMW),
+            freeze={"waves": 2, "alpha": 0.7, "layers": 1},
+        ),
+        Case(
+            stages=[[2, 3]] * 2,
+            wave=2,
+            minibatches=16,
+            kind="allreduce",
+            weights="flush",
+            freeze={"waves": 3, "alpha": "2/3"},
+        ),
+    ],
+    ids=["epochs", "waves", "replicas"],
+)
+def test_norms_of_gradients_decide_what_freezes(what: Case, tmp_path: Path) -> None:
+    run(what, tmp_path)
+    found, expected = decided_by_norms(what, tmp_path, Fraction(str(what.freeze["alpha"])))
+    assert_same_bits(trained(tmp_path), expected)
+    frozen = {line["clock"]: line["frozen"] for line in decisions(tmp_path, "freeze")}
+    assert all(frozen.get(clock, 0) == count for clock, count in found.items())
+    lines = tuple((line.at.clock, line.layers) for line in freezes_of(read_decisions(tmp_path)))
+    assert lines == tuple((b, found[b]) for a, b in itertools.pairwise(found) if found[b] > found[a])
+    if what.freeze.get("every"):  # else there are barriers at which nothing freezes, too
+        again = replace(what, freeze={}, freezes=lines)
+        run(again, tmp_path / "again")
+        assert_same_bits(trained(tmp_path / "again"), expected)
+        assert read_decisions(tmp_path / "again") == ()

@@ -32,6 +32,7 @@ FIELDS = {
     "evict": {"vw", "incarnation", "clock"},
     "join": {"vw", "incarnation", "clock", "num_stages"},
     "plan": {"vw", "incarnation", "clock", "version", "bounds"},
+    "norms": {"clock", "vw", "layers", "squares"},
     "freeze": {"clock", "frozen", "layers"},
     "leave": {"vw", "incarnation", "clock"},
     "barrier": {"clock", "reason"},
@@ -52,6 +53,7 @@ def write_all(history: HistoryWriter) -> None:
     history.evict(vw=1, incarnation=2, clock=3)
     history.join(vw=1, incarnation=2, clock=3, num_stages=2)
     history.plan(vw=1, incarnation=2, clock=3, version=4, bounds=(0, 5))
+    history.norms(clock=1, vw=2, layers=(3,), squares=(0.5,))
     history.freeze(clock=1, frozen=2, layers=3)
     history.leave(vw=1, incarnation=2, clock=5)
     history.barrier(clock=1, reason="epoch")

@@ -127,7 +127,15 @@ class Shards:
         """Never called within a segment."""
         raise AssertionError(weights)
 
-    def push_wave(self, wave: Wave, update: FlatBuffer | None, blocks: Blocks | None, *, segment: Clock) -> None:
+    def push_wave(
+        self,
+        wave: Wave,
+        update: FlatBuffer | None,
+        blocks: Blocks | None,
+        *,
+        segment: Clock,
+        squares: dict[int, float] | None = None,
+    ) -> None:
         """See `Synchroniser.push_wave`."""
         assert update is not None, "no wave is empty"
         self._weights.add_(update)

@@ -285,6 +285,8 @@ class MinibatchRecord:
     samples: tuple[int, ...]
     """Sample indices in the order in which they were read."""
     loss: float
+    squares: Mapping[int, float] = field(default_factory=dict)
+    """Layer with trainable parameters → squared norm of its gradient in this minibatch, before any clipping."""
 
 
 @dataclass(frozen=True, slots=True)

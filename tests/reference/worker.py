@@ -247,7 +247,20 @@ class ReferenceWorker:
             self.update(p, average(self.take_group()), self._decayed(p, used, forward[0], published))
         self._forget(forward[0])
         through = Minibatch(forward[0].through - self._renumbered)
-        return MinibatchRecord(self.index, own, self.clock, through, block, loss)
+        return MinibatchRecord(self.index, own, self.clock, through, block, loss, self._squares(gradients))
+
+    def _squares(self, gradients: Gradients) -> dict[int, float]:
+        """Per layer, what of it is trained: Σ over its parameters, one after the other, of the sum of squares."""
+        found = {}
+        for layer in self._layers:
+            names = [name for name in layer.parameters.values() if name not in self._frozen]
+            total = 0.0
+            for name in names:
+                gradient = gradients[name]
+                total += 0.0 if gradient is None else float(gradient.double().square().sum())
+            if names:
+                found[int(layer.index)] = total
+        return found
 
     def take_group(self) -> Sequence[MinibatchGradients]:
         """The minibatches since the last update, which no other update shall count."""

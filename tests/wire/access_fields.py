@@ -67,7 +67,7 @@ VALUES: Mapping[str, frozenset[str]] = {
         "BuffersHeader": "clock",
         "JoinRequest": "only_meets",
         "Block": "indices",
-        "ReportStagedRequest": "wave segment",
+        "ReportStagedRequest": "wave segment squares",
         "HoldClockRequest": "switch",
         "ShareMemoryRequest": "call",
         "RequestBarrierRequest": "reason",

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hetpipe.errors import PlanError
+from hetpipe.job.elastic import FreezeLine
 from hetpipe.job.file import Job
 from hetpipe.values.freezing import FreezeChange, Freezing
+from hetpipe.values.ids import Clock
 from hetpipe.values.plan import LayerReport, Plan
 from hetpipe.values.sync import Progress
 
@@ -41,29 +43,50 @@ def with_freeze_levels(plan: Plan, job: Job, layers: Sequence[LayerReport], star
     return replace(plan, freeze_levels=freeze_levels(layers, ignores_ties=job.freeze.tied == "everywhere"))
 
 
+def lowered(freezing: Freezing) -> tuple[str, ...]:
+    """Sentences about layers that do not freeze, because they share parameters with trained ones."""
+    asked = dict.fromkeys(change.frozen for change in freezing.changes)
+    return tuple(
+        f"{freezing.allowed(frozen)} layers are frozen instead of {frozen}: trained layers use a parameter of those "
+        "left out (freeze.tied: everywhere freezes it for them, too)"
+        for frozen in asked
+        if freezing.allowed(frozen) != frozen
+    )
+
+
 def freezing_of(job: Job, plan: Plan) -> Freezing | None:
     """How the layers of a job freeze; None if none do."""
     if not plan.freeze_levels:
         return None
     at_start = [FreezeChange(job.freeze.layers, epoch=0)] if job.freeze.layers else []
     at_epochs = [FreezeChange(point.layers, epoch=point.epoch) for point in job.freeze.schedule]
-    return Freezing(plan.freeze_levels, (*at_start, *at_epochs))
+    at_clocks = [FreezeChange(line.layers, clock=Clock(line.at.clock)) for line in job.elastic.freezes]
+    changes = (*at_start, *at_epochs, *at_clocks)
+    return Freezing(plan.freeze_levels, changes, job.freeze.alpha, job.freeze.waves)
 
 
 def _mistakes(job: Job, layers: Sequence[LayerReport], start: Progress) -> Iterator[str]:
     num_trained = sum(bool(layer.parameters) for layer in layers)
     given = [("freeze.layers", job.freeze.layers)]
     given += [(f"freeze.schedule[{number}]", point.layers) for number, point in enumerate(job.freeze.schedule)]
+    script = [(n, line) for n, line in enumerate(job.elastic.script) if isinstance(line, FreezeLine)]
+    given += [(f"elastic.script[{number}]", line.layers) for number, line in script]
     for key, frozen in given:
         if frozen and frozen >= num_trained:
             yield (
                 f"{key}: freezes {frozen} layers, but the model has {num_trained} with trainable parameters, of which "
                 f"one must remain; freeze at most {max(num_trained - 1, 0)}"
             )
-    for number, point in enumerate(job.freeze.schedule):
-        if start.epoch < point.epoch and point.layers < start.frozen:
+    ahead = [
+        (f"freeze.schedule[{number}]", point.layers)
+        for number, point in enumerate(job.freeze.schedule)
+        if start.epoch < point.epoch
+    ]
+    ahead += [(f"elastic.script[{number}]", line.layers) for number, line in script if start.clock < line.at.clock]
+    for key, frozen in ahead:
+        if frozen < start.frozen:
             yield (
-                f"freeze.schedule[{number}]: freezes {point.layers} layers, but {start.frozen} are frozen in the "
+                f"{key}: freezes {frozen} layers, but {start.frozen} are frozen in the "
                 "checkpoint already, and frozen layers stay frozen; remove it, or resume from an earlier checkpoint"
             )
     if start.frozen >= max(num_trained, 1):

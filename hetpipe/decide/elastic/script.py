@@ -14,6 +14,7 @@ from hetpipe.errors import PlanError
 from hetpipe.job.elastic import (
     AddLine,
     DropLine,
+    FreezeLine,
     MemoryLine,
     MinibatchMoment,
     MoveLine,
@@ -22,7 +23,7 @@ from hetpipe.job.elastic import (
     WavesLine,
 )
 from hetpipe.job.file import Job
-from hetpipe.values.decisions import MoveDecision, MoveJudgement
+from hetpipe.values.decisions import DecisionLine, FreezeDecision, MoveDecision
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.memory import MemoryChange, concerns
 from hetpipe.values.plan import Plan, VirtualWorkerPlan
@@ -75,13 +76,19 @@ def most_minibatches_per_wave(job: Job, worker: VirtualWorkerPlan) -> int:
     return max(job.minibatches_in(worker), *(change.of(worker.index) for change in wave_changes(job)), 1)
 
 
-def script_of(decisions: Iterable[MoveDecision | MoveJudgement]) -> tuple[MoveLine, ...]:
-    """The script that repeats the decisions of a run at their clocks, in order."""
+def script_of(decisions: Iterable[DecisionLine]) -> tuple[MoveLine, ...]:
+    """The lines of a script that repeat the moves of a run at their clocks, in order."""
     moves = [line for line in decisions if isinstance(line, MoveDecision)]
     return tuple(
         MoveLine(at=ScriptMoment(clock=line.at.clock), do=line.do, vw=line.vw, stages=line.stages)
         for line in sorted(moves, key=lambda line: (line.at.clock, line.vw))
     )
+
+
+def freezes_of(decisions: Iterable[DecisionLine]) -> tuple[FreezeLine, ...]:
+    """The lines of a script that freeze layers at the clocks at which a run has frozen them, in order."""
+    frozen = [line for line in decisions if isinstance(line, FreezeDecision)]
+    return tuple(FreezeLine(at=ScriptMoment(clock=each.at.clock), do=each.do, layers=each.layers) for each in frozen)
 
 
 def check_script(
@@ -132,6 +139,8 @@ class _ScriptedRun:
         workers = self.plan.virtual_workers
         if isinstance(line, WavesLine):
             yield from self._mistakes_of_waves(line)
+        elif isinstance(line, FreezeLine):
+            """The layers are checked in `freezing`."""
         elif line.vw >= len(workers):
             yield f"names virtual worker {line.vw}, but the run has {len(workers)}; use 0 to {len(workers) - 1}"
             return
@@ -153,7 +162,7 @@ class _ScriptedRun:
 
     def disorder(self, line: ScriptLine, reached: dict[int, int]) -> Iterator[str]:
         """Whether it takes effect before an earlier line about the same virtual worker; `reached` has their waves."""
-        if isinstance(line, WavesLine):
+        if isinstance(line, WavesLine | FreezeLine):
             return
         wave = self._wave(line)
         if wave < reached[line.vw]:
@@ -251,5 +260,6 @@ def _end(job: Job, plan: Plan, data: DataSpec, start: Progress) -> int:
         wave_changes=[change for change in wave_changes(job) if change.clock > start.clock],
         checkpoint_every_waves=job.checkpoint.every_waves,
         plan_clocks=job.elastic.clocks,
+        plan_every_waves=job.freeze.waves,
     )
     return max((length.end for length in lengths), default=start.clock)

@@ -180,6 +180,7 @@ def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocum
         checkpoint_every_waves=job.checkpoint.every_waves,
         plan_clocks=job.elastic.clocks,
         wave_changes=[change for change in wave_changes(job) if change.clock > start.clock],
+        plan_every_waves=job.freeze.waves,
     )
     first = next(segments, None)
     if first is None:

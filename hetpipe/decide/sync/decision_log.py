@@ -12,6 +12,7 @@ After every event `_settle` commits and publishes as far as possible, in a fixed
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
@@ -132,6 +133,10 @@ class Member:
     reports: dict[Wave, set[StageIndex]] = field(default_factory=dict)
     #: wave → its minibatches (blocks of sample indices), from the first stage's report. Uncommitted waves only.
     samples: dict[Wave, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    #: wave → layer → squared norm of its gradients, where norms decide what freezes. Uncommitted waves only.
+    squares: dict[Wave, dict[int, float]] = field(default_factory=dict)
+    #: Those of its last wave that was not empty.
+    newest_squares: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -220,6 +225,10 @@ class LogState:
     """Moves that take effect at the next barrier."""
     decided: dict[VirtualWorkerIndex, DecidedMove] = field(default_factory=dict)
     """The newest move of each virtual worker that has taken effect."""
+    deciding: dict[VirtualWorkerIndex, dict[int, float]] = field(default_factory=dict)
+    """The squared norms of gradients that have decided F at the newest barrier; empty where they do not decide."""
+    frozen_before: int = 0
+    """F before the newest barrier."""
 
 
 class DecisionLog:
@@ -274,6 +283,8 @@ class DecisionLog:
         self.moved: tuple[VirtualWorkerIndex, ...] = ()
         self.moves: dict[VirtualWorkerIndex, PlanMove] = {}
         self.decided: dict[VirtualWorkerIndex, DecidedMove] = {}
+        self.deciding: dict[VirtualWorkerIndex, dict[int, float]] = {}
+        self.frozen_before = progress.frozen
         #: index of a commit record → its epoch and samples; consumed by the writer of the history.
         self._used: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._append(TermRecord(0, config.term))
@@ -518,6 +529,7 @@ class DecisionLog:
         blocks: tuple[tuple[int, ...], ...] | None,
         *,
         segment: Clock,
+        squares: Mapping[int, float] | None = None,
     ) -> Sequence[Record]:
         """Record that a stage has staged its part of a wave on every shard.
 
@@ -525,11 +537,12 @@ class DecisionLog:
             vw, incarnation, wave, stage: identify the part.
             blocks: the sample indices of each minibatch of the wave, from the first stage; None from the others.
             segment: start of the segment in which the stage works.
+            squares: layer of the stage → squared norm of its gradients in the wave, where norms decide what freezes.
 
         Raises:
             WaveOutOfOrder: negative, skipped, at or beyond the next barrier, or of an earlier segment: a late copy of a
                 report dropped by a barrier.
-            ProtocolViolation: a sample is out of range, or was used before in this epoch.
+            ProtocolViolation: a sample is out of range, or was used before in this epoch; or a norm is not finite.
         """
         before = self.num_records
         if self.has_left(vw, incarnation):
@@ -548,6 +561,8 @@ class DecisionLog:
         if blocks is not None:
             self._claim(vw, wave, blocks)
             member.samples[wave] = blocks
+        if squares:
+            self._take_squares(member, vw, wave, squares)
         member.reports.setdefault(wave, set()).add(stage)
         self._settle()
         return self._since(before)
@@ -710,6 +725,7 @@ class DecisionLog:
             for wave in [w for w in member.reports if w >= clock]:
                 del member.reports[wave]
                 member.samples.pop(wave, None)
+                member.squares.pop(wave, None)
         if not self.members:
             # No member will commit anything before it: shards complete its clock as soon as they read this.
             self.complete_at = {Clock(c): self.num_records for c in range(self.published + 1, clock + 1)}
@@ -746,6 +762,8 @@ class DecisionLog:
             if complete and self._gate.may_commit(wave, self.published):
                 del member.reports[wave]
                 blocks = member.samples.pop(wave, ())
+                squares = member.squares.pop(wave, {})
+                member.newest_squares = squares if blocks else member.newest_squares
                 indices = tuple(index for block in blocks for index in block)
                 self.segment_samples.extend(indices)
                 self._used[self.num_records] = (self.segment.epoch, indices)
@@ -825,6 +843,8 @@ class DecisionLog:
     def _cross(self) -> None:
         """Cross a barrier: remove leaving members, add newcomers, and set members and end of the next segment."""
         passed, start = self.segment, self.published
+        squares = {vw: member.newest_squares for vw, member in self.members.items() if member.newest_squares}
+        self.deciding, self.frozen_before = {}, self.progress.frozen
         reasons, ends = passed.reasons, ends_run(passed.reasons)
         # At the end of the run virtual workers join only if work is left.
         dropped = [vw for vw in self.members if self.config.is_dropped(vw, start)]
@@ -841,7 +861,7 @@ class DecisionLog:
         if not ends:
             self._change_plans(passed.start, start)
             self._change_waves(passed.start, start)
-            self._freeze(passed.start, start)
+            self._freeze(passed, start, squares)
         frozen = self.progress.frozen
         self.segments = (self.segments[1], self.num_records)
         self._append(
@@ -907,13 +927,27 @@ class DecisionLog:
         known = self.waves.get(vw)
         return start * self._num_in_wave(vw) if known is None else known.origin
 
-    def _freeze(self, after: Clock, upto: Clock) -> None:
-        """Freeze the layers that are due at the barriers after `after`, up to `upto`."""
-        if self.config.freezing is not None:
-            frozen = self.config.freezing.frozen_at(
-                self.progress.frozen, after=after, upto=upto, epoch=self.progress.epoch
+    def _freeze(self, passed: Segment, clock: Clock, squares: dict[VirtualWorkerIndex, dict[int, float]]) -> None:
+        """Freeze the layers that are due at the barrier at `clock`, or that the norms of gradients decide."""
+        freezing = self.config.freezing
+        if freezing is None:
+            return
+        frozen = freezing.frozen_at(self.progress.frozen, after=passed.start, upto=clock, epoch=self.progress.epoch)
+        if freezing.decides_at(clock, passed.reasons):
+            self.deciding = squares
+            frozen = freezing.decided(frozen, list(squares.values()))
+        self.progress = replace(self.progress, frozen=frozen)
+
+    def _take_squares(self, member: Member, vw: VirtualWorkerIndex, wave: Wave, squares: Mapping[int, float]) -> None:
+        freezing = self.config.freezing
+        if freezing is None or freezing.alpha is None:
+            return
+        if len(squares) > len(freezing.levels) or not all(0 <= square < math.inf for square in squares.values()):
+            raise ProtocolViolation(
+                f"wave {wave} of virtual worker {vw} has norms of {len(squares)} layers; they must be finite, of at "
+                f"most {len(freezing.levels)}"
             )
-            self.progress = replace(self.progress, frozen=frozen)
+        member.squares.setdefault(wave, {}).update(squares)
 
     def _plan_segment(self) -> None:
         self.segment = plan_segment(
@@ -923,6 +957,7 @@ class DecisionLog:
             checkpoint_every_waves=self.config.checkpoint_every_waves,
             plan_clocks=self.config.plan_clocks,
             drop_clocks=self.config.drop_clocks,
+            plan_every_waves=None if self.config.freezing is None else self.config.freezing.every_waves,
         )
         self.dealt_to = tuple(self.members)
         segment = self.segment

@@ -78,6 +78,7 @@ def plan_segment(
     checkpoint_every_waves: int | None,
     plan_clocks: Collection[int] = (),
     drop_clocks: Collection[int] = (),
+    plan_every_waves: int | None = None,
 ) -> Segment:
     """The segment that starts at `progress`.
 
@@ -88,6 +89,7 @@ def plan_segment(
         checkpoint_every_waves: waves between two checkpoints.
         plan_clocks: clocks at which plans change.
         drop_clocks: those at which virtual workers leave.
+        plan_every_waves: waves between two clocks at which they may change.
 
     >>> data = DataSpec(num_samples=20, batch_size=2, seed=0, epochs=1, total_minibatches=None)
     >>> plan_segment(first_progress(data), data, minibatches_in_wave=4, checkpoint_every_waves=None)
@@ -114,6 +116,8 @@ def plan_segment(
         reason: min((clock for clock in clocks if clock > start), default=end + 1)
         for reason, clocks in ((PLAN, plan_clocks), (DRAIN, drop_clocks))
     }
+    if plan_every_waves is not None:
+        due[PLAN] = min(due[PLAN], (start // plan_every_waves + 1) * plan_every_waves)
     if checkpoint_every_waves is not None:
         due[CHECKPOINT] = (start // checkpoint_every_waves + 1) * checkpoint_every_waves
     first = min(end, *due.values())
@@ -184,6 +188,7 @@ def planned_lengths(
     checkpoint_every_waves: int | None,
     plan_clocks: Collection[int] = (),
     wave_changes: Sequence[WaveChange] = (),
+    plan_every_waves: int | None = None,
 ) -> Iterator[SegmentLength]:
     """The lengths of `planned_segments`, without dealing any sample; arguments as of `plan_segment`.
 
@@ -206,6 +211,7 @@ def planned_lengths(
             minibatches_in_wave=minibatches_in_wave,
             checkpoint_every_waves=checkpoint_every_waves,
             plan_clocks=plan_clocks,
+            plan_every_waves=plan_every_waves,
         )
         unread, remaining = _num_unused(progress, data), _remaining(progress, data)
         blocks = -(-unread // data.batch_size)
@@ -238,6 +244,7 @@ def planned_segments(
     checkpoint_every_waves: int | None,
     plan_clocks: Collection[int] = (),
     wave_changes: Sequence[WaveChange] = (),
+    plan_every_waves: int | None = None,
     order_of: Callable[[int], Sequence[int] | None] = lambda _: None,
 ) -> Iterator[tuple[Segment, dict[VirtualWorkerIndex, tuple[Block, ...]]]]:
     """Every segment of an undisturbed run from `progress` on, with its data division.
@@ -249,6 +256,7 @@ def planned_segments(
         checkpoint_every_waves: waves between two checkpoints.
         plan_clocks: clocks at which plans change.
         wave_changes: of N_v.
+        plan_every_waves: waves between two clocks at which they may change.
         order_of: epoch → `order` of `divide`.
     """
     while not is_finished(progress, data):
@@ -261,6 +269,7 @@ def planned_segments(
             minibatches_in_wave=sum(per_wave.values()),
             checkpoint_every_waves=checkpoint_every_waves,
             plan_clocks=plan_clocks,
+            plan_every_waves=plan_every_waves,
         )
         waves = segment.end - segment.start
         division = divide(progress, data, tuple(per_wave), per_wave, order=order_of(progress.epoch))

@@ -84,12 +84,16 @@ class ShardConfig(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., clock_shard_address: _Optional[str] = ..., membership: _Optional[_Union[_values_pb2.Membership, _Mapping]] = ..., slices: _Optional[_Iterable[_Union[_values_pb2.SlicePlan, _Mapping]]] = ..., sync: _Optional[_Union[_values_pb2.SyncSpec, _Mapping]] = ..., data: _Optional[_Union[_values_pb2.DataSpec, _Mapping]] = ..., checkpoint_every_waves: _Optional[int] = ..., checkpoint_keep: _Optional[int] = ..., run_dir: _Optional[str] = ..., progress: _Optional[_Union[_values_pb2.Progress, _Mapping]] = ..., run: _Optional[_Union[RunDocument, _Mapping]] = ..., clock_shard_id: _Optional[str] = ..., last_checkpoint_seconds: _Optional[float] = ..., keeps_history: bool = ..., storage: _Optional[str] = ..., plan_changes: _Optional[_Iterable[_Union[PlanChange, _Mapping]]] = ..., freezing: _Optional[_Union[Freezing, _Mapping]] = ..., wave_changes: _Optional[_Iterable[_Union[WaveChange, _Mapping]]] = ..., member_changes: _Optional[_Iterable[_Union[MemberChange, _Mapping]]] = ...) -> None: ...
 
 class Freezing(_message.Message):
-    __slots__ = ("levels", "changes")
+    __slots__ = ("levels", "changes", "alpha", "every_waves")
     LEVELS_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
+    ALPHA_FIELD_NUMBER: _ClassVar[int]
+    EVERY_WAVES_FIELD_NUMBER: _ClassVar[int]
     levels: _containers.RepeatedScalarFieldContainer[int]
     changes: _containers.RepeatedCompositeFieldContainer[FreezeChange]
-    def __init__(self, levels: _Optional[_Iterable[int]] = ..., changes: _Optional[_Iterable[_Union[FreezeChange, _Mapping]]] = ...) -> None: ...
+    alpha: str
+    every_waves: int
+    def __init__(self, levels: _Optional[_Iterable[int]] = ..., changes: _Optional[_Iterable[_Union[FreezeChange, _Mapping]]] = ..., alpha: _Optional[str] = ..., every_waves: _Optional[int] = ...) -> None: ...
 
 class FreezeChange(_message.Message):
     __slots__ = ("frozen", "clock", "epoch")
@@ -262,16 +266,25 @@ class Block(_message.Message):
     def __init__(self, indices: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReportStagedRequest(_message.Message):
-    __slots__ = ("requester", "wave", "blocks", "segment")
+    __slots__ = ("requester", "wave", "blocks", "segment", "squares")
+    class SquaresEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
     REQUESTER_FIELD_NUMBER: _ClassVar[int]
     WAVE_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    SQUARES_FIELD_NUMBER: _ClassVar[int]
     requester: _values_pb2.Requester
     wave: int
     blocks: _containers.RepeatedCompositeFieldContainer[Block]
     segment: int
-    def __init__(self, requester: _Optional[_Union[_values_pb2.Requester, _Mapping]] = ..., wave: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., segment: _Optional[int] = ...) -> None: ...
+    squares: _containers.ScalarMap[int, float]
+    def __init__(self, requester: _Optional[_Union[_values_pb2.Requester, _Mapping]] = ..., wave: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., segment: _Optional[int] = ..., squares: _Optional[_Mapping[int, float]] = ...) -> None: ...
 
 class HoldClockRequest(_message.Message):
     __slots__ = ("requester", "switch")

@@ -431,6 +431,7 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
         last_checkpoint_seconds=job.patience.last_checkpoint.total_seconds(),
         run_dir=Path(config.run_dir),
         bounds=config.plan.virtual_workers[config.vw].bounds,
+        tells_norms=job.freeze.alpha is not None,
     )
 
     def build(bounds: tuple[int, ...], frozen: int) -> BuiltStage:

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 
 from hetpipe import failpoints
 from hetpipe.clock import Clock as TimeSource
-from hetpipe.decide.elastic.freezing import with_freeze_levels
+from hetpipe.decide.elastic.freezing import freezing_of, lowered, with_freeze_levels
 from hetpipe.decide.elastic.script import check_script
 from hetpipe.decide.lifecycle.configs import (
     check_progress,
@@ -230,6 +230,9 @@ class JobTasks:
         check_script(run.job, run.plan, data, start, names, costs)
         check_patterns(run.job.memory, names)
         run = replace(run, plan=with_freeze_levels(run.plan, run.job, model.layers, start))
+        freezing = freezing_of(run.job, run.plan)
+        for sentence in () if freezing is None else lowered(freezing):
+            _log.warning("fewer_layers_frozen", job=self._job_id, reason=sentence)
         prepared = Prepared(run, data, start, submission)
         self._configure(prepared, task.agents, task.shards, model.eval_samples)
         if submission is not None:

@@ -132,7 +132,15 @@ class ShardClient:
         self._push(None, weights)
         self.clock_shard.invoke(calls.REPORT_INITIALIZED, ReportInitializedRequest(self.requester))
 
-    def push_wave(self, wave: Wave, update: FlatBuffer | None, blocks: Blocks | None, *, segment: Clock) -> None:
+    def push_wave(
+        self,
+        wave: Wave,
+        update: FlatBuffer | None,
+        blocks: Blocks | None,
+        *,
+        segment: Clock,
+        squares: dict[int, float] | None = None,
+    ) -> None:
         """Stage ũ on every shard and report it, in the background, after all earlier waves.
 
         Args:
@@ -140,8 +148,10 @@ class ShardClient:
             update: its ũ in host memory, owned by this call from now on; None for an empty wave.
             blocks: samples of its minibatches, on the first stage.
             segment: start of its segment.
+            squares: layer → squared norm of its gradients, where norms decide what freezes.
         """
-        self._submit(self._pusher, lambda: self._push_and_report(wave, update, blocks, segment))
+        request = ReportStagedRequest(self.requester, wave, blocks or (), segment, squares or {})
+        self._submit(self._pusher, lambda: self._push_and_report(wave, update, request))
 
     def fetch(self, clock: Clock, *, ahead: bool) -> None:
         """Pull w^(clock) into host memory in the background; the result goes to `SyncListener.on_fetched`."""
@@ -253,7 +263,7 @@ class ShardClient:
 
         executor.submit(guarded)
 
-    def _push_and_report(self, wave: Wave, update: FlatBuffer | None, blocks: Blocks | None, segment: Clock) -> None:
+    def _push_and_report(self, wave: Wave, update: FlatBuffer | None, request: ReportStagedRequest) -> None:
         try:
             if update is not None:
                 with self._timeline.span(Activity.PUSH, wave=wave):
@@ -262,7 +272,6 @@ class ShardClient:
             if update is not None:
                 self._pool.release(update)
         try:
-            request = ReportStagedRequest(self.requester, wave, blocks or (), segment)
             self.clock_shard.invoke(calls.REPORT_STAGED, request)
         except WaveOutOfOrder:
             if update is not None:

@@ -7,7 +7,7 @@ every new record, `stage_condition` of those that a stage acts on. History is wr
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from hetpipe.server.shard.decision_events import (
     Staged,
 )
 from hetpipe.server.shard.journal import Address, ClockState, Journal, RecoveredDecisions
-from hetpipe.values.decisions import MoveDecision
+from hetpipe.values.decisions import DecisionMoment, FreezeDecision, MoveDecision
 from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.requests import Meeting, Requester
@@ -147,13 +147,19 @@ class ClockShard:
             self._decide(Initialized(requester.vw, requester.incarnation, requester.stage))
 
     def staged(
-        self, requester: Requester, wave: Wave, blocks: tuple[tuple[int, ...], ...] | None, *, segment: Clock
+        self,
+        requester: Requester,
+        wave: Wave,
+        blocks: tuple[tuple[int, ...], ...] | None,
+        *,
+        segment: Clock,
+        squares: Mapping[int, float] | None = None,
     ) -> None:
         """Record that a stage has staged its part of a wave (`wire.calls.ReportStagedRequest`)."""
         with self.condition:
             self._check(requester)
             vw, life, stage = requester.vw, requester.incarnation, requester.stage
-            self._decide(Staged(vw, life, wave, stage, blocks, segment))
+            self._decide(Staged(vw, life, wave, stage, blocks, segment, dict(squares or {})))
 
     def hold(self, requester: Requester, switch: int) -> tuple[Clock, Clock]:
         """The clock for the switch point, and the next barrier.
@@ -394,6 +400,20 @@ class ClockShard:
                     pass
 
     def _log_members(self, record: SegmentRecord) -> None:
+        for vw, squares in self._log.deciding.items():
+            self._history.norms(clock=record.start, vw=vw, layers=list(squares), squares=list(squares.values()))
+        if self._log.deciding and record.frozen > self._log.frozen_before:
+            append_decision(
+                Path(self._run_dir),
+                FreezeDecision(
+                    DecisionMoment(record.start),
+                    "freeze",
+                    record.frozen,
+                    "norms",
+                    f"norms of gradients; {self._log.frozen_before} layers were frozen before",
+                    self._clock.wall(),
+                ),
+            )
         if record.frozen:
             self._history.freeze(clock=record.start, frozen=record.frozen, layers=record.frozen_layers)
         for member in record.left:

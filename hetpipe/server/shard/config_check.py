@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from fractions import Fraction
 from itertools import pairwise
 
 from hetpipe.errors import ProtocolViolation, ResourceExhausted
@@ -137,8 +138,19 @@ def _mistakes_of_freezing(freezing: Freezing | None, progress: Progress) -> Iter
         at = [number for number in (change.clock, change.epoch) if number is not None]
         if not 0 <= change.frozen < len(levels) or len(at) != 1 or not 0 <= at[0] < MAX_COUNT:
             yield f"{change.frozen} of {len(levels) - 1} layers frozen at clock {change.clock} or epoch {change.epoch}"
+    if freezing is not None and freezing.alpha is not None and not _is_part(freezing.alpha):
+        yield f"α = {freezing.alpha!r:.40}, which must be above 0 and below 1"
+    if freezing is not None and freezing.every_waves is not None and not 1 <= freezing.every_waves < MAX_COUNT:
+        yield f"norms that decide every {freezing.every_waves} waves"
     if not 0 <= progress.frozen < len(levels):
         yield f"a start with {progress.frozen} frozen layers, of at most {len(levels) - 1}"
+
+
+def _is_part(text: str) -> bool:
+    try:
+        return 0 < Fraction(text) < 1
+    except (ValueError, ZeroDivisionError):
+        return False
 
 
 def _mistakes_of_slices(slices: tuple[SlicePlan, ...]) -> Iterator[str]:

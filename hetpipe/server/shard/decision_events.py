@@ -7,7 +7,7 @@ records that the log appended; rejected inputs are not recorded.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from hetpipe.decide.sync.decision_log import DecisionLog
@@ -59,11 +59,14 @@ class Staged:
     stage: StageIndex
     blocks: Blocks | None
     segment: Clock
+    squares: dict[int, float] = field(default_factory=dict, hash=False)
     kind: Literal["staged"] = "staged"
 
     def apply(self, log: DecisionLog) -> Sequence[Record]:
         """Apply by `DecisionLog.staged`."""
-        return log.staged(self.vw, self.incarnation, self.wave, self.stage, self.blocks, segment=self.segment)
+        return log.staged(
+            self.vw, self.incarnation, self.wave, self.stage, self.blocks, segment=self.segment, squares=self.squares
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class _ClockCalls:
 
     def report_staged(self, request: ReportStagedRequest, _: Context) -> None:
         blocks = request.blocks if request.requester.stage == 0 else None
-        self._clock.staged(request.requester, request.wave, blocks, segment=request.segment)
+        self._clock.staged(request.requester, request.wave, blocks, segment=request.segment, squares=request.squares)
 
     def hold_clock(self, request: HoldClockRequest, _: Context) -> HeldClock:
         return HeldClock(*self._clock.hold(request.requester, request.switch))

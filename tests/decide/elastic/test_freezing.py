@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from hetpipe.decide.elastic.freezing import freeze_levels, freezing_of, with_freeze_levels
+from hetpipe.decide.elastic.freezing import freeze_levels, freezing_of, lowered, with_freeze_levels
 from hetpipe.decide.lifecycle.configs import fresh_progress
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.errors import JobError, PlanError
 from hetpipe.job.file import Job
 from hetpipe.values.freezing import FreezeChange, Freezing
-from hetpipe.values.ids import Term
+from hetpipe.values.ids import Clock, Term
 from hetpipe.values.plan import Plan
 from tests.server.coordinator.builders import JOB_ID, job, model
 from tests.server.coordinator.machine_driver import AGENTS
@@ -57,6 +57,34 @@ def test_a_job_that_freezes_nothing() -> None:
 def test_the_changes_of_a_job() -> None:
     of = freezing(layers=1, schedule=[{"epoch": 2, "layers": 2}])
     assert freezing_of(of, planned(of)) == Freezing((0, 2, 4), (FreezeChange(1, epoch=0), FreezeChange(2, epoch=2)))
+
+
+def test_fewer_layers_are_told() -> None:
+    (sentence,) = lowered(Freezing((0, 0, 4), (FreezeChange(1, epoch=0), FreezeChange(2, epoch=1))))
+    assert sentence.startswith("0 layers are frozen instead of 1: trained layers use a parameter of those left out")
+
+
+def test_a_script_freezes_at_clocks() -> None:
+    script = [{"at": {"clock": 2}, "do": "freeze", "layers": 2}]
+    of = Job(**{**job().model_dump(mode="json"), "elastic": {"script": script}})
+    assert freezing_of(of, planned(of)) == Freezing((0, 2, 4), (FreezeChange(2, clock=Clock(2)),))
+    thawed = Job(**{**of.model_dump(mode="json"), "elastic": {"script": [{**script[0], "layers": 1}]}})
+    message = r"elastic\.script\[0\]: freezes 1 layers, but 2 are frozen in the checkpoint already"
+    with pytest.raises(PlanError, match=message):
+        planned(thawed, frozen=2)
+
+
+def test_what_a_script_and_a_schedule_say_together() -> None:
+    script = [{"at": {"clock": 2}, "do": "freeze", "layers": 2}]
+    both = {"freeze": {"schedule": [{"epoch": 1, "layers": 1}]}, "elastic": {"script": script}}
+    with pytest.raises(JobError, match=r"freeze\.schedule: cannot be combined with `elastic\.script`"):
+        Job(**{**job().model_dump(mode="json"), **both})
+    fewer = {"freeze": {"layers": 2}, "elastic": {"script": script}}
+    with pytest.raises(JobError, match=r"elastic\.script\[0\]\.layers: is 2, but `freeze\.layers` freezes 2 from the"):
+        Job(**{**job().model_dump(mode="json"), **fewer})
+    falling = {"elastic": {"script": [*script, {"at": {"clock": 3}, "do": "freeze", "layers": 2}]}}
+    with pytest.raises(JobError, match="line 2 freezes 2 layers, after one that freezes 2: frozen layers stay frozen"):
+        Job(**{**job().model_dump(mode="json"), **falling})
 
 
 def test_a_checkpoint_with_frozen_layers_is_enough() -> None:
