@@ -117,7 +117,7 @@ def _chain(source: random.Random, num_layers: int, num_stages: int) -> list[Stag
             arriving_ticks=zero,
             returning_ticks=zero,
         )
-        found.append(replace(place, memory_bytes=int(source.uniform(0.4, 1.3) * kept(place) / num_stages)))
+        found.append(replace(place, memory_bytes=int(source.uniform(0.8, 2.5) * kept(place) / num_stages)))
     return found
 
 

@@ -42,7 +42,7 @@ def test_rows_are_stacked_and_train_as_the_same_samples_of_any_data_set(
 
 
 @pytest.mark.parametrize("num_workers", [2, pytest.param(3, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("data", ["augmented_rows", "shuffled_stream"])
+@pytest.mark.parametrize("data", ["shuffled_stream", pytest.param("augmented_rows", marks=pytest.mark.exhaustive)])
 def test_bits_do_not_depend_on_who_reads_and_a_run_goes_on_in_mid_epoch(
     data: str, num_workers: int, tmp_path: Path
 ) -> None:
