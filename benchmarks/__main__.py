@@ -23,6 +23,7 @@ from benchmarks import (
     memory_policies,
     memory_search,
     models,
+    moves,
     pipeline,
     planner,
     policies,
@@ -203,6 +204,12 @@ def _memory_search() -> Mapping[str, Any]:
     return {}
 
 
+def _moves() -> Mapping[str, Any]:
+    figures = moves.measure()
+    _say("(t) layers with 64 MiB of state move between stages of 50 ms", figures)
+    return {"barrier with a move / new processes": figures["move / new processes"]}
+
+
 #: Each measures, prints, and returns its ratios, nested by name; none where its figures are seconds alone.
 PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "pipeline": _pipeline,
@@ -221,6 +228,7 @@ PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "host-memory": _host_memory,
     "memory-policies": _memory_policies,
     "memory-search": _memory_search,
+    "moves": _moves,
     "gpu": _gpu,
 }
 

@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from hetpipe.decide.elastic.script import wave_changes
 from hetpipe.decide.sync.division import Block
-from hetpipe.decide.sync.segment import first_progress, planned_segments
+from hetpipe.decide.sync.segment import first_progress, planned_segments, wave_change_at
 from hetpipe.job.file import Job, load_job
 from hetpipe.pipeline.callables import MapDataset, build_train_data, check_not_importing, epoch_order
 from hetpipe.pipeline.data import read_minibatch
@@ -152,22 +153,27 @@ def _block(job: Job, dataset: MapDataset, vw: int, p: int) -> tuple[Block, int]:
         raise LookupError(f"there is no minibatch {p}; minibatches are numbered from 1")
     per_wave = {VirtualWorkerIndex(index): job.minibatches_of(VirtualWorkerIndex(index)) for index in range(count)}
     data, n = job.data_spec(len(dataset)), per_wave[VirtualWorkerIndex(vw)]
-    last = 0
+    changes = wave_changes(job)
+    last = origin = 0
     for segment, blocks in planned_segments(
         first_progress(data),
         data,
         per_wave=per_wave,
         checkpoint_every_waves=job.checkpoint.every_waves,
         plan_clocks=job.elastic.clocks,
+        wave_changes=changes,
         plan_every_waves=job.freeze.waves,
         order_of=epoch_order(job, Path.cwd(), dataset) or (lambda _: None),
     ):
         dealt = blocks[VirtualWorkerIndex(vw)]
-        first = segment.start * n + 1
+        change = wave_change_at(changes, segment.start)
+        n = n if change is None else change.of(VirtualWorkerIndex(vw))
+        first = origin + 1
         if p < first + len(dealt):
             return dealt[p - first], segment.epoch
         last = first + len(dealt) - 1 if dealt else last
-        following = segment.end * n + 1
+        origin += (segment.end - segment.start) * n
+        following = origin + 1
         if p < following:
             raise LookupError(
                 f"virtual worker {vw} has no minibatch {p}: numbering skips from {last}, the last one before the "

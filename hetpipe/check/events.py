@@ -218,6 +218,16 @@ class Plan(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Waves(Event):
+    """From the barrier at `clock` on a virtual worker has this N, and its next minibatch is `before` + 1."""
+
+    vw: int
+    clock: int
+    minibatches_per_wave: int
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
 class Freeze(Event):
     """From the barrier at `clock` on, the first `layers` layers are frozen, F of them with trainable parameters."""
 
@@ -277,5 +287,5 @@ class Damage:
     """(vw, incarnation) of the process that wrote the file, if earlier lines have it."""
 
 
-Decision = Commit | Publish | Evict | Join | Leave | Plan | Norms | Freeze | Barrier
+Decision = Commit | Publish | Evict | Join | Leave | Plan | Waves | Norms | Freeze | Barrier
 """The decisions of the clock shard; the order of these lines is the decision log."""

@@ -77,6 +77,8 @@ class Start:
     """Samples of `epoch` that earlier waves used."""
     minibatches: int = 0
     """Minibatches committed before."""
+    waves: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """vw → N_v, and its last minibatch before; empty where N has never changed."""
     frozen: int = 0
     """F."""
 
@@ -135,6 +137,28 @@ class MemoryLine:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberLine:
+    """A line of the job's script that drops a virtual worker, or adds it again."""
+
+    clock: int
+    vw: int
+    is_added: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WaveChange:
+    """A line of the job's script about N."""
+
+    clock: int
+    counts: tuple[int, ...]
+    """One number for all virtual workers, or one for each."""
+
+    def of(self, vw: int) -> int:
+        """N_v from there on."""
+        return self.counts[min(vw, len(self.counts) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """Everything a history is verified against."""
 
@@ -148,13 +172,16 @@ class Facts:
     freezing: FreezeRule = FreezeRule()
     memory: tuple[MemoryLine, ...] = ()
     """What the job's script says about memory policies, in order of time."""
-
-
-#: The default schedule. Its meaning is the same for every policy.
-_AUTO = "auto"
+    wave_changes: tuple[WaveChange, ...] = ()
+    """What the job's script says about N above the clock of the start, in order."""
+    members: tuple[MemberLine, ...] = ()
+    """What the job's script says about who trains, in order."""
 
 
 _Count = Annotated[int, Field(ge=1)]
+
+#: The default schedule. Its meaning is the same for every policy.
+_AUTO = "auto"
 
 
 class _SyncFile(BaseModel):
@@ -194,6 +221,7 @@ class _LineFile(BaseModel):
     vw: int = 0
     layers: int | list[int | str] = []
     policy: str = ""
+    minibatches_per_wave: _Count | list[_Count] = []
 
 
 class _ElasticFile(BaseModel):
@@ -240,6 +268,7 @@ class _StartFile(BaseModel):
     epoch: int = Field(default=0, ge=0)
     used: list[int] = []
     minibatches: int = Field(default=0, ge=0)
+    waves: dict[int, tuple[_Count, int]] = {}
     frozen: int = Field(default=0, ge=0)
 
 
@@ -269,6 +298,12 @@ def read_facts(run_dir: Path) -> Facts:
         waves=_waves(job, plan),
         freezing=_freezing(job),
         memory=tuple(_memory(job, facts)),
+        wave_changes=tuple(_wave_changes(job, facts.start.clock)),
+        members=tuple(
+            MemberLine(line.at.clock, line.vw, line.do == "add")
+            for line in job.elastic.script
+            if line.do in ("drop", "add") and line.at.clock is not None
+        ),
     )
 
 
@@ -284,7 +319,7 @@ def _freezing(job: _JobFile) -> FreezeRule:
 
 
 def _start(start: _StartFile) -> Start:
-    return Start(start.clock, start.epoch, frozenset(start.used), start.minibatches, start.frozen)
+    return Start(start.clock, start.epoch, frozenset(start.used), start.minibatches, start.waves, start.frozen)
 
 
 def _memory(job: _JobFile, facts: _FactsFile) -> Iterator[MemoryLine]:
@@ -296,6 +331,13 @@ def _memory(job: _JobFile, facts: _FactsFile) -> Iterator[MemoryLine]:
                 index for index, name in enumerate(facts.layers) if any(fnmatchcase(name, each) for each in patterns)
             )
             yield MemoryLine(line.vw, frozenset(meant), line.policy, line.at.clock, line.at.p)
+
+
+def _wave_changes(job: _JobFile, start: int) -> Iterator[WaveChange]:
+    for line in job.elastic.script:
+        given = line.minibatches_per_wave
+        if line.do == "waves" and line.at.clock is not None and line.at.clock > start and given:
+            yield WaveChange(line.at.clock, (given,) if isinstance(given, int) else tuple(given))
 
 
 def _read(path: Path, kind: type[FileModel]) -> FileModel:

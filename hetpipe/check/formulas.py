@@ -2,7 +2,7 @@
 
 They verify the ones in `hetpipe.decide.sync` and `hetpipe.decide.schedule`, so they share no code with them. p is
 1-based; `floor` is the clock of the latest barrier c with p > cN: after it, no minibatch may start with an older clock
-or with own older updates still separate.
+or with own older updates still separate. Where N has changed at a barrier, cN is origin + (c − start)·N of the rule.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ def wave_of(rule: RunRule, p: int) -> int:
 
     >>> [wave_of(RunRule(4, 0), p) for p in (1, 4, 5)]
     [0, 0, 1]
+    >>> [wave_of(RunRule(2, 0, start=3, origin=12), p) for p in (13, 14, 15)]
+    [3, 3, 4]
     """
-    return (p - 1) // rule.minibatches_per_wave
+    return rule.start + (p - rule.origin - 1) // rule.minibatches_per_wave
 
 
 def required_clock(rule: RunRule, p: int, floor: int) -> int:
@@ -77,9 +79,9 @@ def forward_through(rule: RunRule, p: int, floor: int, place: StagePosition) -> 
         case WeightRule.WAVE:
             newest = p - rule.minibatches_per_wave
         case WeightRule.FLUSH:
-            newest = wave_of(rule, p) * rule.minibatches_per_wave
+            newest = rule.through(wave_of(rule, p))
         case WeightRule.DOUBLE_BUFFER:
-            newest = (wave_of(rule, p) - 1) * rule.minibatches_per_wave
+            newest = rule.through(wave_of(rule, p) - 1)
         case WeightRule.VERTICAL:
             newest = p - place.num_stages
         case WeightRule.STASH | WeightRule.PREDICT | WeightRule.SPECTRAIN:
@@ -102,7 +104,7 @@ def ends_update(rule: RunRule, p: int) -> bool:
     >>> [p for p in range(1, 9) if ends_update(RunRule(4, 0, accumulate=2), p)]
     [2, 4, 6, 8]
     """
-    return p % rule.minibatches_per_update == 0
+    return (p - rule.origin) % rule.minibatches_per_update == 0
 
 
 def forward_is_newest(rule: RunRule) -> bool:
@@ -140,10 +142,10 @@ def is_switch_point(rule: RunRule, p: int, floor: int) -> bool:
     >>> [p for p in range(1, 10) if is_switch_point(RunRule(4, 0), p, 0)]
     [1, 4, 8]
     """
-    num = rule.minibatches_per_wave
-    if p == floor * num + 1:
+    if p == rule.through(floor) + 1:
         return True
-    return (p - 1) % num == 0 if rule.updates_per_wave else p % num == 0
+    within = p - rule.origin
+    return (within - rule.updates_per_wave) % rule.minibatches_per_wave == 0
 
 
 def minibatches_in(samples: int, batch_size: int) -> int:
@@ -177,10 +179,10 @@ def _waves_due(rule: RunRule, p: int) -> int:
         return wave_of(rule, p)
     if rule.weights is WeightRule.DOUBLE_BUFFER:
         return wave_of(rule, p) - 1
-    return -(-(p + 1) // rule.minibatches_per_wave) - 2
+    return rule.start - (-(p - rule.origin + 1) // rule.minibatches_per_wave) - 2
 
 
 def _updated(rule: RunRule, through: int, floor: int) -> int:
     """Round down to whole updates, but not below the barrier."""
-    whole = through // rule.minibatches_per_update * rule.minibatches_per_update
-    return max(whole, floor * rule.minibatches_per_wave)
+    whole = rule.origin + (through - rule.origin) // rule.minibatches_per_update * rule.minibatches_per_update
+    return max(whole, rule.through(floor))

@@ -16,7 +16,7 @@ from hetpipe.check.facts import Facts
 from hetpipe.check.formulas import ends_update, forward_is_newest, forward_through, minibatches_in, wave_of
 from hetpipe.check.orders import OrderVerifier
 from hetpipe.check.report import Findings, Kind
-from hetpipe.check.rules import RunRule, StagePosition, SyncRule
+from hetpipe.check.rules import StagePosition, SyncRule
 from hetpipe.check.timeline import Timeline
 from hetpipe.check.versions import verify_frozen
 
@@ -70,14 +70,14 @@ class LaneVerifier:
         """Report missing lines."""
         committed_minibatches: Counter[tuple[int, int]] = Counter()
         for (vw, incarnation), lanes in self._lanes.items():
-            started, rule = _started(lanes), self._timeline.rule_of(vw)
-            self._verify_gaps(started, rule)
+            started = _started(lanes)
+            self._verify_gaps(started)
             for p in started:
-                wave = wave_of(rule, p)
+                wave = wave_of(self._timeline.rule_of(vw, p), p)
                 if self._timeline.committed(vw, incarnation, wave):
                     committed_minibatches[vw, wave] += 1
             due = {p for p in started if self._is_due(vw, incarnation, p)}
-            stepping = self._stepping(started, rule)
+            stepping = self._stepping(started)
             for lane in lanes:
                 self._verify_order(lane)
                 self._verify_steps(lane, stepping)
@@ -97,9 +97,9 @@ class LaneVerifier:
             return
         lane.forwards[event.p] = event
         self._orders.see(event)
-        floor, rule = self._floor(event, event.p), self._timeline.rule_of(event.vw)
+        floor, rule = self._floor(event, event.p), self._timeline.rule_of(event.vw, event.p)
         through = forward_through(rule, event.p, floor, lane.place)
-        if through > floor * rule.minibatches_per_wave:
+        if through > rule.through(floor):
             lane.needed_step = max(lane.needed_step, through)
         self._verify_newest(lane, event, floor, must_be=forward_is_newest(rule))
 
@@ -130,7 +130,7 @@ class LaneVerifier:
 
     def _verify_newest(self, lane: _Lane, event: Pass, floor: int, *, must_be: bool) -> None:
         """Verify that a pass sees only updates its stage has made, and all of them if `must_be`."""
-        newest = max(lane.last_step, floor * self._timeline.rule_of(event.vw).minibatches_per_wave)
+        newest = max(lane.last_step, self._timeline.rule_of(event.vw, event.p).through(floor))
         if event.local_through > newest:
             lane.too_early.append((event, newest))
         elif must_be and event.local_through < newest:
@@ -154,8 +154,8 @@ class LaneVerifier:
         first: dict[tuple[int, ...], Step] = {}
         together = self._timeline.rule.sync is SyncRule.ALLREDUCE
         for (vw, incarnation), lanes in self._lanes.items():
-            rule = self._timeline.rule_of(vw)
             for step in (step for lane in lanes for step in lane.steps.values()):
+                rule = self._timeline.rule_of(vw, step.p)
                 update = (wave_of(rule, step.p),) if together else (vw, incarnation, step.p)
                 known = first.setdefault(update, step)
                 if known is not step and _scale_of(known) != _scale_of(step):
@@ -163,33 +163,35 @@ class LaneVerifier:
                     self._findings.add(Kind.SKIPPED_APART, message, step.origin)
 
     def _wave_of(self, event: StageEvent) -> int:
-        return wave_of(self._timeline.rule_of(event.vw), event.p)
+        return wave_of(self._timeline.rule_of(event.vw, event.p), event.p)
 
     def _floor(self, event: StageEvent, p: int) -> int:
         """The latest barrier before minibatch `p` that binds the incarnation of `event`."""
-        wave = wave_of(self._timeline.rule_of(event.vw), p)
+        wave = wave_of(self._timeline.rule_of(event.vw, p), p)
         return self._timeline.floor_clock(event.vw, event.incarnation, wave)
 
-    def _stepping(self, started: dict[int, StageEvent], rule: RunRule) -> set[int]:
+    def _stepping(self, started: dict[int, StageEvent]) -> set[int]:
         """Minibatches that end an update: those that fill a group, and the last before each barrier."""
         last = {self._floor(event, p): p for p, event in started.items()}
-        return {p for p in started if ends_update(rule, p)}.union(last.values())
+        return {p for p, event in started.items() if ends_update(self._timeline.rule_of(event.vw, p), p)}.union(
+            last.values()
+        )
 
     def _is_due(self, vw: int, incarnation: int, p: int) -> bool:
         """Whether p must be complete: no eviction or cut excuses it."""
         line = self._timeline
-        if line.committed(vw, incarnation, wave_of(line.rule_of(vw), p)):
+        if line.committed(vw, incarnation, wave_of(line.rule_of(vw, p), p)):
             return True
         if line.lives[vw, incarnation].left is not None:
             return True
         return line.complete and line.members.get(vw) == incarnation
 
-    def _verify_gaps(self, started: dict[int, StageEvent], rule: RunRule) -> None:
+    def _verify_gaps(self, started: dict[int, StageEvent]) -> None:
         """Verify that minibatches are numbered without gaps from each barrier on."""
         previous, previous_floor = 0, -1
         for p, event in started.items():
             floor = self._floor(event, p)
-            first = floor * rule.minibatches_per_wave + 1
+            first = self._timeline.rule_of(event.vw, p).through(floor) + 1
             expected = previous + 1 if floor == previous_floor else first
             if p != expected:
                 skipped = f"p = {expected}" if expected == p - 1 else f"p = {expected} … {p - 1}"

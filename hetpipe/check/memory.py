@@ -64,7 +64,7 @@ class MemoryVerifier:
         self, line: Memory, life: Life, before: dict[int, str], script: list[MemoryLine]
     ) -> dict[int, str]:
         """Verify one line; returns the policy of each layer."""
-        rule = self._timeline.rule_of(line.vw)
+        rule = self._timeline.rule_of(line.vw, line.p)
         layers = self._layers(life, line.stage, line.p)
         wave = wave_of(rule, line.p)
         unknown = [policy for policy in line.policies if policy not in _POLICIES]
@@ -86,7 +86,7 @@ class MemoryVerifier:
     def _verify_begin(
         self, begin: Forward | Wave, p: int, policies: dict[int, str], script: list[MemoryLine], layers: range | None
     ) -> None:
-        wave = wave_of(self._timeline.rule_of(begin.vw), p)
+        wave = wave_of(self._timeline.rule_of(begin.vw, p), p)
         for layer in layers or ():
             due = _due(script, layer, p, wave)
             if due is not None and policies.get(layer) != due:
@@ -100,11 +100,12 @@ class MemoryVerifier:
 
     def _layers(self, life: Life, stage: int, p: int) -> range | None:
         """The layers of a stage for minibatch `p`; None: not known."""
-        bounds = life.bounds_at(wave_of(self._timeline.rule_of(life.vw), p))
+        bounds = life.bounds_at(wave_of(self._timeline.rule_of(life.vw, p), p))
         return None if bounds is None or stage + 1 >= len(bounds) else range(bounds[stage], bounds[stage + 1])
 
     def _begins_wave(self, vw: int, p: int) -> bool:
-        return (p - 1) % self._timeline.rule_of(vw).minibatches_per_wave == 0
+        rule = self._timeline.rule_of(vw, p)
+        return p == rule.through(wave_of(rule, p)) + 1
 
     def _add(self, line: Memory, why: str) -> None:
         self._findings.add(Kind.MEMORY_POLICY, f"{line.name} has {len(line.policies)} policies, {why}", line.origin)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hetpipe.check.events import Backward, Forward, Pass
 from hetpipe.check.formulas import drained_since, most_in_flight, wave_of
 from hetpipe.check.report import Findings, Kind
-from hetpipe.check.rules import OrderRule, RunRule
+from hetpipe.check.rules import OrderRule, RunRule, StagePosition
 from hetpipe.check.timeline import Timeline
 
 
@@ -22,8 +22,7 @@ class _Lane:
     """Progress of one stage of one incarnation."""
 
     rule: RunRule
-    limit: int | None
-    """S_i, or None."""
+    place: StagePosition
     forwarded: int = 0
     """The last minibatch whose forward began."""
     backwarded: int = 0
@@ -31,6 +30,11 @@ class _Lane:
     """The clock before whose minibatches it was drained when that forward began."""
     early: list[tuple[Backward, int]] = field(default_factory=list)
     """Backwards with room for another forward, and the last forward before each."""
+
+    @property
+    def limit(self) -> int | None:
+        """S_i, or None."""
+        return most_in_flight(self.rule, self.place)
 
 
 @dataclass(slots=True)
@@ -53,11 +57,10 @@ class OrderVerifier:
         key = (event.vw, event.incarnation)
         life = self._lives.get(key)
         if life is None:
-            rule = self._timeline.rule_of(event.vw)
-            life = self._lives[key] = _Life(
-                [_Lane(rule, most_in_flight(rule, place)) for place in self._timeline.lives[key].places]
-            )
+            rule = self._timeline.rule_of(event.vw, event.p)
+            life = self._lives[key] = _Life([_Lane(rule, place) for place in self._timeline.lives[key].places])
         lane = life.lanes[event.stage]
+        lane.rule = self._timeline.rule_of(event.vw, event.p)
         since = self._since(event)
         if isinstance(event, Forward):
             life.last[since] = max(life.last.get(since, 0), event.p)
@@ -75,7 +78,7 @@ class OrderVerifier:
                         self._findings.add(Kind.BACKWARD_EARLY, message, backward.origin)
 
     def _since(self, event: Pass) -> int:
-        rule = self._timeline.rule_of(event.vw)
+        rule = self._timeline.rule_of(event.vw, event.p)
         floor = self._timeline.floor_clock(event.vw, event.incarnation, wave_of(rule, event.p))
         return drained_since(rule, event.p, floor)
 
@@ -105,8 +108,8 @@ class OrderVerifier:
     def _may_be_early(self, lane: _Lane, since: int) -> bool:
         """Whether the stage should have run another forward before this backward, if one was left."""
         if lane.rule.order is OrderRule.GPIPE:
-            return lane.forwarded % lane.rule.minibatches_per_wave != 0
+            return (lane.forwarded - lane.rule.origin) % lane.rule.minibatches_per_wave != 0
         return lane.rule.is_strict and lane.limit is not None and self._in_flight(lane, since) < lane.limit
 
     def _in_flight(self, lane: _Lane, since: int) -> int:
-        return lane.forwarded - max(lane.backwarded, since * lane.rule.minibatches_per_wave)
+        return lane.forwarded - max(lane.backwarded, lane.rule.through(since))

@@ -40,6 +40,7 @@ from hetpipe.check.events import (
     Step,
     Used,
     Wave,
+    Waves,
 )
 from hetpipe.errors import UserError
 
@@ -218,6 +219,13 @@ def _plan(record: Record, origin: Origin) -> Event:
     return Plan(origin, vw, incarnation, clock, version, _list(record, "bounds"))
 
 
+def _waves(record: Record, origin: Origin) -> Event:
+    vw, clock, minibatches, before = _counts(record, ("vw", "clock", "minibatches_per_wave", "origin"))
+    if minibatches == 0:
+        raise _MalformedError("minibatches_per_wave must be at least 1, not 0")
+    return Waves(origin, vw, clock, minibatches, before)
+
+
 def _memory(record: Record, origin: Origin) -> Event:
     policies = record.get("policies")
     if not isinstance(policies, list) or not all(isinstance(policy, str) for policy in policies):
@@ -276,6 +284,7 @@ _PARSERS: dict[str, Callable[[Record, Origin], Event]] = {
     "evict": _plain(Evict, *_LIFE_KEYS),
     "join": _join,
     "plan": _plan,
+    "waves": _waves,
     "norms": _norms,
     "freeze": _plain(Freeze, "clock", "frozen", "layers"),
     "leave": _plain(Leave, *_LIFE_KEYS),

@@ -9,9 +9,23 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from itertools import pairwise
 
-from hetpipe.check.events import Barrier, Commit, Decision, Event, Evict, Freeze, Join, Leave, Norms, Plan, Publish
+from hetpipe.check.events import (
+    Barrier,
+    Commit,
+    Decision,
+    Event,
+    Evict,
+    Freeze,
+    Join,
+    Leave,
+    Norms,
+    Plan,
+    Publish,
+    Waves,
+)
 from hetpipe.check.facts import Facts
 from hetpipe.check.report import Findings, Kind
+from hetpipe.check.rules import RunRule
 from hetpipe.check.timeline import Life, Timeline
 
 
@@ -39,6 +53,18 @@ def founders_of(decisions: Iterable[Decision], facts: Facts) -> list[int]:
     return sorted(joined or known)
 
 
+def _rules(facts: Facts) -> dict[int, list[RunRule]]:
+    """The rules of the virtual workers that have an N of their own, or whose N changes."""
+    rules = {vw: [facts.rule.with_wave_of(num)] for vw, num in enumerate(facts.waves)}
+    for vw, (num, before) in facts.start.waves.items():
+        rules[vw] = [facts.rule.with_wave_of(num, facts.start.clock, before)]
+    for change in facts.wave_changes:
+        for vw in range(len(facts.layout.bounds)):
+            own = rules.setdefault(vw, [facts.rule])
+            own.append(facts.rule.with_wave_of(change.of(vw), change.clock, own[-1].through(change.clock)))
+    return rules
+
+
 class Replay:
     """Replays decisions in order, reports violations of `wsp.md` §2, §4 and §5, and fills a timeline."""
 
@@ -47,6 +73,11 @@ class Replay:
         self._rule = facts.rule
         self._layout = facts.layout
         self._has_waves = bool(facts.waves)
+        self._wave_changes = facts.wave_changes
+        self._members = facts.members
+        self._has_numbers = bool(facts.start.waves)
+        #: (vw, clock) of the barriers at which N is recorded.
+        self._numbered: set[tuple[int, int]] = set()
         self._findings = findings
         self._position = -1
         self._freezing = facts.freezing
@@ -55,7 +86,7 @@ class Replay:
         self.timeline = Timeline(
             start_clock=start,
             rule=facts.rule,
-            rules={vw: facts.rule.with_wave_of(num) for vw, num in enumerate(facts.waves)},
+            rules=_rules(facts),
             lives={(vw, 0): Life(vw, 0, start, facts.layout.stages_of(vw), facts.layout.bounds[vw]) for vw in founders},
             members=dict.fromkeys(founders, 0),
             local=dict.fromkeys(range(len(facts.layout.bounds)), start),
@@ -77,6 +108,8 @@ class Replay:
             self._see_leave(decision)
         elif isinstance(decision, Plan):
             self._see_plan(decision)
+        elif isinstance(decision, Waves):
+            self._see_waves(decision)
         elif isinstance(decision, Norms):
             self.timeline.norms.setdefault(decision.clock, []).append(decision)
         elif isinstance(decision, Freeze):
@@ -233,6 +266,52 @@ class Replay:
         line.plans[vw] = plan
         life.plans.append(plan)
 
+    def _see_waves(self, waves: Waves) -> None:
+        """Verify N_v from a barrier on, and that the numbers of minibatches go on there."""
+        line, vw, clock = self.timeline, waves.vw, waves.clock
+        self._numbered.add((vw, clock))
+        rule = line.rule_in(vw, clock)
+        name = f"virtual worker {vw} has waves of {waves.minibatches_per_wave} minibatches at clock {clock}"
+        if clock not in line.pending and clock != line.barriers[-1]:
+            self._findings.add(Kind.WAVE_SIZE, f"{name}, where there is no barrier", waves.origin)
+        elif waves.minibatches_per_wave != rule.minibatches_per_wave:
+            message = f"{name}; those of the run have {rule.minibatches_per_wave}"
+            self._findings.add(Kind.WAVE_SIZE, message, waves.origin)
+        elif waves.before != rule.through(clock):
+            message = f"{name} and goes on with minibatch {waves.before + 1}; the next one is {rule.through(clock) + 1}"
+            self._findings.add(Kind.WAVE_SIZE, message, waves.origin)
+
+    def _is_numbered(self, clock: int) -> bool:
+        """Whether N has changed at or below a clock, so that each member has a line at every barrier."""
+        return self._has_numbers or any(change.clock <= clock for change in self._wave_changes)
+
+    def finish(self) -> None:
+        """Verify what the script decides; call after the last decision."""
+        self._verify_numbered()
+        self._verify_members()
+        self._verify_frozen()
+
+    def _verify_members(self) -> None:
+        """Verify that those whom the script has dropped commit nothing, until it adds them again where they join."""
+        line = self.timeline
+        for (vw, wave), commit in line.commits.items():
+            newest = [each for each in self._members if each.vw == vw and each.clock <= wave][-1:]
+            if newest and not newest[0].is_added:
+                message = f"virtual worker {vw} commits wave {wave}, but the script drops it at clock {newest[0].clock}"
+                self._findings.add(Kind.MEMBERSHIP, message, commit.origin)
+        for each in self._members:
+            is_reached = each.clock in line.barriers[1:] and (line.end is None or each.clock < line.end.clock)
+            if each.is_added and is_reached and each.clock not in [life.first_wave for life in line.lives_of(each.vw)]:
+                message = f"virtual worker {each.vw} does not join at clock {each.clock}, where the script adds it"
+                self._findings.add(Kind.MEMBERSHIP, message, line.publishes[each.clock].origin)
+
+    def _verify_numbered(self) -> None:
+        """Verify that N is recorded wherever it must be."""
+        for (vw, wave), commit in self.timeline.commits.items():
+            if wave in self.timeline.barriers and self._is_numbered(wave) and (vw, wave) not in self._numbered:
+                message = f"virtual worker {vw} commits wave {wave} behind a barrier at which its N is not recorded"
+                self._findings.add(Kind.WAVE_SIZE, message, commit.origin)
+
     def _see_freeze(self, freeze: Freeze) -> None:
         """Verify frozen layers: at a barrier, never fewer than before, and the model's for F."""
         line, levels = self.timeline, self._layout.freeze_levels
@@ -248,7 +327,7 @@ class Replay:
             self._findings.add(Kind.FREEZE, f"{name} freezes the first {freeze.layers}: it is {whose}", freeze.origin)
         line.freezes.append(freeze)
 
-    def finish(self) -> None:
+    def _verify_frozen(self) -> None:
         """Verify F in every segment, by the job."""
         line, levels = self.timeline, self._layout.freeze_levels
         last, before = None if line.end is None else line.end.clock, self._start_frozen
@@ -305,9 +384,9 @@ class Replay:
         """Verify that N_v of a virtual worker is known and constant, and equal to the common N where there is one."""
         line, vw, given = self.timeline, join.vw, join.minibatches_per_wave
         if self._has_waves and vw not in line.rules and given is not None:
-            line.rules[vw] = line.rule.with_wave_of(given)
-        known = line.rule_of(vw).minibatches_per_wave
-        if given != (known if self._has_waves else None):
+            line.rules[vw] = [line.rule.with_wave_of(given)]
+        known = line.rule_in(vw, join.clock).minibatches_per_wave
+        if given != (known if self._has_waves or self._is_numbered(join.clock) else None):
             has = "without an N of its own" if given is None else f"with waves of {given} minibatches"
             self._findings.add(Kind.WAVE_SIZE, f"{name} {has}; those of the run have {known}", join.origin)
 

@@ -30,7 +30,7 @@ class ReplicaVerifier:
         """Record one event of a stage."""
         if self._timeline.rule.sync is not SyncRule.ALLREDUCE:
             return
-        group = (event.stage, wave_of(self._timeline.rule_of(event.vw), event.p))
+        group = (event.stage, wave_of(self._timeline.rule_of(event.vw, event.p), event.p))
         if isinstance(event, Step):
             self._steps.setdefault(group, []).append(event)
         elif isinstance(event, Backward):

@@ -55,7 +55,7 @@ class Kind(StrEnum):
     CLOCK_FELL = "clock_fell"  #: clocks never fall
     CLOCK_REPEATED = "clock_repeated"  #: a clock is published once
     CLOCK_SKIPPED = "clock_skipped"  #: clocks are published one by one
-    WAVE_SIZE = "wave_size"  #: N_v of a virtual worker is what the job says, and never changes
+    WAVE_SIZE = "wave_size"  #: N_v and the numbers of minibatches are what the job and its script say
     WAVE_SHARE = "wave_share"  #: between two barriers minibatches are dealt in proportion to N_v
     PLAN = "plan"  #: plan versions grow, take effect at barriers, and give each layer to one stage
     PLAN_VERSION = "plan_version"  #: each pass of p carries the newest plan version with from ≤ p

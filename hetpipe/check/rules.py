@@ -86,10 +86,18 @@ class RunRule:
     """A ≥ 1; of no meaning where a policy makes one update per wave."""
     pulls_when_required: bool = False
     """`pull: required`: another clock comes into use only where the staleness bound forbids the old one."""
+    start: int = 0
+    """The barrier from which on a virtual worker has this N."""
+    origin: int = 0
+    """Its last minibatch before that barrier."""
 
-    def with_wave_of(self, minibatches: int) -> RunRule:
-        """The same rule for a virtual worker with another N."""
-        return replace(self, minibatches_per_wave=minibatches)
+    def with_wave_of(self, minibatches: int, start: int = 0, origin: int = 0) -> RunRule:
+        """The same rule for a virtual worker with another N, from a barrier on."""
+        return replace(self, minibatches_per_wave=minibatches, start=start, origin=origin)
+
+    def through(self, clock: int) -> int:
+        """The last minibatch of the waves before `clock`, which is not below `start`."""
+        return self.origin + (clock - self.start) * self.minibatches_per_wave
 
     @property
     def bound_clock_distance(self) -> int | None:

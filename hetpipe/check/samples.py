@@ -95,7 +95,7 @@ class SampleVerifier:
         for start, end in ends.items():
             if any(start <= clock < end for clock in evicted):
                 continue  # its uncommitted minibatches were dealt again
-            per_wave = {vw: line.rule_of(vw).minibatches_per_wave for vw in sorted(done[start])}
+            per_wave = {vw: line.rule_in(vw, start).minibatches_per_wave for vw in sorted(done[start])}
             due = shares(per_wave, done[start].total())
             for vw, share in due.items():
                 if done[start][vw] != share:

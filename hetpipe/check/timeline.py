@@ -59,8 +59,9 @@ class Timeline:
     start_clock: int
     rule: RunRule
     """The rule of the run, with the N of the virtual workers without one of their own."""
-    rules: dict[int, RunRule] = field(default_factory=dict)
-    """vw → its rule, with its N_v; those that have the N of `rule` are absent."""
+    rules: dict[int, list[RunRule]] = field(default_factory=dict)
+    """vw → its rules, each with its N_v, from the barriers on at which that changed; those that always have the N of
+    `rule` are absent."""
     lives: dict[tuple[int, int], Life] = field(default_factory=dict)
     """(vw, incarnation) → life."""
     members: dict[int, int] = field(default_factory=dict)
@@ -98,9 +99,15 @@ class Timeline:
         """Whether the run reached its end or a stop."""
         return self.end is not None
 
-    def rule_of(self, vw: int) -> RunRule:
-        """The rule for the minibatches of a virtual worker."""
-        return self.rules.get(vw, self.rule)
+    def rule_of(self, vw: int, p: int) -> RunRule:
+        """The rule for minibatch `p` of a virtual worker."""
+        rules = self.rules.get(vw, (self.rule,))
+        return next((rule for rule in reversed(rules) if rule.origin < p), rules[0])
+
+    def rule_in(self, vw: int, wave: int) -> RunRule:
+        """The rule for a wave of a virtual worker."""
+        rules = self.rules.get(vw, (self.rule,))
+        return next((rule for rule in reversed(rules) if rule.start <= wave), rules[0])
 
     def frozen_at(self, wave: int) -> tuple[int, int]:
         """F, and the number of frozen layers, in a wave."""

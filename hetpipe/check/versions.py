@@ -65,7 +65,7 @@ class VersionVerifier:
         seen = self._seen.get(key)
         if seen is None:
             seen = self._seen[key] = _Seen(self._timeline.lives[key], {}, set())
-        rule = self._timeline.rule_of(event.vw)
+        rule = self._timeline.rule_of(event.vw, event.p)
         floor = self._timeline.floor_clock(event.vw, event.incarnation, wave_of(rule, event.p))
         first = seen.first.get(event.p)
         if first is None:
@@ -95,7 +95,7 @@ class VersionVerifier:
                 previous = current
 
     def _verify_clock(self, event: Pass, floor: int, life: Life) -> None:
-        rule = self._timeline.rule_of(event.vw)
+        rule = self._timeline.rule_of(event.vw, event.p)
         required = required_clock(rule, event.p, floor)
         if event.clock < required:
             message = f"{event.name} starts with clock {event.clock}, but needs clock {required} (barrier {floor})"
@@ -105,7 +105,7 @@ class VersionVerifier:
             message = f"{event.name} starts with clock {event.clock}, but {why} takes {due}"
             self._findings.add(Kind.NOT_REQUIRED_CLOCK, message, event.origin)
         through = forward_through(rule, event.p, floor, life.places[0])
-        last_published = event.clock * rule.minibatches_per_wave
+        last_published = rule.through(event.clock)
         if last_published > through:
             message = (
                 f"{event.name} starts with clock {event.clock}, which holds minibatches through {last_published}, "
@@ -115,13 +115,13 @@ class VersionVerifier:
 
     def _verify_through(self, event: Pass, floor: int, life: Life) -> None:
         formula = forward_through if isinstance(event, Forward) else backward_through
-        through = formula(self._timeline.rule_of(event.vw), event.p, floor, life.places[event.stage])
+        through = formula(self._timeline.rule_of(event.vw, event.p), event.p, floor, life.places[event.stage])
         if event.local_through != through:
             message = f"{event.name} has own updates through {event.local_through} instead of {through}"
             self._findings.add(Kind.WRONG_LOCAL_THROUGH, message, event.origin)
 
     def _verify_life(self, event: Pass, life: Life) -> None:
-        wave, end = wave_of(self._timeline.rule_of(event.vw), event.p), self._timeline.end
+        wave, end = wave_of(self._timeline.rule_of(event.vw, event.p), event.p), self._timeline.end
         if end is not None and wave >= end.clock:
             message = f"{event.name} starts behind the end of the run at clock {end.clock}"
             self._findings.add(Kind.PAST_END, message, event.origin)
@@ -154,7 +154,7 @@ class VersionVerifier:
     def _verify_switch(self, previous: Pass, current: Pass) -> None:
         if current.clock == previous.clock:
             return
-        rule = self._timeline.rule_of(current.vw)
+        rule = self._timeline.rule_of(current.vw, current.p)
         floor = self._timeline.floor_clock(current.vw, current.incarnation, wave_of(rule, current.p))
         change = (
             f"virtual worker {current.vw} changes from clock {previous.clock} to {current.clock} at p = {current.p}"

@@ -32,10 +32,10 @@ class WaveVerifier:
             self._findings.add(Kind.MINIBATCH_TWICE, f"{event.name} is computed a second time", event.origin)
             return
         stages[event.stage] = event
-        rule = self._timeline.rule_of(event.vw)
-        num = rule.minibatches_per_wave
-        if event.first != event.wave * num + 1 or wave_of(rule, max(event.last, 1)) != event.wave:
-            due = f"but begins with {event.wave * num + 1}"
+        rule = self._timeline.rule_in(event.vw, event.wave)
+        first = rule.through(event.wave) + 1
+        if event.first != first or wave_of(rule, max(event.last, 1)) != event.wave:
+            due = f"but begins with {first}"
             message = f"{event.name} has the minibatches {event.first} to {event.last}, {due}"
             self._findings.add(Kind.MINIBATCH_MISSING, message, event.origin)
             return
@@ -93,14 +93,14 @@ class WaveVerifier:
                 if (
                     previous == (vw, incarnation)
                     and clock != last_clock
-                    and not needs_pull(self._timeline.rule_of(vw), p, floor, last_clock)
+                    and not needs_pull(self._timeline.rule_of(vw, p), p, floor, last_clock)
                 ):
                     change = f"p = {p} of {event.name} goes from clock {last_clock} to {clock}"
                     self._findings.add(Kind.NEEDLESS_PULL, f"{change}, where the old one will do", event.origin)
                 previous, last_clock = (vw, incarnation), clock
 
     def _verify_clocks(self, event: Wave) -> None:
-        line, rule = self._timeline, self._timeline.rule_of(event.vw)
+        line, rule = self._timeline, self._timeline.rule_in(event.vw, event.wave)
         floor = line.floor_clock(event.vw, event.incarnation, event.wave)
         for p, clock in ((event.first, event.first_clock), (event.last, event.last_clock)):
             required = required_clock(rule, p, floor)

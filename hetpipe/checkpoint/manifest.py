@@ -146,7 +146,10 @@ def _own_sha256(manifest: Manifest) -> str:
 
 def _text(manifest: Manifest) -> bytes:
     """The text as written. Earlier versions lack fields of the progress, and the checksum is that of their text."""
-    return wire.to_json(Manifest, manifest).replace(', "plans": {}', "").replace(', "frozen": 0', "").encode()
+    text = wire.to_json(Manifest, manifest)
+    for absent in (', "plans": {}', ', "frozen": 0', ', "waves": {}'):
+        text = text.replace(absent, "")
+    return text.encode()
 
 
 def parse_manifest(text: bytes) -> Manifest:

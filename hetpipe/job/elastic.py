@@ -10,6 +10,9 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 from hetpipe.job.sections import LayerCounts, PositiveInt, Section
 from hetpipe.values.bounds import MAX_LISTED
 from hetpipe.values.memory import LayerPolicy
+from hetpipe.values.suggest import join_names
+
+_VERBS = ("move", "memory", "waves", "drop", "add", "freeze")
 
 
 class ScriptMoment(Section):
@@ -40,11 +43,8 @@ class MoveLine(Section):
 
 
 def _moment_branch(value: object) -> str:
-    return (
-        "<minibatch>"
-        if (isinstance(value, Mapping) and "p" in value) or isinstance(value, MinibatchMoment)
-        else "<clock>"
-    )
+    is_minibatch = "p" in value if isinstance(value, Mapping) else isinstance(value, MinibatchMoment)
+    return "<minibatch>" if is_minibatch else "<clock>"
 
 
 _LayerIndex = Annotated[int, Field(ge=0)]
@@ -86,6 +86,53 @@ class MemoryLine(Section):
     """Their policy from there on, as `memory` of the job has them."""
 
 
+def _count_branch(value: object) -> str:
+    return "<number>" if isinstance(value, int) else "<list>"
+
+
+class WavesLine(Section):
+    """Waves get another number of minibatches."""
+
+    at: ScriptMoment = Field(examples=["{clock: 4}"])
+    """The barrier at which it takes effect."""
+    do: Literal["waves"] = Field(examples=["waves"])
+    """`waves`: the number of minibatches of a wave changes."""
+    minibatches_per_wave: Annotated[
+        Annotated[PositiveInt, Tag("<number>")]
+        | Annotated[Annotated[tuple[PositiveInt, ...], Field(max_length=MAX_LISTED)], Tag("<list>")],
+        Discriminator(_count_branch),
+    ] = Field(examples=[8])
+    """N from there on, of all virtual workers, or a list with the N of each."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """One number for all virtual workers, or one for each."""
+        given = self.minibatches_per_wave
+        return (given,) if isinstance(given, int) else given
+
+
+class DropLine(Section):
+    """A virtual worker leaves."""
+
+    at: ScriptMoment = Field(examples=["{clock: 4}"])
+    """The barrier at which it takes effect."""
+    do: Literal["drop"] = Field(examples=["drop"])
+    """`drop`: a virtual worker leaves, and its processes end."""
+    vw: int = Field(ge=0, examples=[1])
+    """The virtual worker."""
+
+
+class AddLine(Section):
+    """A virtual worker comes back."""
+
+    at: ScriptMoment = Field(examples=["{clock: 9}"])
+    """The barrier at which it takes effect; the others wait there until it is ready."""
+    do: Literal["add"] = Field(examples=["add"])
+    """`add`: a virtual worker that an earlier line dropped comes back."""
+    vw: int = Field(ge=0, examples=[1])
+    """The virtual worker."""
+
+
 class FreezeLine(Section):
     """The first layers of the model are trained no more."""
 
@@ -99,24 +146,27 @@ class FreezeLine(Section):
 
 def _verb(value: object) -> str | None:
     verb = value.get("do") if isinstance(value, Mapping) else getattr(value, "do", None)
-    return f"<{verb}>" if verb in ("move", "memory", "freeze") else None
+    return f"<{verb}>" if verb in _VERBS else None
 
 
 ScriptLine = Annotated[
     Annotated[MoveLine, Tag("<move>")]
     | Annotated[MemoryLine, Tag("<memory>")]
+    | Annotated[WavesLine, Tag("<waves>")]
+    | Annotated[DropLine, Tag("<drop>")]
+    | Annotated[AddLine, Tag("<add>")]
     | Annotated[FreezeLine, Tag("<freeze>")],
     Discriminator(
         _verb,
         custom_error_type="verb",
-        custom_error_message="needs a key `do` with one of the words move, memory and freeze",
+        custom_error_message=f"needs a key `do` with one of the words {join_names(_VERBS, 'and')}",
     ),
 ]
 """One change of a run's plan, decided beforehand."""
 
 
 def _in_order(script: tuple[ScriptLine, ...]) -> tuple[ScriptLine, ...]:
-    clock, moved, frozen = 0, set[int](), 0
+    clock, moved, has_waves = 0, set[int](), False
     for number, line in enumerate(script, start=1):
         if isinstance(line.at, MinibatchMoment):
             continue
@@ -125,7 +175,23 @@ def _in_order(script: tuple[ScriptLine, ...]) -> tuple[ScriptLine, ...]:
                 f"line {number} is at clock {line.at.clock}, after one at clock {clock}; give the lines in order"
             )
         if line.at.clock > clock:
-            clock, moved = line.at.clock, set()
+            clock, moved, has_waves = line.at.clock, set(), False
+        if isinstance(line, MoveLine):
+            if line.vw in moved:
+                raise ValueError(
+                    f"line {number} moves virtual worker {line.vw} a second time at clock {clock}; remove one"
+                )
+            moved.add(line.vw)
+        if isinstance(line, WavesLine):
+            if has_waves:
+                raise ValueError(f"line {number} changes the waves a second time at clock {clock}; remove one")
+            has_waves = True
+    return script
+
+
+def _ever_more_frozen(script: tuple[ScriptLine, ...]) -> tuple[ScriptLine, ...]:
+    frozen = 0
+    for number, line in enumerate(script, start=1):
         if isinstance(line, FreezeLine):
             if line.layers <= frozen:
                 raise ValueError(
@@ -133,21 +199,31 @@ def _in_order(script: tuple[ScriptLine, ...]) -> tuple[ScriptLine, ...]:
                     "frozen; give a larger number, or remove it"
                 )
             frozen = line.layers
-        if isinstance(line, MoveLine):
-            if line.vw in moved:
-                raise ValueError(
-                    f"line {number} moves virtual worker {line.vw} a second time at clock {clock}; remove one"
-                )
-            moved.add(line.vw)
+    return script
+
+
+def _dropped_before_added(script: tuple[ScriptLine, ...]) -> tuple[ScriptLine, ...]:
+    dropped = set[int]()
+    for number, line in enumerate(script, start=1):
+        if isinstance(line, DropLine | AddLine):
+            is_added, word = isinstance(line, AddLine), line.do
+            if (line.vw in dropped) != is_added:
+                why = "is not dropped by an earlier one" if is_added else "is dropped already"
+                raise ValueError(f"line {number} is `{word}` of virtual worker {line.vw}, which {why}; remove it")
+            (dropped.discard if is_added else dropped.add)(line.vw)
     return script
 
 
 class ElasticSection(Section):
     """Changes of plans while the job trains."""
 
-    script: Annotated[tuple[ScriptLine, ...], Field(max_length=MAX_LISTED), AfterValidator(_in_order)] = Field(
-        default=(), examples=["[{at: {clock: 4}, do: move, vw: 0, stages: [3, 1]}]"]
-    )
+    script: Annotated[
+        tuple[ScriptLine, ...],
+        Field(max_length=MAX_LISTED),
+        AfterValidator(_in_order),
+        AfterValidator(_ever_more_frozen),
+        AfterValidator(_dropped_before_added),
+    ] = Field(default=(), examples=["[{at: {clock: 4}, do: move, vw: 0, stages: [3, 1]}]"])
     """The changes, in order of time. A job with a script makes no automatic changes: no straggler's layers are moved,
     no virtual worker continues without its missing agents, and none is added.
     """
@@ -156,6 +232,21 @@ class ElasticSection(Section):
     def moves(self) -> tuple[MoveLine, ...]:
         """The lines that move layers."""
         return tuple(line for line in self.script if isinstance(line, MoveLine))
+
+    @property
+    def members(self) -> tuple[DropLine | AddLine, ...]:
+        """The lines that change who trains."""
+        return tuple(line for line in self.script if isinstance(line, DropLine | AddLine))
+
+    def stays_dropped(self, vw: int) -> bool:
+        """Whether a virtual worker is dropped for good."""
+        lines = [line for line in self.members if line.vw == vw]
+        return bool(lines) and isinstance(lines[-1], DropLine)
+
+    @property
+    def waves(self) -> tuple[WavesLine, ...]:
+        """The lines that change the number of minibatches per wave."""
+        return tuple(line for line in self.script if isinstance(line, WavesLine))
 
     @property
     def freezes(self) -> tuple[FreezeLine, ...]:

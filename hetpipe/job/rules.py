@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hetpipe.job.early import EarlyStoppingSection
-from hetpipe.job.elastic import ElasticSection, FreezeLine, MinibatchMoment, MoveLine
+from hetpipe.job.elastic import (
+    AddLine,
+    DropLine,
+    ElasticSection,
+    FreezeLine,
+    MinibatchMoment,
+    MoveLine,
+    WavesLine,
+)
 from hetpipe.job.freezing import FreezeSection
 from hetpipe.job.sections import (
     DEFAULT_MINIBATCHES_PER_WAVE,
@@ -316,7 +324,7 @@ def _script_for_the_stages(workers: WorkersSection, elastic: ElasticSection) -> 
         return
     for number, line in enumerate(elastic.script):
         path = ("elastic", "script", number)
-        if isinstance(line, FreezeLine):
+        if isinstance(line, WavesLine | FreezeLine):
             continue
         if line.vw >= workers.count:
             yield Problem((*path, "vw"), f"is {line.vw}, but the virtual workers are 0 to {workers.count - 1}")
@@ -342,6 +350,55 @@ def _script_of_replicas(sync: SyncSection, workers: WorkersSection, elastic: Ela
                 f"does not move all {workers.count} virtual workers alike at clock {clock}, but under {sync.kind} all "
                 "are cut equally; give one line for each, with the same `stages`",
             )
+
+
+def _waves_of_the_script(
+    workers: WorkersSection,
+    sync: SyncSection,
+    weights: WeightPolicy,
+    gradients: GradientsSection,
+    elastic: ElasticSection,
+) -> Iterator[Problem]:
+    """As of N itself, except for what the number of stages requires, which is checked with the plan."""
+    for number, line in enumerate(elastic.script):
+        if not isinstance(line, WavesLine):
+            continue
+        path, given = ("elastic", "script", number, "minibatches_per_wave"), line.counts
+        if isinstance(line.minibatches_per_wave, tuple):
+            if workers.count is not None and len(given) != workers.count:
+                yield Problem(
+                    path,
+                    f"has {len(given)} numbers, but there are {workers.count} virtual workers; give one for each, or "
+                    "one number for all",
+                )
+            elif sync.traits.averages_gradients and len(set(given)) > 1:
+                yield Problem(
+                    path, f"differ, but under {sync.kind} all virtual workers have equal waves; give one number"
+                )
+        if not POLICIES[weights].one_update_per_wave and any(each % gradients.accumulate for each in given):
+            yield Problem(
+                path,
+                f"is not a multiple of `gradients.accumulate`, {gradients.accumulate}, and a wave contains whole "
+                "updates; use a multiple",
+            )
+
+
+def _members_of_the_script(sync: SyncSection, workers: WorkersSection, elastic: ElasticSection) -> Iterator[Problem]:
+    """Only shards keep the weights without one that leaves, and somebody must go on."""
+    if elastic.members and not sync.traits.has_shards:
+        yield Problem(
+            ("elastic", "script"),
+            f"drops a virtual worker, but under `{sync.kind}` only the stages hold the weights; use wsp, bsp or asp",
+        )
+    dropped = set[int]()
+    for number, line in enumerate(elastic.script):
+        if isinstance(line, DropLine):
+            dropped.add(line.vw)
+        elif isinstance(line, AddLine):
+            dropped.discard(line.vw)
+        if workers.count is not None and len(dropped) >= workers.count:
+            yield Problem(("elastic", "script", number, "vw"), "is the last virtual worker that trains; keep one")
+            return
 
 
 def _one_decides_what_freezes(elastic: ElasticSection, freeze: FreezeSection) -> Iterator[Problem]:
@@ -421,6 +478,8 @@ _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
     _something_to_evaluate,
     _script_for_the_stages,
     _script_of_replicas,
+    _waves_of_the_script,
+    _members_of_the_script,
     _one_decides_what_freezes,
     _memory_between_barriers,
     _script_on_real_times,

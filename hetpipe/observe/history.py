@@ -202,6 +202,13 @@ class HistoryWriter(Protocol):
         """
         self.write("plan", vw=vw, incarnation=incarnation, clock=clock, version=version, bounds=list(bounds))
 
+    def waves(self, *, vw: int, clock: int, minibatches_per_wave: int, origin: int) -> None:
+        """From the barrier at `clock` on a virtual worker has this N, and `origin` is its last minibatch before.
+
+        Written at every barrier once N has changed.
+        """
+        self.write("waves", vw=vw, clock=clock, minibatches_per_wave=minibatches_per_wave, origin=origin)
+
     def freeze(self, *, clock: int, frozen: int, layers: int) -> None:
         """From the barrier at `clock` on, the first `layers` layers of the chain are frozen, F of them trainable.
 

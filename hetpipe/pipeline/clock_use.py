@@ -90,9 +90,10 @@ class ClockUse:
         if log.published < awaited:
             failpoints.reach("pull.while_gated")
             behind = log.behind(awaited)
+            own, published = p + self._parts.shift, log.published
             who = virtual_workers_text(behind) if behind else "the parameter servers"
             self.wait_reason = (
-                f"clock {awaited}, which minibatch {p} needs and {who} must finish first (published: {log.published})",
+                f"clock {awaited}, which minibatch {own} needs and {who} must finish first (published: {published})",
                 True,
             )
             return None

@@ -214,6 +214,8 @@ class StageCompute:
         self._device = device
         self._loss = loss
         self._pending: dict[Minibatch, _Pending] = {}
+        #: `StageParts.shift`.
+        self.shift = 0
         self._most_pending = 0
         self._activations = ActivationBytes(layers, watches=watches_activations)
         self._differentiation = Differentiation()
@@ -371,7 +373,7 @@ class StageCompute:
         return value.detach().requires_grad_() if needs_gradient else value
 
     def _seed_for(self, p: Minibatch, key: SeedKey) -> None:
-        seed_generators(layer_seed(self._seed, self._vw, p, key), self._device)
+        seed_generators(layer_seed(self._seed, self._vw, Minibatch(p + self.shift), key), self._device)
 
     def _seed_for_evaluation(self, number: int, key: SeedKey) -> None:
         seed_generators(evaluation_layer_seed(self._seed, self._vw, number, key), self._device)

@@ -86,6 +86,8 @@ class LayerMemory:
         return policies
 
     def _group(self, policies: Sequence[LayerPolicy]) -> None:
+        #: Of the layers, in the forwards from now on; empty if all are kept.
+        self.policies = tuple(policies) if set(policies) != {"keep"} else ()
         runs = {index: run for run in runs_of(policies) for index in range(*run)}
         groups = groupby(range(len(policies)), key=lambda index: (runs.get(index), policies[index] == "swap"))
         self._parts = [

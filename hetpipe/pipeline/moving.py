@@ -156,6 +156,8 @@ class LayerMover:
     def _adopt(self, built: BuiltStage, states: States, clock: Clock) -> None:
         """Load the states into the new stage, and replace the old one by it."""
         parts = self._parts
+        built.weights.number_by(parts.versions, parts.shift)
+        built.compute.shift = parts.shift
         weights = {name: value for state in states.values() for name, value in state.weights.items()}
         buffers = {name: value for state in states.values() for name, value in state.buffers.items()}
         filled = built.pool.take_on_host() if parts.has_shards else built.target

@@ -8,8 +8,10 @@ It ends at the barrier that ends the run, or at the one at which its virtual wor
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hetpipe.decide.sync.division import Block
-from hetpipe.decide.sync.records import SegmentRecord
+from hetpipe.decide.sync.records import SegmentMember, SegmentRecord
 from hetpipe.decide.sync.segment import DRAIN, divide, ends_run
 from hetpipe.errors import NonFiniteUpdate
 from hetpipe.pipeline.barrier import BarrierWork
@@ -107,7 +109,8 @@ class StageRunner:
                         epoch=epoch,
                     ).run()
                 except NonFiniteUpdate as error:
-                    first = segment.start * self._parts.sync.minibatches_per_wave + 1
+                    parts = self._parts
+                    first = segment.start * parts.sync.minibatches_per_wave + 1 + parts.shift
                     dealt = self._division(segment)[1][identity.vw] if self._parts.data.order_of else ()
                     raise explained(error, self._parts, dealt, first=first, epoch=epoch) from error
                 segment = self._reach_barrier(segment.start)
@@ -121,6 +124,9 @@ class StageRunner:
         the old version of the plan; then layers move.
         """
         leaves = self._parts.identity.leaves_at(segment)
+        member = self._parts.identity.in_segment(segment)
+        if member is not None:
+            self._change_waves(segment.start, member)
         if not leaves:
             self._take_weights(segment.start)
         if segment.reasons:
@@ -128,11 +134,21 @@ class StageRunner:
             self._tally.tick(now=True)
         if leaves or ends_run(segment.reasons):
             return True
-        member = self._parts.identity.in_segment(segment)
         if member is not None:
             self._mover.move(segment, member)
             self._parts.plan_version = member.version
         return False
+
+    def _change_waves(self, start: Clock, member: SegmentMember) -> None:
+        """Number the minibatches of the segment from `start` on by the N and the origin of its record."""
+        parts = self._parts
+        n = member.minibatches_per_wave or parts.sync.minibatches_per_wave
+        if n != parts.sync.minibatches_per_wave:
+            parts.sync = replace(parts.sync, minibatches_per_wave=n)
+            parts.versions = replace(parts.versions, minibatches_per_wave=n)
+        parts.shift = 0 if member.origin is None else member.origin - start * n
+        parts.weights.number_by(parts.versions, parts.shift)
+        parts.compute.shift = self._tally.shift = parts.shift
 
     def _figures(self) -> Figures:
         parts = self._parts
@@ -144,6 +160,7 @@ class StageRunner:
             max_norm=None if clipping is None else clipping.max_norm,
             loss_scale=None if scales is None else float(1 << scales.newest.exponent),
             skipped_updates=0 if scales is None else scales.skipped_updates,
+            memory=parts.compute.memory.policies,
         )
 
     # -- inside ------------------------------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ class SegmentRun:
         if self._forwarded - self._backwarded >= self._limit or not reason:
             p = self._backwarded + 1 if self._forwarded > self._backwarded else self._forwarded + 1
             neighbour = "the next stage" if self._forwarded > self._backwarded else "the previous stage"
-            reason, for_clock = f"{wait.reason} (minibatch {p}, {neighbour})", False
+            reason, for_clock = f"{wait.reason} (minibatch {p + self._parts.shift}, {neighbour})", False
         self._waiter.sleep(reason, for_clock=for_clock)
 
     @property
@@ -296,9 +296,9 @@ class SegmentRun:
             vw=identity.vw,
             incarnation=identity.incarnation,
             stage=identity.stage,
-            p=p,
+            p=p + parts.shift,
             clock=flying.clock,
-            local_through=version.through,
+            local_through=version.through + parts.shift,
             version=parts.plan_version,
             frozen=parts.frozen,
         )
@@ -320,12 +320,15 @@ class SegmentRun:
     def _begin_wave(self, p: Minibatch) -> None:
         """Let the layers have the memory policies of the wave that begins with `p`."""
         parts, identity = self._parts, self._parts.identity
-        policies = parts.compute.memory.begin_wave(p, self._gate.wave_of(p))
+        own = p + parts.shift
+        policies = parts.compute.memory.begin_wave(own, self._gate.wave_of(p))
         if policies is not None:
             parts.history.memory(
-                vw=identity.vw, incarnation=identity.incarnation, stage=identity.stage, p=p, policies=policies
+                vw=identity.vw, incarnation=identity.incarnation, stage=identity.stage, p=own, policies=policies
             )
-            _log.info("memory_policies", minibatch=p, policies=policies_text(policies, parts.layers[0].index) or "keep")
+            _log.info(
+                "memory_policies", minibatch=own, policies=policies_text(policies, parts.layers[0].index) or "keep"
+            )
 
     def _compute_forward(self, p: Minibatch, version: Version, values: Values) -> Values:
         """Read this stage's data of minibatch `p`, run its layers, and on the last stage the loss."""
@@ -341,7 +344,7 @@ class SegmentRun:
         return outputs
 
     def _request(self, p: Minibatch) -> Request:
-        return Request(p, self._blocks[p - self._start * self._n - 1], epoch=self._epoch)
+        return Request(p + self._parts.shift, self._blocks[p - self._start * self._n - 1], epoch=self._epoch)
 
     def _compute_loss(self, p: Minibatch, outputs: Values, batch: Batch) -> None:
         """Last stage: the loss of `p`; none if nothing in it counts, for the mean of nothing is not a number."""
@@ -377,7 +380,8 @@ class SegmentRun:
         loss = float(value)
         if not math.isfinite(loss):
             if not exponent:
-                raise NonFiniteUpdate(f"the loss of minibatch {p} is {loss}", minibatch=p)
+                own = p + self._parts.shift
+                raise NonFiniteUpdate(f"the loss of minibatch {own} is {loss}", minibatch=own)
             # Its update will most likely be skipped, and a mean with it would say nothing.
             self._tally.loss(p, MinibatchLoss(0.0, 0, num_samples))
             return
@@ -385,7 +389,7 @@ class SegmentRun:
 
     def _run_layers(self, p: Minibatch, version: Version, values: Values) -> Values:
         saving = Remapping(version.weights) if self._parts.versions.is_predicting else None
-        with failures_after_cut(f"the forward of minibatch {p} on {self._parts.identity}"):
+        with failures_after_cut(f"the forward of minibatch {p + self._parts.shift} on {self._parts.identity}"):
             return self._parts.compute.forward(p, version.weights, values, saving)
 
     def _take_forward(self, p: Minibatch) -> tuple[_InFlight, Values]:
@@ -447,9 +451,9 @@ class SegmentRun:
                 vw=identity.vw,
                 incarnation=identity.incarnation,
                 stage=identity.stage,
-                p=p,
+                p=p + parts.shift,
                 clock=flying.clock,
-                local_through=version.through,
+                local_through=version.through + parts.shift,
                 version=parts.plan_version,
                 frozen=parts.frozen,
             )
@@ -467,7 +471,7 @@ class SegmentRun:
         parts = self._parts
         started = parts.clock.monotonic()
         # Recomputation draws from the process's generators again.
-        with parts.guard, failures_after_cut(f"the backward of minibatch {p} on {self._parts.identity}"):
+        with parts.guard, failures_after_cut(f"the backward of minibatch {p + parts.shift} on {self._parts.identity}"):
             found = parts.compute.backward(p, version.weights, gradients)
         parts.weights.backwarded(p)
         parts.compute.finish()
@@ -505,7 +509,7 @@ class SegmentRun:
             incarnation=identity.incarnation,
             stage=identity.stage,
             wave=wave,
-            p=last,
+            p=last + parts.shift,
             version=parts.plan_version,
             frozen=parts.frozen,
         )

@@ -171,6 +171,9 @@ class StageParts:
     """Extra time for retries of the checkpoint that ends the run."""
     run_dir: Path = Path()
     """Folder of the run; for file names in messages."""
+    shift: int = 0
+    """Within a segment minibatches are numbered as if N had always been what it is now (wsp.md §11). Added to such a
+    number, this gives the minibatch's own, which seeds, records and messages use."""
     plan_version: int = 0
     """The version of its virtual worker's plan in the current segment."""
     bounds: tuple[int, ...] = ()

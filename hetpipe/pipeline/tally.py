@@ -12,6 +12,7 @@ from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.synchroniser import Synchroniser
 from hetpipe.pipeline.waiting import Waiter
 from hetpipe.values.ids import Clock, Minibatch
+from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.run import StageProgress, StageReport
 
 #: Interval of reports.
@@ -28,6 +29,7 @@ class Figures:
     max_norm: float | None
     loss_scale: float | None = None
     skipped_updates: int = 0
+    memory: tuple[LayerPolicy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ class Tally:
         self._clock = clock
         self._measure = measure
         self._metrics = metrics
+        #: `StageParts.shift`.
+        self.shift = 0
         #: Norm of the latest stepped gradient, before clipping.
         self.gradient_norm: float | None = None
         self._reported_at = clock.monotonic()
@@ -123,7 +127,7 @@ class Tally:
         if activity is Activity.BACKWARD:
             self._compute_seconds += self._forward_seconds.pop(p, 0.0)
             self._minibatches += 1
-        self._timeline.record(activity, start_seconds=started, end_seconds=ended, p=p)
+        self._timeline.record(activity, start_seconds=started, end_seconds=ended, p=p + self.shift)
 
     def wave_closed(self, num_waves: int, last: Minibatch) -> None:
         """Record that a wave is complete, with `last` as its last minibatch; the next wave may have begun."""
@@ -140,7 +144,7 @@ class Tally:
         self._metrics.write(
             WaveMetrics(
                 wave=num_waves - 1,
-                p=last,
+                p=last + self.shift,
                 minibatches=len(done),
                 samples=sum(one.samples for one in done),
                 weight=sum(one.weight for one in done),
@@ -182,5 +186,6 @@ class Tally:
                 first_losses=self._first_losses,
                 loss_scale=figures.loss_scale,
                 skipped_updates=figures.skipped_updates,
+                memory=figures.memory,
             )
         )

@@ -177,7 +177,7 @@ class Updates:
         summed = {name: torch.zeros_like(like[name]) if (g := own.get(name)) is None else g for name in self._names}
         counts = [float(weight), float(minibatches), *(float(own.get(name) is not None) for name in self._names)]
         counted = torch.tensor(counts, dtype=torch.float64, device=self._parts.pool.device)
-        with self._parts.timeline.span(Activity.REDUCE, p=self._latest):
+        with self._parts.timeline.span(Activity.REDUCE, p=self._latest + self._parts.shift):
             replicas.sum_([counted, *summed.values()])
         total, num_minibatches, *uses = counted.tolist()
         found = {name: summed[name] if used else None for name, used in zip(self._names, uses, strict=True)}
@@ -228,7 +228,7 @@ class Updates:
                 vw=identity.vw,
                 incarnation=identity.incarnation,
                 stage=identity.stage,
-                p=p,
+                p=p + parts.shift,
                 scale=1 << waiting.scale_exponent,
                 version=parts.plan_version,
                 frozen=parts.frozen,
@@ -245,7 +245,8 @@ class Updates:
         bad = (name for name, square in zip(self._names, waiting.squares, strict=False) if not math.isfinite(square))
         name = next(bad, None)
         if name is not None and waiting.is_own:
-            minibatches = range(waiting.p, waiting.p + 1)
+            p = waiting.p + self._parts.shift
+            minibatches = range(p, p + 1)
             raise NonFiniteUpdate.in_parameter(name, quantity="gradient", minibatches=minibatches)
 
     def _step(self, p: Minibatch, gradients: GradientsByName, *, is_own: bool) -> None:
@@ -257,7 +258,7 @@ class Updates:
                 vw=identity.vw,
                 incarnation=identity.incarnation,
                 stage=identity.stage,
-                p=p,
+                p=p + parts.shift,
                 version=parts.plan_version,
                 frozen=parts.frozen,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from hetpipe.report.quantities import bytes_text, of_bytes_text
 from hetpipe.report.text import count, duration, loss_first, measure, pairs, percent, rate
 from hetpipe.values.events import (
     Evaluated,
@@ -16,6 +17,7 @@ from hetpipe.values.events import (
     VirtualWorkerRow,
 )
 from hetpipe.values.life_state import WORKING, LifeState
+from hetpipe.values.memory import policies_text
 
 #: States, for people.
 STATE_TEXTS: dict[JobState, str] = {
@@ -74,8 +76,28 @@ def stages_text(stages: Sequence[StageRow]) -> str:
     >>> rows = [(0, 1, "n0/0"), (1, 4, "n0/1")]
     >>> stages_text([StageRow(LayerIndex(first), LayerIndex(last), DeviceId(on)) for first, last, on in rows])
     '0 on n0/0, 1-3 on n0/1'
+    >>> stages_text([StageRow(LayerIndex(1), LayerIndex(3), DeviceId("n0/1"), memory=("swap", "keep"))])
+    '1-2 on n0/1 (layers 1 swap, 2 keep)'
     """
-    return ", ".join(f"{_layers(stage)} on {stage.device}" for stage in stages)
+    return ", ".join(f"{_layers(stage)} on {stage.device}{_policies(stage)}" for stage in stages)
+
+
+def _policies(stage: StageRow) -> str:
+    """The memory policies of its layers, in brackets, unless all are kept."""
+    if len(set(stage.memory)) == 1:
+        return f" ({stage.memory[0]})"
+    text = policies_text(stage.memory, stage.first_layer)
+    return f" ({text})" if text else ""
+
+
+def memory_text(row: VirtualWorkerRow) -> str:
+    """Memory of each of its devices in use at most so far, and how much there is: `0.3 of 12 GiB, 0.2 of 12 GiB`."""
+    if not any(stage.memory_bytes for stage in row.stages):  # not yet, or from a coordinator of an earlier version
+        return bytes_text(row.memory_bytes)
+    return ", ".join(
+        of_bytes_text(stage.memory_bytes, stage.device_bytes) if stage.device_bytes else bytes_text(stage.memory_bytes)
+        for stage in row.stages
+    )
 
 
 def _layers(stage: StageRow) -> str:

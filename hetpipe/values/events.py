@@ -20,6 +20,7 @@ from hetpipe.values.bounds import MAX_CODE_BYTES, Name
 from hetpipe.values.conditions import Condition, ConditionKind
 from hetpipe.values.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, StageIndex, VirtualWorkerIndex
 from hetpipe.values.life_state import LifeState
+from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.plan import ModelReport, ProofReport
 from hetpipe.values.run import ClockSnapshot
 from hetpipe.values.sync import HexBytes
@@ -446,6 +447,12 @@ class StageRow:
     first_layer: LayerIndex
     last_layer: LayerIndex
     device: DeviceId
+    memory: tuple[LayerPolicy, ...] = ()
+    """Memory policies of its layers; empty if all are kept."""
+    memory_bytes: int = 0
+    """Peak of weight buffers and activations on its device so far."""
+    device_bytes: int = 0
+    """Memory of its device; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from hetpipe.values.catalogue import type_of_device_name
 from hetpipe.values.conditions import Condition
 from hetpipe.values.ids import AgentId, Clock, Incarnation, ShardIndex, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.values.link_measurement import MeasuredLinks
+from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.plan import Plan
 from hetpipe.values.sync import PlanVersion
 
@@ -184,6 +185,8 @@ class StageProgress:
     """After the latest update; None without `precision: fp16`."""
     skipped_updates: Count = 0
     """Updates skipped because a gradient overflowed."""
+    memory: tuple[LayerPolicy, ...] = ()
+    """Memory policies of the stage's layers; empty if all are kept, and from a stage of an earlier version."""
     kind: Literal["progress"] = "progress"
 
 

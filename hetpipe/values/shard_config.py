@@ -8,7 +8,7 @@ from hetpipe.values.freezing import Freezing
 from hetpipe.values.ids import JobId, ShardIndex, Term
 from hetpipe.values.plan import SlicePlan
 from hetpipe.values.run_document import RunDocument
-from hetpipe.values.sync import DataSpec, Membership, PlanChange, Progress, SyncSpec
+from hetpipe.values.sync import DataSpec, MemberChange, Membership, PlanChange, Progress, SyncSpec, WaveChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,10 @@ class ShardConfig:
     """Whether the shard writes its history into the folder of the run."""
     plan_changes: tuple[PlanChange, ...] = ()
     """Changes of plans that the job decides, in order of their clocks."""
+    wave_changes: tuple[WaveChange, ...] = ()
+    """Changes of N that the job decides, in order of their clocks."""
+    member_changes: tuple[MemberChange, ...] = ()
+    """Virtual workers that leave and come back as the job decides, in order of their clocks."""
     storage: str | None = None
     """URL of the object store for checkpoints; None: they are in the folder of the run."""
     freezing: Freezing | None = None

@@ -156,6 +156,31 @@ class PlanChange:
 
 
 @dataclass(frozen=True, slots=True)
+class WaveChange:
+    """Another N, decided before the run (wsp.md §11)."""
+
+    clock: Clock
+    """The barrier at which it takes effect; ≥ 1."""
+    minibatches_per_wave: tuple[int, ...]
+    """N of all virtual workers, or N_v of each by index."""
+
+    def of(self, vw: VirtualWorkerIndex) -> int:
+        """N_v of a virtual worker from there on."""
+        return self.minibatches_per_wave[vw if len(self.minibatches_per_wave) > 1 else 0]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberChange:
+    """A virtual worker that leaves or comes back at a barrier, decided before the run (plan-versions.md §3)."""
+
+    clock: Clock
+    """The barrier; ≥ 1."""
+    vw: VirtualWorkerIndex
+    joins: bool
+    """Whether it comes back; else it leaves."""
+
+
+@dataclass(frozen=True, slots=True)
 class PlanMove:
     """Another cut of a virtual worker, decided while the job trains: it takes effect at the next barrier."""
 
@@ -183,6 +208,17 @@ class DecidedMove:
 
 
 @dataclass(frozen=True, slots=True)
+class WaveNumbers:
+    """How the minibatches of a virtual worker are numbered from a barrier on (wsp.md §11)."""
+
+    minibatches_per_wave: int
+    """N_v."""
+    origin: int
+    """The last minibatch before the barrier: wave c, from the clock s of the barrier on, begins with minibatch
+    origin + (c − s)·N_v + 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """Progress of a run at a barrier, sufficient to continue from there. Part of every checkpoint."""
 
@@ -200,6 +236,9 @@ class Progress:
     of earlier versions."""
     frozen: int = 0
     """F: the frozen layers with trainable parameters from this barrier on; it never falls (freezing.md)."""
+    waves: dict[VirtualWorkerIndex, WaveNumbers] = field(default_factory=dict, hash=False)
+    """N_v of each virtual worker from this barrier on, and its number of minibatches before; empty where N has never
+    changed: then it is that of the job, and they number clock·N."""
 
 
 @dataclass(frozen=True, slots=True)

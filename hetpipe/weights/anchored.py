@@ -32,6 +32,7 @@ class AnchoredWeights:
         self.optimizer = optimizer
         self._table = table
         self._n = table.minibatches_per_wave
+        self._shift = 0
         self._start = Clock(0)
         #: ρ of the current wave, and the last minibatch whose update it contains; None: none.
         self._rho = rho
@@ -59,6 +60,10 @@ class AnchoredWeights:
         self._updates: dict[Wave, FlatBuffer] = {}
         self.peak_at_rest = 0
 
+    def number_by(self, table: VersionTable, shift: int) -> None:
+        """Use another table from the next segment on."""
+        self._table, self._n, self._shift = table, table.minibatches_per_wave, shift
+
     def start(self, clock: Clock, published: FlatBuffer | None) -> None:
         """Start a segment: everything is w^(clock), ρ = 0."""
         assert published is not None, "the weights of a barrier come from the parameter servers"
@@ -73,7 +78,8 @@ class AnchoredWeights:
         if self._anchor is not None:
             self._pool.release(self._anchor)
         self._anchor, self._anchor_clock, self._anchor_through = self._pool.to_device(published), clock, Wave(clock)
-        self._start, self._closed, self._forwarded = clock, Wave(clock), clock * self._n
+        self._start, self._closed = clock, Wave(clock)
+        self._forwarded = self._backwarded = clock * self._n
         self._rho.zero_()
         self._rho_through = None
         if self._table.is_predicting:
@@ -322,8 +328,8 @@ class AnchoredWeights:
             after = self._sums.get(q) or used.get(q)
             name = after.first_non_finite() if after else None
             if name is not None:
-                return _not_finite(q, name)
-        return _not_finite(last, self._rho.first_non_finite() or "")
+                return _not_finite(q + self._shift, name)
+        return _not_finite(last + self._shift, self._rho.first_non_finite() or "")
 
 
 def _not_finite(p: int, name: str) -> NonFiniteUpdate:

@@ -26,6 +26,7 @@ class DirectWeights:
         self._pool = pool
         self.optimizer = optimizer
         self._table = table
+        self._shift = 0
         self._start = Clock(0)
         self._newest = first
         #: The last minibatch whose update is in the newest weights.
@@ -35,6 +36,10 @@ class DirectWeights:
         #: Minibatches between their forward and the end of their backward, with their weights.
         self._used: dict[int, Version] = {}
         self.peak_at_rest = 1
+
+    def number_by(self, table: VersionTable, shift: int) -> None:
+        """Use another table from the next segment on."""
+        self._table, self._shift = table, shift
 
     def start(self, clock: Clock, published: FlatBuffer | None) -> None:
         """Start a segment from the newest weights; nothing is ever published here."""
@@ -96,8 +101,9 @@ class DirectWeights:
         """Finish a wave; returns None, as nothing is pushed."""
         name = None if self._newest.is_finite() else self._newest.first_non_finite()
         if name is not None:
-            first = wave * self._table.minibatches_per_wave + 1
-            raise NonFiniteUpdate.in_parameter(name, quantity="update", minibatches=range(first, last + 1))
+            first = wave * self._table.minibatches_per_wave + 1 + self._shift
+            minibatches = range(first, last + 1 + self._shift)
+            raise NonFiniteUpdate.in_parameter(name, quantity="update", minibatches=minibatches)
 
     @property
     def at_barrier(self) -> FlatBuffer:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from hetpipe.decide.schedule.versions import VersionTable
 from hetpipe.values.ids import Clock, Minibatch, Wave
 from hetpipe.weights.flat import BufferPool, FlatBuffer
 from hetpipe.weights.optimizer import StageOptimizer
@@ -56,6 +57,10 @@ class StageWeights(Protocol):
     optimizer: StageOptimizer
     #: Peak number of buffers held between two actions.
     peak_at_rest: int
+
+    def number_by(self, table: VersionTable, shift: int) -> None:
+        """Use another table of versions in the segment that starts next; messages add `shift` to its minibatches."""
+        ...
 
     def start(self, clock: Clock, published: FlatBuffer | None) -> None:
         """Start a segment at the barrier at `clock`, from w^(clock), or from the newest weights if that is None."""

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hetpipe.job.early import EarlyStoppingSection
-from hetpipe.job.elastic import ElasticSection, FreezeLine, MemoryLine, MoveLine
+from hetpipe.job.elastic import AddLine, DropLine, ElasticSection, FreezeLine, MemoryLine, MoveLine, WavesLine
 from hetpipe.job.file import Job
 from hetpipe.job.freezing import FreezePoint, FreezeSection
 from hetpipe.job.log import LogSection, MlflowSection, WandbSection
@@ -81,6 +81,9 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "elastic": ElasticSection,
     "elastic.script.move": MoveLine,
     "elastic.script.memory": MemoryLine,
+    "elastic.script.waves": WavesLine,
+    "elastic.script.drop": DropLine,
+    "elastic.script.add": AddLine,
     "elastic.script.freeze": FreezeLine,
     "freeze": FreezeSection,
     "freeze.schedule": FreezePoint,
@@ -104,6 +107,9 @@ _LEFT_OUT = (
     "cluster.devices",
     "elastic.script.move",
     "elastic.script.memory",
+    "elastic.script.waves",
+    "elastic.script.drop",
+    "elastic.script.add",
     "elastic.script.freeze",
     "log.wandb",
     "log.mlflow",

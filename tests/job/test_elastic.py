@@ -23,6 +23,10 @@ def memory(**changes: Any) -> dict[str, Any]:
     return {"at": {"p": 9}, "do": "memory", "vw": 0, "layers": (0, "h.*"), "policy": "swap", **changes}
 
 
+def waves(given: Any = 4, clock: int = 4) -> dict[str, Any]:
+    return {"at": {"clock": clock}, "do": "waves", "minibatches_per_wave": given}
+
+
 def script(*lines: dict[str, Any]) -> dict[str, Any]:
     return {"script": lines}
 
@@ -40,7 +44,7 @@ def test_a_script_survives_the_job_file() -> None:
         ((line(0),), "elastic.script[0].at.clock: "),
         (
             (line(4, do="shrink"),),
-            "elastic.script[0]: needs a key `do` with one of the words move, memory and freeze",
+            "elastic.script[0]: needs a key `do` with one of the words move, memory, waves, drop, add and freeze",
         ),
         ((line(4, stages=()),), "elastic.script[0].stages: "),
         ((line(4, stages=(0, 2)),), "elastic.script[0].stages[0]: "),
@@ -78,6 +82,85 @@ def test_several_lines_may_be_about_the_memory_of_one_virtual_worker_at_one_cloc
     assert made.elastic.clocks == [2, 2, 2]
     assert [each.vw for each in made.elastic.moves] == [0]
     assert Job.model_validate(made.model_dump(mode="json")) == made
+
+
+def test_waves_change_for_all_or_for_each() -> None:
+    lines = (waves(4, 2), line(2), waves((4, 2), 4))
+    two: dict[str, Any] = {"workers": {"count": 2, "stages": 2}, "sync": {"kind": "wsp", "D": 0}}
+    made = job(**two, elastic=script(*lines))
+    assert [each.counts for each in made.elastic.waves] == [(4,), (4, 2)]
+    assert made.elastic.clocks == [2, 2, 4]
+    assert Job.model_validate(made.model_dump(mode="json")) == made
+
+
+@pytest.mark.parametrize(
+    ("given", "changes", "wrong"),
+    [
+        (0, {}, "elastic.script[0].minibatches_per_wave: must be at least 1"),
+        ((1, 2, 3), {}, "elastic.script[0].minibatches_per_wave: has 3 numbers, but there are 2 virtual workers"),
+        (
+            3,
+            {"gradients": {"accumulate": 2}},
+            "elastic.script[0].minibatches_per_wave: is not a multiple of `gradients.accumulate`, 2",
+        ),
+        (
+            (4, 2),
+            {"sync": {"kind": "allreduce", "minibatches_per_wave": 2}, "weights": "flush"},
+            "elastic.script[0].minibatches_per_wave: differ, but under allreduce all virtual workers have equal waves",
+        ),
+    ],
+)
+def test_waves_that_cannot_be(given: Any, changes: dict[str, Any], wrong: str) -> None:
+    two: dict[str, Any] = {"workers": {"count": 2, "stages": 2}, "sync": {"kind": "wsp", "D": 0}}
+    (found,) = problems(**{**two, **changes}, elastic=script(waves(given)))
+    assert found.startswith(wrong), found
+
+
+def member(verb: str, vw: int = 1, clock: int = 4) -> dict[str, Any]:
+    return {"at": {"clock": clock}, "do": verb, "vw": vw}
+
+
+def test_virtual_workers_are_dropped_and_added() -> None:
+    lines = (member("drop"), member("drop", 0, 6), member("add", 1, 8), member("drop", 1, 9))
+    made = job(elastic=script(*lines), workers={"count": 3, "stages": 2})
+    assert [(each.do, each.vw) for each in made.elastic.members] == [("drop", 1), ("drop", 0), ("add", 1), ("drop", 1)]
+    assert [made.elastic.stays_dropped(vw) for vw in range(3)] == [True, True, False]
+    assert Job.model_validate(made.model_dump(mode="json")) == made
+
+
+@pytest.mark.parametrize(
+    ("lines", "changes", "wrong"),
+    [
+        (
+            (member("add"),),
+            {},
+            "elastic.script: line 1 is `add` of virtual worker 1, which is not dropped by ",
+        ),
+        (
+            (member("drop"), member("drop")),
+            {},
+            "elastic.script: line 2 is `drop` of virtual worker 1, which is ",
+        ),
+        (
+            (member("drop"), member("drop", 0)),
+            {},
+            "elastic.script[1].vw: is the last virtual worker that trains; keep one",
+        ),
+        (
+            (member("drop"),),
+            {"sync": {"kind": "allreduce", "minibatches_per_wave": 2}, "weights": "flush"},
+            "elastic.script: drops a virtual worker, but under `allreduce` only the stages hold the weights; use wsp",
+        ),
+    ],
+)
+def test_members_that_cannot_be(lines: tuple[dict[str, Any], ...], changes: dict[str, Any], wrong: str) -> None:
+    (found,) = problems(**{"workers": {"count": 2, "stages": 2}, **changes}, elastic=script(*lines))
+    assert found.startswith(wrong), found
+
+
+def test_waves_change_once_at_a_clock() -> None:
+    (found,) = problems(elastic=script(waves(), waves(2)), workers={"count": 1, "stages": 2})
+    assert found == "elastic.script: line 2 changes the waves a second time at clock 4; remove one"
 
 
 def test_policies_change_at_barriers_only_where_backwards_use_other_weights_than_forwards() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from hetpipe.check import check_run
 from hetpipe.checkpoint.format import CheckpointReader
 from hetpipe.checkpoint.manifest import newest_checkpoint
+from hetpipe.decide.elastic.script import most_minibatches_per_wave
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.decide.schedule.in_flight import weight_buffers
 from hetpipe.job.file import Job
@@ -73,6 +74,10 @@ class Case:
     reads: dict[str, Any] = field(default_factory=dict)
     """Further keys of `data`."""
     memory: Any = "keep"
+    resized: tuple[tuple[int, int | tuple[int, ...]], ...] = ()
+    """(clock, N, or N_v of each worker, from there on)."""
+    members: tuple[tuple[int, str, int], ...] = ()
+    """(clock, `drop` or `add`, worker)."""
     freeze: dict[str, Any] = field(default_factory=dict)
     freezes: tuple[tuple[int, int], ...] = ()
     """(clock, frozen layers with parameters from there on), by the script."""
@@ -139,9 +144,20 @@ class Case:
                 {"at": at, "do": "memory", "vw": vw, "layers": layers, "policy": policy}
                 for at, vw, layers, policy in self.policies
             ),
+            *({"at": {"clock": at}, "do": verb, "vw": vw} for at, verb, vw in self.members),
+            *({"at": {"clock": at}, "do": "waves", "minibatches_per_wave": n} for at, n in self.resized),
             *({"at": {"clock": at}, "do": "freeze", "layers": layers} for at, layers in self.freezes),
         ]
         return tuple(sorted(lines, key=lambda line: line["at"].get("clock", (line["at"].get("p", 1) - 1) // self.wave)))
+
+    @property
+    def _membership(self) -> dict[int, tuple[int, ...]]:
+        """Clock → workers from there on."""
+        present, found = set(range(self.workers)), {}
+        for at, verb, vw in self.members:
+            (present.discard if verb == "drop" else present.add)(vw)
+            found[at] = tuple(sorted(present))
+        return found
 
     def reference(self, **changes: Any) -> ReferenceRun:
         values: dict[str, Any] = {
@@ -165,6 +181,8 @@ class Case:
             "plans": {
                 clock: {vw: counts for at, vw, counts in self.moves if at == clock} for clock, _, _ in self.moves
             },
+            "waves": dict(self.resized),
+            "membership": self._membership,
             "extra_barriers": tuple(at["clock"] for at, *_ in self.policies if "clock" in at),
             "sync": self.kind if not self.has_shards else "wsp",
             "accumulate": self.accumulate,
@@ -194,7 +212,7 @@ def run(case: Case, folder: Path, **options: Any) -> InProcessResult:
         expected = weight_buffers(
             stage=stage,
             num_stages=len(result.plan.virtual_workers[vw].stages),
-            minibatches_per_wave=case.job().minibatches_of(vw),
+            minibatches_per_wave=most_minibatches_per_wave(case.job(), result.plan.virtual_workers[vw]),
             weights="wave" if POLICIES[case.weights].predicts is not None else case.weights,
         )
         expected = 1 if POLICIES[case.weights].predicts is not None else expected

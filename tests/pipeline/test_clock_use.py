@@ -54,6 +54,7 @@ class Use:
         self.inbox = Inbox(None, None, Clock(start))
         self.records = 0
         parts = SimpleNamespace(
+            shift=0,
             sync=SyncSpec(n, staleness, "sum", deterministic, weights),
             has_shards=has_shards,
             synchroniser=SimpleNamespace(hold=self.hold, fetch=self.fetch),

@@ -47,7 +47,8 @@ def tally_with(
     clock, timeline, inbox = clock or FakeClock(), NullTimeline(), Inbox(None, None, Clock(0))
     around: dict[str, Any] = {"report": report, "timeline": timeline, "clock": clock}
     waiter = Waiter("a stage", inbox.condition, stall_seconds=1.0, **around)
-    figures = Figures(7, 9, learning_rate=0.5, max_norm=1.0, loss_scale=loss_scale, skipped_updates=3)
+    others: dict[str, Any] = {"loss_scale": loss_scale, "skipped_updates": 3, "memory": ("swap", "keep")}
+    figures = Figures(7, 9, learning_rate=0.5, max_norm=1.0, **others)
     measure = lambda: figures  # noqa: E731
     return Tally(inbox, waiter, cast("Synchroniser", Nobody()), measure=measure, metrics=lines, **around)
 
@@ -121,4 +122,4 @@ def test_the_scale_of_losses_is_reported() -> None:
     tally_with(Lines(), reports.append, loss_scale=1024.0).tick(now=True)
     (progress,) = reports
     assert isinstance(progress, StageProgress)
-    assert (progress.loss_scale, progress.skipped_updates) == (1024.0, 3)
+    assert (progress.loss_scale, progress.skipped_updates, progress.memory) == (1024.0, 3, ("swap", "keep"))

@@ -104,6 +104,7 @@ class Stage:
             upstream=self.upstream,
             downstream=self.downstream,
             plan_version=7,
+            shift=0,
             frozen=2,
             is_frozen=False,
             history=SimpleNamespace(

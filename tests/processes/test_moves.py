@@ -62,6 +62,25 @@ def test_layers_move_between_running_processes(link: str, tmp_path: Path) -> Non
     assert_same_bits(trained(train.run_dir), run_reference(what.reference()))
 
 
+def test_processes_follow_every_verb_of_a_script(tmp_path: Path) -> None:
+    """N, members, policies of layers: one virtual worker ends and comes back with another process."""
+    what = Case(
+        stages=[[2, 2], [2, 2]],
+        epochs=6,
+        optimizer=dict(ADAMW),
+        policies=(({"p": 3}, 0, (0,), "recompute"),),
+        members=((2, "drop", 1), (8, "add", 1)),
+        resized=((2, 4), (8, 2)),
+        moves=((8, 1, (3, 1)),),
+        **BATCH_NORM,
+    )
+    train = Train(tmp_path, job_of(what, tmp_path, elastic=what.job().elastic.model_dump(mode="json")))
+    outcome = train.finish(150.0)
+    assert outcome.returncode == 0, outcome.stderr
+    assert check_run(train.run_dir, require_complete=True).ok
+    assert_same_bits(trained(train.run_dir), run_reference(what.reference()))
+
+
 def test_layers_move_as_an_operator_asks(tmp_path: Path) -> None:
     """`hetpipe workers move`; the bits are those of the reference with the moves of `decisions.jsonl`."""
     what = Case(stages=[[2, 2], [2, 2]], epochs=100, optimizer=dict(ADAMW), **BATCH_NORM)

@@ -139,7 +139,8 @@ def _division(run: ReferenceRun, state: ReferenceState) -> Mapping[VirtualWorker
     members = run.members(state.clock)
     limit = None if run.total_minibatches is None else run.total_minibatches - state.minibatches
     blocks = [tuple(order[i : i + run.batch_size]) for i in range(0, len(order), run.batch_size)][:limit]
-    return {vw: tuple(own) for vw, own in _dealt(blocks, {vw: run.num_in_wave(vw) for vw in members}).items()}
+    per_wave = {vw: run.num_in_wave(vw, state.clock) for vw in members}
+    return {vw: tuple(own) for vw, own in _dealt(blocks, per_wave).items()}
 
 
 def _dealt(
@@ -157,7 +158,7 @@ def _dealt(
 
 def _next_barrier(run: ReferenceRun, start: Clock, waves: int) -> Clock:
     """The first barrier above `start`, where `waves` are the most that one virtual worker was dealt."""
-    clocks = [start + waves, *run.extra_barriers, *run.membership, *run.plans, *run.frozen]
+    clocks = [start + waves, *run.extra_barriers, *run.membership, *run.plans, *run.waves, *run.frozen]
     if run.checkpoint_every_waves is not None:
         clocks.append((start // run.checkpoint_every_waves + 1) * run.checkpoint_every_waves)
     if run.stop_at_clock is not None:
@@ -172,28 +173,29 @@ def _segment(
     blocks = _division(run, state)
     workers = [everybody[vw] for vw in run.members(state.clock)]
     start = state.clock
-    barrier = _next_barrier(run, start, max(-(-len(own) // run.num_in_wave(vw)) for vw, own in blocks.items()))
+    barrier = _next_barrier(run, start, max(-(-len(own) // run.num_in_wave(vw, start)) for vw, own in blocks.items()))
     published: dict[Clock, Tensors] = {start: state.weights}
     done: list[Block] = []
     for worker in workers:
-        n = run.num_in_wave(worker.index)
+        n = run.num_in_wave(worker.index, start)
         worker.begin(state, last=min(start * n + len(blocks[worker.index]), barrier * n))
     for wave in range(start, barrier):
-        for place in range(max(run.num_in_wave(worker.index) for worker in workers)):
+        for place in range(max(run.num_in_wave(worker.index, start) for worker in workers)):
             for worker in workers:
-                own, n = blocks[worker.index], run.num_in_wave(worker.index)
+                own, n = blocks[worker.index], run.num_in_wave(worker.index, start)
                 position = (wave - start) * n + place
                 if place < n and position < len(own):
-                    record = worker.minibatch(Minibatch(wave * n + place + 1), own[position], published)
+                    p = Minibatch(run.numbered_before(worker.index, wave) + place + 1)
+                    record = worker.minibatch(p, own[position], published)
                     records[record.vw, record.p] = record
                     done.append(record.samples)
         if run.sync == "allreduce":
             gradients = all_reduced([worker.take_group() for worker in workers])
             for worker in workers:
-                worker.update((wave + 1) * run.num_in_wave(worker.index), gradients)
+                worker.update((wave + 1) * run.num_in_wave(worker.index, start), gradients)
         closed = [worker.close_wave(wave) for worker in workers]
         members = [worker.index for worker in workers]
-        published[Clock(wave + 1)] = _published(run, members, published[Clock(wave)], closed)
+        published[Clock(wave + 1)] = _published(run, members, published[Clock(wave)], closed, start)
         oldest = min(worker.clock for worker in workers)
         published = {clock: weights for clock, weights in published.items() if clock >= oldest}
     used = state.used.union(*done)
@@ -240,6 +242,7 @@ def _published(
     members: Sequence[VirtualWorkerIndex],
     previous: Tensors,
     closed: Sequence[Tensors | None],
+    start: Clock,
 ) -> Tensors:
     """w^(W+1), from w^(W) and what the virtual workers closed wave W with.
 
@@ -255,19 +258,19 @@ def _published(
             continue
         term = update
         if run.combine == "mean":
-            factor = _factor(run, members, vw)
+            factor = _factor(run, members, vw, start)
             term = {name: tensor.mul(factor) for name, tensor in update.items()}
         weights = added(weights, term)
     return weights
 
 
-def _factor(run: ReferenceRun, members: Sequence[VirtualWorkerIndex], vw: VirtualWorkerIndex) -> float:
+def _factor(run: ReferenceRun, members: Sequence[VirtualWorkerIndex], vw: VirtualWorkerIndex, start: Clock) -> float:
     """What `mean` multiplies ũ of `vw` by, so that every sample counts alike (`wsp.md` §10).
 
     An average over the N_v minibatches of a wave counts N_v times; N_v updates count one each.
     """
     if POLICIES[run.weights].once_per_wave:
-        return run.num_in_wave(vw) / sum(run.num_in_wave(member) for member in members)
+        return run.num_in_wave(vw, start) / sum(run.num_in_wave(member, start) for member in members)
     return 1 / len(members)
 
 

@@ -64,6 +64,8 @@ class ReferenceRun:
     """V."""
     minibatches_per_wave: int | tuple[int, ...] = 1
     """N, or N_v of each virtual worker."""
+    waves: Mapping[int, int | tuple[int, ...]] = field(default_factory=dict)
+    """Clock → N, or N_v of each virtual worker, from the barrier there on; there is a barrier."""
     staleness: int | None = 0
     """D; None (∞) lets the virtual workers meet at barriers only."""
     combine: Literal["sum", "mean"] = "sum"
@@ -144,10 +146,15 @@ class ReferenceRun:
         members = range(self.num_virtual_workers) if newest is None else self.membership[newest]
         return tuple(VirtualWorkerIndex(vw) for vw in members)
 
-    def num_in_wave(self, vw: VirtualWorkerIndex) -> int:
-        """N_v of virtual worker `vw`."""
-        given = self.minibatches_per_wave
+    def num_in_wave(self, vw: VirtualWorkerIndex, clock: int) -> int:
+        """N_v of virtual worker `vw` in the wave from `clock` to the next."""
+        begun = [at for at in self.waves if at <= clock]
+        given = self.waves[max(begun)] if begun else self.minibatches_per_wave
         return given if isinstance(given, int) else given[vw]
+
+    def numbered_before(self, vw: VirtualWorkerIndex, clock: int) -> int:
+        """The minibatches that `vw` may compute before `clock`: as many as its waves up to there have room for."""
+        return sum(self.num_in_wave(vw, wave) for wave in range(clock))
 
     def num_stages(self, vw: VirtualWorkerIndex) -> int:
         """K of virtual worker `vw`."""

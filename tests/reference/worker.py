@@ -182,9 +182,11 @@ class ReferenceWorker:
 
     def begin(self, state: ReferenceState, last: int) -> None:
         """Start a segment from the barrier `state`; `last` is this worker's last minibatch in it."""
-        run, n = self._run, self._run.num_in_wave(self.index)
+        run, n = self._run, self._run.num_in_wave(self.index, state.clock)
         self.clock = state.clock
         self._stages = self._cut(state.clock)
+        #: The equations number minibatches as if N had always been what it is in this segment.
+        self._renumbered = state.clock * n - run.numbered_before(self.index, state.clock)
         self._freeze(run.frozen_at(state.clock))
         self._equations = SegmentEquations(
             weights=run.weights,
@@ -231,19 +233,21 @@ class ReferenceWorker:
             block: sample indices.
             published: the published weights by clock; W* of `p` is among them.
         """
+        own, p = p, Minibatch(p + self._renumbered)
         forward = [self._equations.forward(p, stage) for stage in range(len(self._stages))]
         backward = [self._equations.backward(p, stage) for stage in range(len(self._stages))]
         self.clock = forward[0].clock
         used = self._weights(forward, published)
         read = self._weights(backward, published) if self._policy.predicts else None
         exponent = self.exponent(p)
-        loss, gradients = self._gradients(p, block, used, read, exponent)
+        loss, gradients = self._gradients(own, block, used, read, exponent)
         self._exponents.append(exponent)
         self._group.append(MinibatchGradients(gradients, self._weight(block)))
         if self._run.sync != "allreduce" and self._equations.is_update(p):
             self.update(p, average(self.take_group()), self._decayed(p, used, forward[0], published))
         self._forget(forward[0])
-        return MinibatchRecord(self.index, p, self.clock, forward[0].through, block, loss, self._squares(gradients))
+        through = Minibatch(forward[0].through - self._renumbered)
+        return MinibatchRecord(self.index, own, self.clock, through, block, loss, self._squares(gradients))
 
     def _squares(self, gradients: Gradients) -> dict[int, float]:
         """Per layer, what of it is trained: Σ over its parameters, one after the other, of the sum of squares."""
@@ -361,8 +365,7 @@ class ReferenceWorker:
             name: weight.detach().clone().requires_grad_(name not in self._frozen) for name, weight in used.items()
         }
         gradients: dict[str, Tensor | None]
-        wave = (p - 1) // run.num_in_wave(self.index)
-        begun = [clock for clock in run.recompute_from if clock <= wave]
+        begun = [clock for clock in run.recompute_from if run.numbered_before(self.index, clock) < p]
         runs = run.recompute_from[max(begun)] if begun else run.recompute
         whole = RecomputedPass(self._layers, runs, seed) if runs else None
         outputs = (

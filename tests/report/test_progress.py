@@ -9,9 +9,11 @@ import pytest
 from hetpipe.report.progress import (
     STATE_TEXTS,
     cells,
+    cut_text,
     evaluation_line,
     evaluation_text,
     headings,
+    memory_text,
     speeds_text,
     table_line,
     totals_text,
@@ -35,6 +37,19 @@ def test_a_cut_that_has_changed_has_its_version() -> None:
     two = table(3, 4)
     moved = replace(two, rows=(two.rows[0], replace(two.rows[1], version=2)))
     assert [row[1] for row in cells(moved)] == ["0 on n0/0, 1-4 on n0/1", "0 on n0/2, 1-4 on n0/3 (plan version 2)"]
+
+
+def test_each_stage_has_the_policies_of_its_layers_and_its_memory() -> None:
+    row = table(3).rows[0]
+    first, second = row.stages
+    stages = (
+        replace(first, memory=("swap",), memory_bytes=3 << 20, device_bytes=6 << 30),
+        replace(second, memory=("keep", "recompute", "recompute", "keep"), memory_bytes=1 << 30),
+    )
+    row = replace(row, stages=stages)
+    assert cut_text(row) == "0 on n0/0 (swap), 1-4 on n0/1 (layers 1 keep, 2–3 recompute, 4 keep)"
+    assert memory_text(row) == "3 MiB of 6 GiB, 1 GiB"
+    assert memory_text(replace(table(3).rows[0], memory_bytes=1 << 20)) == "1 MiB", "of an earlier coordinator"
 
 
 def test_several_losses_stand_beside_their_sum() -> None:

@@ -19,7 +19,7 @@ from unittest.mock import patch
 from hetpipe.checkpoint.manifest import newest_listed, read_manifest
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.decide.elastic.freezing import freezing_of, with_freeze_levels
-from hetpipe.decide.elastic.script import check_script, plan_changes
+from hetpipe.decide.elastic.script import check_script, member_changes, plan_changes, wave_changes
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.decide.schedule.policy import Kind
 from hetpipe.decide.sync.segment import DRAIN, first_progress
@@ -274,6 +274,10 @@ class _Cluster:
                 each.kill()
             self._ended.put((each, death))
 
+    def _stays_dropped(self, vw: VirtualWorkerIndex) -> bool:
+        """Whether the script has dropped a virtual worker that it does not add again."""
+        return self._run.job.elastic.stays_dropped(vw)
+
     def _replace_leaver(self, life: Life) -> None:
         """What a coordinator does when all stages of a life that was to leave have ended."""
         if life in self._leaving and not life.num_running:
@@ -318,6 +322,7 @@ class _Cluster:
             "epoch": progress.epoch,
             "used": used,
             "minibatches": progress.minibatches,
+            "waves": {vw: [one.minibatches_per_wave, one.origin] for vw, one in progress.waves.items()},
             "frozen": progress.frozen,
         }
         facts = {
@@ -366,6 +371,8 @@ class _Cluster:
             run_dir=str(self._run.run_dir),
             progress=self._progress,
             plan_changes=plan_changes(job),
+            wave_changes=wave_changes(job),
+            member_changes=member_changes(job),
             freezing=freezing_of(job, self.plan),
         )
         return JobShard(config, self._history(f"shard-{index}", "parameter_server"))
@@ -449,6 +456,8 @@ class _Cluster:
             runner, client = begin()
             done = runner.run()
             life.has_left = done.reason == DRAIN
+            if life.has_left and stage == 0 and not life.is_drained and not self._stays_dropped(life.vw):
+                self._leaving.append(life)
             self.result.reports.append((life.vw, stage, done))
             self.result.peak_buffers[life.vw, stage] = runner.peak_buffers
             self.result.peak_buffers_at_rest[life.vw, stage] = runner.peak_buffers_at_rest

@@ -14,8 +14,7 @@ import typer
 from hetpipe.cli.look.clocks import snapshot_text
 from hetpipe.cli.options import Json, NewestJobOf, RunDir, RunsDir, TlsFolder
 from hetpipe.errors import Unavailable, UnknownJob, UserError
-from hetpipe.report.progress import STATE_TEXTS, cells, headings, no_utilisation_text, totals_text
-from hetpipe.report.quantities import bytes_text
+from hetpipe.report.progress import STATE_TEXTS, cells, headings, memory_text, no_utilisation_text, totals_text
 from hetpipe.report.text import columns, shown_path
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.reconnection import Contact, Reconnection
@@ -85,7 +84,7 @@ class Picture:
 
 def _rows(progress: ProgressTable) -> list[list[str]]:
     """The table of `train`, with memory instead of the remaining time, which is shown above it."""
-    memory = [bytes_text(row.memory_bytes) for row in progress.rows]
+    memory = [memory_text(row) for row in progress.rows]
     rows = [[*row[:-1], size] for row, size in zip(cells(progress), memory, strict=True)]
     return [[*headings(progress)[:-1], "memory"], *rows]
 

@@ -4,21 +4,35 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
+from hetpipe.decide.planner.borders import check_borders
+from hetpipe.decide.planner.costs import Costs
 from hetpipe.decide.sync.segment import planned_lengths
 from hetpipe.errors import PlanError
-from hetpipe.job.elastic import FreezeLine, MemoryLine, MinibatchMoment, MoveLine, ScriptLine, ScriptMoment
+from hetpipe.job.elastic import (
+    AddLine,
+    DropLine,
+    FreezeLine,
+    MemoryLine,
+    MinibatchMoment,
+    MoveLine,
+    ScriptLine,
+    ScriptMoment,
+    WavesLine,
+)
 from hetpipe.job.file import Job
 from hetpipe.values.decisions import DecisionLine, FreezeDecision, MoveDecision
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.memory import MemoryChange, concerns
 from hetpipe.values.plan import Plan, VirtualWorkerPlan
-from hetpipe.values.sync import DataSpec, PlanChange, Progress
+from hetpipe.values.policies import POLICIES
+from hetpipe.values.sync import DataSpec, MemberChange, PlanChange, Progress, WaveChange, WaveNumbers
 
 
 def plan_changes(job: Job) -> tuple[PlanChange, ...]:
-    """The changes that the script of a job decides at barriers, in order.
+    """The changes of plans that the script of a job decides, in order.
 
     Policies of layers are the stages' own affair (`memory_changes`): of these lines there are only the barriers.
     """
@@ -33,6 +47,19 @@ def plan_changes(job: Job) -> tuple[PlanChange, ...]:
     )
 
 
+def member_changes(job: Job) -> tuple[MemberChange, ...]:
+    """The virtual workers that leave and come back as the script of a job decides, in order."""
+    return tuple(
+        MemberChange(Clock(line.at.clock), VirtualWorkerIndex(line.vw), isinstance(line, AddLine))
+        for line in job.elastic.members
+    )
+
+
+def wave_changes(job: Job) -> tuple[WaveChange, ...]:
+    """The changes of N that the script of a job decides, in order."""
+    return tuple(WaveChange(Clock(line.at.clock), line.counts) for line in job.elastic.waves)
+
+
 def memory_changes(job: Job, vw: VirtualWorkerIndex) -> tuple[MemoryChange, ...]:
     """The changes of memory policies that the script of a job decides for one virtual worker, in order."""
     return tuple(
@@ -42,6 +69,11 @@ def memory_changes(job: Job, vw: VirtualWorkerIndex) -> tuple[MemoryChange, ...]
         for line in job.elastic.script
         if isinstance(line, MemoryLine) and line.vw == vw
     )
+
+
+def most_minibatches_per_wave(job: Job, worker: VirtualWorkerPlan) -> int:
+    """The largest N_v that a virtual worker ever has."""
+    return max(job.minibatches_in(worker), *(change.of(worker.index) for change in wave_changes(job)), 1)
 
 
 def script_of(decisions: Iterable[DecisionLine]) -> tuple[MoveLine, ...]:
@@ -59,7 +91,9 @@ def freezes_of(decisions: Iterable[DecisionLine]) -> tuple[FreezeLine, ...]:
     return tuple(FreezeLine(at=ScriptMoment(clock=each.at.clock), do=each.do, layers=each.layers) for each in frozen)
 
 
-def check_script(job: Job, plan: Plan, data: DataSpec, start: Progress, names: Sequence[str]) -> None:
+def check_script(
+    job: Job, plan: Plan, data: DataSpec, start: Progress, names: Sequence[str], costs: Costs | None = None
+) -> None:
     """Check that every line of a job's script can be done.
 
     Args:
@@ -68,64 +102,126 @@ def check_script(job: Job, plan: Plan, data: DataSpec, start: Progress, names: S
         data: its data.
         start: where it begins. Lines at or below its clock belong to the run that it continues.
         names: of the model's layers, in order.
+        costs: of the model, which forbid cuts; None: not known, as the job states everything.
 
     Raises:
         PlanError: one cannot; the message names it.
     """
-    script = job.elastic.script
-    ends = _end(job, plan, data, start) if script else 0
+    if not job.elastic.script:
+        return
+    run = _ScriptedRun(job, plan, start, names, costs, _end(job, plan, data, start))
     reached: dict[int, int] = defaultdict(int)
-    for number, line in enumerate(script):
-        wrong = next(_mistakes(line, job, plan, ends, names), None) or next(_disorder(line, job, plan, reached), None)
+    dropped = set[int]()
+    for number, line in enumerate(job.elastic.script):
+        wrong = next(run.mistakes(line), None) or next(run.disorder(line, reached), None)
+        if isinstance(line, DropLine | AddLine):
+            (dropped.discard if isinstance(line, AddLine) else dropped.add)(line.vw)
+            if len(dropped) == len(plan.virtual_workers):
+                wrong = f"drops virtual worker {line.vw}, the last one that trains; keep one"
         if wrong is not None:
             raise PlanError(f"elastic.script[{number}]: {wrong}")
 
 
-def _mistakes(line: ScriptLine, job: Job, plan: Plan, end: int, names: Sequence[str]) -> Iterator[str]:
-    workers = plan.virtual_workers
-    if isinstance(line, FreezeLine):  # the layers are checked in `freezing`
-        yield from _too_late(line.at.clock, end)
-        return
-    if line.vw >= len(workers):
-        yield f"names virtual worker {line.vw}, but the run has {len(workers)}; use 0 to {len(workers) - 1}"
-        return
-    if isinstance(line, MoveLine):
-        yield from cut_mistakes(line.stages, workers[line.vw])
-    else:
-        for layer in line.layers:
-            if not any(concerns(layer, index, name) for index, name in enumerate(names)):
-                yield f"names layer {layer}, but the model has the layers 0 to {len(names) - 1}: {', '.join(names)}"
-    num_in_wave = job.minibatches_in(workers[line.vw])
-    if isinstance(line.at, MinibatchMoment) and (line.at.p - 1) % num_in_wave:
-        before = line.at.p - (line.at.p - 1) % num_in_wave
-        yield (
-            f"is at minibatch {line.at.p}, which does not begin a wave of {num_in_wave}; use {before} or "
-            f"{before + num_in_wave}"
-        )
-    yield from _too_late(_wave(line, num_in_wave), end)
+@dataclass(frozen=True, slots=True)
+class _ScriptedRun:
+    """A run, for the lines of its script."""
 
+    job: Job
+    plan: Plan
+    start: Progress
+    names: Sequence[str]
+    costs: Costs | None
+    end: int
+    """The clock at which it ends."""
 
-def _too_late(wave: int, end: int) -> Iterator[str]:
-    if wave >= end:
-        yield (
-            f"is at clock {wave}, but the run ends at clock {end}, where nothing is trained any more; use a lower "
-            "one, or train longer"
-        )
+    def mistakes(self, line: ScriptLine) -> Iterator[str]:
+        """Why a line cannot be done; each message lacks the subject."""
+        workers = self.plan.virtual_workers
+        if isinstance(line, WavesLine):
+            yield from self._mistakes_of_waves(line)
+        elif isinstance(line, FreezeLine):
+            """The layers are checked in `freezing`."""
+        elif line.vw >= len(workers):
+            yield f"names virtual worker {line.vw}, but the run has {len(workers)}; use 0 to {len(workers) - 1}"
+            return
+        elif isinstance(line, MoveLine):
+            yield from cut_mistakes(line.stages, workers[line.vw])
+            yield from self._forbidden(line)
+        elif isinstance(line, MemoryLine):
+            for layer in line.layers:
+                if not any(concerns(layer, index, name) for index, name in enumerate(self.names)):
+                    known = f"0 to {len(self.names) - 1}: {', '.join(self.names)}"
+                    yield f"names layer {layer}, but the model has the layers {known}"
+            if isinstance(line.at, MinibatchMoment):
+                yield from self._mistakes_of_moment(line.vw, line.at.p)
+        if (wave := self._wave(line)) >= self.end:
+            yield (
+                f"is at clock {wave}, but the run ends at clock {self.end}, where nothing is trained any more; use a "
+                "lower one, or train longer"
+            )
 
+    def disorder(self, line: ScriptLine, reached: dict[int, int]) -> Iterator[str]:
+        """Whether it takes effect before an earlier line about the same virtual worker; `reached` has their waves."""
+        if isinstance(line, WavesLine | FreezeLine):
+            return
+        wave = self._wave(line)
+        if wave < reached[line.vw]:
+            yield f"takes effect in wave {wave}, after one in wave {reached[line.vw]}; give the lines in order of time"
+        reached[line.vw] = wave
 
-def _wave(line: ScriptLine, num_in_wave: int) -> int:
-    """The first wave in which a line is in effect."""
-    return (line.at.p - 1) // num_in_wave if isinstance(line.at, MinibatchMoment) else line.at.clock
+    def _forbidden(self, line: MoveLine) -> Iterator[str]:
+        """Why the model cannot be cut there."""
+        if self.costs is not None:
+            try:
+                check_borders(list(accumulate(line.stages))[:-1], self.costs, line.vw)
+            except PlanError as error:
+                yield str(error)
 
+    def _mistakes_of_waves(self, line: WavesLine) -> Iterator[str]:
+        workers = self.plan.virtual_workers
+        if len(line.counts) not in (1, len(workers)):
+            yield f"has {len(line.counts)} numbers, but the run has {len(workers)} virtual workers; give one for each"
+            return
+        change = WaveChange(Clock(line.at.clock), line.counts)
+        for worker in workers:
+            least = POLICIES[self.job.weights].least_minibatches_per_wave(len(worker.stages))
+            if change.of(worker.index) < least:
+                yield (
+                    f"has {change.of(worker.index)} minibatches per wave, but {self.job.weights} needs as many as "
+                    f"virtual worker {worker.index} has stages; use {least} or more"
+                )
 
-def _disorder(line: ScriptLine, job: Job, plan: Plan, reached: dict[int, int]) -> Iterator[str]:
-    """Whether a line takes effect before an earlier one about the same virtual worker; `reached` has their waves."""
-    if isinstance(line, FreezeLine):
-        return
-    wave = _wave(line, job.minibatches_in(plan.virtual_workers[line.vw]))
-    if wave < reached[line.vw]:
-        yield f"takes effect in wave {wave}, after one in wave {reached[line.vw]}; give the lines in order of time"
-    reached[line.vw] = wave
+    def _mistakes_of_moment(self, vw: int, p: int) -> Iterator[str]:
+        wave, numbers = self._numbers_at(vw, p)
+        first = numbers.origin + wave * numbers.minibatches_per_wave + 1
+        if p != first:
+            yield (
+                f"is at minibatch {p}, which does not begin a wave of {numbers.minibatches_per_wave}; use {first} or "
+                f"{first + numbers.minibatches_per_wave}"
+            )
+
+    def _wave(self, line: ScriptLine) -> int:
+        """The first wave in which a line is in effect."""
+        if isinstance(line, MemoryLine) and isinstance(line.at, MinibatchMoment):
+            return self._numbers_at(line.vw, line.at.p)[0]
+        assert isinstance(line.at, ScriptMoment), "other lines begin at barriers"
+        return line.at.clock
+
+    def _numbers_at(self, vw: int, p: int) -> tuple[int, WaveNumbers]:
+        """The wave of a minibatch, and the numbers in force there, as if they were so from clock 0 on."""
+        worker = self.plan.virtual_workers[vw]
+        known = self.start.waves.get(worker.index)
+        n, since = self.job.minibatches_in(worker), 0 if known is None else self.start.clock
+        numbers = WaveNumbers(n, 0) if known is None else known
+        for change in wave_changes(self.job):
+            origin = numbers.origin + (change.clock - since) * numbers.minibatches_per_wave
+            if change.clock <= since:
+                continue
+            if p <= origin:
+                break
+            numbers, since = WaveNumbers(change.of(worker.index), origin), change.clock
+        n = numbers.minibatches_per_wave
+        return since + (p - 1 - numbers.origin) // n, WaveNumbers(n, numbers.origin - since * n)
 
 
 def cut_mistakes(layers: Sequence[int], worker: VirtualWorkerPlan) -> Iterator[str]:
@@ -151,12 +247,17 @@ def cut_mistakes(layers: Sequence[int], worker: VirtualWorkerPlan) -> Iterator[s
 
 def _end(job: Job, plan: Plan, data: DataSpec, start: Progress) -> int:
     """The clock at which the run ends if all of its virtual workers are there all the time; later, if not."""
-    waves = [job.minibatches_in(worker) for worker in plan.virtual_workers]
+    known = [start.waves.get(worker.index) for worker in plan.virtual_workers]
+    waves = [
+        job.minibatches_in(worker) if numbers is None else numbers.minibatches_per_wave
+        for worker, numbers in zip(plan.virtual_workers, known, strict=True)
+    ]
     lengths = planned_lengths(
         start,
         data,
         members=len(waves),
         minibatches_in_wave=sum(waves),
+        wave_changes=[change for change in wave_changes(job) if change.clock > start.clock],
         checkpoint_every_waves=job.checkpoint.every_waves,
         plan_clocks=job.elastic.clocks,
         plan_every_waves=job.freeze.waves,

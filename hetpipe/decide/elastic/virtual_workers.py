@@ -460,6 +460,7 @@ class VirtualWorkers:
                 for worker in self:
                     if worker.state in COMPUTING and worker.vw in clocks.local:
                         worker.on_clock(clocks.local[worker.vw])
+                self._drop(clocks.published, now=now)
             case DrainedPersisted():
                 self._drained.on_answer(fact, now=now)
             case Tick():
@@ -604,6 +605,15 @@ class VirtualWorkers:
             case _:
                 """It is already leaving, or between two incarnations."""
 
+    def _drop(self, published: Clock, *, now: float) -> None:
+        """End the virtual workers that the script has dropped for good, those that were away at that clock too."""
+        for line in self._assignment.job.elastic.members:
+            worker = self._workers.get(VirtualWorkerIndex(line.vw))
+            if worker is None or worker.stays_out or line.at.clock > published:
+                continue
+            if self._assignment.job.elastic.stays_dropped(line.vw):
+                self._drain(worker, stays_out=True, now=now)
+
     def _add(self, worker: VirtualWorker, *, now: float) -> None:
         worker.request_restart(now=now)
         if worker.state is LifeState.OUT and not self._is_halted:
@@ -685,7 +695,8 @@ class VirtualWorkers:
         if self._stages.all_done(worker.vw):
             worker.take(LifeStep.GOT_DONE, now=now)
         elif worker.state is LifeState.READY and self._stages.all_left(worker.vw):
-            # An earlier coordinator has requested its drain.
+            # An earlier coordinator has requested its drain, or the script drops it.
+            worker.stays_out = worker.stays_out or self._assignment.job.elastic.stays_dropped(worker.vw)
             worker.take(LifeStep.DRAIN_ASKED, now=now)
         elif worker.state is LifeState.STARTING and worker.incarnation and self._is_over_for(now):
             # It cannot have joined: stages that have joined report their end at about the same time.

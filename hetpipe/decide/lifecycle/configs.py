@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetpipe.decide.elastic.freezing import freezing_of
-from hetpipe.decide.elastic.script import plan_changes
+from hetpipe.decide.elastic.script import member_changes, plan_changes, wave_changes
 from hetpipe.decide.sync.division import empty_bitmap
 from hetpipe.errors import CheckpointError, JobError
 from hetpipe.job.file import Job
@@ -245,6 +245,8 @@ def shard_configs(job: Job, run: RunDocument) -> list[ShardConfig]:
             clock_shard_id=run.shards[0].id,
             keeps_history=job.history != "off",
             plan_changes=plan_changes(job),
+            wave_changes=wave_changes(job),
+            member_changes=member_changes(job),
             freezing=freezing_of(job, plan),
             storage=job.storage,
         )

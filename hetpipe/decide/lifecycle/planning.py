@@ -8,6 +8,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Protocol
 
+from hetpipe.decide.elastic.script import wave_changes
 from hetpipe.decide.lifecycle.configs import Assignment
 from hetpipe.decide.lifecycle.inspections import Inspected
 from hetpipe.decide.lifecycle.known_cluster import PlanningInputs, describe
@@ -178,6 +179,7 @@ def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocum
         minibatches_in_wave=sum(document.waves),
         checkpoint_every_waves=job.checkpoint.every_waves,
         plan_clocks=job.elastic.clocks,
+        wave_changes=[change for change in wave_changes(job) if change.clock > start.clock],
         plan_every_waves=job.freeze.waves,
     )
     first = next(segments, None)

@@ -153,9 +153,14 @@ class ProgressBoard:
         return self._start.clock if first is None else first.clock
 
     def table(
-        self, clocks: ClockSnapshot | None, *, states: Mapping[VirtualWorkerIndex, LifeState], now: float
+        self,
+        clocks: ClockSnapshot | None,
+        *,
+        states: Mapping[VirtualWorkerIndex, LifeState],
+        now: float,
+        device_bytes: Mapping[str, int] | None = None,
     ) -> ProgressTable:
-        """The progress table at `now`, given the `states` of the virtual workers.
+        """The progress table at `now`, given the `states` of the virtual workers and the memory of their devices.
 
         Distances are relative to the slowest member; a virtual worker that is restarting is not a member.
         """
@@ -170,6 +175,14 @@ class ProgressBoard:
         if clocks is not None:
             versions = {vw: plan.version for vw, plan in clocks.plans.items()}
             rows = tuple(replace(row, version=versions.get(row.vw, 0)) for row in rows)
+        if device_bytes is not None:
+            rows = tuple(
+                replace(
+                    row,
+                    stages=tuple(replace(each, device_bytes=device_bytes.get(each.device, 0)) for each in row.stages),
+                )
+                for row in rows
+            )
         rate = sum(row.samples_per_second for row in rows)
         samples = self._start.samples if clocks is None else clocks.samples
         total = total_samples(self._data)
@@ -193,6 +206,16 @@ class ProgressBoard:
         others = [share for vw, share in waits.items() if vw != last]
         return last if others and min(others) >= HELD_UP_SHARE > 2 * waits[last] else None
 
+    def _stage_row(self, vw: VirtualWorkerIndex, stage: StageIndex) -> StageRow:
+        planned, report = self.plan.stage(vw, stage), self.reports.get((vw, stage))
+        row = StageRow(planned.first_layer, planned.last_layer, planned.device)
+        if report is None:
+            return row
+        # Right after a move the newest report may be of the cut before.
+        is_current = len(report.memory) == planned.last_layer - planned.first_layer
+        memory = report.memory if is_current else ()
+        return replace(row, memory=memory, memory_bytes=report.weight_bytes + report.activation_bytes)
+
     def _row(
         self, vw: VirtualWorkerPlan, clock: Clock, slowest: Clock, state: LifeState, *, now: float
     ) -> VirtualWorkerRow:
@@ -202,7 +225,7 @@ class ProgressBoard:
         reports = [report for (index, _), report in self.reports.items() if index == vw.index]
         return VirtualWorkerRow(
             vw=vw.index,
-            stages=tuple(StageRow(stage.first_layer, stage.last_layer, stage.device) for stage in vw.stages),
+            stages=tuple(self._stage_row(vw.index, StageIndex(stage)) for stage in range(len(vw.stages))),
             clock=clock,
             distance=max(0, clock - slowest),
             samples_per_second=self._rates[vw.index].per_second(now) if state in WORKING else 0.0,

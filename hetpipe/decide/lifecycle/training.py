@@ -231,7 +231,9 @@ class JobTraining:
         if self._board is not None and now - self._pictured >= self._patience.picture_seconds:
             self._pictured = now
             self._board.follow(self._lives.plan, now=now)
-            table = self._board.table(self.clocks, states=self._lives.states, now=now)
+            agents = self._lives.assignment.agents
+            memory = {device.device: device.memory_bytes for agent in agents for device in agent.devices}
+            table = self._board.table(self.clocks, states=self._lives.states, now=now, device_bytes=memory)
             speed = speed_of(self._prepared.run.proof, table.samples_per_second, self._peak)
             out.append(
                 Announce(

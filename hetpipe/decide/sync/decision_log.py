@@ -60,12 +60,15 @@ from hetpipe.values.run_document import LifeSeen
 from hetpipe.values.sync import (
     DataSpec,
     DecidedMove,
+    MemberChange,
     Membership,
     PlanChange,
     PlanMove,
     PlanVersion,
     Progress,
     SyncSpec,
+    WaveChange,
+    WaveNumbers,
 )
 
 #: Start position of a reader without state: the newest segment record.
@@ -86,14 +89,30 @@ class LogConfig:
     progress: Progress
     plan_changes: tuple[PlanChange, ...] = ()
     """Changes of plans decided beforehand, in order of their clocks; those up to the start are done."""
+    wave_changes: tuple[WaveChange, ...] = ()
+    """Changes of N decided beforehand, likewise."""
+    member_changes: tuple[MemberChange, ...] = ()
+    """Virtual workers that leave and come back, decided beforehand, likewise."""
     freezing: Freezing | None = None
     """How layers freeze; None: none do."""
 
     @property
-    def plan_clocks(self) -> tuple[Clock, ...]:
-        """The clocks of the barriers at which plans change or layers freeze."""
-        frozen = () if self.freezing is None else self.freezing.clocks
-        return (*(change.clock for change in self.plan_changes), *frozen)
+    def plan_clocks(self) -> list[Clock]:
+        """The clocks of the barriers at which something changes, or layers freeze."""
+        clocks = [change.clock for change in self.plan_changes]
+        clocks += [change.clock for change in self.wave_changes]
+        clocks += [change.clock for change in self.member_changes]
+        return [*clocks, *(() if self.freezing is None else self.freezing.clocks)]
+
+    @property
+    def drop_clocks(self) -> list[Clock]:
+        """The clocks of the barriers at which a virtual worker leaves."""
+        return [change.clock for change in self.member_changes if not change.joins]
+
+    def is_dropped(self, vw: VirtualWorkerIndex, clock: int) -> bool:
+        """Whether a virtual worker takes no part in the segment that a barrier at `clock` begins."""
+        changes = [change for change in self.member_changes if change.vw == vw and change.clock <= clock]
+        return bool(changes) and not changes[-1].joins
 
 
 @dataclass(slots=True)
@@ -195,7 +214,9 @@ class LogState:
     """Unplanned reasons of the barrier that is set or (before the start) will be set."""
     segment: Segment
     per_wave: dict[VirtualWorkerIndex, int] = field(default_factory=dict)
-    """N_v of every virtual worker ever admitted, which never changes; empty where all have that of the job."""
+    """N_v of every virtual worker ever admitted, as planned; empty where all have that of the job."""
+    waves: dict[VirtualWorkerIndex, WaveNumbers] = field(default_factory=dict)
+    """N_v of every virtual worker in the current segment, and its minibatches before; empty until N changes."""
     plans: dict[VirtualWorkerIndex, PlanVersion] = field(default_factory=dict)
     """The plan version of every virtual worker ever admitted, as far as its cut is known."""
     moved: tuple[VirtualWorkerIndex, ...] = ()
@@ -254,6 +275,10 @@ class DecisionLog:
         self.asked: tuple[str, ...] = ()
         self.segment = Segment(start, start, (), progress.epoch)
         self.per_wave = dict(config.membership.minibatches_per_wave)
+        self.waves = dict(progress.waves)
+        if self.waves:
+            known = {vw: WaveNumbers(self._num_in_wave(vw), self._origin(vw, start)) for vw in self.lives}
+            self.waves = known | self.waves
         self.plans = dict(config.membership.plans)
         self.moved: tuple[VirtualWorkerIndex, ...] = ()
         self.moves: dict[VirtualWorkerIndex, PlanMove] = {}
@@ -392,6 +417,9 @@ class DecisionLog:
         behind = [vw for vw, member in self.members.items() if member.committed < wanted]
         if behind:
             return f"{virtual_workers_text(behind)} to commit wave {wanted - 1}"
+        awaited = self._awaited(wanted)
+        if awaited and self._has_started:
+            return f"the stages of {virtual_workers_text(awaited)}, which the script adds at clock {wanted}"
         late = [shard for shard, done in enumerate(self.acknowledged) if done < self.num_records]
         return f"parameter servers {late} to apply wave {wanted - 1}"
 
@@ -471,7 +499,9 @@ class DecisionLog:
         if isinstance(life, Newcomer) and ready and stage not in life.joined:
             life.joined.add(stage)
             if life.is_complete:
-                if self._has_started and not self.finished:
+                # One that the script drops and adds again joins where that says.
+                is_awaited = self.config.is_dropped(vw, self.segment.start)
+                if self._has_started and not self.finished and not is_awaited:
                     self._request_barrier(JOIN)
                 self._settle()
         return self._since(before)
@@ -630,7 +660,7 @@ class DecisionLog:
         """
         before = self.num_records
         self._member(vw, move.incarnation)
-        if self.config.plan_changes:
+        if self.config.plan_changes or self.config.wave_changes or self.config.member_changes:
             raise ProtocolViolation(f"the script of the job decides how virtual worker {vw} is cut; change it there")
         known = self.plans.get(vw)
         if known is None or not known.can_become(move.bounds):
@@ -715,7 +745,8 @@ class DecisionLog:
     def _owes_work(self, vw: VirtualWorkerIndex, member: Member) -> bool:
         """Whether a member has uncommitted minibatches of this segment, which will be dealt again."""
         n, start = self._num_in_wave(vw), self.segment.start
-        dealt = divide(self.progress, self.config.data, self.dealt_to, self.per_wave or None).get(vw, ())
+        per_wave = {other: self._num_in_wave(other) for other in self.dealt_to}
+        dealt = divide(self.progress, self.config.data, self.dealt_to, per_wave).get(vw, ())
         return len(dealt[: (self.segment.end - start) * n]) > (member.committed - start) * n
 
     def _settle(self) -> None:
@@ -778,7 +809,14 @@ class DecisionLog:
             return bool(self._pending) and all(life.is_complete for life in founders)
         if not self.members:
             return bool(self._pending)
-        return self.global_clock >= clock
+        return self.global_clock >= clock and not self._awaited(clock)
+
+    def _awaited(self, clock: int) -> list[VirtualWorkerIndex]:
+        """The virtual workers that the script lets come back at the barrier at `clock`, and that are not ready yet."""
+        if clock != self.segment.end:
+            return []
+        changes = [change for change in self.config.member_changes if change.clock == clock and change.joins]
+        return [change.vw for change in changes if change.vw not in {*self._pending, *self.members}]
 
     def _end_at_once(self) -> None:
         """End a run that has nothing to do right at its start."""
@@ -809,16 +847,20 @@ class DecisionLog:
         self.deciding, self.frozen_before = {}, self.progress.frozen
         reasons, ends = passed.reasons, ends_run(passed.reasons)
         # At the end of the run virtual workers join only if work is left.
-        left = {} if ends else {vw: self.members.pop(vw) for vw in sorted(self.leaving)}
+        dropped = [vw for vw in self.members if self.config.is_dropped(vw, start)]
+        left = {} if ends else {vw: self.members.pop(vw) for vw in sorted({*self.leaving, *dropped})}
         self.leavers |= left
         self.leaving = ()
-        joined = self._pending if not (ends and self.members) else []
+        pending = [vw for vw in self._pending if not self.config.is_dropped(vw, start)]
+        joined = pending if not (ends and self.members) else []
         for vw in joined:
             newcomer = self.newcomers.pop(vw)
             self.members[vw] = Member(newcomer.num_stages, newcomer.incarnation, start, start, start, start)
         self.members = dict(sorted(self.members.items()))
+        self._count_minibatches(passed.start, start)
         if not ends:
             self._change_plans(passed.start, start)
+            self._change_waves(passed.start, start)
             self._freeze(passed, start, squares)
         frozen = self.progress.frozen
         self.segments = (self.segments[1], self.num_records)
@@ -835,7 +877,7 @@ class DecisionLog:
             )
         )
         self.moved = tuple(vw for vw in self.moved if vw not in self.members)
-        self.progress = replace(self.progress, plans=dict(self.plans))
+        self.progress = replace(self.progress, plans=dict(self.plans), waves=dict(self.waves))
         self._forget()
         if ends:
             self.segment = Segment(passed.start, start, reasons, passed.epoch)
@@ -866,6 +908,25 @@ class DecisionLog:
             if plan is not None and change.bounds and after < change.clock <= upto:
                 self._set_plan(change.vw, PlanVersion(plan.version + 1, change.bounds, plan.planned))
 
+    def _count_minibatches(self, since: Clock, upto: Clock) -> None:
+        """Let the numbers of minibatches go on at the barrier at `upto`, where those of the waves before end."""
+        self.waves = {
+            vw: replace(numbers, origin=numbers.origin + (upto - since) * numbers.minibatches_per_wave)
+            for vw, numbers in self.waves.items()
+        }
+
+    def _change_waves(self, after: Clock, upto: Clock) -> None:
+        """Make the changes of N decided for the barriers at the clocks after `after`, up to `upto`."""
+        for change in self.config.wave_changes:
+            if after < change.clock <= upto:
+                changed = {vw: WaveNumbers(change.of(vw), self._origin(vw, upto)) for vw in sorted(self.lives)}
+                self.waves = self.waves | changed
+
+    def _origin(self, vw: VirtualWorkerIndex, start: Clock) -> int:
+        """The last minibatch of a virtual worker before the barrier at `start`, which begins a segment."""
+        known = self.waves.get(vw)
+        return start * self._num_in_wave(vw) if known is None else known.origin
+
     def _freeze(self, passed: Segment, clock: Clock, squares: dict[VirtualWorkerIndex, dict[int, float]]) -> None:
         """Freeze the layers that are due at the barrier at `clock`, or that the norms of gradients decide."""
         freezing = self.config.freezing
@@ -895,6 +956,7 @@ class DecisionLog:
             minibatches_in_wave=sum(self._num_in_wave(vw) for vw in self.members),
             checkpoint_every_waves=self.config.checkpoint_every_waves,
             plan_clocks=self.config.plan_clocks,
+            drop_clocks=self.config.drop_clocks,
             plan_every_waves=None if self.config.freezing is None else self.config.freezing.every_waves,
         )
         self.dealt_to = tuple(self.members)
@@ -972,7 +1034,10 @@ class DecisionLog:
         return Gate(replace(self.config.sync, minibatches_per_wave=self._num_in_wave(vw)), self.segment.start)
 
     def _num_in_wave(self, vw: VirtualWorkerIndex) -> int:
-        """N_v."""
+        """N_v in the current segment."""
+        known = self.waves.get(vw)
+        if known is not None:
+            return known.minibatches_per_wave
         return self.per_wave.get(vw, self.config.sync.minibatches_per_wave)
 
     def _check_per_wave(self, vw: VirtualWorkerIndex, given: int | None) -> None:
@@ -1006,7 +1071,11 @@ class DecisionLog:
         found = []
         for vw, member in members.items():
             plan, moved = self.plans.get(vw), vw in self.moved
-            item = SegmentMember(vw, member.incarnation, member.num_stages, vw in joined, self.per_wave.get(vw))
+            numbers = self.waves.get(vw)
+            num = self.per_wave.get(vw) if numbers is None else numbers.minibatches_per_wave
+            item = SegmentMember(vw, member.incarnation, member.num_stages, vw in joined, num)
+            if numbers is not None:
+                item = replace(item, origin=numbers.origin)
             found.append(item if plan is None else replace(item, version=plan.version, bounds=plan.bounds, moved=moved))
         return tuple(found)
 

@@ -93,6 +93,8 @@ class SegmentMember:
     """Of that version: stage k has the layers [bounds[k], bounds[k + 1]); empty in logs of earlier versions."""
     moved: bool = False
     """Whether the version has changed at this barrier."""
+    origin: int | None = None
+    """The last of its minibatches before this segment; None: start·N_v, as N has never changed."""
 
 
 @dataclass(frozen=True, slots=True)

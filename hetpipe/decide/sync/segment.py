@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from hetpipe.decide.sync.division import Block, deal, empty_bitmap, in_order, shuffled, unused, with_used
 from hetpipe.values.barrier_reasons import BarrierReasons
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
-from hetpipe.values.sync import DataSpec, Progress
+from hetpipe.values.sync import DataSpec, Progress, WaveChange
 
 CHECKPOINT = "checkpoint"
 EPOCH = "epoch"
@@ -77,6 +77,7 @@ def plan_segment(
     minibatches_in_wave: int,
     checkpoint_every_waves: int | None,
     plan_clocks: Collection[int] = (),
+    drop_clocks: Collection[int] = (),
     plan_every_waves: int | None = None,
 ) -> Segment:
     """The segment that starts at `progress`.
@@ -87,6 +88,7 @@ def plan_segment(
         minibatches_in_wave: Σ N_v over the members: minibatches of one whole wave of all of them.
         checkpoint_every_waves: waves between two checkpoints.
         plan_clocks: clocks at which plans change.
+        drop_clocks: those at which virtual workers leave.
         plan_every_waves: waves between two clocks at which they may change.
 
     >>> data = DataSpec(num_samples=20, batch_size=2, seed=0, epochs=1, total_minibatches=None)
@@ -110,7 +112,10 @@ def plan_segment(
         reasons.append(EPOCH)
     if (remaining is not None and dealt == remaining) or (data.epochs == progress.epoch + 1 and dealt == blocks):
         reasons.append(END)
-    due = {PLAN: min((clock for clock in plan_clocks if clock > start), default=end + 1)}
+    due = {
+        reason: min((clock for clock in clocks if clock > start), default=end + 1)
+        for reason, clocks in ((PLAN, plan_clocks), (DRAIN, drop_clocks))
+    }
     if plan_every_waves is not None:
         due[PLAN] = min(due[PLAN], (start // plan_every_waves + 1) * plan_every_waves)
     if checkpoint_every_waves is not None:
@@ -182,16 +187,24 @@ def planned_lengths(
     minibatches_in_wave: int,
     checkpoint_every_waves: int | None,
     plan_clocks: Collection[int] = (),
+    wave_changes: Sequence[WaveChange] = (),
     plan_every_waves: int | None = None,
 ) -> Iterator[SegmentLength]:
     """The lengths of `planned_segments`, without dealing any sample; arguments as of `plan_segment`.
+
+    `minibatches_in_wave` is that at `progress`, which `wave_changes` change from their clocks on.
 
     >>> data = DataSpec(num_samples=20, batch_size=2, seed=0, epochs=1, total_minibatches=None)
     >>> [(length.minibatches, length.samples) for length in planned_lengths(
     ...     first_progress(data), data, members=2, minibatches_in_wave=4, checkpoint_every_waves=2)]
     [(4, 16), (1, 4)]
     """
+    first = minibatches_in_wave
     while not is_finished(progress, data):
+        change = wave_change_at(wave_changes, progress.clock)
+        minibatches_in_wave = (
+            first if change is None else sum(change.of(VirtualWorkerIndex(vw)) for vw in range(members))
+        )
         segment = plan_segment(
             progress,
             data,
@@ -218,6 +231,11 @@ def planned_lengths(
         )
 
 
+def wave_change_at(changes: Sequence[WaveChange], clock: int) -> WaveChange | None:
+    """The change in effect at a clock, of changes in order of their clocks."""
+    return next((change for change in reversed(changes) if change.clock <= clock), None)
+
+
 def planned_segments(
     progress: Progress,
     data: DataSpec,
@@ -225,6 +243,7 @@ def planned_segments(
     per_wave: Mapping[VirtualWorkerIndex, int],
     checkpoint_every_waves: int | None,
     plan_clocks: Collection[int] = (),
+    wave_changes: Sequence[WaveChange] = (),
     plan_every_waves: int | None = None,
     order_of: Callable[[int], Sequence[int] | None] = lambda _: None,
 ) -> Iterator[tuple[Segment, dict[VirtualWorkerIndex, tuple[Block, ...]]]]:
@@ -233,13 +252,17 @@ def planned_segments(
     Args:
         progress: at the start of the first one.
         data: what is dealt.
-        per_wave: member → N_v, in index order.
+        per_wave: member → N_v at `progress`, in index order.
         checkpoint_every_waves: waves between two checkpoints.
         plan_clocks: clocks at which plans change.
+        wave_changes: of N_v.
         plan_every_waves: waves between two clocks at which they may change.
         order_of: epoch → `order` of `divide`.
     """
     while not is_finished(progress, data):
+        change = wave_change_at(wave_changes, progress.clock)
+        if change is not None:
+            per_wave = {vw: change.of(vw) for vw in per_wave}
         segment = plan_segment(
             progress,
             data,

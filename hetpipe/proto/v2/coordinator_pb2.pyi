@@ -270,7 +270,7 @@ class StageReady(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., link: _Optional[str] = ...) -> None: ...
 
 class StageProgress(_message.Message):
-    __slots__ = ("minibatches", "samples", "clock", "published", "loss", "first_loss", "waiting_seconds", "idle_seconds", "compute_seconds", "pushed_bytes", "pulled_bytes", "weight_bytes", "activation_bytes", "gradient_norm", "learning_rate", "losses", "first_losses", "loss_scale", "skipped_updates")
+    __slots__ = ("minibatches", "samples", "clock", "published", "loss", "first_loss", "waiting_seconds", "idle_seconds", "compute_seconds", "pushed_bytes", "pulled_bytes", "weight_bytes", "activation_bytes", "gradient_norm", "learning_rate", "losses", "first_losses", "loss_scale", "skipped_updates", "memory")
     class LossesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -304,6 +304,7 @@ class StageProgress(_message.Message):
     FIRST_LOSSES_FIELD_NUMBER: _ClassVar[int]
     LOSS_SCALE_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_UPDATES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     minibatches: int
     samples: int
     clock: int
@@ -323,7 +324,8 @@ class StageProgress(_message.Message):
     first_losses: _containers.ScalarMap[str, float]
     loss_scale: float
     skipped_updates: int
-    def __init__(self, minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., clock: _Optional[int] = ..., published: _Optional[int] = ..., loss: _Optional[float] = ..., first_loss: _Optional[float] = ..., waiting_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., pushed_bytes: _Optional[int] = ..., pulled_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., losses: _Optional[_Mapping[str, float]] = ..., first_losses: _Optional[_Mapping[str, float]] = ..., loss_scale: _Optional[float] = ..., skipped_updates: _Optional[int] = ...) -> None: ...
+    memory: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., clock: _Optional[int] = ..., published: _Optional[int] = ..., loss: _Optional[float] = ..., first_loss: _Optional[float] = ..., waiting_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., pushed_bytes: _Optional[int] = ..., pulled_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., losses: _Optional[_Mapping[str, float]] = ..., first_losses: _Optional[_Mapping[str, float]] = ..., loss_scale: _Optional[float] = ..., skipped_updates: _Optional[int] = ..., memory: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StageWaiting(_message.Message):
     __slots__ = ("sentence", "seconds")
@@ -901,14 +903,20 @@ class ConditionCleared(_message.Message):
     def __init__(self, condition: _Optional[str] = ..., who: _Optional[_Iterable[str]] = ..., sentence: _Optional[str] = ..., cleared: _Optional[float] = ..., remaining: _Optional[int] = ...) -> None: ...
 
 class StageRow(_message.Message):
-    __slots__ = ("first_layer", "last_layer", "device")
+    __slots__ = ("first_layer", "last_layer", "device", "memory", "memory_bytes", "device_bytes")
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
     LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
     first_layer: int
     last_layer: int
     device: str
-    def __init__(self, first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
+    memory: _containers.RepeatedScalarFieldContainer[str]
+    memory_bytes: int
+    device_bytes: int
+    def __init__(self, first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., device: _Optional[str] = ..., memory: _Optional[_Iterable[str]] = ..., memory_bytes: _Optional[int] = ..., device_bytes: _Optional[int] = ...) -> None: ...
 
 class VirtualWorkerRow(_message.Message):
     __slots__ = ("vw", "stages", "clock", "distance", "samples_per_second", "loss", "waiting_share", "memory_bytes", "state", "losses", "version")

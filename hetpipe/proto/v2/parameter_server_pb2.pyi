@@ -36,7 +36,7 @@ class RunDocument(_message.Message):
     def __init__(self, job: _Optional[_Union[_values_pb2.Document, _Mapping]] = ..., submission: _Optional[_Union[_values_pb2.Submission, _Mapping]] = ..., plan: _Optional[_Union[_values_pb2.Plan, _Mapping]] = ..., agents: _Optional[_Iterable[_Union[_values_pb2.AgentInfo, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[_values_pb2.MemberInfo, _Mapping]]] = ..., emulations: _Optional[_Iterable[_Union[_values_pb2.WorkerEmulation, _Mapping]]] = ..., data: _Optional[_Union[_values_pb2.DataSpec, _Mapping]] = ..., start: _Optional[_Union[_values_pb2.Progress, _Mapping]] = ..., eval_samples: _Optional[int] = ..., submitted_wall: _Optional[float] = ..., out: _Optional[_Iterable[int]] = ..., proof: _Optional[_Union[_values_pb2.ProofReport, _Mapping]] = ...) -> None: ...
 
 class ShardConfig(_message.Message):
-    __slots__ = ("job_id", "term", "shard", "num_shards", "clock_shard_address", "membership", "slices", "sync", "data", "checkpoint_every_waves", "checkpoint_keep", "run_dir", "progress", "run", "clock_shard_id", "last_checkpoint_seconds", "keeps_history", "storage", "plan_changes", "freezing")
+    __slots__ = ("job_id", "term", "shard", "num_shards", "clock_shard_address", "membership", "slices", "sync", "data", "checkpoint_every_waves", "checkpoint_keep", "run_dir", "progress", "run", "clock_shard_id", "last_checkpoint_seconds", "keeps_history", "storage", "plan_changes", "freezing", "wave_changes", "member_changes")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,8 @@ class ShardConfig(_message.Message):
     STORAGE_FIELD_NUMBER: _ClassVar[int]
     PLAN_CHANGES_FIELD_NUMBER: _ClassVar[int]
     FREEZING_FIELD_NUMBER: _ClassVar[int]
+    WAVE_CHANGES_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_CHANGES_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     term: int
     shard: int
@@ -77,7 +79,9 @@ class ShardConfig(_message.Message):
     storage: str
     plan_changes: _containers.RepeatedCompositeFieldContainer[PlanChange]
     freezing: Freezing
-    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., clock_shard_address: _Optional[str] = ..., membership: _Optional[_Union[_values_pb2.Membership, _Mapping]] = ..., slices: _Optional[_Iterable[_Union[_values_pb2.SlicePlan, _Mapping]]] = ..., sync: _Optional[_Union[_values_pb2.SyncSpec, _Mapping]] = ..., data: _Optional[_Union[_values_pb2.DataSpec, _Mapping]] = ..., checkpoint_every_waves: _Optional[int] = ..., checkpoint_keep: _Optional[int] = ..., run_dir: _Optional[str] = ..., progress: _Optional[_Union[_values_pb2.Progress, _Mapping]] = ..., run: _Optional[_Union[RunDocument, _Mapping]] = ..., clock_shard_id: _Optional[str] = ..., last_checkpoint_seconds: _Optional[float] = ..., keeps_history: bool = ..., storage: _Optional[str] = ..., plan_changes: _Optional[_Iterable[_Union[PlanChange, _Mapping]]] = ..., freezing: _Optional[_Union[Freezing, _Mapping]] = ...) -> None: ...
+    wave_changes: _containers.RepeatedCompositeFieldContainer[WaveChange]
+    member_changes: _containers.RepeatedCompositeFieldContainer[MemberChange]
+    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., clock_shard_address: _Optional[str] = ..., membership: _Optional[_Union[_values_pb2.Membership, _Mapping]] = ..., slices: _Optional[_Iterable[_Union[_values_pb2.SlicePlan, _Mapping]]] = ..., sync: _Optional[_Union[_values_pb2.SyncSpec, _Mapping]] = ..., data: _Optional[_Union[_values_pb2.DataSpec, _Mapping]] = ..., checkpoint_every_waves: _Optional[int] = ..., checkpoint_keep: _Optional[int] = ..., run_dir: _Optional[str] = ..., progress: _Optional[_Union[_values_pb2.Progress, _Mapping]] = ..., run: _Optional[_Union[RunDocument, _Mapping]] = ..., clock_shard_id: _Optional[str] = ..., last_checkpoint_seconds: _Optional[float] = ..., keeps_history: bool = ..., storage: _Optional[str] = ..., plan_changes: _Optional[_Iterable[_Union[PlanChange, _Mapping]]] = ..., freezing: _Optional[_Union[Freezing, _Mapping]] = ..., wave_changes: _Optional[_Iterable[_Union[WaveChange, _Mapping]]] = ..., member_changes: _Optional[_Iterable[_Union[MemberChange, _Mapping]]] = ...) -> None: ...
 
 class Freezing(_message.Message):
     __slots__ = ("levels", "changes", "alpha", "every_waves")
@@ -100,6 +104,24 @@ class FreezeChange(_message.Message):
     clock: int
     epoch: int
     def __init__(self, frozen: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class MemberChange(_message.Message):
+    __slots__ = ("clock", "vw", "joins")
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    VW_FIELD_NUMBER: _ClassVar[int]
+    JOINS_FIELD_NUMBER: _ClassVar[int]
+    clock: int
+    vw: int
+    joins: bool
+    def __init__(self, clock: _Optional[int] = ..., vw: _Optional[int] = ..., joins: bool = ...) -> None: ...
+
+class WaveChange(_message.Message):
+    __slots__ = ("clock", "minibatches_per_wave")
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    MINIBATCHES_PER_WAVE_FIELD_NUMBER: _ClassVar[int]
+    clock: int
+    minibatches_per_wave: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, clock: _Optional[int] = ..., minibatches_per_wave: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PlanChange(_message.Message):
     __slots__ = ("clock", "vw", "bounds")
@@ -527,7 +549,7 @@ class PublishRecord(_message.Message):
     def __init__(self, index: _Optional[int] = ..., clock: _Optional[int] = ..., retained: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SegmentMember(_message.Message):
-    __slots__ = ("vw", "incarnation", "num_stages", "joined", "minibatches_per_wave", "version", "bounds", "moved")
+    __slots__ = ("vw", "incarnation", "num_stages", "joined", "minibatches_per_wave", "version", "bounds", "moved", "origin")
     VW_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_STAGES_FIELD_NUMBER: _ClassVar[int]
@@ -536,6 +558,7 @@ class SegmentMember(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BOUNDS_FIELD_NUMBER: _ClassVar[int]
     MOVED_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
     vw: int
     incarnation: int
     num_stages: int
@@ -544,7 +567,8 @@ class SegmentMember(_message.Message):
     version: int
     bounds: _containers.RepeatedScalarFieldContainer[int]
     moved: bool
-    def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_stages: _Optional[int] = ..., joined: bool = ..., minibatches_per_wave: _Optional[int] = ..., version: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ..., moved: bool = ...) -> None: ...
+    origin: int
+    def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_stages: _Optional[int] = ..., joined: bool = ..., minibatches_per_wave: _Optional[int] = ..., version: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ..., moved: bool = ..., origin: _Optional[int] = ...) -> None: ...
 
 class SegmentRecord(_message.Message):
     __slots__ = ("index", "start", "reasons", "epoch", "members", "left", "frozen", "frozen_layers")

@@ -469,7 +469,7 @@ class PlanVersion(_message.Message):
     def __init__(self, version: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ..., planned: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("clock", "epoch", "used", "minibatches", "samples", "plans", "frozen")
+    __slots__ = ("clock", "epoch", "used", "minibatches", "samples", "plans", "frozen", "waves")
     class PlansEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -477,6 +477,13 @@ class Progress(_message.Message):
         key: int
         value: PlanVersion
         def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[PlanVersion, _Mapping]] = ...) -> None: ...
+    class WavesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: WaveNumbers
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[WaveNumbers, _Mapping]] = ...) -> None: ...
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
@@ -484,6 +491,7 @@ class Progress(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     PLANS_FIELD_NUMBER: _ClassVar[int]
     FROZEN_FIELD_NUMBER: _ClassVar[int]
+    WAVES_FIELD_NUMBER: _ClassVar[int]
     clock: int
     epoch: int
     used: bytes
@@ -491,7 +499,16 @@ class Progress(_message.Message):
     samples: int
     plans: _containers.MessageMap[int, PlanVersion]
     frozen: int
-    def __init__(self, clock: _Optional[int] = ..., epoch: _Optional[int] = ..., used: _Optional[bytes] = ..., minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., plans: _Optional[_Mapping[int, PlanVersion]] = ..., frozen: _Optional[int] = ...) -> None: ...
+    waves: _containers.MessageMap[int, WaveNumbers]
+    def __init__(self, clock: _Optional[int] = ..., epoch: _Optional[int] = ..., used: _Optional[bytes] = ..., minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., plans: _Optional[_Mapping[int, PlanVersion]] = ..., frozen: _Optional[int] = ..., waves: _Optional[_Mapping[int, WaveNumbers]] = ...) -> None: ...
+
+class WaveNumbers(_message.Message):
+    __slots__ = ("minibatches_per_wave", "origin")
+    MINIBATCHES_PER_WAVE_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    minibatches_per_wave: int
+    origin: int
+    def __init__(self, minibatches_per_wave: _Optional[int] = ..., origin: _Optional[int] = ...) -> None: ...
 
 class DataSpec(_message.Message):
     __slots__ = ("num_samples", "batch_size", "seed", "epochs", "total_minibatches")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.decide.elastic.script import most_minibatches_per_wave
 from hetpipe.errors import DeadlineExceeded
 from hetpipe.job.file import Job
 from hetpipe.link.catalogue import LinkNetwork, call, listen
@@ -104,7 +105,7 @@ class _StageMeeting:
         self._port = port
         self._clock = clock
         self._requested = job.link
-        self._minibatches_per_wave = job.minibatches_in(config.plan.virtual_workers[config.vw])
+        self._minibatches_per_wave = most_minibatches_per_wave(job, config.plan.virtual_workers[config.vw])
         self._num_workers = len(config.plan.virtual_workers)
         self._has_replicas = SYNC_KINDS[job.sync.kind].averages_gradients and self._num_workers > 1
         self._replicas_host = self._host_for_replicas() if self._has_replicas else ""

@@ -51,6 +51,7 @@ from hetpipe.decide.lifecycle.exchange import (
 )
 from hetpipe.decide.lifecycle.known_cluster import PlanningInputs
 from hetpipe.decide.lifecycle.planning import PLANNER, Planner, plan_run, with_forecast
+from hetpipe.decide.planner.costs import Costs
 from hetpipe.decide.sync.division import unused
 from hetpipe.decide.sync.segment import STOP
 from hetpipe.errors import (
@@ -225,7 +226,8 @@ class JobTasks:
         )
         data = data_of(run.job, model)
         names = [layer.name for layer in model.layers]
-        check_script(run.job, run.plan, data, start, names)
+        costs = None if run.described is None else Costs(run.described.profile, run.described.cluster)
+        check_script(run.job, run.plan, data, start, names, costs)
         check_patterns(run.job.memory, names)
         run = replace(run, plan=with_freeze_levels(run.plan, run.job, model.layers, start))
         freezing = freezing_of(run.job, run.plan)
@@ -470,6 +472,7 @@ def write_run_files(submission: Submission, prepared: Prepared, eval_samples: in
             "used": [index for index in range(num_samples) if index not in remaining],
             "minibatches": start.minibatches,
             "samples": start.samples,
+            "waves": {vw: [numbers.minibatches_per_wave, numbers.origin] for vw, numbers in start.waves.items()},
             "frozen": start.frozen,
         },
         "layers": [] if run.model is None else [layer.name for layer in run.model.layers],

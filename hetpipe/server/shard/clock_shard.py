@@ -419,6 +419,14 @@ class ClockShard:
         for member in record.left:
             self._history.leave(vw=member.vw, incarnation=member.incarnation, clock=record.start)
         for member in record.members:
+            if member.origin is not None:
+                assert member.minibatches_per_wave is not None, "it is known where minibatches are counted from"
+                self._history.waves(
+                    vw=member.vw,
+                    clock=record.start,
+                    minibatches_per_wave=member.minibatches_per_wave,
+                    origin=member.origin,
+                )
             if member.joined:
                 self._history.join(
                     vw=member.vw,
@@ -452,5 +460,7 @@ def log_config(config: ShardConfig) -> LogConfig:
         checkpoint_every_waves=config.checkpoint_every_waves,
         progress=config.progress,
         plan_changes=config.plan_changes,
+        wave_changes=config.wave_changes,
+        member_changes=config.member_changes,
         freezing=config.freezing,
     )

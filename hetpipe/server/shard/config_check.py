@@ -108,6 +108,17 @@ def _mistakes_of_membership(membership: Membership) -> Iterator[str]:
 
 
 def _mistakes_of_changes(config: ShardConfig) -> Iterator[str]:
+    for waves in config.wave_changes:
+        given, num_workers = waves.minibatches_per_wave, len(config.membership.num_stages)
+        if (
+            not 1 <= waves.clock < MAX_COUNT
+            or len(given) not in (1, num_workers)
+            or not all(1 <= each < MAX_COUNT for each in given)
+        ):
+            yield f"a change of N at clock {waves.clock} to {given!s:.80} for {num_workers} virtual workers"
+    for member in config.member_changes:
+        if not 1 <= member.clock < MAX_COUNT or member.vw not in config.membership.num_stages:
+            yield f"a change of members at clock {member.clock} of virtual worker {member.vw}"
     for change in config.plan_changes:
         known = config.membership.plans.get(change.vw)
         if not 1 <= change.clock < MAX_COUNT or not (change.bounds == () or _is_cut(change.bounds)):

@@ -79,6 +79,9 @@ class TestList:
                     "device": "n0/0",
                     "first_layer": 0,
                     "last_layer": 1,
+                    "memory": [],
+                    "memory_bytes": 0,
+                    "device_bytes": None,
                 }
             ],
         }

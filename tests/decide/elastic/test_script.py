@@ -8,16 +8,24 @@ from typing import Any
 import pytest
 
 from hetpipe.decide.elastic.enlarging import new_worker
-from hetpipe.decide.elastic.script import check_script, memory_changes, plan_changes
+from hetpipe.decide.elastic.replanning import basis_of
+from hetpipe.decide.elastic.script import (
+    check_script,
+    memory_changes,
+    most_minibatches_per_wave,
+    plan_changes,
+    wave_changes,
+)
 from hetpipe.decide.lifecycle.configs import data_of, fresh_progress
 from hetpipe.decide.lifecycle.planning import PlannedRun
+from hetpipe.decide.planner.costs import Costs
 from hetpipe.decide.planner.partition import plan_job
-from hetpipe.errors import PlanError, UserError
+from hetpipe.errors import JobError, PlanError, UserError
 from hetpipe.job.file import Job
 from hetpipe.values.ids import Clock, Term
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.memory import MemoryChange
-from hetpipe.values.sync import PlanChange
+from hetpipe.values.sync import PlanChange, WaveChange, WaveNumbers
 from tests.server.coordinator.builders import JOB_ID, agent_info, job, model
 from tests.server.coordinator.machine_driver import AGENTS
 
@@ -107,6 +115,55 @@ def test_a_line_about_memory_that_cannot_be_done(lines: list[dict[str, Any]], wr
         check(with_memory(*lines))
 
 
+def waves(given: Any = 8, clock: int = 1) -> dict[str, Any]:
+    return {"at": {"clock": clock}, "do": "waves", "minibatches_per_wave": given}
+
+
+def test_another_n_is_a_change_of_its_own() -> None:
+    of = with_memory(waves((8, 4)), memory(at={"p": 13}))
+    assert wave_changes(of) == (WaveChange(Clock(1), (8, 4)),)
+    assert plan_changes(of) == ()
+    plan = plan_job(of, MODEL, AGENTS, Term(1), JOB_ID)
+    assert [most_minibatches_per_wave(of, worker) for worker in plan.virtual_workers] == [8, 4]
+
+
+@pytest.mark.parametrize(
+    ("lines", "wrong"),
+    [
+        ([waves((8, 4, 4))], r"\[0\]\.minibatches_per_wave: has 3 numbers"),
+        ([waves(clock=30)], r"\[0\]: is at clock 30, but the run ends at clock \d+"),
+        # Waves of 4, from clock 1 on of 8: minibatches 1 to 4, 5 to 12, 13 to 20.
+        ([waves(), memory(at={"p": 9})], r"\[1\]: is at minibatch 9, which does not begin a wave of 8; use 5 or 13"),
+        (
+            [waves(), memory(at={"p": 13}), memory(at={"clock": 1})],
+            r"\[2\]: takes effect in wave 1, after one in wave 2",
+        ),
+    ],
+)
+def test_another_n_that_cannot_be(lines: list[dict[str, Any]], wrong: str) -> None:
+    with pytest.raises((PlanError, JobError), match=rf"elastic\.script{wrong}"):
+        check(with_memory(*lines))
+
+
+def test_a_policy_that_fills_the_pipeline_needs_as_many_minibatches_as_stages() -> None:
+    of = Job(**{**job().model_dump(mode="json"), "weights": "stash", "elastic": {"script": (waves(1),)}})
+    with pytest.raises(
+        PlanError, match=r"\[0\]: has 1 minibatches per wave, but stash needs as many as virtual worker 0"
+    ):
+        check(of)
+
+
+def test_minibatches_of_a_resumed_run_are_those_of_its_checkpoint() -> None:
+    """At clock 1 with 6 minibatches before and waves of 2, whatever the job says; N changes at clock 2 to 8."""
+    of = with_memory(waves(8, 2), memory(at={"p": 9}))
+    plan = plan_job(of, MODEL, AGENTS, Term(1), JOB_ID)
+    start = replace(fresh_progress(400), clock=Clock(1), waves={Vw(vw): WaveNumbers(2, 6) for vw in (0, 1)})
+    check_script(of, plan, replace(data_of(of, MODEL), num_samples=400), start, NAMES)
+    wrong = with_memory(waves(8, 2), memory(at={"p": 8}))
+    with pytest.raises(PlanError, match=r"is at minibatch 8, which does not begin a wave of 2; use 7 or 9"):
+        check_script(wrong, plan, replace(data_of(of, MODEL), num_samples=400), start, NAMES)
+
+
 @pytest.mark.parametrize(
     ("line", "wrong"),
     [
@@ -125,6 +182,20 @@ def test_a_line_that_does_not_fit_a_plan_made_by_the_planner(line: dict[str, Any
     plan = plan_job(job(), MODEL, AGENTS, Term(1), JOB_ID)
     with pytest.raises(PlanError, match=wrong):
         check_script(of, plan, data_of(of, MODEL), fresh_progress(MODEL.train_samples), NAMES)
+
+
+def test_a_cut_that_the_model_forbids() -> None:
+    of = scripted({"stages": (3, 1)}, {"at": {"clock": 2}, "stages": (1, 3)})
+    plan = plan_job(of, MODEL, AGENTS, Term(1), JOB_ID)
+    basis = basis_of(PlannedRun(of, plan, model=MODEL), AGENTS)
+    layers = tuple(
+        layer.model_copy(update={"no_cut": "a write in place" if at == 2 else ""})
+        for at, layer in enumerate(basis.profile.layers)
+    )
+    costs = Costs(basis.profile.model_copy(update={"version": 2, "layers": layers}), basis.cluster)
+    wrong = r"elastic\.script\[0\]: stage 0 of virtual worker 0 ends before layer 3 .* cut: a write in place; let"
+    with pytest.raises(PlanError, match=wrong):
+        check_script(of, plan, data_of(of, MODEL), fresh_progress(MODEL.train_samples), NAMES, costs)
 
 
 def test_lines_of_the_run_that_a_run_continues_are_done() -> None:

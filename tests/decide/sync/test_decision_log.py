@@ -21,7 +21,16 @@ from hetpipe.values import wire
 from hetpipe.values.freezing import FreezeChange, Freezing
 from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, Wave
 from hetpipe.values.policies import WeightPolicy
-from hetpipe.values.sync import DecidedMove, PlanChange, PlanMove, PlanVersion
+from hetpipe.values.sync import (
+    DecidedMove,
+    MemberChange,
+    PlanChange,
+    PlanMove,
+    PlanVersion,
+    Progress,
+    WaveChange,
+    WaveNumbers,
+)
 from tests.decide.sync.logs import SCENARIO, VW, acknowledge, commit, started
 from tests.decide.sync.scenario import LIFE, TERM
 
@@ -746,3 +755,132 @@ class TestMoves:
             commit_all(log)
         assert log.plans[VW[0]].version == 0
         assert not log.move(VW[0], self.move())
+
+
+def resized(*changes: WaveChange, start: Progress | None = None) -> DecisionLog:
+    """A log that has started, with changes of N ahead."""
+    config = replace(SCENARIO.log_config(), wave_changes=changes)
+    log = DecisionLog(config if start is None else replace(config, progress=start))
+    for vw, count in enumerate(SCENARIO.num_stages):
+        for stage in range(count):
+            log.join(VW[vw], LIFE, StageIndex(stage))
+            if vw == 0:
+                log.initialized(VW[vw], LIFE, StageIndex(stage))
+    acknowledge(log)
+    return log
+
+
+class TestWaves:
+    """N changes at barriers, and minibatches are numbered on (`wsp.md` §11)."""
+
+    def test_nothing_is_counted_until_it_changes(self) -> None:
+        log = resized()
+        assert log.newest_segment is not None
+        assert [member.origin for member in log.newest_segment.members] == [None, None]
+        assert log.progress.waves == {}
+
+    def test_a_change_has_a_barrier_and_numbers_go_on(self) -> None:
+        n = SCENARIO.log_config().sync.minibatches_per_wave
+        log = resized(WaveChange(Clock(2), (3, 1)), WaveChange(Clock(4), (2,)))
+        assert (log.segment.end, log.segment.reasons) == (2, ("plan",))
+        found = {}
+        while log.published < 4:
+            commit_all(log)
+            segment = log.newest_segment
+            assert segment is not None
+            found[int(segment.start)] = [(m.minibatches_per_wave, m.origin) for m in segment.members]
+        assert found[2] == [(3, 2 * n), (1, 2 * n)]
+        assert found[4] == [(2, 2 * n + 2 * 3), (2, 2 * n + 2 * 1)]
+        assert log.progress.waves[VW[1]] == WaveNumbers(2, 2 * n + 2)
+
+    def test_one_that_is_away_is_counted_all_the_same(self) -> None:
+        n = SCENARIO.log_config().sync.minibatches_per_wave
+        log = resized(WaveChange(Clock(2), (3,)))
+        log.evict(VW[0], LIFE)
+        while log.published < 3:
+            commit(log, 1, log.members[VW[1]].committed)
+            acknowledge(log)
+        log.admit(VW[0], Incarnation(1), SCENARIO.num_stages[0], n)
+        for stage in range(SCENARIO.num_stages[0]):
+            log.join(VW[0], Incarnation(1), StageIndex(stage))
+        while VW[0] not in log.members:
+            commit(log, 1, log.members[VW[1]].committed)
+            acknowledge(log)
+        segment = log.newest_segment
+        assert segment is not None
+        first = segment.members[0]
+        assert (first.joined, first.minibatches_per_wave) == (True, 3)
+        assert first.origin == 2 * n + (segment.start - 2) * 3
+
+    def test_a_restarted_clock_shard_goes_on_counting(self) -> None:
+        log = resized(WaveChange(Clock(1), (3,)))
+        commit_all(log)
+        again = DecisionLog.restore(log.config, log.state())
+        assert again.waves == log.waves != {}
+
+
+class TestMembers:
+    """Virtual workers leave and come back where the script says (`plan-versions.md` §7)."""
+
+    def log(self, *changes: MemberChange) -> DecisionLog:
+        log = DecisionLog(replace(SCENARIO.log_config(), member_changes=changes))
+        for vw, count in enumerate(SCENARIO.num_stages):
+            for stage in range(count):
+                log.join(VW[vw], LIFE, StageIndex(stage))
+                if vw == 0:
+                    log.initialized(VW[vw], LIFE, StageIndex(stage))
+        acknowledge(log)
+        return log
+
+    def on_others(self, log: DecisionLog, upto: int) -> None:
+        for _ in range(4 * upto):
+            if log.published < upto and log.members[VW[1]].committed < upto:
+                commit(log, 1, log.members[VW[1]].committed)
+            acknowledge(log)
+
+    def ready(self, log: DecisionLog, life: int) -> None:
+        log.admit(VW[0], Incarnation(life), SCENARIO.num_stages[0])
+        for stage in range(SCENARIO.num_stages[0]):
+            log.join(VW[0], Incarnation(life), StageIndex(stage))
+
+    def test_one_leaves_at_a_barrier_with_a_checkpoint(self) -> None:
+        log = self.log(MemberChange(Clock(2), VW[0], joins=False))
+        assert (log.segment.end, log.segment.reasons) == (2, ("drain", "plan"))
+        for _ in range(2):
+            commit_all(log)
+        segment = log.newest_segment
+        assert segment is not None
+        assert ([m.vw for m in segment.members], [m.vw for m in segment.left]) == ([1], [0])
+
+    def test_one_that_is_ready_waits_for_its_barrier(self) -> None:
+        """No barrier is set for it before."""
+        log = self.log(MemberChange(Clock(2), VW[0], joins=False), MemberChange(Clock(4), VW[0], joins=True))
+        for _ in range(2):
+            commit_all(log)
+        self.ready(log, 1)
+        assert (log.segment.end, log.segment.reasons) == (4, ("plan",))
+        self.on_others(log, 3)
+        assert list(log.members) == [VW[1]]
+        self.on_others(log, 4)
+        assert list(log.members) == [VW[0], VW[1]]
+        assert log.members[VW[0]].incarnation == 1
+
+    def test_the_barrier_waits_for_it(self) -> None:
+        log = self.log(MemberChange(Clock(2), VW[0], joins=False), MemberChange(Clock(4), VW[0], joins=True))
+        for _ in range(2):
+            commit_all(log)
+        self.on_others(log, 4)
+        assert log.published == 3
+        assert log.pending_publish_reason() == "the stages of virtual worker 0, which the script adds at clock 4"
+        self.ready(log, 1)
+        acknowledge(log)
+        assert log.published == 4
+        assert list(log.members) == [VW[0], VW[1]]
+
+    def test_one_that_is_away_where_it_is_dropped_joins_nowhere_else(self) -> None:
+        log = self.log(MemberChange(Clock(3), VW[0], joins=False))
+        log.evict(VW[0], LIFE)
+        self.on_others(log, 3)
+        self.ready(log, 1)
+        assert "join" not in log.segment.reasons
+        assert list(log.members) == [VW[1]]

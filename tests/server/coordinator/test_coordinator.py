@@ -36,7 +36,7 @@ from hetpipe.values.plan_document import PlanDocument
 from hetpipe.values.run import StageReady
 from hetpipe.values.sync import Progress
 from hetpipe.values.wire import revive
-from tests.server.coordinator.builders import JOB_ID, agent_member, clocks, job, shard_member
+from tests.server.coordinator.builders import JOB_ID, agent_member, clocks, job, model, shard_member
 from tests.server.coordinator.fakes import Cluster, failure, state, submit
 
 T = TypeVar("T")
@@ -181,7 +181,8 @@ class TestJobs:
         assert facts == {
             "num_samples": 40,
             "eval_samples": 10,
-            "start": {"clock": 0, "epoch": 0, "used": [], "minibatches": 0, "samples": 0},
+            "start": {"clock": 0, "epoch": 0, "used": [], "minibatches": 0, "samples": 0, "frozen": 0, "waves": {}},
+            "layers": [layer.name for layer in model().layers],
         }
         assert sorted(path.name for path in cluster.run_dir.iterdir()) == ["facts.json", "plan.json"]
 
@@ -324,7 +325,15 @@ class TestRestore:
         assert {config.progress for _, config in cluster.shards.asked("configure")} == {start}
         assert {command.config.restore for command in stages} == {"/old/checkpoint"}
         facts = json.loads((cluster.run_dir / "facts.json").read_text())
-        assert facts["start"] == {"clock": 4, "epoch": 1, "used": [0, 2], "minibatches": 8, "samples": 32}
+        assert facts["start"] == {
+            "clock": 4,
+            "epoch": 1,
+            "used": [0, 2],
+            "minibatches": 8,
+            "samples": 32,
+            "frozen": 0,
+            "waves": {},
+        }
 
     def test_a_checkpoint_that_is_none_fails_the_job(self, cluster: Cluster) -> None:
         submit(cluster, restore="/old/nothing")

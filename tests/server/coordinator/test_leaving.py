@@ -9,6 +9,7 @@ from hetpipe.decide.lifecycle.exchange import (
     Admit,
     AdmitAcknowledged,
     AfterDrain,
+    ClocksReported,
     Drain,
     DrainAcknowledged,
     Evict,
@@ -20,13 +21,14 @@ from hetpipe.decide.lifecycle.exchange import (
     StopRequested,
     TaskFailed,
 )
+from hetpipe.job.file import Job
 from hetpipe.values.commands import StartStageCommand
 from hetpipe.values.events import JobState, StateChanged, StopMode, WorkerLeft, WorkerQuarantined, WorkerRejoined
 from hetpipe.values.ids import Clock, Incarnation
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.life_state import LifeState
 from hetpipe.values.run import StageDone, StageFailed
-from tests.server.coordinator.builders import STAGES, agent_member, job, progress
+from tests.server.coordinator.builders import STAGES, agent_member, clocks, job, progress
 from tests.server.coordinator.leaving import departs, drain, gone, order, pass_barrier, state
 from tests.server.coordinator.lives import admit
 from tests.server.coordinator.machine_driver import SHARDS, Driver
@@ -437,3 +439,39 @@ class TestPreemptionWhereStagesAloneHoldTheWeights:
         driver.feed(gone("n1"))
         driver.wait(1000.0)
         assert driver.machine.state is JobState.PLANNING
+
+
+def scripted(*lines: tuple[int, str, int]) -> Driver:
+    """A run whose script has lines of (clock, verb, virtual worker)."""
+    script = tuple({"at": {"clock": clock}, "do": verb, "vw": vw} for clock, verb, vw in lines)
+    return Driver(Job(**{**job().model_dump(mode="json"), "elastic": {"script": script}})).to(JobState.RUNNING)
+
+
+class TestScript:
+    """The clock shard drops and adds; the coordinator ends and starts processes."""
+
+    def test_one_that_is_dropped_for_good_stays_out(self) -> None:
+        driver = scripted((4, "drop", 1))
+        pass_barrier(driver)
+        driver.wait(30.0)
+        assert state(driver) is LifeState.OUT
+        assert driver.tasks(Admit) == []
+        assert driver.events(WorkerLeft) == [OUT]
+
+    def test_one_that_is_added_later_is_started_at_once(self) -> None:
+        """It waits for its barrier with all its stages."""
+        driver = scripted((4, "drop", 1), (9, "add", 1))
+        pass_barrier(driver)
+        driver.wait(30.0)
+        assert state(driver) is LifeState.ADMITTING
+        assert driver.tasks(Admit) == [admit(1, 1)]
+        assert driver.events(WorkerLeft) == [AGAIN]
+
+    def test_one_that_is_away_where_it_is_dropped_does_not_come_back(self) -> None:
+        driver = scripted((4, "drop", 1))
+        driver.feed(gone("n1"))
+        driver.feed(ClocksReported(clocks(3, 3)))
+        assert not driver.worker(1).stays_out
+        driver.feed(ClocksReported(clocks(4, 4)))
+        assert driver.worker(1).stays_out
+        assert not driver.worker(0).stays_out

@@ -176,7 +176,15 @@ class TestRewinds:
         assert cluster.coordinator.record(JOB_ID).run_dir == str(cluster.run_dir)
         assert sorted(path.name for path in folder.iterdir()) == ["facts.json", "job.json", "plan.json"]
         facts = json.loads((folder / "facts.json").read_text())
-        assert facts["start"] == {"clock": 4, "epoch": 1, "used": [0, 2], "minibatches": 8, "samples": 32}
+        assert facts["start"] == {
+            "clock": 4,
+            "epoch": 1,
+            "used": [0, 2],
+            "minibatches": 8,
+            "samples": 32,
+            "frozen": 0,
+            "waves": {},
+        }
         assert json.loads((folder / "plan.json").read_text())["term"] == 2
 
     def test_a_late_word_of_an_earlier_term_is_of_nobody(self, cluster: Cluster) -> None:

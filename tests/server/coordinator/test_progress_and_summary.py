@@ -101,6 +101,16 @@ class TestProgressBoard:
             board.add(key(1, stage), progress(weight_bytes=300, activation_bytes=20), now=101.0)
         assert [row.memory_bytes for row in board.table(None, states=BOTH, now=101.0).rows] == [0, 640]
 
+    def test_each_stage_has_its_policies_and_its_memory(self, board: ProgressBoard) -> None:
+        """Policies of a cut with another number of layers are those from before a move."""
+        layers = [stage.last_layer - stage.first_layer for stage in board.plan.virtual_workers[1].stages]
+        board.add(key(1, 0), progress(weight_bytes=300, memory=("swap",) * layers[0]), now=101.0)
+        board.add(key(1, 1), progress(weight_bytes=10, memory=("swap",) * (layers[1] + 1)), now=101.0)
+        device = board.plan.virtual_workers[1].stages[0].device
+        first, second = board.table(None, states=BOTH, now=101.0, device_bytes={device: 500}).rows[1].stages
+        assert (first.memory, first.memory_bytes, first.device_bytes) == (("swap",) * layers[0], 300, 500)
+        assert (second.memory, second.memory_bytes, second.device_bytes) == ((), 10, 0)
+
     def test_the_last_stage_of_a_shorter_plan_counts_from_where_it_is(self, board: ProgressBoard) -> None:
         board.add(key(0, 1), progress(samples=500), now=105.0)
         first, second = board.plan.virtual_workers

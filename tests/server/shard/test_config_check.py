@@ -8,8 +8,8 @@ import pytest
 
 from hetpipe.errors import ProtocolViolation
 from hetpipe.server.shard.config_check import check_config, check_life
-from hetpipe.values.ids import Incarnation, VirtualWorkerIndex
-from hetpipe.values.sync import PlanVersion
+from hetpipe.values.ids import Clock, Incarnation, VirtualWorkerIndex
+from hetpipe.values.sync import MemberChange, PlanChange, PlanVersion, WaveChange
 from tests.server.shard.test_run_document import CONFIG
 
 VW = VirtualWorkerIndex(0)
@@ -40,3 +40,25 @@ def test_a_configuration_with_an_impossible_plan_version(plan: PlanVersion, wron
     membership = replace(CONFIG.membership, plans={VW: plan})
     with pytest.raises(ProtocolViolation, match=wrong):
         check_config(replace(CONFIG, membership=membership), memory_bytes=1 << 20)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [WaveChange(Clock(0), (2,)), WaveChange(Clock(1), ()), WaveChange(Clock(1), (0,)), WaveChange(Clock(1), (2,) * 9)],
+)
+def test_a_configuration_with_an_impossible_n(change: WaveChange) -> None:
+    with pytest.raises(ProtocolViolation, match=r"a change of N at clock [01] to \(.*\) for \d+ virtual workers"):
+        check_config(replace(CONFIG, wave_changes=(change,)), memory_bytes=1 << 20)
+    check_config(replace(CONFIG, wave_changes=(WaveChange(Clock(1), (2,)),)), memory_bytes=1 << 20)
+
+
+def test_a_change_may_need_a_barrier_only() -> None:
+    check_config(replace(CONFIG, plan_changes=(PlanChange(Clock(1), VW),)), memory_bytes=1 << 20)
+
+
+@pytest.mark.parametrize(
+    "change", [MemberChange(Clock(0), VW, joins=True), MemberChange(Clock(1), VirtualWorkerIndex(99), joins=False)]
+)
+def test_a_configuration_with_impossible_members(change: MemberChange) -> None:
+    with pytest.raises(ProtocolViolation, match=r"a change of members at clock [01] of virtual worker (0|99)"):
+        check_config(replace(CONFIG, member_changes=(change,)), memory_bytes=1 << 20)

@@ -72,6 +72,9 @@ def _stage_json(process: ProcessStatus, layers: Sequence[StageRow]) -> dict[str,
         "device": None if known is None else known.device,
         "first_layer": None if known is None else known.first_layer,
         "last_layer": None if known is None else known.last_layer,
+        "memory": None if known is None else list(known.memory),
+        "memory_bytes": None if known is None else known.memory_bytes,
+        "device_bytes": None if known is None else known.device_bytes or None,
     }
 
 

@@ -1,0 +1,153 @@
+"""(t) A move of layers with 64 MiB of state at a barrier, against a plain barrier and against new processes.
+
+Two virtual workers of two stages of 50 ms (`sleeper`), one parameter server: a real run with 7 processes. Between the
+two slow layers is one with 64 MiB of state that takes no time: trained weights, their momentum and frozen weights. A
+script lets it move there and back between the stages of virtual worker 0, with barriers in between at which nothing
+changes. Then virtual worker 1 is drained and added again, which is how layers moved before: it writes a checkpoint, its
+processes end, and new ones join at a later barrier.
+
+A pause is the time between the last update of the first stage before a barrier and its first one behind it, so that
+filling and draining the pipeline is part of all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor, nn
+
+from benchmarks.sizes import sized
+from benchmarks.sleeper import STAGE_SECONDS, Sleeper, keep_time
+from hetpipe.clock import SYSTEM_CLOCK
+
+ROOT = Path(__file__).resolve().parents[1]
+N = 4
+#: Moves, each behind a barrier at which nothing moves.
+NUM_MOVES = sized(10, 2)
+#: Bytes of a tensor of this layer: weights, as many of momentum, and frozen ones; 64 MiB together.
+_TRAINED_BYTES = sized(8 << 20, 1 << 16)
+_FROZEN_BYTES = sized(48 << 20, 1 << 16)
+_FLOAT_BYTES = 4
+_WIDTH = 64
+_TIMEOUT_SECONDS = 240.0
+
+
+class State(nn.Module):
+    """A layer with much state and little to compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained = nn.Parameter(torch.ones(_TRAINED_BYTES // _FLOAT_BYTES))
+        self.frozen = nn.Parameter(torch.zeros(_FROZEN_BYTES // _FLOAT_BYTES), requires_grad=False)
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Compute, at once."""
+        return value * self.trained[:_WIDTH] + self.frozen[:_WIDTH]
+
+
+def model() -> nn.Module:
+    """Two slow layers, and the state between them."""
+    keep_time()
+    return nn.Sequential(Sleeper(), State(), Sleeper())
+
+
+def _script() -> Iterator[dict[str, Any]]:
+    """A barrier at which nothing moves, then one with a move, and so on; the first two clocks warm everything up."""
+    for number in range(NUM_MOVES):
+        clock = 2 + 2 * number
+        yield {"at": {"clock": clock}, "do": "memory", "vw": 0, "layers": [0], "policy": "keep"}
+        stages = [1, 2] if number % 2 == 0 else [2, 1]
+        yield {"at": {"clock": clock + 1}, "do": "move", "vw": 0, "stages": stages}
+
+
+JOB: dict[str, Any] = {
+    "name": "moves",
+    "model": "benchmarks.moves:model",
+    "loss": "benchmarks.sleeper:loss",
+    "data": {"train": "benchmarks.sleeper:data"},
+    "batch_size": 1,
+    "minibatches": N * 2000,
+    "optimizer": {"name": "SGD", "lr": 0.001, "momentum": 0.9},
+    "workers": {"count": 2, "stages": [[2, 1], [2, 1]]},
+    "sync": {"kind": "wsp", "D": 1, "minibatches_per_wave": N},
+    "parameter_servers": {"count": 1},
+    "elastic": {"script": list(_script())},
+}
+
+
+def steps(run_dir: Path, vw: int) -> list[dict[str, Any]]:
+    """The updates of the first stage of a virtual worker, in order."""
+    path = run_dir / "history" / f"vw-{vw}-stage-0.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [line for line in map(json.loads, (one for one in lines if one.endswith("\n"))) if line["event"] == "step"]
+
+
+def _wait(run: subprocess.Popen[str], run_dir: Path, vw: int, incarnation: int, p: int) -> None:
+    """Until a virtual worker has made the update after minibatch `p`."""
+    deadline = SYSTEM_CLOCK.monotonic() + _TIMEOUT_SECONDS
+    while not any(line["incarnation"] >= incarnation and line["p"] >= p for line in steps(run_dir, vw)):
+        if run.poll() is not None or SYSTEM_CLOCK.monotonic() > deadline:
+            raise RuntimeError(f"virtual worker {vw} has not come to minibatch {p}: exit status {run.poll()}")
+        SYSTEM_CLOCK.sleep(0.25)
+
+
+def _hetpipe(*arguments: str) -> list[str]:
+    return [str(Path(sys.executable).with_name("hetpipe")), *arguments]
+
+
+def train() -> Path:
+    """Run the job, drain virtual worker 1 and add it again; returns the folder of the run."""
+    folder = Path(tempfile.mkdtemp(prefix="hetpipe-bench-"))
+    (folder / "job.yaml").write_text(yaml.safe_dump(JOB))
+    run_dir = folder / "run"
+    with (folder / "stderr").open("w") as stderr:
+        command = _hetpipe("train", str(folder / "job.yaml"), "--json", "--run-dir", str(run_dir))
+        run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    try:
+        _wait(run, run_dir, 0, 0, N * (2 * NUM_MOVES + 3))
+        for asked in (("drain", "1", "--wait"), ("add",)):
+            command = _hetpipe("workers", *asked, "--run-dir", str(run_dir))
+            subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        _wait(run, run_dir, 1, 1, 1)
+    finally:
+        run.terminate()
+        run.communicate(timeout=_TIMEOUT_SECONDS)
+    return run_dir
+
+
+def pauses(run_dir: Path) -> tuple[dict[int, float], float]:
+    """Seconds of the pause at each clock for virtual worker 0, and those without virtual worker 1."""
+    moments = {line["p"]: line["t"] for line in steps(run_dir, 0)}
+    found = {clock: moments[clock * N + 1] - moments[clock * N] for clock in range(2, 2 + 2 * NUM_MOVES)}
+    of_other = steps(run_dir, 1)
+    left = max(line["t"] for line in of_other if line["incarnation"] == 0)
+    return found, min(line["t"] for line in of_other if line["incarnation"] == 1) - left
+
+
+def measure() -> dict[str, Any]:
+    """One run: medians in minibatches of 50 ms."""
+    found, restart = pauses(train())
+    plain = [seconds for clock, seconds in found.items() if clock % 2 == 0]
+    moved = [seconds for clock, seconds in found.items() if clock % 2]
+    beyond = [with_move - without for without, with_move in zip(plain, moved, strict=True)]
+    return {
+        "plain barrier, seconds": round(statistics.median(plain), 3),
+        "barrier with a move, seconds": round(statistics.median(moved), 3),
+        "beyond a plain barrier, minibatches": round(statistics.median(beyond) / STAGE_SECONDS, 2),
+        "beyond a plain barrier, worst, minibatches": round(max(beyond) / STAGE_SECONDS, 2),
+        "drained and added again, seconds": round(restart, 3),
+        "move / new processes": round(statistics.median(moved) / restart, 4),
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(measure()) + "\n")

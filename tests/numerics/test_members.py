@@ -1,0 +1,97 @@
+"""A script drops virtual workers and adds them again: every bit is that of the reference with the same members."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetpipe.check import check_run
+from hetpipe.values.policies import WEIGHT_POLICIES
+from tests.models import NUM_WITNESSES
+from tests.numerics.compare import ADAMW, MOMENTUM, Case, assert_same_bits, run, trained
+from tests.numerics.test_deaths import BATCH_NORM, death
+from tests.numerics.test_leavers import decisions
+from tests.numerics.test_witnesses import case as witness_case
+from tests.numerics.test_witnesses import counts
+from tests.reference.executor import run_reference
+
+pytestmark = pytest.mark.matrix
+
+
+def changes(folder: Path) -> list[tuple[int, str, int]]:
+    """Clock, event and virtual worker of every `leave` and later `join`."""
+    return [(line["clock"], line["event"], line["vw"]) for line in decisions(folder, "leave", "join") if line["clock"]]
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        # Buffers, dropout, the optimizer's state of one that comes back; waves change with the members.
+        Case(
+            stages=[[2, 2], [2, 2], [3, 1]],
+            workers=3,
+            epochs=4,
+            optimizer=dict(ADAMW),
+            members=((1, "drop", 1), (3, "add", 1), (4, "drop", 0)),
+            resized=((1, 3), (3, 2)),
+            **BATCH_NORM,
+        ),
+        Case(
+            workers=2,
+            stages=2,
+            minibatches=14,
+            weights="stash",
+            optimizer=dict(MOMENTUM),
+            combine="mean",
+            members=((2, "drop", 0), (4, "add", 0)),
+            moves=((4, 0, (4, 1)),),
+        ),
+    ],
+    ids=["three", "the-lowest"],
+)
+def test_the_bits_of_the_reference(what: Case, tmp_path: Path) -> None:
+    run(what, tmp_path)
+    expected = [(clock, "leave" if verb == "drop" else "join", vw) for clock, verb, vw in what.members]
+    assert changes(tmp_path) == expected
+    assert_same_bits(trained(tmp_path), run_reference(what.reference()))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("weights", WEIGHT_POLICIES)
+def test_every_policy(weights: Any, tmp_path: Path) -> None:
+    what = Case(workers=3, stages=2, wave=3, weights=weights, minibatches=20, members=((2, "drop", 2), (4, "add", 2)))
+    run(what, tmp_path)
+    assert_same_bits(trained(tmp_path), run_reference(what.reference()))
+
+
+@pytest.mark.parametrize(
+    ("at", "number", "vw"),
+    [
+        ("before forward", 3, 0),
+        pytest.param("before forward", 7, 0, marks=pytest.mark.exhaustive),
+        pytest.param("before forward", 3, 1, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_every_sample_counts_once_if_a_life_ends_as_well(at: str, number: int, vw: int, tmp_path: Path) -> None:
+    """Of another worker, or of the one that is dropped, before it is."""
+    what = witness_case(workers=3, stages=2, wave=2, every_waves=3, members=((2, "drop", 1), (4, "add", 1)))
+    result = run(what, tmp_path, deaths=(death(at, number, vw=vw),))
+    assert result.num_lives == 4 + (vw != 1), "one by the script, which the death of the same worker precedes"
+    assert counts(tmp_path) == [[2] * NUM_WITNESSES] * 4
+    assert (4, "join", 1) in changes(tmp_path)
+
+
+def test_members_that_the_script_does_not_have_are_reported(tmp_path: Path) -> None:
+    """One that goes on although it is dropped, and one that does not come back."""
+    what = Case(workers=3, stages=1, minibatches=12, members=((2, "drop", 2), (4, "add", 2)))
+    run(what, tmp_path)
+    job = json.loads((tmp_path / "job.json").read_text())
+    for line, key, value in ((0, "at", {"clock": 1}), (1, "vw", 1)):
+        changed = copy.deepcopy(job)
+        changed["elastic"]["script"][line][key] = value
+        (tmp_path / "job.json").write_text(json.dumps(changed))
+        assert set(check_run(tmp_path).kinds()) == {"membership"}
