@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from hetpipe.decide.planner.borders import forbidden_cuts, too_few_cuts
 from hetpipe.decide.planner.costs import Costs, MemoryModel, StagePlace
 from hetpipe.decide.planner.cuts import FAR, LinkSet, ReachTables, Recompute
 from hetpipe.decide.planner.layer_memory import LayerMemoryPlan
 from hetpipe.decide.planner.orders import DeviceMix, KindIndex, MixShape, Optimum, OrderSearch, OrderWithCuts, Seat
-from hetpipe.decide.planner.policy_cuts import MAX_CHOICES, PolicyCuts, cut_with_policies
 from hetpipe.decide.planner.waves import choices
 from hetpipe.errors import PlanError
 from hetpipe.values.cluster import node_of
@@ -28,6 +28,9 @@ from hetpipe.values.ids import DeviceId
 from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.policies import LEAST_MEMORY
 from hetpipe.values.suggest import did_you_mean, join_names
+
+if TYPE_CHECKING:
+    from hetpipe.decide.planner.policy_cuts import PolicyCuts
 
 #: Number of states beyond which a search keeps only the most promising ones …
 MAX_STATES = 20_000_000
@@ -225,6 +228,9 @@ class Partitioner:
     def _cut(
         self, given: _Given, seats: tuple[Seat, ...], memory: MemoryModel, enough_ticks: int
     ) -> tuple[tuple[Seat, ...], PolicyCuts] | None:
+        # Here, so that a coordinator starts without NumPy, which this search alone needs.
+        from hetpipe.decide.planner.policy_cuts import MAX_CHOICES, cut_with_policies
+
         assert self.chosen is not None
         order = _devices_of(given, seats)
         places = [self.stage_place(order, stage, memory, self.chosen) for stage in range(len(order))]
