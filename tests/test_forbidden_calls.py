@@ -87,6 +87,7 @@ ALLOWED: Mapping[tuple[str, str], str] = {
     ("hetpipe/pipeline/callables.py", "importlib.import_module"): "imports user code, in children of agents only",
     ("hetpipe/__init__.py", "importlib.import_module"): "imports its own modules on first use, from a fixed list",
     ("hetpipe/cli/app.py", "importlib.import_module"): "imports the modules of commands, from its own table",
+    ("hetpipe/loggers/kinds.py", "importlib.util"): "looks for the packages of its own table, imports none",
     ("hetpipe/launch.py", "importlib.import_module"): "runs its own programs, from a fixed list",
     (
         "hetpipe/pipeline/reading.py",

@@ -12,6 +12,7 @@ from hetpipe.observe.metrics import TimedWave, WaveMetrics
 from hetpipe.report.charts import Chart, CurvePoint, Line, measured
 from hetpipe.report.text import LOSS, loss_first
 from hetpipe.ui.seen import Attempt, Evaluation, Seen
+from hetpipe.values.sync import SYNC_KINDS
 
 #: Most points of a line: enough for its shape, few enough to average single waves.
 _MOST_POINTS = 160
@@ -65,8 +66,11 @@ def bound_of(seen: Seen) -> int | None:
     sync = seen.brief.job.get("sync")
     if not isinstance(sync, Mapping):
         return None
-    fixed = {"bsp": 1, "wsp": sync.get("D")}.get(str(sync.get("kind")))
-    return fixed if sync.get("kind") == "bsp" or fixed is None else int(fixed) + 1
+    traits, given = SYNC_KINDS.get(str(sync.get("kind"))), sync.get("D")
+    if traits is None or traits.bound == "none":
+        return None
+    staleness = 0 if traits.bound == "zero" else given
+    return staleness + 1 if isinstance(staleness, int) else None
 
 
 def compared(runs: Sequence[Seen]) -> list[Chart]:

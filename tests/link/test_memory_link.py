@@ -186,7 +186,7 @@ def bare_call(address: str, answer: Callable[[tuple[MemoryOffer, ...]], bytes]) 
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (to_bytes(LinkTransport("")), "did not fetch the memory that it says it shares"),
+        (to_bytes(LinkTransport("")), "claims a shared-memory segment that it has not fetched"),
         (b"\xff\xff", "not a valid LinkTransport"),
     ],
     ids=["not fetched", "garbage"],

@@ -308,7 +308,7 @@ def test_who_says_nothing_is_not_waited_for(
     opened: Callable[[Tls | None], StreamListener], monkeypatch: pytest.MonkeyPatch, *, tls: bool
 ) -> None:
     monkeypatch.setattr(link_server, "HELLO_SECONDS", 0.05)
-    monkeypatch.setattr(server, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(server, "_POLL_SECONDS", 0.02)
     listener = opened(tls_of(0) if tls else None)
     said = threading.Event()
 

@@ -207,7 +207,7 @@ MUTATIONS: dict[str, tuple[type, str, str, str]] = {
     "a weight that came is not put where it is tied": (CutModel, "ties_in_place", "owner[key] = weight", "pass"),
     "the gradient of a tie does not come back": (CutModel, "_tie", "weight.clone()", "weight.detach().clone()"),
     "a write in place is lost at the cut": (StageForward, "_keep", "] = tensor", "] = tensor.clone()"),
-    "the seed is that of another call": (StageCompute, "_seed_for", "p, key)", "p, self._layers[0].name)"),
+    "the seed is that of another call": (StageCompute, "_seed_for", "shift), key)", "shift), self._layers[0].name)"),
     "a stage does not update its buffers": (
         _Held,
         "run",

@@ -161,7 +161,7 @@ def test_a_family_trains_to_the_bits_of_the_reference_in_one_two_and_four_stages
 
 
 def test_the_page_lists_the_families() -> None:
-    rows = table_after(ROOT / "docs" / "semantics" / "models.md", "## Families that are tried")
+    rows = table_after(ROOT / "docs" / "semantics" / "models.md", "## Tested families")
     assert [row[0] for row in rows] == list(FAMILIES)
 
 

@@ -92,7 +92,7 @@ class Stage:
         self.tally = SimpleNamespace(gradient_norm=None, computed=lambda *call: self.computed.append(call))
         parts = SimpleNamespace(
             identity=StageIdentity(VirtualWorkerIndex(1), StageIndex(stage), Incarnation(2), num_stages),
-            layers=tuple(SimpleNamespace(parameters={"weight": name}) for name in NAMES),
+            layers=tuple(SimpleNamespace(index=i, parameters={"weight": name}) for i, name in enumerate(NAMES)),
             versions=VersionTable(weights, stage, num_stages, n, a),
             weights=SimpleNamespace(at_barrier=SimpleNamespace(views=zeros), step=self.step),
             clipping=clipping,
@@ -107,6 +107,7 @@ class Stage:
             shift=0,
             frozen=2,
             is_frozen=False,
+            tells_norms=False,
             history=SimpleNamespace(
                 step=lambda **fields: self.written.append(fields), skip=lambda **fields: self.skipped.append(fields)
             ),

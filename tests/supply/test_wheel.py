@@ -33,7 +33,7 @@ def test_what_it_needs_is_what_it_asks_for(wheel: Path) -> None:
     needed = {requirement.name for requirement in wanted if requirement.marker is None}
     assert needed == {
         *("torch", "grpcio", "grpcio-health-checking", "protobuf", "redis", "pydantic", "structlog", "docker"),
-        *("PyYAML", "safetensors", "typer", "rich", "xxhash", "jinja2", "fsspec"),
+        *("PyYAML", "safetensors", "typer", "rich", "xxhash", "jinja2", "fsspec", "numpy"),
     }
     assert {"Provides-Extra: cli", "Provides-Extra: examples"} <= set(lines), "old install commands work"
     of_models = {each.name for each in wanted if each.marker and each.marker.evaluate({"extra": "models"})}
