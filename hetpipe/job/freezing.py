@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from itertools import pairwise
 from typing import Annotated, Literal
@@ -51,16 +52,16 @@ def _as_text(value: object) -> object:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
+#: Without exponents: `Fraction("1e999999999")` would compute a number of a billion digits.
+_FRACTION = re.compile(r"\d{1,9}(\.\d{1,18}|/0*[1-9]\d{0,8})?", re.ASCII)
+
+
 def _inside(text: str | None) -> str | None:
     if text is None:
         return None
-    try:
-        value = Fraction(text)
-    except (ValueError, ZeroDivisionError):
-        raise ValueError(
-            f"must be a number or a fraction between 0 and 1, for example 1/3, not {shown(text)}"
-        ) from None
-    if not 0 < value < 1:
+    if not _FRACTION.fullmatch(text):
+        raise ValueError(f"must be a number or a fraction between 0 and 1, for example 1/3, not {shown(text)}")
+    if not 0 < Fraction(text) < 1:
         raise ValueError(f"is {text}; it must be above 0 and below 1, for example 1/3")
     return text
 
@@ -80,9 +81,9 @@ class FreezeSection(Section):
     """At the end of each pass over the data, the norms of gradients decide how many layers are frozen."""
     waves: PositiveInt | None = Field(default=None, examples=[50])
     """Instead, they decide at every barrier at a multiple of this clock, which is set."""
-    alpha: Annotated[str | None, BeforeValidator(_as_text), AfterValidator(_inside)] = Field(
-        default=None, examples=["1/3"]
-    )
+    alpha: Annotated[
+        str | None, BeforeValidator(_as_text, json_schema_input_type=float | str | None), AfterValidator(_inside)
+    ] = Field(default=None, examples=["1/3"])
     """α, above 0 and below 1: the part of the trained layers that may freeze at once. As a fraction it is exact."""
     mode: FreezeMode = "eval"
     """Training flags of frozen layers: `eval`, those of an evaluation, so that dropout does not draw and BatchNorm

@@ -140,7 +140,7 @@ class _ScriptedRun:
         if isinstance(line, WavesLine):
             yield from self._mistakes_of_waves(line)
         elif isinstance(line, FreezeLine):
-            """The layers are checked in `freezing`."""
+            pass  # `decide.elastic.freezing` checks how many layers it names
         elif line.vw >= len(workers):
             yield f"names virtual worker {line.vw}, but the run has {len(workers)}; use 0 to {len(workers) - 1}"
             return
