@@ -61,21 +61,6 @@ def of_evaluation(evaluated: Evaluated, *, wall: float) -> Values:
     return Values(evaluated.minibatches, _finite(values), wall)
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """The keys of a job with their values, dotted, without those that are not set.
-
-    >>> flat({"sync": {"D": 1}, "epochs": 2, "loss": None})
-    {'sync.D': '1', 'epochs': '2'}
-    """
-    found: dict[str, str] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        elif value is not None:
-            found[f"{prefix}{key}"] = str(value)
-    return found
-
-
 def _mean(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None

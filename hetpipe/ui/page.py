@@ -26,6 +26,7 @@ from hetpipe.runs.status import DIED, ENDING, NO_JOB, STARTING, UNKNOWN
 from hetpipe.ui.curves import bound_of, charts_of, clock_chart, compared
 from hetpipe.ui.seen import Brief, LogFile, LoggedEvent, Seen
 from hetpipe.values.decisions import FreezeDecision, MoveDecision, MoveJudgement
+from hetpipe.values.document import dotted
 from hetpipe.values.events import ConditionCleared, ConditionRaised, JobState, ProgressTable
 from hetpipe.values.sync import layer_counts
 
@@ -216,7 +217,7 @@ def run_parts(seen: Seen, *, now: float) -> dict[str, Markup]:
         "plan": {"facts": _plan_facts(seen)},
         "faults": {"faults": _faults(seen)},
         "logs": {"run": seen.brief.name, "logs": [(log.name, bytes_text(log.num_bytes)) for log in seen.logs]},
-        "job": {"keys": sorted(flat(seen.brief.job).items())},
+        "job": {"keys": sorted(_job_texts(seen.brief.job).items())},
     }
     return {part: render(f"ui/{part}.html.j2", **values[part]) for part in RUN_PARTS}
 
@@ -520,19 +521,12 @@ def _evaluation_text(seen: Seen) -> str:
     return "–" if found is None else f"{measure(found.last.values.get(LOSS))} in epoch {found.last.epoch}"
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """The keys of a job with their values, dotted; lists are values.
-
-    >>> flat({"sync": {"D": 1}, "epochs": 2, "loss": None})
-    {'sync.D': '1', 'epochs': '2'}
-    """
-    found: dict[str, str] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        elif value is not None:
-            found[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return found
+def _job_texts(job: Mapping[str, Any]) -> dict[str, str]:
+    """The keys of a job, dotted, with their values as text."""
+    return {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for key, value in dotted(job).items()
+    }
 
 
 def differing(jobs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
@@ -541,7 +535,7 @@ def differing(jobs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
     >>> differing([{"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 4}])
     [('b', ['2', '3']), ('c', ['–', '4'])]
     """
-    found = list(map(flat, jobs))
+    found = list(map(_job_texts, jobs))
     keys = sorted({key for one in found for key in one})
     rows = [(key, [one.get(key, "–") for one in found]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1]

@@ -61,6 +61,21 @@ class Document(Section):
 DocumentT = TypeVar("DocumentT", bound=Document)
 
 
+def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The keys of nested plain data with their values, without those that are not set; lists are values.
+
+    >>> dotted({"sync": {"D": 1}, "epochs": 2, "loss": None})
+    {'sync.D': 1, 'epochs': 2}
+    """
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found |= dotted(value, f"{prefix}{key}.")
+        elif value is not None:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
 def mapping(value: object) -> Mapping[str, Any]:
     """`value` if it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}

@@ -27,10 +27,11 @@ from hetpipe.decide.lifecycle.registry import Mailboxes
 from hetpipe.durable import append
 from hetpipe.errors import HetpipeError, ResourceExhausted, UserError, VersionConflict
 from hetpipe.loggers.feed import Feed
-from hetpipe.loggers.message import Opening, Repeated, Values, flat, of_evaluation, of_progress
+from hetpipe.loggers.message import Opening, Repeated, Values, of_evaluation, of_progress
 from hetpipe.observe.log import bind_context, get_logger
 from hetpipe.server.coordinator.tasks import JobTasks, Tools
 from hetpipe.storage.store import ENDED_JOB_SECONDS, MAX_EVENTS, JobRecord, Store
+from hetpipe.values.document import dotted
 from hetpipe.values.events import (
     Evaluated,
     JobEnded,
@@ -162,10 +163,11 @@ class JobHost:
             return
         if self._feed is None:
             submission = self.machine.submission
+            given = self.machine.job.model_dump(mode="json", exclude_defaults=True)
             opening = Opening(
                 run_dir=submission.first_run_dir,
                 previous=run_of_checkpoint(submission.restore),
-                keys=flat(self.machine.job.model_dump(mode="json", exclude_defaults=True)),
+                keys={key: str(value) for key, value in dotted(given).items()},
                 options=dict(options),
             )
             self._feed = Feed(opening, partial(on_failure, self))
