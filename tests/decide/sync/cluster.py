@@ -184,9 +184,9 @@ class Worker:
                 clock = held
         assert clock >= required, f"minibatch {p} may start with clock {clock}, it needs {required}"
         assert clock * n <= seen, f"clock {clock} holds updates that {p} must not see"
-        self.started, self.clock = p, clock
-        if switches:
+        if switches and clock != self.clock:  # of the clock in use every stage has the weights
             self.chosen[p] = clock
+        self.started, self.clock = p, clock
         return True
 
     def _seen_through(self, p: int) -> int:

@@ -7,13 +7,11 @@ specification allows, and in the end everything must have come to its end.
 
 from __future__ import annotations
 
-import logging
-import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
@@ -282,8 +280,8 @@ def _no_numbers_of_other_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 @pytest.mark.timeout(600)  # ten seconds of a core; an interruption looks like a failure that cannot be repeated
 @pytest.mark.usefixtures("_no_numbers_of_other_modules")
 @pytest.mark.parametrize("num_runs", [60, pytest.param(300, marks=pytest.mark.exhaustive)])
-def test_the_same_runs_as_always(num_runs: int) -> None:
-    run_state_machine_as_test(Machine, settings=settings(_SETTINGS, derandomize=True, max_examples=num_runs))
+def test_any_run(num_runs: int) -> None:
+    run_state_machine_as_test(Machine, settings=settings(_SETTINGS, max_examples=num_runs))
 
 
 def test_a_report_of_an_empty_wave_comes_when_the_barrier_that_dropped_it_is_passed() -> None:
@@ -329,8 +327,24 @@ def test_nobody_asks_for_a_clock_that_was_published_behind_its_barrier() -> None
     machine.teardown()
 
 
-def test_runs_nobody_has_seen(record_property: Callable[[str, object], None]) -> None:
-    number = random.SystemRandom().getrandbits(32)
-    record_property("hypothesis_seed", number)
-    logging.getLogger(__name__).warning("hypothesis seed %d", number)
-    run_state_machine_as_test(seed(number)(Machine), settings=settings(_SETTINGS, max_examples=30))
+def test_nobody_pulls_the_clock_in_use_again() -> None:
+    """Found by chance: with pulls when required, a clock may be kept that no shard holds any longer."""
+    scenario = Scenario(
+        num_stages=(1, 1),
+        num_shards=1,
+        n=2,
+        d=2,
+        weights="wave",
+        deterministic=False,
+        num_samples=21,
+        batch_size=1,
+        epochs=None,
+        total_minibatches=21,
+        pull="required",
+        every=None,
+        used=(0,),
+    )
+    machine = Machine()
+    machine.begin(scenario=scenario, prompt=True, schedule=1, head_start=500, mishaps=0.0)
+    assert any(worker.clock not in machine.shards[0].versions for worker in machine.members())
+    machine.teardown()
