@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from hetpipe.check import Kind, check_run
+from hetpipe.checker import Kind, check_run
 from hetpipe.checkpoint.manifest import newest_checkpoint
 from hetpipe.client import new_request_id
 from hetpipe.clock import SYSTEM_CLOCK
