@@ -74,11 +74,11 @@ class _Refusals:
         ]
 
 
-def trials_of(source: Path, requested: TrialSettings) -> tuple[Trial, ...]:
+def trials_of(source: Path | Job, requested: TrialSettings) -> tuple[Trial, ...]:
     """All runs of the comparison: every policy with one seed before the next seed.
 
     Args:
-        source: the job file.
+        source: the job, or its file.
         requested: policies, seeds, and overrides of the job.
 
     Raises:
@@ -141,7 +141,7 @@ def _by_policy(texts: Sequence[str], policies: Sequence[WeightPolicy]) -> Mappin
     return found
 
 
-def _job_under(weights: WeightPolicy, source: Path, settings: Sequence[str]) -> Job:
+def _job_under(weights: WeightPolicy, source: Path | Job, settings: Sequence[str]) -> Job:
     # torch is slow to import
     from hetpipe.pipeline.optimizer_choice import check_optimizer_arguments
     from hetpipe.weights.prediction import check_predictable

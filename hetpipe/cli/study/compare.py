@@ -78,7 +78,7 @@ def run(options: Options, output: Output, shell: Shell, train: Trainer = train_t
     interrupted = False
     with _progress_for(output, shell) as progress:
         try:
-            _train_all(trials, folder, shell, progress, train)
+            train_all(trials, folder, shell, progress, train)
         except KeyboardInterrupt:
             interrupted = True
     records = [record for trial in trials if (record := folder.find(trial))]
@@ -92,9 +92,14 @@ def run(options: Options, output: Output, shell: Shell, train: Trainer = train_t
     return ExitStatus.FAILED if any(one.state is TrialState.FAILED for one in records) else ExitStatus.OK
 
 
-def _train_all(
+def train_all(
     trials: Sequence[Trial], folder: ComparisonFolder, shell: Shell, progress: CompareProgress, train: Trainer
 ) -> None:
+    """Train the trials that `folder` has no result of; those that failed are tried again.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; finished runs are recorded.
+    """
     for number, trial in enumerate(trials, start=1):
         progress.begin(number, len(trials), trial)
         record = folder.find(trial)
