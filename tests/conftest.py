@@ -80,9 +80,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Put files with long tests first; within a file, and among files of a kind, the order stays."""
     if (part := config.option.part) is not None:
         wanted, count = map(int, part.split("/"))
-        shares = [zlib.crc32(item.nodeid.encode()) % count for item in items]
-        config.hook.pytest_deselected(items=[item for item, share in zip(items, shares, strict=True) if share != wanted])
-        items[:] = [item for item, share in zip(items, shares, strict=True) if share == wanted]
+        chosen = [item for item in items if zlib.crc32(item.nodeid.encode()) % count == wanted]
+        config.hook.pytest_deselected(items=list(set(items).difference(chosen)))
+        items[:] = chosen
     kinds: dict[Path, int] = {}
     for item in items:
         kind = next((number for number, mark in enumerate(_FIRST) if item.get_closest_marker(mark)), len(_FIRST))
