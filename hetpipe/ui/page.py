@@ -438,6 +438,10 @@ def _plan_facts(seen: Seen) -> list[tuple[str, str]]:
     elif measured is not None:
         facts.append(("measured", f"{rate(measured)} samples/s; the job states its own plan, which predicts nothing"))
     facts += [("slower than planned", slow_text(one)) for one in seen.brief.status.slow]
+    reasons = {line.at.clock: line.reason for line in seen.decisions if isinstance(line, FreezeDecision)}
+    for one in seen.brief.status.frozen:
+        reason = f": {reasons[one.clock]}" if one.clock in reasons else ""
+        facts.append((f"frozen from clock {one.clock} on", f"{one.layers_text}{reason}"))
     for line in seen.decisions:
         match line:
             case MoveDecision():
@@ -445,10 +449,10 @@ def _plan_facts(seen: Seen) -> list[tuple[str, str]]:
                 cut = "-".join(map(str, line.stages))
                 on = f"virtual worker {line.vw} is cut {cut} from plan version {line.version} on{gain}"
                 facts.append((f"clock {line.at.clock}, by {line.by}", f"{on}: {line.reason}"))
-            case FreezeDecision():
-                facts.append((f"clock {line.at.clock}, by {line.by}", f"{line.layers} layers freeze: {line.reason}"))
             case MoveJudgement():
                 facts.append((f"plan version {line.version} of virtual worker {line.vw}", line.sentence))
+            case FreezeDecision():
+                """Above."""
     return facts
 
 
