@@ -36,6 +36,7 @@ from hetpipe.values.memory import LayerPolicy, StageFigures, policies_of, stage_
 from hetpipe.values.plan import ModelReport, Plan, ProofReport, StagePlan
 from hetpipe.values.plan_document import PlanDocument
 from hetpipe.values.profile import Profile
+from hetpipe.values.quantities import bytes_text
 from hetpipe.values.run import AgentInfo, StageEmulation
 from hetpipe.values.sync import DataSpec, Progress
 
@@ -369,13 +370,16 @@ def _check_memory(job: Job, costs: Costs, vw: int, stages: Sequence[EmulatedStag
             error = _too_little(vw, index, layers, f"{stage.device}, a {kind}", (needed, there))
             if (least := least_bytes(figures)) > there:
                 raise error
-            raise InfeasiblePlan(f"{error}; or set `memory: auto`, with which {least} bytes suffice")
+            raise InfeasiblePlan(
+                f"{error}; or set `memory: auto`, with which {bytes_text(least, round_up=True)} suffice"
+            )
 
 
 def _too_little(vw: int, stage: int, layers: tuple[int, int], device: str, sizes: tuple[int, int]) -> InfeasiblePlan:
     """A stage of layers [first, last) that needs `sizes[0]` bytes on a device with `sizes[1]`."""
     needed, there = sizes
     return InfeasiblePlan(
-        f"stage {stage} of virtual worker {vw} (layers {layers[0]} to {layers[1] - 1}) needs {needed} bytes, but "
-        f"{device}, has {there}, {needed - there} too few; give it fewer layers or lower sync.minibatches_per_wave"
+        f"stage {stage} of virtual worker {vw} (layers {layers[0]} to {layers[1] - 1}) needs {bytes_text(needed)}, "
+        f"but {device}, has {bytes_text(there)}, {bytes_text(needed - there)} too few; give it fewer "
+        "layers or lower sync.minibatches_per_wave"
     )
