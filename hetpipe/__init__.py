@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from hetpipe.planning import plan as plan
     from hetpipe.planning import profile as profile
     from hetpipe.planning import simulate as simulate
+    from hetpipe.runs.callbacks import Callback as Callback
     from hetpipe.runs.run import Run as Run
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "AsyncClient": "hetpipe.client",
+    "Callback": "hetpipe.runs.callbacks",
     "Client": "hetpipe.client",
     "HetpipeError": "hetpipe.errors",
     "Job": "hetpipe.job.file",
@@ -44,8 +46,8 @@ _HOMES = {
 }
 
 __all__ = [
-    "AsyncClient", "Client", "HetpipeError", "Job", "Plan", "Run", "check", "compare", "export", "minibatch", "plan",
-    "profile", "simulate", "train",
+    "AsyncClient", "Callback", "Client", "HetpipeError", "Job", "Plan", "Run", "check", "compare", "export",
+    "minibatch", "plan", "profile", "simulate", "train",
 ]  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from hetpipe.pipeline.data import read_minibatch
 from hetpipe.pipeline.seeds import preserved_generators
 from hetpipe.planning import naming_keywords
 from hetpipe.report.view import CallbackView, LineView, SilentView, View
+from hetpipe.runs.callbacks import Callback, CallbacksView
 from hetpipe.runs.interrupts import Interrupts
 from hetpipe.runs.requests import JobSource, given_job, given_run
 from hetpipe.runs.result import LossRange, Staleness, Traffic, TrainResult
@@ -43,8 +44,8 @@ from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 from hetpipe.values.policies import WeightPolicy
 
 __all__ = [
-    "Comparison", "LossRange", "Progress", "Staleness", "Traffic", "TrainResult", "check", "compare", "export",
-    "minibatch", "train",
+    "Callback", "Comparison", "LossRange", "Progress", "Staleness", "Traffic", "TrainResult", "check", "compare",
+    "export", "minibatch", "train",
 ]  # fmt: skip
 
 #: The display of `train`: `lines` on standard error, a `live` table there (with rich), `none`, or
@@ -59,6 +60,7 @@ def train(
     resume: str | Path | None = None,
     coordinator: str | None = None,
     progress: Progress = "lines",
+    callbacks: Sequence[Callback] = (),
     **overrides: object,
 ) -> TrainResult:
     """Train a job to its end, like the command `hetpipe train`.
@@ -78,6 +80,7 @@ def train(
         coordinator: `HOST:PORT` of a running cluster; by default one is started on this machine for this run. If the
             cluster has TLS, the environment variable `HETPIPE_TLS` names the folder of an operator's certificates.
         progress: the display of events.
+        callbacks: called at waves, epochs, evaluations, checkpoints and other events.
         overrides: keys of the job, or those of `job` to change: `epochs=2, sync={"D": 4}`.
 
     Returns:
@@ -94,6 +97,8 @@ def train(
     shell = Shell()
     request, folder = given_run(job, overrides, run_dir=run_dir, resume=resume, coordinator=coordinator, shell=shell)
     view = _view(progress, request.job.name, shell)
+    if callbacks:
+        view = CallbacksView(view, callbacks, folder)
     # Ctrl-C only: SIGTERM is left to the program.
     with Interrupts([signal.SIGINT]) as interrupts:
         try:
