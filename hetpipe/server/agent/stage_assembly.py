@@ -19,7 +19,7 @@ from hetpipe.checkpoint.stage_part import PartWriter, RestoreTargets, restore
 from hetpipe.checkpoint.store import store_of
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
-from hetpipe.decide.elastic.script import memory_changes
+from hetpipe.decide.elastic.script import building_line, memory_changes
 from hetpipe.decide.schedule.catalogue import order_for
 from hetpipe.decide.schedule.loss_scale import LossScales
 from hetpipe.decide.schedule.versions import VersionTable
@@ -438,7 +438,7 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
         moved = replace(config, plan=config.plan.with_bounds(config.vw, bounds))
         return _built(job, moved, _stage_code(job, moved, frozen=frozen), versions, wiring.clock, frozen=frozen)
 
-    return StageRunner(parts, inbox, build), client
+    return StageRunner(parts, inbox, build, partial(building_line, job, config.vw)), client
 
 
 def _optimizer(job: Job, config: StageConfig, target: FlatBuffer, versions: VersionTable) -> StageOptimizer:
