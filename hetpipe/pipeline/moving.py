@@ -99,7 +99,7 @@ class LayerMover:
             with parts.guard:
                 built = self._build(after, segment.frozen_layers)
             self._adopt(built, states, clock)
-            parts.emulator.cover(*own, frozen=segment.frozen_layers)
+            parts.emulator.cover(*own, frozen=segment.frozen_layers, policies=parts.compute.memory.policies)
         parts.bounds = after
         failpoints.reach("repartition.stage_built")
         _log.info(

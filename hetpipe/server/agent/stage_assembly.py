@@ -400,7 +400,7 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
         sync=sync,
         layers=code.layers,
         compute=built.compute,
-        emulator=wiring.emulator or _emulator(job, config, wiring.clock),
+        emulator=wiring.emulator or _emulator(job, config, built.compute.memory.policies, wiring.clock),
         versions=versions,
         weights=built.weights,
         has_shards=job.has_shards,
@@ -453,11 +453,11 @@ def _optimizer(job: Job, config: StageConfig, target: FlatBuffer, versions: Vers
     )
 
 
-def _emulator(job: Job, config: StageConfig, clock: TimeSource) -> Emulator:
+def _emulator(job: Job, config: StageConfig, policies: Sequence[LayerPolicy], clock: TimeSource) -> Emulator:
     seed = job.seed + 1000 * config.vw + config.stage
     emulator = Emulator(config.device, clock, seed=seed, emulation=config.emulation)
     stage = config.plan.stage(config.vw, config.stage)
-    emulator.cover(stage.first_layer, stage.last_layer)
+    emulator.cover(stage.first_layer, stage.last_layer, policies=policies)
     return emulator
 
 
