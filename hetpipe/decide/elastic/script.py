@@ -106,14 +106,7 @@ def cannot_come(number: int, line: AddLine, cause: str) -> str:
 
 
 def building_line(job: Job, vw: VirtualWorkerIndex, clock: int) -> str:
-    """The newest line at or below `clock` that has a virtual worker's stages built anew, for a message.
-
-    >>> from hetpipe.job.elastic import ElasticSection
-    >>> from types import SimpleNamespace
-    >>> script = [{"at": {"clock": 4}, "do": "move", "vw": 0, "stages": [3, 1]}]
-    >>> building_line(SimpleNamespace(elastic=ElasticSection(script=script)), 0, 4)
-    'elastic.script[0]: moves layers of virtual worker 0 to [3, 1] at clock 4'
-    """
+    """The newest line at or below `clock` that builds a virtual worker's stages anew, for a message; empty: none."""
     found = ""
     for number, line in enumerate(job.elastic.script):
         if isinstance(line, MoveLine) and line.vw == vw and line.at.clock <= clock:
