@@ -12,7 +12,7 @@ help:
 	@echo "make setup   .venv with the package, examples and development tools; redis-server where missing"
 	@echo "make demo    set up, then train a digit classifier on an emulated unequal cluster (about a minute)"
 	@echo "make test    set up, then lint, types, import contracts, proto freshness and all tests"
-	@echo "make exhaustive   the tests that make test leaves out: whole products, long runs, more of real processes (docs/testing.md)"
+	@echo "make exhaustive   the tests that make test leaves out: whole products, long runs, more of real processes (half an hour; PART=2/6: a sixth; docs/testing.md)"
 	@echo "make families   twenty families of models, unmodified: every cut, three weight policies, 1, 2 and 4 stages (some ten minutes of a core)"
 	@echo "make sweep   plans of ten clusters, four models and three bounds against all their alternatives (about an hour)"
 	@echo "make unit    the fast tests only: no real processes, no runs compared with the reference (a minute or two)"
@@ -81,7 +81,7 @@ cases: $(STAMP)
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not exhaustive and not sweep"
 
 exhaustive: setup
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m exhaustive tests
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m exhaustive $(if $(PART),--part $(PART)) tests
 
 families: setup
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --timeout 900 tests/model/test_families.py

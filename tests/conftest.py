@@ -7,6 +7,7 @@ import importlib
 import logging
 import os
 import signal
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -41,6 +42,11 @@ def _commands_made_once() -> Iterator[None]:
         yield
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a share of the tests run: what CI does with those that are too many for every change."""
+    parser.addoption("--part", metavar="K/N", help="only part K of N of the tests, K from 0 to N - 1")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Processes that tests start hear Ctrl-C also where a shell runs the tests in the background, which ignores it."""
     pairwise.gives_all = "not exhaustive" not in config.option.markexpr
@@ -70,8 +76,13 @@ def pytest_collection(session: pytest.Session) -> None:
 _FIRST = ("processes", "matrix")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put files with long tests first; within a file, and among files of a kind, the order stays."""
+    if (part := config.option.part) is not None:
+        wanted, count = map(int, part.split("/"))
+        chosen = [item for item in items if zlib.crc32(item.nodeid.encode()) % count == wanted]
+        config.hook.pytest_deselected(items=list(set(items).difference(chosen)))
+        items[:] = chosen
     kinds: dict[Path, int] = {}
     for item in items:
         kind = next((number for number, mark in enumerate(_FIRST) if item.get_closest_marker(mark)), len(_FIRST))

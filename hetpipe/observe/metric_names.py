@@ -106,6 +106,7 @@ def _of_coordinator() -> tuple[Family, ...]:
         gauge("job_epoch", "epochs", "Current pass over the training data, from 1.", *_JOB),
         counter("job_minibatches", "minibatches", "Committed minibatches, including those before a resume.", *_JOB),
         counter("job_samples", "samples", "Committed samples, including those before a resume.", *_JOB),
+        gauge("job_frozen_layers", "layers", "Leading layers of the model that are frozen.", *_JOB),
         gauge("vw_clock", "waves", "Local clock: waves that the virtual worker has committed.", *_WORKER),
         gauge("vw_clock_distance", "waves", "Waves ahead of the slowest virtual worker.", *_WORKER),
         gauge("vw_samples_per_second", "samples/second", "Average over the last ten seconds.", *_WORKER),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hetpipe.values.conditions import Condition
+from hetpipe.values.freezing import FrozenSince
 from hetpipe.values.plan import ProofReport
 from hetpipe.values.wire import plain, revive
 
@@ -121,6 +122,8 @@ class TrainResult:
     rewinds: int = 0
     """Number of rewinds of the whole job; everything else covers the time after the last one, except for
     the evaluations, which are those that led to the weights."""
+    frozen: tuple[FrozenSince, ...] = ()
+    """The frozen layers, one entry per barrier at which they became more, in order."""
     conditions: tuple[Condition, ...] = ()
     """The conditions of the run, by start time; those without `cleared` held to the end."""
     proof: ProofReport | None = None

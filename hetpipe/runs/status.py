@@ -29,6 +29,7 @@ from hetpipe.values.events import (
     Straggling,
     WorkerStatus,
 )
+from hetpipe.values.freezing import FrozenSince
 from hetpipe.values.ids import JobId
 from hetpipe.values.life_state import LifeState
 from hetpipe.values.plan import ProofReport
@@ -125,6 +126,8 @@ class RunStatus:
     """None before the first one, or if unknown."""
     speed: RunSpeed | None = None
     """None before training, or if unknown."""
+    frozen: tuple[FrozenSince, ...] = ()
+    """The frozen layers, one entry per barrier at which they became more, in order."""
     checkpoints: str = ""
     """URL of its checkpoints; empty if they are in its folder."""
 
@@ -146,6 +149,7 @@ class RunStatus:
             "proof": None if self.proof is None else plain(ProofReport, self.proof),
             "evaluations": None if self.evaluations is None else plain(EvaluationsSoFar, self.evaluations),
             "speed": None if self.speed is None else self.speed.to_json(),
+            "frozen": [plain(FrozenSince, one) for one in self.frozen],
             "checkpoints": self.checkpoints or None,
         }
 
@@ -160,6 +164,8 @@ class RunStatus:
         if self.clocks:
             local = ", ".join(f"virtual worker {vw}: {clock}" for vw, clock in self.clocks.items())
             lines.append(f"clocks: global {self.global_clock}; {local}")
+        if self.frozen:
+            lines.append(self.frozen_line)
         if self.speed is not None:
             lines.append(str(self.speed))
         if self.evaluations is not None:
@@ -173,6 +179,11 @@ class RunStatus:
             heading = ["role", "index", "vw", "host", "pid", "state"]
             lines += ["", *columns([heading, *map(_row, self.processes)])]
         return lines
+
+    @property
+    def frozen_line(self) -> str:
+        """`frozen: layers 0-3 (2 with parameters) from clock 9 on; layers 0-7 (4 with parameters) from clock 18 on`."""
+        return "frozen: " + "; ".join(map(str, self.frozen))
 
     def troubles(self) -> Iterator[str]:
         """Present and past problems: conditions, rewinds, lost virtual workers, stragglers."""
@@ -296,6 +307,7 @@ def status_of_job(status: JobStatus, result: RunResult | None = None) -> RunStat
         proof=status.proof,
         evaluations=None if status.evaluations is None else revive(EvaluationsSoFar, status.evaluations.to_object()),
         speed=_speed_of(result) if progress is None else _speed_now(progress),
+        frozen=_frozen_of(result) if status.clocks is None else status.clocks.frozen,
     )
 
 
@@ -314,6 +326,7 @@ def _ended(folder: RunFolder, record: RunRecord, result: RunResult) -> RunStatus
         proof=_proof_of(result),
         evaluations=_evaluations_of(result),
         speed=_speed_of(result),
+        frozen=_frozen_of(result),
     )
 
 
@@ -331,6 +344,12 @@ def _speed_of(result: RunResult | None) -> RunSpeed | None:
         return None
     figures = {key.name: values.get(key.name) for key in fields(ModelSpeed)}
     return RunSpeed(float(values["samples_per_second"]), revive(ModelSpeed, figures))
+
+
+def _frozen_of(result: RunResult | None) -> tuple[FrozenSince, ...]:
+    """The frozen layers of an ended run; results of earlier versions have none."""
+    lines = () if result is None else result.values.get("frozen", ())
+    return tuple(revive(FrozenSince, line) for line in lines)
 
 
 def _proof_of(result: RunResult) -> ProofReport | None:

@@ -20,7 +20,6 @@ from hetpipe.report.charts import chart_scripts, chart_styles, figure_of
 from hetpipe.report.conditions import condition_lines, condition_text
 from hetpipe.report.page import render, render_page, resource
 from hetpipe.report.progress import distance_text, loss_text, slow_text
-from hetpipe.report.quantities import bytes_text
 from hetpipe.report.text import LOSS, count, duration, loss_first, measure, percent, rate
 from hetpipe.runs.status import DIED, ENDING, NO_JOB, STARTING, UNKNOWN
 from hetpipe.ui.curves import bound_of, charts_of, clock_chart, compared
@@ -28,6 +27,7 @@ from hetpipe.ui.seen import Brief, LogFile, LoggedEvent, Seen
 from hetpipe.values.decisions import FreezeDecision, MoveDecision, MoveJudgement
 from hetpipe.values.document import dotted
 from hetpipe.values.events import ConditionCleared, ConditionRaised, JobState, ProgressTable
+from hetpipe.values.quantities import bytes_text
 from hetpipe.values.sync import layer_counts
 
 #: Parts of the page of a run, in order.
@@ -438,6 +438,10 @@ def _plan_facts(seen: Seen) -> list[tuple[str, str]]:
     elif measured is not None:
         facts.append(("measured", f"{rate(measured)} samples/s; the job states its own plan, which predicts nothing"))
     facts += [("slower than planned", slow_text(one)) for one in seen.brief.status.slow]
+    reasons = {line.at.clock: line.reason for line in seen.decisions if isinstance(line, FreezeDecision)}
+    for one in seen.brief.status.frozen:
+        reason = f": {reasons[one.clock]}" if one.clock in reasons else ""
+        facts.append((f"frozen from clock {one.clock} on", f"{one.layers_text}{reason}"))
     for line in seen.decisions:
         match line:
             case MoveDecision():
@@ -445,10 +449,10 @@ def _plan_facts(seen: Seen) -> list[tuple[str, str]]:
                 cut = "-".join(map(str, line.stages))
                 on = f"virtual worker {line.vw} is cut {cut} from plan version {line.version} on{gain}"
                 facts.append((f"clock {line.at.clock}, by {line.by}", f"{on}: {line.reason}"))
-            case FreezeDecision():
-                facts.append((f"clock {line.at.clock}, by {line.by}", f"{line.layers} layers freeze: {line.reason}"))
             case MoveJudgement():
                 facts.append((f"plan version {line.version} of virtual worker {line.vw}", line.sentence))
+            case FreezeDecision():
+                """Above."""
     return facts
 
 

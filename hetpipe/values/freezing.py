@@ -10,8 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
-from typing import Literal
+from typing import Annotated, Literal
 
+from hetpipe.values.bounds import COUNT, Count
 from hetpipe.values.ids import Clock
 
 #: The training flags of frozen layers: those of evaluation, or those of training.
@@ -28,6 +29,27 @@ class FreezeChange:
     """The barrier at which it takes effect; None: the one that ends pass `epoch` over the data."""
     epoch: int | None = None
     """Completed passes over the data."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenSince:
+    """Frozen layers from a barrier on."""
+
+    clock: Annotated[Clock, COUNT]
+    frozen: Count
+    """F."""
+    layers: Count
+    """The leading layers of the chain that are frozen with F."""
+
+    def __str__(self) -> str:
+        """`layers 0-7 (4 with parameters) from clock 9 on`."""
+        return f"{self.layers_text} from clock {self.clock} on"
+
+    @property
+    def layers_text(self) -> str:
+        """`layers 0-7 (4 with parameters)`."""
+        which = "layer 0" if self.layers == 1 else f"layers 0-{self.layers - 1}"
+        return f"{which} ({self.frozen} with parameters)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from pydantic import Field
 from hetpipe.values.bounds import CLOCK, COUNT, MAX_LISTED, Count, Name, Seconds, Sentence
 from hetpipe.values.catalogue import type_of_device_name
 from hetpipe.values.conditions import Condition
+from hetpipe.values.freezing import FrozenSince
 from hetpipe.values.ids import AgentId, Clock, Incarnation, ShardIndex, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.values.link_measurement import MeasuredLinks
 from hetpipe.values.memory import LayerPolicy
@@ -125,6 +126,9 @@ class ClockSnapshot:
     """Shards with a failed disk: what is staged there would be lost with their process, and the job rewound."""
     plans: dict[VirtualWorkerIndex, PlanVersion] = field(default_factory=dict)
     """The plan versions in force since the newest barrier; empty before the first one."""
+    frozen: Annotated[tuple[FrozenSince, ...], Field(max_length=MAX_LISTED)] = ()
+    """The frozen layers since the start of the run, one entry per barrier at which they became more, in order; the
+    newest ones only, if there are very many."""
 
 
 @dataclass(frozen=True, slots=True)

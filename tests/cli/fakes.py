@@ -102,6 +102,7 @@ RESULT: dict[str, Any] = {
     "deaths": {"0": 0, "1": 0},
     "skipped_updates": {"0": 0, "1": 0},
     "rewinds": 0,
+    "frozen": [],
     "conditions": [],
     "proof": None,
     "tokens_per_second": None,

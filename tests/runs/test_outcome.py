@@ -80,6 +80,7 @@ def test_a_result_keeps_the_promised_keys_and_their_types() -> None:
         "deaths",
         "skipped_updates",
         "rewinds",
+        "frozen",
         "conditions",
         "proof",
         "tokens_per_second",

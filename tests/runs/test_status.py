@@ -19,6 +19,7 @@ from hetpipe.report.text import rate
 from hetpipe.runs.run_folder import RunFolder, RunRecord
 from hetpipe.runs.status import RunStatus, is_service, status_of_coordinator, status_of_run
 from hetpipe.values.events import Evaluated, EvaluationSummary, JobState, JobStatus, Straggling, WorkerStatus
+from hetpipe.values.freezing import FrozenSince
 from hetpipe.values.ids import Clock, Incarnation, JobId, StageIndex
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.life_state import LifeState
@@ -96,6 +97,7 @@ def test_a_running_run_is_asked_of_its_coordinator(folder: RunFolder) -> None:
         "proof": None,
         "evaluations": None,
         "speed": None,
+        "frozen": [],
         "checkpoints": None,
     }
     assert status.lines(folder.path.parent) == [
@@ -149,6 +151,25 @@ def test_the_evaluations_of_an_ended_run_are_those_of_its_result(folder: RunFold
     status = ask(folder, Away())
     listed = RESULT["evaluations"]["listed"]
     assert status.to_json()["evaluations"] == {"number": 2, "best": listed[0], "last": listed[1]}
+
+
+FROZEN = (FrozenSince(Clock(1), 1, 1), FrozenSince(Clock(3), 2, 4))
+
+
+def test_frozen_layers_are_shown_while_a_job_trains_and_when_it_has_ended(folder: RunFolder) -> None:
+    folder.write_record(record(folder))
+    running = running_status(str(folder.path))
+    assert running.clocks is not None
+    coordinator = FakeCoordinator(status=replace(running, clocks=replace(running.clocks, frozen=FROZEN)))
+    line = "frozen: layer 0 (1 with parameters) from clock 1 on; layers 0-3 (2 with parameters) from clock 3 on"
+    status = ask(folder, coordinator)
+    assert status.lines(folder.path.parent)[2] == line
+    told = [{"clock": 1, "frozen": 1, "layers": 1}, {"clock": 3, "frozen": 2, "layers": 4}]
+    assert status.to_json()["frozen"] == told
+    folder.write_result(JobState.FINISHED, {**RESULT, "frozen": told})
+    ended = ask(folder, Away())
+    assert ended.frozen == FROZEN
+    assert line in ended.lines(folder.path.parent)
 
 
 def test_lives_and_whoever_holds_the_others_up_are_told(folder: RunFolder) -> None:

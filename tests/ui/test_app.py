@@ -15,8 +15,11 @@ from starlette.testclient import TestClient
 
 from hetpipe.observe.metrics import metrics_path
 from hetpipe.observe.segments import packed_path, segments_of
+from hetpipe.server.decisions_file import append_decision
 from hetpipe.ui.app import MOST_COMPARED, REFRESH_SECONDS, make_app
+from hetpipe.values.decisions import DecisionMoment, FreezeDecision
 from hetpipe.values.events import JobState
+from hetpipe.values.ids import Clock
 from tests.cli.fakes import FakeCoordinator, shell_with
 from tests.report.test_plan_page import Page
 from tests.support.fake_clock import FakeClock
@@ -91,6 +94,16 @@ def test_a_finished_run_needs_nobody(tmp_path: Path) -> None:
     assert "life 1" in shown
     assert "virtual worker 1 is ready" in shown
     assert "the disk of /runs is full" in shown
+
+
+def test_frozen_layers_are_shown_with_what_decided_them(tmp_path: Path) -> None:
+    path = folders.finished(tmp_path, "old")
+    folders.ended(path, frozen=[{"clock": 0, "frozen": 1, "layers": 1}, {"clock": 9, "frozen": 2, "layers": 4}])
+    decided = FreezeDecision(DecisionMoment(Clock(9)), "freeze", 2, "norms", "norms of gradients", 1.0)
+    append_decision(path, decided)
+    shown = words_of(client_of(tmp_path), "/runs/old")
+    assert "frozen from clock 0 on layer 0 (1 with parameters) " in shown
+    assert "frozen from clock 9 on layers 0-3 (2 with parameters): norms of gradients" in shown
 
 
 def test_a_failed_run_says_why_first(tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ VALUES: Mapping[str, frozenset[str]] = {
         "AgentDevice": "type memory_bytes torch_device",
         "MemberInfo": "pid highest_term highest_fence",
         "ClockSnapshot": "term published global_clock local max_distance epoch minibatches samples barrier "
-        "barrier_reason waves staged durable applied plans",
+        "barrier_reason waves staged durable applied plans frozen",
+        "FrozenSince": "clock frozen layers",
         "PlanVersion": "version bounds planned",
         "HeartbeatRequest": "last_command",
         "Condition": "kind who sentence since cleared clearance times",

@@ -67,6 +67,8 @@ class Picture:
             lines.append(snapshot_text(status.clocks))
         lines += self._stages()
         now = status_of_job(status)
+        if now.frozen:
+            lines.append(now.frozen_line)
         if now.evaluations is not None:
             lines.append(str(now.evaluations))
         lines += now.troubles()

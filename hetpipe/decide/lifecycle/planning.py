@@ -44,6 +44,7 @@ from hetpipe.values.memory import (
 from hetpipe.values.plan import ModelReport, Plan, ProofReport, StagePlan, VirtualWorkerPlan
 from hetpipe.values.plan_document import PlanDocument
 from hetpipe.values.profile import Profile
+from hetpipe.values.quantities import bytes_text
 from hetpipe.values.run import AgentInfo, StageEmulation
 from hetpipe.values.sync import DataSpec, Progress, WaveChange
 
@@ -412,7 +413,7 @@ def _check_memory(
             error = _too_little(cut.vw, index, layers, f"{device}, a {kind}", (needed, there))
             if (least := least_bytes(figures)) > there:
                 raise error
-            raise InfeasiblePlan(f"{error}; or {instead} {least} bytes suffice")
+            raise InfeasiblePlan(f"{error}; or {instead} {bytes_text(least, round_up=True)} suffice")
 
 
 def check_script_memory(run: PlannedRun, start: Progress) -> None:
@@ -464,6 +465,7 @@ def _too_little(vw: int, stage: int, layers: tuple[int, int], device: str, sizes
     """A stage of layers [first, last) that needs `sizes[0]` bytes on a device with `sizes[1]`."""
     needed, there = sizes
     return InfeasiblePlan(
-        f"stage {stage} of virtual worker {vw} (layers {layers[0]} to {layers[1] - 1}) needs {needed} bytes, but "
-        f"{device}, has {there}, {needed - there} too few; give it fewer layers or lower sync.minibatches_per_wave"
+        f"stage {stage} of virtual worker {vw} (layers {layers[0]} to {layers[1] - 1}) needs {bytes_text(needed)}, "
+        f"but {device}, has {bytes_text(there)}, {bytes_text(needed - there)} too few; give it fewer "
+        "layers or lower sync.minibatches_per_wave"
     )

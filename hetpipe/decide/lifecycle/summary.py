@@ -15,6 +15,7 @@ from hetpipe.decide.lifecycle.evaluations import EvaluationHistory
 from hetpipe.job.file import Job
 from hetpipe.values.conditions import Condition
 from hetpipe.values.events import Evaluated
+from hetpipe.values.freezing import FrozenSince
 from hetpipe.values.ids import Clock, StageIndex, VirtualWorkerIndex
 from hetpipe.values.plan import DEFAULT_DTYPE, Plan, ProofReport
 from hetpipe.values.run import AgentInfo, ClockSnapshot, StageProgress, type_of
@@ -69,6 +70,7 @@ def result_object(record: FinishedRun) -> dict[str, Any]:
     evaluations, which include those before it that led to the weights.
     `eval`: the last evaluation over the whole evaluation data.
     `evaluations`: their number, the best, and a list of all or of some of them (see `EvaluationHistory.listed`).
+    `frozen`: the frozen layers, one entry per barrier at which they became more.
     `proof`: proof of the model, before training; null if unknown.
     `stages`: those with reports, by virtual worker and stage; peak bytes, and the newest norm and rate.
     `violations` is null: only a check of the history can determine it.
@@ -104,6 +106,7 @@ def result_object(record: FinishedRun) -> dict[str, Any]:
         },
         "clocks": {str(vw): clocks.local.get(vw, _last_clock(record, vw)) for vw in members},
         "global_clock": clocks.global_clock,
+        "frozen": [plain(FrozenSince, one) for one in clocks.frozen],
         "bytes": {
             "pushed": sum(report.pushed_bytes for report in record.reports.values()),
             "pulled": sum(report.pulled_bytes for report in record.reports.values()),

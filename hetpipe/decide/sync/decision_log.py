@@ -44,7 +44,8 @@ from hetpipe.decide.sync.segment import (
     plan_segment,
 )
 from hetpipe.errors import ClockNotPublished, ProtocolViolation, StaleIncarnation, WaveOutOfOrder
-from hetpipe.values.freezing import Freezing
+from hetpipe.values.bounds import MAX_LISTED
+from hetpipe.values.freezing import Freezing, FrozenSince
 from hetpipe.values.ids import (
     Clock,
     Incarnation,
@@ -229,6 +230,8 @@ class LogState:
     """The squared norms of gradients that have decided F at the newest barrier; empty where they do not decide."""
     frozen_before: int = 0
     """F before the newest barrier."""
+    frozen: tuple[FrozenSince, ...] = ()
+    """The frozen layers since the start of the run, one entry per barrier at which they became more, in order."""
 
 
 class DecisionLog:
@@ -285,6 +288,7 @@ class DecisionLog:
         self.decided: dict[VirtualWorkerIndex, DecidedMove] = {}
         self.deciding: dict[VirtualWorkerIndex, dict[int, float]] = {}
         self.frozen_before = progress.frozen
+        self.frozen: tuple[FrozenSince, ...] = ()
         #: index of a commit record → its epoch and samples; consumed by the writer of the history.
         self._used: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._append(TermRecord(0, config.term))
@@ -398,6 +402,7 @@ class DecisionLog:
             waves=self.num_waves,
             staged={vw: _staged_clock(m) for vw, m in self.members.items()} if self._has_started else before,
             plans=dict(self.progress.plans),
+            frozen=self.frozen,
         )
 
     def newest_lives(self) -> tuple[LifeSeen, ...]:
@@ -866,6 +871,9 @@ class DecisionLog:
             self._change_waves(passed.start, start)
             self._freeze(passed, start, squares)
         frozen = self.progress.frozen
+        layers = 0 if self.config.freezing is None else self.config.freezing.levels[frozen]
+        if layers > (self.frozen[-1].layers if self.frozen else 0):
+            self.frozen = (*self.frozen, FrozenSince(start, frozen, layers))[-MAX_LISTED:]
         self.segments = (self.segments[1], self.num_records)
         self._append(
             SegmentRecord(
@@ -876,7 +884,7 @@ class DecisionLog:
                 self._segment_members(self.members, joined),
                 self._segment_members(left),
                 frozen=frozen,
-                frozen_layers=0 if self.config.freezing is None else self.config.freezing.levels[frozen],
+                frozen_layers=layers,
             )
         )
         self.moved = tuple(vw for vw in self.moved if vw not in self.members)

@@ -205,7 +205,7 @@ class Member(_message.Message):
     def __init__(self, info: _Optional[_Union[MemberInfo, _Mapping]] = ..., order: _Optional[int] = ..., lease_seconds_left: _Optional[float] = ...) -> None: ...
 
 class ClockSnapshot(_message.Message):
-    __slots__ = ("term", "published", "global_clock", "local", "max_distance", "epoch", "minibatches", "samples", "barrier", "barrier_reason", "waves", "staged", "durable", "applied", "plans")
+    __slots__ = ("term", "published", "global_clock", "local", "max_distance", "epoch", "minibatches", "samples", "barrier", "barrier_reason", "waves", "staged", "durable", "applied", "plans", "frozen")
     class LocalEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -249,6 +249,7 @@ class ClockSnapshot(_message.Message):
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     PLANS_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
     term: int
     published: int
     global_clock: int
@@ -264,7 +265,18 @@ class ClockSnapshot(_message.Message):
     durable: _containers.ScalarMap[int, int]
     applied: _containers.RepeatedScalarFieldContainer[int]
     plans: _containers.MessageMap[int, PlanVersion]
-    def __init__(self, term: _Optional[int] = ..., published: _Optional[int] = ..., global_clock: _Optional[int] = ..., local: _Optional[_Mapping[int, int]] = ..., max_distance: _Optional[int] = ..., epoch: _Optional[int] = ..., minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., barrier: _Optional[int] = ..., barrier_reason: _Optional[str] = ..., waves: _Optional[int] = ..., staged: _Optional[_Mapping[int, int]] = ..., durable: _Optional[_Mapping[int, int]] = ..., applied: _Optional[_Iterable[int]] = ..., plans: _Optional[_Mapping[int, PlanVersion]] = ...) -> None: ...
+    frozen: _containers.RepeatedCompositeFieldContainer[FrozenSince]
+    def __init__(self, term: _Optional[int] = ..., published: _Optional[int] = ..., global_clock: _Optional[int] = ..., local: _Optional[_Mapping[int, int]] = ..., max_distance: _Optional[int] = ..., epoch: _Optional[int] = ..., minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., barrier: _Optional[int] = ..., barrier_reason: _Optional[str] = ..., waves: _Optional[int] = ..., staged: _Optional[_Mapping[int, int]] = ..., durable: _Optional[_Mapping[int, int]] = ..., applied: _Optional[_Iterable[int]] = ..., plans: _Optional[_Mapping[int, PlanVersion]] = ..., frozen: _Optional[_Iterable[_Union[FrozenSince, _Mapping]]] = ...) -> None: ...
+
+class FrozenSince(_message.Message):
+    __slots__ = ("clock", "frozen", "layers")
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    clock: int
+    frozen: int
+    layers: int
+    def __init__(self, clock: _Optional[int] = ..., frozen: _Optional[int] = ..., layers: _Optional[int] = ...) -> None: ...
 
 class Condition(_message.Message):
     __slots__ = ("kind", "who", "sentence", "since", "cleared", "clearance", "times")

@@ -78,6 +78,7 @@ def _of_clocks(job_id: JobId, clocks: ClockSnapshot) -> Iterator[Reading]:
         ("epoch", clocks.epoch),
         ("minibatches_total", clocks.minibatches),
         ("samples_total", clocks.samples),
+        ("frozen_layers", clocks.frozen[-1].layers if clocks.frozen else 0),
     ):
         yield Reading(f"hetpipe_job_{name}", value, (job_id,))
     for vw, clock in clocks.local.items():

@@ -19,6 +19,7 @@ from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.run_folder import RunFolder, RunRecord
 from hetpipe.runs.shell import Shell
 from hetpipe.values.events import Evaluated, EvaluationSummary, JobState, JobStatus, Straggling, WorkerStatus
+from hetpipe.values.freezing import FrozenSince
 from hetpipe.values.ids import Clock, Incarnation, JobId, StageIndex, VirtualWorkerIndex
 from hetpipe.values.life_state import LifeState
 from hetpipe.values.members import Member
@@ -38,6 +39,15 @@ def running(run_dir: str = "", *clocks: int) -> JobStatus:
     picture = table(*(clocks or (4, 3)))
     rows = tuple(replace(row, memory_bytes=(row.vw + 1) << 20) for row in picture.rows)
     return replace(running_status(run_dir), progress=replace(picture, rows=rows))
+
+
+def test_frozen_layers_are_shown() -> None:
+    status = running()
+    assert status.clocks is not None
+    frozen = (FrozenSince(Clock(3), 2, 4),)
+    picture = Picture(replace(status, clocks=replace(status.clocks, frozen=frozen)), ())
+    assert "frozen: layers 0-3 (2 with parameters) from clock 3 on" in picture.lines(Path.cwd())
+    assert picture.to_json()["clocks"]["frozen"] == [{"clock": 3, "frozen": 2, "layers": 4}]
 
 
 class Changing(FakeCoordinator):

@@ -193,7 +193,7 @@ LARGE = {**PROFILE, "layers": [{**layer, "parameter_bytes": 1 << 20, "parameters
             job(cluster={**PLAYED, "file": SMALL, "profile": LARGE}, workers={"stages": 1}),
             2,
             InfeasiblePlan,
-            r"stage 0 of virtual worker 0 \(layers 0 to 1\) needs \d+ bytes, but n0/0, a fast, has 1048576",
+            r"stage 0 of virtual worker 0 \(layers 0 to 1\) needs [\d.]+ [KM]iB, but n0/0, a fast, has 1 MiB",
         ),
     ],
 )
@@ -270,10 +270,13 @@ def test_a_stage_swaps_where_the_link_to_host_memory_is_fast() -> None:
 
 
 def test_a_device_that_is_too_small_is_told_with_what_is_missing_and_what_helps() -> None:
-    helps = r"needs (\d+) bytes, but n0/0, a fast, has 9437184, \d+ too few; .*; or set `memory: auto`, with which \d+ "
+    helps = (
+        r"needs [\d.]+ MiB, but n0/0, a fast, has 9 MiB, [\d.]+ [KM]iB too few; .*; or set `memory: auto`, with which "
+        r"[\d.]+ [KM]iB suffice"
+    )
     with pytest.raises(InfeasiblePlan, match=helps):
         memory_of(9 << 20)
-    with pytest.raises(InfeasiblePlan, match=r"needs \d+ bytes, but a fast, has 1048576, \d+ too few"):
+    with pytest.raises(InfeasiblePlan, match=r"needs [\d.]+ MiB, but a fast, has 1 MiB, [\d.]+ MiB too few"):
         memory_of(1 << 20, memory="auto")
 
 

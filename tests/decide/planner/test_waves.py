@@ -117,5 +117,5 @@ def test_a_given_n_needs_memory() -> None:
     profile = chain([1.0], {"V": 1.0}, parameters=100 * MIB)
     jobs = jobs_for(profile, cluster_of(["V"], gib={"V": 1}), PlanOptions(minibatches_per_wave=50))
 
-    with pytest.raises(PlanError, match=r"virtual worker 0 .* lacks \d+ bytes on n0/0"):
+    with pytest.raises(PlanError, match=r"virtual worker 0 .* lacks [\d.]+ [MG]iB on n0/0"):
         jobs.best([[DeviceId("n0/0")]])

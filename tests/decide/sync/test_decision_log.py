@@ -18,7 +18,7 @@ from hetpipe.decide.sync.records import (
 )
 from hetpipe.errors import ClockNotPublished, ProtocolViolation, StaleIncarnation, WaveOutOfOrder
 from hetpipe.values import wire
-from hetpipe.values.freezing import FreezeChange, Freezing
+from hetpipe.values.freezing import FreezeChange, Freezing, FrozenSince
 from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, Wave
 from hetpipe.values.policies import WeightPolicy
 from hetpipe.values.sync import (
@@ -639,6 +639,7 @@ class TestFrozenLayers:
         assert frozen(log) == (1, 2)
         commit_all(log)
         assert frozen(log) == (3, 5)
+        assert log.snapshot().frozen == (FrozenSince(Clock(0), 1, 2), FrozenSince(Clock(2), 3, 5))
 
     def test_where_an_epoch_ends_and_not_before(self) -> None:
         log = freezing(FreezeChange(2, epoch=1))
@@ -650,6 +651,7 @@ class TestFrozenLayers:
 
     def test_a_run_begins_with_those_of_its_checkpoint_and_f_never_falls(self) -> None:
         assert frozen(freezing(start=2)) == (2, 3)
+        assert freezing(start=2).snapshot().frozen == (FrozenSince(Clock(0), 2, 3),)
         assert frozen(freezing(FreezeChange(1, epoch=0), start=2)) == (2, 3)
 
     def test_ties_lower_it(self) -> None:
@@ -659,7 +661,9 @@ class TestFrozenLayers:
     def test_the_state_has_them(self) -> None:
         log = freezing(FreezeChange(1, epoch=0))
         kept: LogState = wire.from_json(LogState, wire.to_json(LogState, log.state()))
-        assert frozen(DecisionLog.restore(log.config, kept)) == (1, 2)
+        restored = DecisionLog.restore(log.config, kept)
+        assert frozen(restored) == (1, 2)
+        assert restored.snapshot() == log.snapshot()
 
     def test_nothing_freezes_where_the_run_ends(self) -> None:
         log = freezing(FreezeChange(1, clock=Clock(4)))

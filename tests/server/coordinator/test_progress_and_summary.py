@@ -15,6 +15,7 @@ from hetpipe.decide.lifecycle.summary import FinishedRun, clocks_from_reports, r
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.values.commands import StageKey
 from hetpipe.values.events import Evaluated
+from hetpipe.values.freezing import FrozenSince
 from hetpipe.values.ids import Clock, Incarnation, StageIndex, Term
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.life_state import LifeState
@@ -193,7 +194,9 @@ def record(**values: Any) -> FinishedRun:
         "run_dir": "/runs/digits",
         "plan": PLAN,
         "start": START,
-        "reported_clocks": clocks(6, 5, samples=80, minibatches=20, max_distance=2),
+        "reported_clocks": replace(
+            clocks(6, 5, samples=80, minibatches=20, max_distance=2), frozen=(FrozenSince(Clock(3), 1, 2),)
+        ),
         "reports": reports,
         "evaluations": history(
             Evaluated(Clock(3), 1, 10, {"accuracy": 0.8, "loss": 0.1}, minibatches=10),
@@ -250,6 +253,7 @@ class TestResult:
             "idle_seconds": {"0": 5.0, "1": 25.0},
             "deaths": {"0": 0, "1": 2},
             "rewinds": 1,
+            "frozen": [{"clock": 3, "frozen": 1, "layers": 2}],
             "conditions": [],
             "proof": {
                 "scope": "whole model",

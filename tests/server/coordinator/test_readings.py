@@ -12,10 +12,13 @@ from hetpipe.observe.readings import Distribution, sorted_by_family
 from hetpipe.server.coordinator.readings import readings
 from hetpipe.values.commands import KeyedStageReport
 from hetpipe.values.events import JobState
-from hetpipe.values.ids import Term
+from hetpipe.values.freezing import FrozenSince
+from hetpipe.values.ids import Clock, Term
 from hetpipe.values.utilisation import ModelSpeed
 from tests.server.coordinator.builders import JOB_ID, STAGES, clocks, job, progress, submission
 from tests.server.coordinator.fakes import Cluster
+
+FROZEN = (FrozenSince(Clock(1), 1, 1), FrozenSince(Clock(2), 2, 3))
 
 
 def read(cluster: Cluster) -> dict[tuple[object, ...], float]:
@@ -37,7 +40,7 @@ def training(folder: Path) -> Cluster:
         report = progress(samples=40, clock=5, loss=0.5, waiting_seconds=1.0, weight_bytes=300, activation_bytes=20)
         report = replace(report, losses={"main": 0.4, "aux": 0.2})
         cluster.tell(f"n{vw}", KeyedStageReport(key, report))
-    told = replace(clocks(6, 4, samples=80, minibatches=20), term=Term(3))
+    told = replace(clocks(6, 4, samples=80, minibatches=20), term=Term(3), frozen=FROZEN)
     cluster.beat("ps0", clocks={JOB_ID: told})
     cluster.wait(4.0)
     return cluster
@@ -68,6 +71,7 @@ def test_a_running_job(tmp_path: Path) -> None:
         "job_epoch": 0,
         "job_minibatches_total": 20,
         "job_samples_total": 80,
+        "job_frozen_layers": 3,
     }
     assert {name: found[name, JOB_ID] for name in expected} == expected
     assert [found["vw_clock", JOB_ID, vw] for vw in (0, 1)] == [6, 4]
