@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from hetpipe.decide.sync.division import Block, deal, empty_bitmap, in_order, shuffled, unused, with_used
 from hetpipe.values.barrier_reasons import BarrierReasons
+from hetpipe.values.freezing import Freezing
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.sync import DataSpec, Progress, WaveChange
 
@@ -177,6 +178,8 @@ class SegmentLength:
     """Over all virtual workers."""
     end: Clock = Clock(0)
     """The clock of the second one."""
+    frozen_layers: int = 0
+    """The first so many layers of the model are frozen."""
 
 
 def planned_lengths(
@@ -188,11 +191,12 @@ def planned_lengths(
     checkpoint_every_waves: int | None,
     plan_clocks: Collection[int] = (),
     wave_changes: Sequence[WaveChange] = (),
-    plan_every_waves: int | None = None,
+    freezing: Freezing | None = None,
 ) -> Iterator[SegmentLength]:
     """The lengths of `planned_segments`, without dealing any sample; arguments as of `plan_segment`.
 
-    `minibatches_in_wave` is that at `progress`, which `wave_changes` change from their clocks on.
+    `minibatches_in_wave` is that at `progress`, which `wave_changes` change from their clocks on. `freezing` is how
+    layers freeze: by norms as many as can be.
 
     >>> data = DataSpec(num_samples=20, batch_size=2, seed=0, epochs=1, total_minibatches=None)
     >>> [(length.minibatches, length.samples) for length in planned_lengths(
@@ -200,7 +204,11 @@ def planned_lengths(
     [(4, 16), (1, 4)]
     """
     first = minibatches_in_wave
+    after, reasons = Clock(-1), tuple[str, ...]()
     while not is_finished(progress, data):
+        frozen = progress.frozen
+        if freezing is not None:
+            frozen = freezing.foretold(frozen, after=after, upto=progress.clock, epoch=progress.epoch, reasons=reasons)
         change = wave_change_at(wave_changes, progress.clock)
         minibatches_in_wave = (
             first if change is None else sum(change.of(VirtualWorkerIndex(vw)) for vw in range(members))
@@ -211,15 +219,17 @@ def planned_lengths(
             minibatches_in_wave=minibatches_in_wave,
             checkpoint_every_waves=checkpoint_every_waves,
             plan_clocks=plan_clocks,
-            plan_every_waves=plan_every_waves,
+            plan_every_waves=None if freezing is None else freezing.every_waves,
         )
+        after, reasons = progress.clock, segment.reasons
         unread, remaining = _num_unused(progress, data), _remaining(progress, data)
         blocks = -(-unread // data.batch_size)
         dealt = blocks if remaining is None else min(blocks, remaining)
         # Blocks are dealt wave by wave, so those of the segment's waves come first.
         computed = min(dealt, (segment.end - segment.start) * minibatches_in_wave)
         samples = min(computed * data.batch_size, unread)
-        yield SegmentLength(-(-computed // members), samples, segment.end)
+        frozen_layers = 0 if freezing is None else freezing.levels[frozen]
+        yield SegmentLength(-(-computed // members), samples, segment.end, frozen_layers)
         is_over = samples == unread
         num_used = 0 if is_over else data.num_samples - unread + samples
         progress = Progress(
@@ -228,6 +238,7 @@ def planned_lengths(
             ((1 << num_used) - 1).to_bytes(len(progress.used), "little"),  # their identity is irrelevant here
             progress.minibatches + computed,
             progress.samples + samples,
+            frozen=frozen,
         )
 
 
