@@ -133,9 +133,12 @@ class Freezing:
         return floor(frozen + Fraction(self.alpha) * (len(self.levels) - frozen))
 
     def foretold(self, frozen: int, *, after: Clock, upto: Clock, epoch: int, reasons: Collection[str]) -> int:
-        """F from the barrier at `upto` on, as `frozen_at` and `decides_at`, if norms decide the most that they can."""
+        """F from the barrier at `upto` on, as `frozen_at` and `decides_at`, if norms decide the most that they can.
+
+        Where a run begins, `after` is below 0, there are no norms.
+        """
         found = self.frozen_at(frozen, after=after, upto=upto, epoch=epoch)
-        return self.allowed(self.bound(found)) if self.decides_at(upto, reasons) else found
+        return self.allowed(self.bound(found)) if after >= 0 and self.decides_at(upto, reasons) else found
 
     @property
     def clocks(self) -> tuple[Clock, ...]:
