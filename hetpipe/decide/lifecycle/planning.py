@@ -8,7 +8,8 @@ from functools import partial
 from itertools import accumulate, chain, islice
 from typing import Protocol
 
-from hetpipe.decide.elastic.script import wave_changes
+from hetpipe.decide.elastic.freezing import freeze_levels, freezing_of
+from hetpipe.decide.elastic.script import member_changes, wave_changes
 from hetpipe.decide.lifecycle.configs import Assignment
 from hetpipe.decide.lifecycle.inspections import Inspected
 from hetpipe.decide.lifecycle.known_cluster import PlanningInputs, describe
@@ -22,12 +23,12 @@ from hetpipe.decide.planner.optimizer_slots import slots_of
 from hetpipe.decide.planner.options import PlanOptions
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.decide.planner.ranking import Predict
-from hetpipe.decide.simulator.documents import costs_of, schedule_in, simulated_plan, weight_policy
+from hetpipe.decide.simulator.documents import costs_of, frozen_plan, schedule_in, simulated_plan, weight_policy
 from hetpipe.decide.simulator.options import SimulationOptions
 from hetpipe.decide.simulator.prediction import Emulation, predicted, run_forecast
-from hetpipe.decide.sync.segment import planned_lengths
+from hetpipe.decide.sync.segment import ScriptedChanges, planned_lengths
 from hetpipe.errors import InfeasiblePlan, PlanError
-from hetpipe.job.elastic import MemoryLine, MoveLine, ScriptLine, ScriptMoment, WavesLine
+from hetpipe.job.elastic import AddLine, MemoryLine, MoveLine, ScriptLine, ScriptMoment, WavesLine
 from hetpipe.job.file import Job
 from hetpipe.values.cluster import Cluster
 from hetpipe.values.events import Submission
@@ -82,7 +83,7 @@ class _Cut:
     def after(self, line: ScriptLine, names: Sequence[str]) -> _Cut:
         """The same behind a line of a script; `names` are those of the layers."""
         match line:
-            case MoveLine() if line.vw == self.vw:
+            case MoveLine() | AddLine() if line.vw == self.vw and line.stages:
                 return replace(self, bounds=(0, *accumulate(line.stages)))
             case MemoryLine() if line.vw == self.vw:
                 change = MemoryChange(line.layers, line.policy, clock=0)
@@ -183,7 +184,11 @@ def plan_run(
         return PlannedRun(job, plan, described, emulations=_emulations_of_cut(job, described, plan), model=model)
     if job.cluster.emulate:
         planner = partial(planner, predict=partial(predicted, played=_emulation_of(job)))
-    document = planner(described.profile, described.cluster, options_of(job, reserve_bytes=described.reserve_bytes))
+    options = options_of(job, reserve_bytes=described.reserve_bytes)
+    levels = freeze_levels(model.layers, ignores_ties=job.freeze.tied == "everywhere")
+    if job.freeze.layers < len(levels):  # otherwise the job is rejected with its other mistakes
+        options = replace(options, frozen_layers=levels[job.freeze.layers])
+    document = planner(described.profile, described.cluster, options)
     document = described.known.noted_in(document, described.cluster)
     counts = [[last - first for first, last in (s.layers for s in vw.stages)] for vw in document.virtual_workers]
     plan = assign(document, model, _offered(job, described.cluster, agents), term=term, job_id=job_id)
@@ -207,12 +212,13 @@ def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocum
     segments = planned_lengths(
         start,
         data,
-        members=len(document.virtual_workers),
-        minibatches_in_wave=sum(document.waves),
+        per_wave=document.waves,
         checkpoint_every_waves=job.checkpoint.every_waves,
         plan_clocks=job.elastic.clocks,
-        wave_changes=[change for change in wave_changes(job) if change.clock > start.clock],
-        plan_every_waves=job.freeze.waves,
+        scripted=ScriptedChanges(
+            [change for change in wave_changes(job) if change.clock > start.clock], member_changes(job)
+        ),
+        freezing=freezing_of(job, run.plan),
     )
     first = next(segments, None)
     if first is None:
@@ -231,6 +237,7 @@ def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocum
         ),
         chain([first], segments),
         played=_emulation_of(job) if job.cluster.emulate else None,
+        frozen=partial(frozen_plan, document, described.profile, described.cluster),
     )
     return document.model_copy(update={"run": forecast})
 
