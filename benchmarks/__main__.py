@@ -46,17 +46,17 @@ def _say(title: str, figures: Mapping[str, Any] | Sequence[Any]) -> None:
     sys.stdout.flush()
 
 
-def _pipeline() -> Mapping[str, Any]:
-    rates = pipeline.measure(ROUNDS)
+def _pipeline(rounds: int) -> Mapping[str, Any]:
+    rates = pipeline.measure(rounds)
     _say("(a) pipeline runtime, samples per second", {n: round(statistics.median(r), 2) for n, r in rates.items()})
     ratios = pipeline.ratios(rates)
     _say("    ratios (of each round, then the median)", ratios)
     return ratios
 
 
-def _wire() -> Mapping[str, Any]:
+def _wire(rounds: int) -> Mapping[str, Any]:
     ratios = {}
-    one, four = wire.measure(ROUNDS, 1), wire.measure(ROUNDS, 4)
+    one, four = wire.measure(rounds, 1), wire.measure(rounds, 4)
     for streams, found in ((1, one), (4, four)):
         speeds = {name: round(wire.TOTAL_BYTES / statistics.median(s) / 1e9, 2) for name, s in found.items()}
         _say(f"(b) 256 MiB to and from one shard, {streams} stream(s), GB/s", speeds)
@@ -68,8 +68,8 @@ def _wire() -> Mapping[str, Any]:
     return {**ratios, **minimal}
 
 
-def _protocol() -> Mapping[str, Any]:
-    runs = [protocol.measure() for _ in range(ROUNDS)]
+def _protocol(rounds: int) -> Mapping[str, Any]:
+    runs = [protocol.measure() for _ in range(rounds)]
     fractions = ("of ideal", "plain loops, of ideal", "of plain loops")
     title = "(c) protocol overhead, 4 virtual workers × 4 stages of 50 ms"
     _say(f"{title}, each run", {name: [run[name] for run in runs] for name in fractions})
@@ -79,7 +79,7 @@ def _protocol() -> Mapping[str, Any]:
     return medians
 
 
-def _simulator() -> Mapping[str, Any]:
+def _simulator(_: int) -> Mapping[str, Any]:
     title = f"simulator, {simulator.NUM_STAGES} stages × {simulator.NUM_WAVES} waves, twice the job each time"
     found = simulator.measure()
     _say(title, found)
@@ -87,7 +87,7 @@ def _simulator() -> Mapping[str, Any]:
     return {"events/s of the largest / of the smallest": round(speeds[-1] / speeds[0], 3)}
 
 
-def _allocation() -> Mapping[str, Any]:
+def _allocation(_: int) -> Mapping[str, Any]:
     compared = ("of the bound", "gain over NP, ED, HD")
     ratios = {}
     for name, profile in allocation.profiles().items():
@@ -98,13 +98,13 @@ def _allocation() -> Mapping[str, Any]:
     return ratios
 
 
-def _planner() -> Mapping[str, Any]:
-    for title, figures in planner.measure(ROUNDS):
+def _planner(rounds: int) -> Mapping[str, Any]:
+    for title, figures in planner.measure(rounds):
         _say(title, figures)
     return {}
 
 
-def _prediction() -> Mapping[str, Any]:
+def _prediction(_: int) -> Mapping[str, Any]:
     ratios = {}
     exchange = prediction.exchange_seconds()
     _say("a round trip to the shards, besides its bytes' time on links", {"milliseconds": round(1000 * exchange, 1)})
@@ -115,8 +115,8 @@ def _prediction() -> Mapping[str, Any]:
     return ratios
 
 
-def _policies() -> Mapping[str, Any]:
-    rates = policies.measure(ROUNDS)
+def _policies(rounds: int) -> Mapping[str, Any]:
+    rates = policies.measure(rounds)
     _say("(i) weight policies, samples per second", rates.table())
     ratios = rates.ratios()
     _say("    ratios (of each round, then the median)", ratios)
@@ -125,33 +125,33 @@ def _policies() -> Mapping[str, Any]:
     return ratios
 
 
-def _link() -> Mapping[str, Any]:
-    rates = link.measure(ROUNDS)
+def _link(rounds: int) -> Mapping[str, Any]:
+    rates = link.measure(rounds)
     _say("(j) frames between two stages, GB/s", link.table(rates))
     ratios = link.ratios(rates)
     _say("    relative to one raw socket", ratios)
     to_gloo = link.to_gloo(rates)
     _say("    shared memory relative to gloo", to_gloo)
-    _say("    microseconds from sending to receiving 64 KiB", link.measure_one_way(ROUNDS))
-    demo = link.demo(ROUNDS)
+    _say("    microseconds from sending to receiving 64 KiB", link.measure_one_way(rounds))
+    demo = link.demo(rounds)
     _say("    the demo, samples per second", demo)
     between = {name: demo[name] for name in ("grpc / gloo", "shared memory / gloo")}
     return {**ratios, "shared memory / gloo": to_gloo, "the demo": between}
 
 
-def _recovery_shard() -> Mapping[str, Any]:
-    found = recovery_shard.measure(ROUNDS)
+def _recovery_shard(rounds: int) -> Mapping[str, Any]:
+    found = recovery_shard.measure(rounds)
     _say("a shard of 256 MiB, seconds", {name: round(seconds, 3) for name, seconds in found.items()})
     return {}
 
 
-def _start() -> Mapping[str, Any]:
-    found = start.measure(ROUNDS)
+def _start(rounds: int) -> Mapping[str, Any]:
+    found = start.measure(rounds)
     _say("(l) from the command to the first minibatch of the demo's job, seconds", found)
     return {}
 
 
-def _models() -> Mapping[str, Any]:
+def _models(_: int) -> Mapping[str, Any]:
     _say("(m) GPT-2 is", {"of": "benchmarks/models.py" if models.gpt2_of_transformers() is None else "transformers"})
     ratios = {}
     for name, figures in models.measure().items():
@@ -160,7 +160,7 @@ def _models() -> Mapping[str, Any]:
     return ratios
 
 
-def _gpu() -> Mapping[str, Any]:
+def _gpu(_: int) -> Mapping[str, Any]:
     _say("(q) the GPU is", {"of": gpu.name_of_gpu()})
     ratios = {}
     for case, figures in gpu.measure():
@@ -169,15 +169,15 @@ def _gpu() -> Mapping[str, Any]:
     return ratios
 
 
-def _data() -> Mapping[str, Any]:
-    rates = data.measure(ROUNDS)
+def _data(rounds: int) -> Mapping[str, Any]:
+    rates = data.measure(rounds)
     _say("(o) slow data, samples per second", {name: round(statistics.median(r), 1) for name, r in rates.items()})
     each = [round(ratio, 3) for ratio in data.ratios(rates)]
     _say("    hetpipe / plain DataLoader loop, each round", each)
     return {"hetpipe / plain DataLoader loop": statistics.median(each)}
 
 
-def _host_memory() -> Mapping[str, Any]:
+def _host_memory(_: int) -> Mapping[str, Any]:
     ratios = {}
     for case in host_memory.CASES:
         figures = host_memory.measure(case)
@@ -186,7 +186,7 @@ def _host_memory() -> Mapping[str, Any]:
     return ratios
 
 
-def _memory_policies() -> Mapping[str, Any]:
+def _memory_policies(_: int) -> Mapping[str, Any]:
     found = memory_policies.measure()
     _say(
         "(r) memory policies, processor seconds per round",
@@ -197,21 +197,22 @@ def _memory_policies() -> Mapping[str, Any]:
     return ratios
 
 
-def _memory_search() -> Mapping[str, Any]:
+def _memory_search(_: int) -> Mapping[str, Any]:
     title = f"(s) cuts and memory policies of {memory_search.NUM_LAYERS} layers in {memory_search.NUM_STAGES} stages"
     _say(title, memory_search.measure())
     _say("    beside Algorithm 2 of vPipe, 20 layers in 3 stages", memory_search.against_vpipe())
     return {}
 
 
-def _moves() -> Mapping[str, Any]:
+def _moves(_: int) -> Mapping[str, Any]:
     figures = moves.measure()
     _say("(t) layers with 64 MiB of state move between stages of 50 ms", figures)
     return {"barrier with a move / new processes": figures["move / new processes"]}
 
 
-#: Each measures, prints, and returns its ratios, nested by name; none where its figures are seconds alone.
-PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
+#: Each measures, in so many rounds where it has rounds, prints, and returns its ratios, nested by name; none where its
+#: figures are seconds alone.
+PARTS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
     "pipeline": _pipeline,
     "wire": _wire,
     "protocol": _protocol,
@@ -236,6 +237,9 @@ PARTS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
 def main(
     parts: Annotated[list[str] | None, typer.Argument(help=f"Any of {', '.join(PARTS)}; all without one.")] = None,
     *,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="How often contenders are measured in turn; one shows that all of it runs.")
+    ] = ROUNDS,
     smoke: Annotated[bool, typer.Option("--smoke", help="Only see that it works: seconds, and no figures.")] = False,
     record: Annotated[
         bool, typer.Option("--record", help="Keep the ratios in benchmarks/ratios.jsonl and docs/benchmarks.md.")
@@ -251,14 +255,14 @@ def main(
     unknown = sorted(set(parts or ()) - set(PARTS))
     if unknown:
         raise typer.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(PARTS)}")
-    sys.stdout.write(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, medians of {ROUNDS}\n")
+    sys.stdout.write(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, medians of {rounds}\n")
     for name in parts or PARTS:
         started = SYSTEM_CLOCK.monotonic()
-        ratios = records.flat(PARTS[name]())
+        ratios = records.flat(PARTS[name](rounds))
         sys.stderr.write(f"{name}: {SYSTEM_CLOCK.monotonic() - started:.1f} s\n")
         if record and ratios:
             today = datetime.fromtimestamp(SYSTEM_CLOCK.wall(), UTC).date().isoformat()
-            records.keep(records.record_of(name, ratios, rounds=ROUNDS, date=today))
+            records.keep(records.record_of(name, ratios, rounds=rounds, date=today))
             records.PAGE.write_text(records.with_ratios(records.PAGE.read_text(), records.kept()))
 
 
