@@ -61,7 +61,7 @@ def test_the_calls_are_those_of_the_proto_files(service: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_what_goes_out_comes_back_the_same(kind: type) -> None:
-    @settings(max_examples=10, deadline=None, database=None)
+    @settings(max_examples=10, database=None)
     @given(values_of(kind))
     def round_trip(value: object) -> None:
         assert from_bytes(kind, to_bytes(value)) == value

@@ -100,7 +100,7 @@ def check_against_everything(case: Case) -> None:
 
 @pytest.mark.matrix
 @given(SEEDS)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_no_cut_and_no_order_is_better(seed: int) -> None:
     check_against_everything(random_case(seed, SMALL))
 
@@ -128,7 +128,7 @@ def test_a_mixed_integer_programme_finds_the_same(seed: int) -> None:
 
 
 @given(SEEDS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_beyond_max_states_the_bound_and_the_gap_hold(seed: int) -> None:
     case = random_case(seed, SMALL)
     beam = Partitioner(Costs(case.profile, case.cluster), recompute=case.recompute, max_states=0, beam_width=1)
@@ -143,7 +143,7 @@ def test_beyond_max_states_the_bound_and_the_gap_hold(seed: int) -> None:
 
 
 @given(SEEDS, st.integers(1, 8))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_types_that_are_counted_together_change_nothing(seed: int, max_codes: int) -> None:
     case = random_case(seed, SMALL)
     costs, memory = Costs(case.profile, case.cluster), memory_of(case)
@@ -163,7 +163,7 @@ def test_types_that_are_counted_together_change_nothing(seed: int, max_codes: in
 
 
 @given(SEEDS, st.randoms(use_true_random=False))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_answer_depends_on_the_set_of_devices_alone(seed: int, source: random.Random) -> None:
     case = random_case(seed, SMALL)
     partitioner, memory = partitioner_of(case), memory_of(case)
@@ -371,7 +371,7 @@ def test_a_refusal_offers_an_n_that_updates_divide() -> None:
 
 @pytest.mark.matrix
 @given(SEEDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_said_to_be_missing_is_exactly_enough(seed: int) -> None:
     case = random_case(seed, SMALL)
     devices, memory = list(case.cluster.devices), memory_of(case)
