@@ -114,7 +114,7 @@ def test_it_waits_for_the_segment_that_names_its_own_life() -> None:
     assert stage.waits[0].startswith("the barrier at clock 4 (join), to join there, that is for virtual workers 0, 1")
 
 
-def test_it_makes_the_first_weights_once_when_asked() -> None:
+def test_it_makes_the_initial_weights_once_when_asked() -> None:
     stage = Stage(
         lambda: False, lambda: True, lambda: True, lambda: stage.hear(segment(0, (1, 0), reasons=())), incarnation=0
     )
