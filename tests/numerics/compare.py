@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hetpipe.check import check_run
+from hetpipe.checker import check_run
 from hetpipe.checkpoint.format import CheckpointReader
 from hetpipe.checkpoint.manifest import newest_checkpoint
 from hetpipe.decide.elastic.script import most_minibatches_per_wave

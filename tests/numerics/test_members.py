@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hetpipe.check import check_run
+from hetpipe.checker import check_run
 from hetpipe.values.policies import WEIGHT_POLICIES
 from tests.models import NUM_WITNESSES
 from tests.numerics.compare import ADAMW, MOMENTUM, Case, assert_same_bits, run, trained
