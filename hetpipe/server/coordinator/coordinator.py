@@ -516,7 +516,7 @@ class Coordinator:
         return record.state
 
     def awaited(self, job_id: JobId) -> str:
-        """What prevents leading a job, as a sentence; empty if it is led or has ended."""
+        """The obstacle to leading a job, as a sentence; empty if it is led or has ended."""
         with self.condition:
             return "" if job_id in self._jobs else self._orphans.awaited(job_id, now=self._clock.monotonic())
 
