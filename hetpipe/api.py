@@ -21,9 +21,9 @@ from hetpipe.comparison.record import ComparisonFolder, TrialRecord
 from hetpipe.comparison.trainer import train_trial
 from hetpipe.comparison.trials import trials_of
 from hetpipe.comparison.view import PolicySummary, summaries_of
-from hetpipe.decide.elastic.script import wave_changes
+from hetpipe.decide.elastic.script import member_changes, wave_changes
 from hetpipe.decide.sync.division import Block
-from hetpipe.decide.sync.segment import first_progress, planned_segments, wave_change_at
+from hetpipe.decide.sync.segment import ScriptedChanges, first_progress, planned_segments, wave_change_at
 from hetpipe.job.file import Job, load_job
 from hetpipe.pipeline.callables import MapDataset, build_train_data, check_not_importing, epoch_order
 from hetpipe.pipeline.data import read_minibatch
@@ -267,11 +267,11 @@ def _block(job: Job, dataset: MapDataset, vw: int, p: int) -> tuple[Block, int]:
         per_wave=per_wave,
         checkpoint_every_waves=job.checkpoint.every_waves,
         plan_clocks=job.elastic.clocks,
-        wave_changes=changes,
+        scripted=ScriptedChanges(changes, member_changes(job)),
         plan_every_waves=job.freeze.waves,
         order_of=epoch_order(job, Path.cwd(), dataset) or (lambda _: None),
     ):
-        dealt = blocks[VirtualWorkerIndex(vw)]
+        dealt = blocks.get(VirtualWorkerIndex(vw), ())
         change = wave_change_at(changes, segment.start)
         n = n if change is None else change.of(VirtualWorkerIndex(vw))
         first = origin + 1

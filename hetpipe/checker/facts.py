@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -226,6 +226,7 @@ class _LineFile(BaseModel):
 
 class _ElasticFile(BaseModel):
     script: list[_LineFile] = []
+    keep_global_batch: bool = False
 
 
 class _JobFile(BaseModel):
@@ -298,7 +299,7 @@ def read_facts(run_dir: Path) -> Facts:
         waves=_waves(job, plan),
         freezing=_freezing(job),
         memory=tuple(_memory(job, facts)),
-        wave_changes=tuple(_wave_changes(job, facts.start.clock)),
+        wave_changes=tuple(change for change in _wave_changes(job, plan) if change.clock > facts.start.clock),
         members=tuple(
             MemberLine(line.at.clock, line.vw, line.do == "add")
             for line in job.elastic.script
@@ -333,11 +334,45 @@ def _memory(job: _JobFile, facts: _FactsFile) -> Iterator[MemoryLine]:
             yield MemoryLine(line.vw, frozenset(meant), line.policy, line.at.clock, line.at.p)
 
 
-def _wave_changes(job: _JobFile, start: int) -> Iterator[WaveChange]:
-    for line in job.elastic.script:
-        given = line.minibatches_per_wave
-        if line.do == "waves" and line.at.clock is not None and line.at.clock > start and given:
-            yield WaveChange(line.at.clock, (given,) if isinstance(given, int) else tuple(given))
+def _wave_changes(job: _JobFile, plan: _PlanFile) -> Iterator[WaveChange]:
+    """The lines about N; with `keep_global_batch` also what lines about members make of it."""
+    at_clocks = [(line.at.clock, line) for line in job.elastic.script if line.at.clock is not None]
+    stated = {
+        clock: WaveChange(clock, (given,) if isinstance(given := line.minibatches_per_wave, int) else tuple(given))
+        for clock, line in at_clocks
+        if line.do == "waves" and line.minibatches_per_wave
+    }
+    lines = [(clock, line.vw, line.do == "add") for clock, line in at_clocks if line.do in ("drop", "add")]
+    if not job.elastic.keep_global_batch:
+        yield from stated.values()
+        return
+    everybody = range(len(plan.virtual_workers))
+    own = list(_waves(job, plan)) or [_rule(job).minibatches_per_wave for _ in everybody]
+    present = {vw for vw in everybody if next((is_added for _, of, is_added in lines if of == vw), False) is False}
+    total = sum(own[vw] for vw in present)
+    for clock in sorted({*stated, *(at for at, _, _ in lines)}):
+        for at, vw, is_added in lines:
+            if at == clock:
+                (present.add if is_added else present.discard)(vw)
+        if clock in stated:
+            own = [stated[clock].of(vw) for vw in everybody]
+            total = sum(own[vw] for vw in present)
+        yield WaveChange(clock, _dealt(job, own, present, total))
+
+
+def _dealt(job: _JobFile, own: Sequence[int], present: Collection[int], total: int) -> tuple[int, ...]:
+    """N_v such that those who train have `total` minibatches together, in proportion to their own N_v, rounded down.
+
+    What is left goes, one update at a time, to those that have lost most by rounding, the lower index first.
+    """
+    rule = _rule(job)
+    size = 1 if rule.updates_per_wave else rule.accumulate
+    exact = {vw: Fraction(total * own[vw], size * sum(own[each] for each in present)) for vw in present}
+    dealt = {vw: int(share) for vw, share in exact.items()}
+    while sum(dealt.values()) * size < total:
+        most = max(present, key=lambda vw: (exact[vw] - dealt[vw], -vw))
+        dealt[most] += 1
+    return tuple(size * dealt[vw] if vw in dealt else n for vw, n in enumerate(own))
 
 
 def _read(path: Path, kind: type[FileModel]) -> FileModel:

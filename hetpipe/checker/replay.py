@@ -295,9 +295,15 @@ class Replay:
         """Verify that those whom the script has dropped commit nothing, until it adds them again where they join."""
         line = self.timeline
         for (vw, wave), commit in line.commits.items():
-            newest = [each for each in self._members if each.vw == vw and each.clock <= wave][-1:]
+            own = [each for each in self._members if each.vw == vw]
+            newest = [each for each in own if each.clock <= wave][-1:]
             if newest and not newest[0].is_added:
                 message = f"virtual worker {vw} commits wave {wave}, but the script drops it at clock {newest[0].clock}"
+                self._findings.add(Kind.MEMBERSHIP, message, commit.origin)
+            if own and not newest and own[0].is_added:
+                message = (
+                    f"virtual worker {vw} commits wave {wave}, but the script adds it at clock {own[0].clock} only"
+                )
                 self._findings.add(Kind.MEMBERSHIP, message, commit.origin)
         for each in self._members:
             is_reached = each.clock in line.barriers[1:] and (line.end is None or each.clock < line.end.clock)
