@@ -26,7 +26,7 @@ _SCRIPT = "script"
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class CutChange:
     """Another cut of a virtual worker, from a barrier on."""
 
     clock: int
@@ -86,7 +86,7 @@ def signed_percent(share: float) -> str:
     return f"{round(100 * share):+d} %"
 
 
-def read_cuts(run_dir: Path) -> tuple[Cut, ...]:
+def read_cuts(run_dir: Path) -> tuple[CutChange, ...]:
     """The cuts of the run in a folder since its plan, in order; of a rewound run since the last rewind.
 
     What cannot be read counts as not there.
@@ -109,7 +109,7 @@ def read_cuts(run_dir: Path) -> tuple[Cut, ...]:
 
 def cuts_of(
     job: Mapping[str, Any], decisions: Iterable[DecisionLine], waves: Mapping[int, Sequence[TimedWave]]
-) -> tuple[Cut, ...]:
+) -> tuple[CutChange, ...]:
     """The cuts since the plan, in order.
 
     Args:
@@ -121,7 +121,7 @@ def cuts_of(
     judged = {(line.vw, line.version): line.sentence for line in lines if isinstance(line, MoveJudgement)}
     reached = max((own[-1].wave.wave for own in waves.values() if own), default=-1)
     moves = [
-        Cut(
+        CutChange(
             line.at.clock,
             line.vw,
             line.stages,
@@ -137,7 +137,7 @@ def cuts_of(
     return tuple(_measured(cut, found, waves.get(cut.vw, ())) for cut in found)
 
 
-def _scripted(job: Mapping[str, Any], reached: int) -> Iterator[Cut]:
+def _scripted(job: Mapping[str, Any], reached: int) -> Iterator[CutChange]:
     """The cuts that the script has made before wave `reached` ended."""
     elastic = job.get("elastic")
     script = elastic.get("script") if isinstance(elastic, Mapping) else None
@@ -145,12 +145,12 @@ def _scripted(job: Mapping[str, Any], reached: int) -> Iterator[Cut]:
         try:
             clock, stages = line["at"].get("clock"), line.get("stages")
             if line["do"] in ("move", "add") and stages and clock is not None and clock <= reached:
-                yield Cut(int(clock), int(line["vw"]), tuple(map(int, stages)), _SCRIPT)
+                yield CutChange(int(clock), int(line["vw"]), tuple(map(int, stages)), _SCRIPT)
         except (KeyError, TypeError, ValueError, AttributeError):
             continue
 
 
-def _measured(cut: Cut, cuts: Iterable[Cut], waves: Sequence[TimedWave]) -> Cut:
+def _measured(cut: CutChange, cuts: Iterable[CutChange], waves: Sequence[TimedWave]) -> CutChange:
     """A cut with the rates on both sides, as far as to the cuts before and behind."""
     others = [other.clock for other in cuts if other.vw == cut.vw and other.clock != cut.clock]
     first = max((clock for clock in others if clock < cut.clock), default=0)

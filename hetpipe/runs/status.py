@@ -15,7 +15,7 @@ from hetpipe.errors import Unavailable, UnknownJob
 from hetpipe.report.conditions import condition_lines
 from hetpipe.report.progress import cut_text, memory_text, no_utilisation_text, place_of, slow_text
 from hetpipe.report.text import columns, count, loss_first, measure, percent, rate, shown_path
-from hetpipe.runs.cuts import Cut, read_cuts
+from hetpipe.runs.cuts import CutChange, read_cuts
 from hetpipe.runs.result import EvaluationResult, EvaluationResults
 from hetpipe.runs.run_folder import RunFolder, RunRecord, RunResult
 from hetpipe.runs.shell import Shell
@@ -135,7 +135,7 @@ class RunStatus:
     """URL of its checkpoints; empty if they are in its folder."""
     pipelines: tuple[VirtualWorkerRow, ...] = ()
     """The virtual workers as they compute; none unless it trains."""
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[CutChange, ...] = ()
     """How they have been cut since the plan, in order."""
 
     def to_json(self) -> dict[str, Any]:

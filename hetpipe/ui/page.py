@@ -21,7 +21,7 @@ from hetpipe.report.conditions import condition_lines, condition_text
 from hetpipe.report.page import render, render_page, resource
 from hetpipe.report.progress import distance_text, loss_text, policies_of_stage, slow_text, stage_memory_text
 from hetpipe.report.text import LOSS, count, duration, loss_first, measure, percent, rate
-from hetpipe.runs.cuts import Cut, signed_percent
+from hetpipe.runs.cuts import CutChange, signed_percent
 from hetpipe.runs.status import DIED, ENDING, NO_JOB, STARTING, UNKNOWN
 from hetpipe.ui.curves import bound_of, charts_of, clock_chart, compared
 from hetpipe.ui.seen import Brief, LogFile, LoggedEvent, Seen
@@ -470,7 +470,9 @@ def _cuts(seen: Seen) -> list[CutRow]:
     if seen.plan is None or not seen.cuts:
         return []
     moved = {cut.vw for cut in seen.cuts}
-    plan = [Cut(0, vw.index, layer_counts(vw.bounds), "plan") for vw in seen.plan.virtual_workers if vw.index in moved]
+    plan = [
+        CutChange(0, vw.index, layer_counts(vw.bounds), "plan") for vw in seen.plan.virtual_workers if vw.index in moved
+    ]
     return [
         CutRow(
             cut.clock,

@@ -18,7 +18,7 @@ from hetpipe.errors import HetpipeError
 from hetpipe.observe.clock_curve import ClockPoint, ClockReduction, clock_points, clock_shard_file
 from hetpipe.observe.down_sampled import FollowedCurve
 from hetpipe.observe.metrics import FollowedMetrics, TimedWave
-from hetpipe.runs.cuts import Cut, cuts_of
+from hetpipe.runs.cuts import CutChange, cuts_of
 from hetpipe.runs.run_folder import RunFolder, RunRecord, RunResult
 from hetpipe.runs.shell import Shell
 from hetpipe.runs.status import RunStatus, is_running_here, job_status_of, status_from
@@ -122,7 +122,7 @@ class Seen:
     plan: Plan | None
     forecast: PlanDocument | None
     decisions: Sequence[DecisionLine]
-    cuts: Sequence[Cut]
+    cuts: Sequence[CutChange]
     """Since its plan, in order."""
     events: Sequence[LoggedEvent]
     """Oldest first."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hetpipe.runs.cuts import Cut, read_cuts
+from hetpipe.runs.cuts import CutChange, read_cuts
 from hetpipe.server.decisions_file import append_decision
 from hetpipe.values.decisions import DecisionMoment, MoveDecision, MoveJudgement
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
@@ -90,6 +90,6 @@ def test_what_cannot_be_read_is_not_there(tmp_path: Path) -> None:
 
 
 def test_the_object_has_the_gain() -> None:
-    cut = Cut(3, 0, (1, 3), "script", before=10.0, since=15.0)
+    cut = CutChange(3, 0, (1, 3), "script", before=10.0, since=15.0)
     assert cut.to_json()["measured_gain"] == 0.5
     assert cut.to_json()["stages"] == (1, 3)

@@ -16,7 +16,7 @@ from hetpipe.cli.options import Json, NewestJobOf, RunDir, RunsDir, TlsFolder
 from hetpipe.errors import Unavailable, UnknownJob, UserError
 from hetpipe.report.progress import STATE_TEXTS, cells, headings, memory_text, no_utilisation_text, totals_text
 from hetpipe.report.text import columns, shown_path
-from hetpipe.runs.cuts import Cut, read_cuts
+from hetpipe.runs.cuts import CutChange, read_cuts
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.reconnection import Contact, Reconnection
 from hetpipe.runs.run_folder import RUNS, RunFolder, RunRecord, find_run
@@ -38,7 +38,7 @@ class Picture:
 
     status: JobStatus
     members: tuple[Member, ...]
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[CutChange, ...] = ()
     """How virtual workers have been cut since the plan, as far as the folder of the run is at hand."""
 
     @property
