@@ -96,7 +96,7 @@ class BorderAlternative(Section):
 
 
 class PlannedBorder(Section):
-    """Where one stage ends and the next one begins."""
+    """The border between two stages."""
 
     virtual_worker: Index
     """The first of the virtual workers with equal pipelines."""
@@ -235,6 +235,9 @@ class PlanDocument(Document):
     searched_minibatches_per_wave: Positive | None = None
     """The largest N tried for these virtual workers: the minimum of the figures above, or less where a larger N could
     not improve the plan; null: N was given. Informational.
+    """
+    frozen_layers: Index = 0
+    """The first so many layers of the model are frozen (`docs/semantics/freezing.md`): all figures are those with them.
     """
     has_shards: bool = True
     """Whether parameter servers hold the weights; if not, there is one virtual worker and no placement."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from hetpipe.decide.elastic.freezing import freezing_of
 from hetpipe.decide.planner.borders import check_borders
 from hetpipe.decide.planner.costs import Costs
 from hetpipe.decide.sync.segment import ScriptedChanges, planned_lengths, wave_change_at
@@ -212,7 +213,7 @@ class _ScriptedRun:
     """The clock at which it ends."""
 
     def mistakes(self, line: ScriptLine) -> Iterator[str]:
-        """Why a line cannot be done; each message lacks the subject."""
+        """The reasons why a line cannot be applied; each lacks the subject."""
         workers = self.plan.virtual_workers
         if isinstance(line, WavesLine):
             yield from self._mistakes_of_waves(line)
@@ -247,7 +248,7 @@ class _ScriptedRun:
         reached[line.vw] = wave
 
     def _forbidden(self, vw: int, stages: Sequence[int]) -> Iterator[str]:
-        """Why the model cannot be cut there."""
+        """The reason why the model cannot be cut there."""
         if self.costs is not None:
             try:
                 check_borders(list(accumulate(stages))[:-1], self.costs, vw)
@@ -317,7 +318,7 @@ class _ScriptedRun:
 
 
 def cut_mistakes(layers: Sequence[int], worker: VirtualWorkerPlan) -> Iterator[str]:
-    """Why layers cannot move between the stages of a virtual worker; each message lacks the subject.
+    """The reasons why layers cannot move between the stages of a virtual worker; each lacks the subject.
 
     Args:
         layers: of each stage after the move, ≥ 1.
@@ -353,6 +354,6 @@ def _end(job: Job, plan: Plan, data: DataSpec, start: Progress) -> int:
         ),
         checkpoint_every_waves=job.checkpoint.every_waves,
         plan_clocks=job.elastic.clocks,
-        plan_every_waves=job.freeze.waves,
+        freezing=freezing_of(job, plan),
     )
     return max((length.end for length in lengths), default=start.clock)

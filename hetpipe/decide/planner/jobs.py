@@ -204,7 +204,9 @@ class Jobs:
             PlanError: the given N is invalid, or there are several virtual workers without parameter servers.
         """
         if self.most_workers is not None and len(groups) > self.most_workers:
-            raise PlanError(f"without parameter servers there is one virtual worker, and this makes {len(groups)}")
+            raise PlanError(
+                f"without parameter servers a job has one virtual worker, and this allocation has {len(groups)}"
+            )
         num_stages, options = [len(group) for group in groups], self.options
         if options.minibatches_per_wave is not None:
             waves.check_given(options.minibatches_per_wave, num_stages, options.weights, options.accumulate)
@@ -316,10 +318,11 @@ class Jobs:
         shards = self.shards_on({node_of(stage.device) for worker in workers for stage in worker.stages})
         if shards and self.placement == "ed_local":
             return place_bytes(
-                self.costs.profile,
+                self.costs.original,
                 shards=shards,
                 placement="ed_local",
                 workers=[worker.stages for worker in workers],
+                frozen_layers=self.costs.frozen_layers,
             )
         return self.place_on(shards)
 
@@ -379,7 +382,8 @@ class Jobs:
     def _place_by_shards(self, shards: tuple[str, ...]) -> PlacedParameters:
         if not shards:
             return PlacedParameters((), (), self.costs.num_layers)
-        return place_bytes(self.costs.profile, shards=shards, placement=self.placement)
+        costs, placement = self.costs, self.placement
+        return place_bytes(costs.original, shards=shards, placement=placement, frozen_layers=costs.frozen_layers)
 
     def _relieve_network(self, groups: Groups, start: JobPlan) -> JobPlan:
         """The best combination if a network card is the bottleneck; at least as good as `start`."""

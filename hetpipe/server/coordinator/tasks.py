@@ -227,10 +227,10 @@ class JobTasks:
         data = data_of(run.job, model)
         names = [layer.name for layer in model.layers]
         costs = None if run.described is None else Costs(run.described.profile, run.described.cluster)
+        run = replace(run, plan=with_freeze_levels(run.plan, run.job, model.layers, start))
         check_script(run.job, run.plan, data, start, names, costs)
         check_script_memory(run, start)
         check_patterns(run.job.memory, names)
-        run = replace(run, plan=with_freeze_levels(run.plan, run.job, model.layers, start))
         freezing = freezing_of(run.job, run.plan)
         for sentence in () if freezing is None else lowered(freezing):
             _log.warning("fewer_layers_frozen", job=self._job_id, reason=sentence)
@@ -247,7 +247,7 @@ class JobTasks:
         return replace(self._submission, restore=restore, run_dir=rewind_folder(first, number), rewinds=number)
 
     def _place(self, run_dir: str) -> str:
-        """Where the checkpoints of a run's folder are."""
+        """The location of the checkpoints of a run's folder."""
         return place_of_run(run_dir, self._job.storage)
 
     def _next_rewind(self, first: Path) -> int:
