@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from hetpipe.checkpoint.export import read_checkpoint_state
 from hetpipe.checkpoint.manifest import checkpoint_dir
 from hetpipe.errors import UserError
+from hetpipe.observe.metrics import metrics_path
 from hetpipe.runs.replay import Replayed, replay_minibatch
 from hetpipe.values.ids import Clock
 from tests.models import dropout_batch_norm
@@ -46,6 +48,17 @@ def test_the_gradients_are_those_of_the_run(stages: int, tmp_path: Path) -> None
     assert after.keys() == dict(dropout_batch_norm().named_parameters()).keys()
     assert all(torch.equal(found[name], value) for name, value in after.items())
     assert any(not torch.equal(before[name], found[name]) for name in after)
+
+
+@pytest.mark.parametrize("vw", [0, 1])
+def test_the_losses_are_those_of_a_run_with_parameter_servers(vw: int, tmp_path: Path) -> None:
+    case = Case(model="dropout_batch_norm", data="data32", batch_size=4, epochs=1, wave=1, every_waves=2)
+    run(case, tmp_path, writes_metrics=True)
+    lines = map(json.loads, metrics_path(tmp_path, vw).read_text().splitlines())
+    by_wave = {line["p"]: line["loss"] for line in lines}
+    for p, clock in ((1, 0), (3, 2), (5, 4)):
+        replayed = replay(case, tmp_path, p, vw)
+        assert (replayed.clock, replayed.loss) == (clock, by_wave[p])
 
 
 def test_the_first_minibatch_needs_no_checkpoint(tmp_path: Path) -> None:
