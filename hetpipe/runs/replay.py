@@ -3,12 +3,15 @@
 A minibatch can be replayed if its weights are known: those of a barrier that has a checkpoint, or the first ones. These
 are the weights of the first minibatches after the barrier, as many as the weight policy lets compute without an own
 update, and of the first wave at most: a newer published clock needs the wave that the minibatch belongs to. The weights
-of all others exist only in the run, and are refused. A run that lost a virtual worker has dealt its samples otherwise
-than an undisturbed one; then the samples of a replay may be others.
+of all others exist only in the run, and are refused.
+
+The samples of a committed wave are those of the history: a run that lost a virtual worker has dealt them otherwise than
+an undisturbed one. Of other waves, or without a history, they are those of an undisturbed run.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +27,8 @@ from hetpipe.decide.sync.division import Block
 from hetpipe.decide.sync.segment import ScriptedChanges, first_progress, planned_segments
 from hetpipe.errors import CheckpointError, UserError
 from hetpipe.job.file import Job
+from hetpipe.observe.clock_curve import clock_shard_file
+from hetpipe.observe.segments import read_lines
 from hetpipe.pipeline.callables import MapDataset, build_model, build_train_data, epoch_order, load_loss
 from hetpipe.pipeline.chain import Layer, chain_of, freeze
 from hetpipe.pipeline.compute import StageCompute
@@ -204,7 +209,9 @@ def _barrier_of(
         plan: Plan = wire.from_json(Plan, (where / "plan.json").read_bytes())
         known = _with_known_weights(job, len(dataset), vw, len(plan.virtual_workers[vw].stages), progress, order_of)
         if known is not None:
-            found.append(_Barrier(progress, checkpoint, *known))
+            origin, planned, epoch = known
+            blocks = _committed(where, vw, progress.clock, job.batch_size, len(planned)) or planned
+            found.append(_Barrier(progress, checkpoint, origin, blocks, epoch))
     for barrier in found:
         if barrier.origin < p <= barrier.origin + len(barrier.blocks):
             return barrier
@@ -230,6 +237,19 @@ def _known(
         yield run_dir, restored_from, read_manifest(restored_from).progress
     else:
         yield run_dir, None, first_progress(job.data_spec(num_samples))
+
+
+def _committed(where: Path, vw: VirtualWorkerIndex, wave: int, batch_size: int, count: int) -> tuple[Block, ...]:
+    """The samples of the first `count` minibatches of a committed wave, by the history; empty if it has none."""
+    for line in read_lines(clock_shard_file(where)):
+        if b'"used"' not in line or not line.endswith(b"}\n"):  # torn by the end of its writer
+            continue
+        values = json.loads(line)
+        if (values["event"], values["vw"], values["wave"]) == ("used", vw, wave):
+            indices = values["indices"]
+            blocks = (tuple(indices[at * batch_size : (at + 1) * batch_size]) for at in range(count))
+            return tuple(block for block in blocks if block)
+    return ()
 
 
 def _with_known_weights(

@@ -61,6 +61,22 @@ def test_the_losses_are_those_of_a_run_with_parameter_servers(vw: int, tmp_path:
         assert (replayed.clock, replayed.loss) == (clock, by_wave[p])
 
 
+def test_the_samples_are_those_of_the_history(tmp_path: Path) -> None:
+    """As after the loss of a virtual worker, which has its samples dealt anew."""
+    case = Case(**ALONE, minibatches=3)
+    run(case, tmp_path)
+    path = tmp_path / "history" / "shard-0.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if line["event"] == "used" and line["wave"] == 2:
+            assert replay(case, tmp_path, 3).indices == tuple(line["indices"])
+            line["indices"] = [1, 2, 3, 4]
+    path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+    assert replay(case, tmp_path, 3).indices == (1, 2, 3, 4)
+    path.unlink()
+    assert replay(case, tmp_path, 3).indices != (1, 2, 3, 4)
+
+
 def test_the_first_minibatch_needs_no_checkpoint(tmp_path: Path) -> None:
     case = Case(**ALONE, minibatches=1)
     run(case, tmp_path)
