@@ -412,7 +412,7 @@ def _waves_of_the_script(
 
 
 def _members_of_the_script(sync: SyncSection, workers: WorkersSection, elastic: ElasticSection) -> Iterator[Problem]:
-    """Only shards keep the weights without one that leaves, and somebody must go on."""
+    """Dropped virtual workers require shards, which keep the weights, and one virtual worker must remain."""
     if elastic.members and not sync.traits.has_shards:
         yield Problem(
             ("elastic", "script"),

@@ -234,7 +234,7 @@ def _status_of_run(folder: RunFolder, shell: Shell) -> RunStatus:
 
 
 def job_status_of(record: RunRecord, shell: Shell) -> JobStatus | None:
-    """What the coordinator of a run says about its job; None if it has none, does not answer, or does not know it."""
+    """Query the coordinator of a run for its job; None if there is none, or it does not answer or know the job."""
     if not record.coordinator or not record.job_id:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The pages as HTML: what a user looks for first stands first.
+"""The pages as HTML, with the most wanted figures first.
 
 A page consists of parts, each a template in `report/templates/ui`; while a run trains, the server renders the parts
 again, and the browser replaces those that have changed. Templates escape all texts.
@@ -51,13 +51,13 @@ def tone_of(state: str) -> str:
 
 
 def is_over(brief: Brief) -> bool:
-    """Whether nothing about a run will change, so that its page need not follow it."""
+    """Whether a run is in a final state, so that its page need not be refreshed."""
     return brief.status.state not in {*_LIVE, UNKNOWN, NO_JOB}
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is."""
+    """Progress of a run."""
 
     samples: int | None
     """Committed; None if unknown."""
@@ -72,7 +72,7 @@ class Progress:
 
 
 def progress_of(brief: Brief) -> Progress:
-    """How far a run is, from its coordinator or its result."""
+    """The progress of a run, from its coordinator or its result."""
     table = _table(brief)
     if table is not None:
         return Progress(table.samples, table.total_samples, table.samples_per_second, table.eta_seconds)
@@ -458,7 +458,7 @@ def _plan_facts(seen: Seen) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that went wrong, or what was done about it."""
+    """A fault, or the reaction to one."""
 
     t: str
     tone: str

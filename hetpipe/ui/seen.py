@@ -1,7 +1,7 @@
-"""What the pages show of a run, read from its folder, and from its coordinator while it trains.
+"""The content of the pages: a run, read from its folder, and from its coordinator while it trains.
 
-Nothing is written. Files of a run that are missing, cut off or of another version count as not there: a page shows what
-can be read. Curves are read through their index (`observe.down_sampled`), and of a growing file only the new lines.
+Nothing is written. Missing or truncated files of a run, and those of another version, are treated as absent: a page
+shows the rest. Curves are read through their index (`observe.down_sampled`), and of a growing file only the new lines.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class LoggedEvent:
-    """Something that happened to a run, from its coordinator's log."""
+    """An event of a run, from its coordinator's log."""
 
     t: str
     """UTC, ISO 8601."""
@@ -107,7 +107,7 @@ class Brief:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A whole run."""
+    """The content of the page of a run."""
 
     brief: Brief
     attempts: Sequence[Attempt]
@@ -132,7 +132,7 @@ def runs_in(runs_dir: Path) -> dict[str, Path]:
 
 
 def ask(path: Path, shell: Shell) -> JobStatus | None:
-    """What the coordinator of the run says, if one may be there; takes as long as the coordinator."""
+    """Query the status at the coordinator of the run; None if it has none or does not answer. Blocks meanwhile."""
     folder = RunFolder(path)
     try:
         record = folder.read_record()
@@ -144,7 +144,7 @@ def ask(path: Path, shell: Shell) -> JobStatus | None:
 
 
 def brief_of(path: Path, job_status: JobStatus | None, shell: Shell) -> Brief | None:
-    """A run for the list; None if it is none, or is being created."""
+    """Read a run for the list; None if the folder is no run, or one that is being created."""
     folder = RunFolder(path)
     try:
         record, result = folder.read_record(), folder.read_result()
@@ -176,7 +176,7 @@ class OpenRun:
         self._events_end = 0
 
     def see(self, job_status: JobStatus | None, shell: Shell) -> Seen | None:
-        """Read the run; None if it is none, or is being created."""
+        """Read the run; None if the folder is no run, or one that is being created."""
         brief = brief_of(self.path, job_status, shell)
         if brief is None:
             return None

@@ -43,7 +43,7 @@ class MoveDecision:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What it is about; it is written once."""
+        """The subject of the line, which is written once per key."""
         return (self.do, self.vw, self.version)
 
     @staticmethod
@@ -79,13 +79,13 @@ class FreezeDecision:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What it is about; it is written once."""
+        """The subject of the line, which is written once per key."""
         return (self.do, self.at.clock, self.layers)
 
 
 @dataclass(frozen=True, slots=True)
 class MoveJudgement:
-    """What a move has gained, measured some waves after it."""
+    """The gain of a move, measured some waves after it."""
 
     do: Literal["judge"]
     vw: VirtualWorkerIndex
@@ -99,7 +99,7 @@ class MoveJudgement:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What it is about; it is written once."""
+        """The subject of the line, which is written once per key."""
         return (self.do, self.vw, self.version)
 
 

@@ -23,7 +23,7 @@ _HOW = "write --from hf:NAME for a model of Hugging Face's hub, hf:FOLDER for on
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a model of Hugging Face learns; the template of its data has the task's name."""
+    """The task of a Hugging Face model; the template of its data has the task's name."""
 
     auto_class: str
     """The class of transformers that loads such models."""

@@ -209,7 +209,7 @@ class _ScriptedRun:
     """The clock at which it ends."""
 
     def mistakes(self, line: ScriptLine) -> Iterator[str]:
-        """Why a line cannot be done; each message lacks the subject."""
+        """The reasons why a line cannot be applied; each lacks the subject."""
         workers = self.plan.virtual_workers
         if isinstance(line, WavesLine):
             yield from self._mistakes_of_waves(line)
@@ -244,7 +244,7 @@ class _ScriptedRun:
         reached[line.vw] = wave
 
     def _forbidden(self, vw: int, stages: Sequence[int]) -> Iterator[str]:
-        """Why the model cannot be cut there."""
+        """The reason why the model cannot be cut there."""
         if self.costs is not None:
             try:
                 check_borders(list(accumulate(stages))[:-1], self.costs, vw)
@@ -314,7 +314,7 @@ class _ScriptedRun:
 
 
 def cut_mistakes(layers: Sequence[int], worker: VirtualWorkerPlan) -> Iterator[str]:
-    """Why layers cannot move between the stages of a virtual worker; each message lacks the subject.
+    """The reasons why layers cannot move between the stages of a virtual worker; each lacks the subject.
 
     Args:
         layers: of each stage after the move, ≥ 1.

@@ -906,7 +906,7 @@ class DecisionLog:
             self._request_barrier(reason)
 
     def _change_plans(self, after: Clock, upto: Clock) -> None:
-        """Make the changes of plans decided for the barriers at the clocks after `after`, up to `upto`."""
+        """Apply the changes of plans decided for the barriers at the clocks after `after`, up to `upto`."""
         moves, self.moves = self.moves, {}
         for vw, move in sorted(moves.items()):
             member, known = self.members.get(vw), self.plans.get(vw)
@@ -920,14 +920,14 @@ class DecisionLog:
                 self._set_plan(change.vw, PlanVersion(plan.version + 1, change.bounds, plan.planned))
 
     def _count_minibatches(self, since: Clock, upto: Clock) -> None:
-        """Let the numbers of minibatches go on at the barrier at `upto`, where those of the waves before end."""
+        """Continue the numbering of minibatches at the barrier at `upto`, after the waves before it."""
         self.waves = {
             vw: replace(numbers, origin=numbers.origin + (upto - since) * numbers.minibatches_per_wave)
             for vw, numbers in self.waves.items()
         }
 
     def _change_waves(self, after: Clock, upto: Clock) -> None:
-        """Make the changes of N decided for the barriers at the clocks after `after`, up to `upto`."""
+        """Apply the changes of N decided for the barriers at the clocks after `after`, up to `upto`."""
         for change in self.config.wave_changes:
             if after < change.clock <= upto:
                 changed = {vw: WaveNumbers(change.of(vw), self._origin(vw, upto)) for vw in sorted(self.lives)}
