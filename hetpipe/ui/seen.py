@@ -18,6 +18,7 @@ from hetpipe.errors import HetpipeError
 from hetpipe.observe.clock_curve import ClockPoint, ClockReduction, clock_points, clock_shard_file
 from hetpipe.observe.down_sampled import FollowedCurve
 from hetpipe.observe.metrics import FollowedMetrics, TimedWave
+from hetpipe.runs.cuts import CutChange, cuts_of
 from hetpipe.runs.run_folder import RunFolder, RunRecord, RunResult
 from hetpipe.runs.shell import Shell
 from hetpipe.runs.status import RunStatus, is_running_here, job_status_of, status_from
@@ -75,9 +76,14 @@ class Attempt:
     start_samples: int
     num_samples: int | None
     """Of the training set."""
-    waves: Sequence[Sequence[TimedWave]]
-    """By virtual worker, in order."""
+    by_worker: Mapping[int, Sequence[TimedWave]]
+    """Virtual worker → its waves, in order."""
     commits: Sequence[ClockPoint]
+
+    @property
+    def waves(self) -> Sequence[Sequence[TimedWave]]:
+        """Those of each virtual worker that has some, in order."""
+        return list(self.by_worker.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +122,8 @@ class Seen:
     plan: Plan | None
     forecast: PlanDocument | None
     decisions: Sequence[DecisionLine]
+    cuts: Sequence[CutChange]
+    """Since its plan, in order."""
     events: Sequence[LoggedEvent]
     """Oldest first."""
     logs: Sequence[LogFile]
@@ -190,13 +198,15 @@ class OpenRun:
         except (OSError, HetpipeError):
             decisions = ()
         folders = run_folders(self.path)
+        attempts = tuple(map(self._attempt, folders))
         return Seen(
             brief=brief,
-            attempts=tuple(map(self._attempt, folders)),
+            attempts=attempts,
             evaluations=tuple(_evaluations(self.path / EVALUATIONS)),
             plan=_plan(folders[-1] / "plan.json"),
             forecast=forecast,
             decisions=decisions,
+            cuts=cuts_of(brief.job, decisions, attempts[-1].by_worker),
             events=tuple(self._logged()),
             logs=logs_of(self.path),
         )
@@ -208,7 +218,7 @@ class OpenRun:
         try:
             waves = metrics.read()
         except OSError:
-            waves = []
+            waves = {}
         try:
             commits = clock_points(clocks.points())
         except OSError:

@@ -84,6 +84,24 @@ class FreezeDecision:
 
 
 @dataclass(frozen=True, slots=True)
+class BarrierDecision:
+    """A barrier was set so that something could change, and nothing did. The first two are those of a script's line."""
+
+    at: DecisionMoment
+    do: Literal["barrier"]
+    by: Name
+    """What decided it: `norms`."""
+    reason: Sentence
+    wall: float
+    """When this was written, in seconds since 1970."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What it is about; it is written once."""
+        return (self.do, self.at.clock, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class MoveJudgement:
     """The gain of a move, measured some waves after it."""
 
@@ -103,4 +121,4 @@ class MoveJudgement:
         return (self.do, self.vw, self.version)
 
 
-DecisionLine = Annotated[MoveDecision | FreezeDecision | MoveJudgement, Field(discriminator="do")]
+DecisionLine = Annotated[MoveDecision | FreezeDecision | BarrierDecision | MoveJudgement, Field(discriminator="do")]

@@ -342,6 +342,13 @@ class DecisionLog:
         """Whether the last barrier of the run is published."""
         return self.published == self.segment.end and ends_run(self.segment.reasons)
 
+    def is_for_norms(self, segment: SegmentRecord) -> bool:
+        """Whether there is a barrier where a segment begins so that norms may decide there."""
+        freezing = self.config.freezing
+        every = None if freezing is None else freezing.every_waves
+        begins = segment.start == self.config.progress.clock
+        return every is not None and not begins and segment.start % every == 0 and not ends_run(segment.reasons)
+
     def take_used(self, record: CommitRecord) -> tuple[int, tuple[int, ...]]:
         """Take the epoch and the sample indices of a commit; may be called once."""
         return self._used.pop(record.index)
