@@ -76,3 +76,9 @@ def test_the_environment_is_activated_before_the_command_is_used() -> None:
     assert typed is not None
     assert "\nsource .venv/bin/activate" in commands[: typed.start()]
     assert "source $(BIN)/activate" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def test_no_module_hides_a_public_name() -> None:
+    """An imported module `hetpipe.check` would replace the function."""
+    paths = [ROOT / "hetpipe" / name for name in hetpipe.__all__]
+    assert not [path for path in paths if path.is_dir() or path.with_suffix(".py").exists()]

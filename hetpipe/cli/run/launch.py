@@ -109,10 +109,24 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
         ) as supervisor:
             address = supervisor.start()
             shell = replace(shell, tls=tls.folder(Role.OPERATOR, "launch"))
-            again = shlex.join(["hetpipe", "launch", "--hosts", options.hosts])
-            return follow(replace(request, coordinator=address, resumed_by=again), folder, output, shell)
+            request = replace(request, coordinator=address, resumed_by=resuming_command(options))
+            return follow(request, folder, output, shell)
     finally:
         shutil.rmtree(folder.path / _CERTIFICATES, ignore_errors=True)  # of no further use
+
+
+def resuming_command(options: Options) -> str:
+    """The command with what is about the hosts, to resume a run on them.
+
+    >>> resuming_command(Options(hosts="a,b:2", ssh="ssh -p 23"))
+    "hetpipe launch --hosts a,b:2 --ssh 'ssh -p 23'"
+    """
+    default = Options(hosts=options.hosts)
+    words = ["hetpipe", "launch", "--hosts", options.hosts]
+    for name in ("advertise", "ssh", "python"):
+        if getattr(options, name) != getattr(default, name):
+            words += [f"--{name}", getattr(options, name)]
+    return shlex.join([*words, *(["--insecure"] if options.insecure else [])])
 
 
 def _programs(programs: Programs, name: str, request: RunRequest, folder: RunFolder, tls: _NoTls) -> Programs:
