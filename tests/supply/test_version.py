@@ -25,7 +25,6 @@ def test_another_version_would_be_noticed_in_each_kind_of_file() -> None:
         "Dockerfile",
         "docker-compose.yml",
         "k8s/base/kustomization.yaml",
-        "README.md",
         "docs/docker.md",
     } <= files
 
