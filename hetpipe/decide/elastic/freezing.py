@@ -14,6 +14,9 @@ from hetpipe.values.plan import LayerReport, Plan
 from hetpipe.values.profile import Profile
 from hetpipe.values.sync import Progress
 
+#: Modules named in a sentence.
+_MOST_NAMED = 5
+
 
 def freeze_levels(layers: Sequence[LayerReport], *, ignores_ties: bool) -> tuple[int, ...]:
     """`Freezing.levels` of a model.
@@ -85,6 +88,26 @@ def lowered(freezing: Freezing) -> tuple[str, ...]:
     )
 
 
+def kept_statistics(freezing: Freezing, job: Job, layers: Sequence[LayerReport]) -> str:
+    """Sentence about BatchNorm in layers that may freeze in evaluation mode; empty if there is none."""
+    most = max([change.frozen for change in freezing.changes], default=0)
+    if freezing.alpha is not None:
+        most = len(freezing.levels) - 1
+    frozen = layers[: freezing.levels[freezing.allowed(most)]] if job.freeze.mode == "eval" else ()
+    names = [spec.name.rpartition(".")[0] for layer in frozen for spec in layer.buffers if _is_statistics(spec.name)]
+    if not names:
+        return ""
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return (
+        f"BatchNorm in layers that freeze ({', '.join(names[:_MOST_NAMED])}{more}) uses its running statistics from "
+        "there on, and changes them no more; `freeze.mode: train` lets it use those of minibatches, as before"
+    )
+
+
+def _is_statistics(buffer: str) -> bool:
+    return buffer.rpartition(".")[2] == "running_mean"
+
+
 def freezing_of(job: Job, plan: Plan) -> Freezing | None:
     """The rule by which the layers of a job freeze; None if none do."""
     if not plan.freeze_levels:
@@ -93,7 +116,7 @@ def freezing_of(job: Job, plan: Plan) -> Freezing | None:
     at_epochs = [FreezeChange(point.layers, epoch=point.epoch) for point in job.freeze.schedule]
     at_clocks = [FreezeChange(line.layers, clock=Clock(line.at.clock)) for line in job.elastic.freezes]
     changes = (*at_start, *at_epochs, *at_clocks)
-    return Freezing(plan.freeze_levels, changes, job.freeze.alpha, job.freeze.waves)
+    return Freezing(plan.freeze_levels, changes, job.freeze.alpha, job.freeze.waves, plan.freeze_cuts)
 
 
 def _mistakes(job: Job, layers: Sequence[LayerReport], start: Progress) -> Iterator[str]:
