@@ -33,6 +33,7 @@ from hetpipe.model.graph import (
     weights_kept_together,
     work_until,
 )
+from hetpipe.model.packed import unpack
 from hetpipe.model.recording import Recorded, record
 from hetpipe.model.structure import Attributes, Leaf, Several, Skeleton, tensors_in
 from hetpipe.model.user_errors import forward_failure, is_out_of_memory
@@ -62,9 +63,9 @@ class Signature:
     """True: `model(**batch)`; False: `model(*inputs)`."""
 
     def call(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Any:
-        """Call the model with one minibatch."""
+        """Call the model with one minibatch, whose packed entries are unpacked."""
         if self.is_mapping:
-            return model(**{key: tensors[key] for key in self.keys})
+            return model(**{key: unpack(tensors[key]) for key in self.keys})
         return model(*(tensors[key] for key in self.keys))
 
 

@@ -202,7 +202,7 @@ def work_of(subject: Subject) -> ModelWork:
 
     parameters = [layer.module.get_parameter(local) for layer in subject.chain for local in layer.parameters]
     return model_work(
-        subject.batch.inputs,
+        subject.batch.num_samples,
         compute_loss,
         parameters,
         tokens_per_sample=tokens_per_sample(subject),
