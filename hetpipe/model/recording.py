@@ -30,7 +30,7 @@ from hetpipe.model.calls import (
     has_own_call,
     looks_into,
     name_of,
-    only_validates,
+    user_frame,
     version_of,
 )
 from hetpipe.model.graph import (
@@ -50,6 +50,7 @@ from hetpipe.model.graph import (
     Step,
     Value,
 )
+from hetpipe.model.rejections import only_rejects
 from hetpipe.model.sizes import NUMBERED_BY_SIZE, READS_SIZE, SizeWatch, keeps_size
 from hetpipe.model.structure import (
     OF_EVERY_MODULE,
@@ -607,7 +608,7 @@ class _Recorder(Interception):
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
                 note.outputs.append(-1)
-                if note.opens is None and note.key and not only_validates(calling_frame()):
+                if note.opens is None and note.key and not only_rejects(user_frame(calling_frame())):
                     self._close(note.frame, DECIDES)
                 continue
             if id(leaf) in self._parameters or id(leaf) in self._frozen:

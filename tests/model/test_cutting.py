@@ -426,6 +426,39 @@ def test_the_validation_of_a_distribution_forbids_no_cut() -> None:
     assert assert_cut_anywhere(subject, made) > 6
 
 
+class Rejecting(nn.Module):
+    """Raises where values are not finite, in several ways of writing it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, value: Tensor, scale: float | None = None) -> Tensor:
+        value = self.first(value)
+        if scale is None and (torch.isnan(value).any() or torch.isinf(value).any()):
+            where = torch.isnan(value).nonzero()
+            raise ValueError(f"not a number at {where}")
+        value = self.second(value)
+        assert value.abs().max().item() < LARGE, "too large"
+        torch._assert((value < LARGE).all(), "too large")  # as torchvision does
+        if not value.isfinite().all():
+            raise ValueError("not finite")
+        if float(value.detach().sum()) > LARGE:
+            raise ValueError("too large")
+        result: Tensor = self.third(value)
+        return result
+
+
+LARGE = 1e6
+
+
+def test_conditions_that_only_raise_forbid_no_cut() -> None:
+    made = (torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0)),)
+    subject = Subject(Rejecting, made, loss=lambda output: output.square().mean())
+    assert not differences(subject.uncut(made), subject.watched(made))
+    assert assert_cut_anywhere(subject, made) > 9
+
+
 class Scaled(torch.autograd.Function):
     """A gradient of its own, and several functions inside."""
 
