@@ -193,6 +193,29 @@ def switching(data: str, stages: int) -> Job:
     return job_of("Switching", stages=stages, **changes)
 
 
+class Replacing(Plain):
+    """Becomes another one in its first forward, as BigBird does with short sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixed: nn.Module = nn.Bilinear(WIDTH, WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        value = super().forward(value)
+        if isinstance(self.mixed, nn.Bilinear):
+            self.mixed = nn.Linear(WIDTH, WIDTH)
+        result: Tensor = self.mixed(value)
+        return result
+
+
+class Unrepeatable(Plain):
+    """Seeds torch from the clock, as Reformer does."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        torch.seed()
+        return nn.functional.dropout(super().forward(value))
+
+
 class Lossless(Plain):
     """As Hugging Face's models are without labels."""
 
@@ -408,6 +431,21 @@ def test_a_model_that_raises_in_a_later_minibatch_only(stages: int, tmp_path: Pa
                 job=job_of("FailingLater", stages=stages), run_dir=tmp_path, import_path=ROOT, stall_seconds=60.0
             )
         )
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (
+            "Replacing",
+            r"^model: its forward replaces mixed \(Bilinear\) by another module, .* run the model once on a ",
+        ),
+        ("Unrepeatable", r"^model: on one minibatch under one seed, two instances of it give the losses .*seed\(\)"),
+    ],
+)
+def test_a_model_whose_forward_nobody_can_repeat(model: str, told: str) -> None:
+    with pytest.raises(CallableError, match=told):
+        prove_subject(subject_of(model), ROOT, SYSTEM_CLOCK)
 
 
 def test_a_model_that_raises_in_its_second_forward_is_refused_before_training() -> None:

@@ -440,7 +440,7 @@ class Rejecting(nn.Module):
             raise ValueError(f"not a number at {where}")
         value = self.second(value)
         assert value.abs().max().item() < LARGE, "too large"
-        torch._assert((value < LARGE).all(), "too large")  # as torchvision does
+        torch._assert((value < LARGE).all(), "too large")  # type: ignore[no-untyped-call]  # torchvision does
         if not value.isfinite().all():
             raise ValueError("not finite")
         if float(value.detach().sum()) > LARGE:
