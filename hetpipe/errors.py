@@ -235,3 +235,7 @@ class NobodyLeads(HetpipeError):
 
 class JobFailed(HetpipeError):
     """A run ended before completion; the message is one sentence with the failed process and the cause."""
+
+
+class ScriptFailed(JobFailed):
+    """A line of the job's script of changes cannot be done; the message names it. The run ends at a barrier."""

@@ -17,14 +17,15 @@ import pytest
 import structlog
 import torch
 import typer.testing
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests import pairwise
 
 #: Property tests draw the same cases each time, so that a change fails by its own fault alone. `make fresh-cases` draws
-#: others; what these find becomes an `@example`.
-settings.register_profile("repeatable", derandomize=True)
-settings.register_profile("fresh", derandomize=False)
+#: others; what these find becomes an `@example`. None of them fails by the time that it takes: the machine may be busy.
+_UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("repeatable", _UNTIMED, derandomize=True)
+settings.register_profile("fresh", _UNTIMED, derandomize=False)
 settings.load_profile("repeatable")
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from hetpipe.compare.record import TrialRecord, TrialState
 from hetpipe.compare.statistics import Spread, spread_of
 from hetpipe.job.file import Job
-from hetpipe.report.quantities import bytes_text, significant
 from hetpipe.report.text import LOSS, count, loss_first, measure, rate
 from hetpipe.runs.result import TrainResult
 from hetpipe.values.ids import VirtualWorkerIndex
 from hetpipe.values.policies import WeightPolicy
+from hetpipe.values.quantities import bytes_text, significant
 from hetpipe.values.suggest import join_names
 from hetpipe.values.wire import plain
 

@@ -15,6 +15,7 @@ from hetpipe.deploy.yaml_text import to_yaml
 from hetpipe.errors import UserError
 from hetpipe.job.file import Job
 from hetpipe.job.model import normalised
+from hetpipe.values.quantities import bytes_text
 
 #: The file read by Kustomize.
 KUSTOMIZATION = "kustomization.yaml"
@@ -122,8 +123,8 @@ def overlay_files(overlay: Overlay) -> dict[str, str]:
     size = sum(len(content.encode()) for content in carried.values())
     if size > MOST_JOB_BYTES:
         raise UserError(
-            f"the job's files have {size} bytes, the limit of a ConfigMap is {MOST_JOB_BYTES}; put the code into an "
-            "image of your own and name it with --image"
+            f"the job's files have {bytes_text(size, round_up=True)}, the limit of a ConfigMap is "
+            f"{bytes_text(MOST_JOB_BYTES)}; put the code into an image of your own and name it with --image"
         )
     files = {f"job/{path}": content for path, content in carried.items()}
     files[KUSTOMIZATION] = _yaml(_kustomization(overlay, carried))

@@ -443,15 +443,6 @@ def _memory_between_barriers(weights: WeightPolicy, elastic: ElasticSection) -> 
             )
 
 
-def _script_on_real_times(cluster: ClusterSection, elastic: ElasticSection) -> Iterator[Problem]:
-    if cluster.emulate and elastic.script:
-        yield Problem(
-            ("elastic", "script"),
-            "cannot be combined with `cluster.emulate`, whose stage times are fixed for the run; remove one of them, "
-            "or emulate slower devices with `cluster.devices`",
-        )
-
-
 def _kind(message: str) -> Problem:
     return Problem(("sync", "kind"), message)
 
@@ -482,5 +473,4 @@ _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
     _members_of_the_script,
     _one_decides_what_freezes,
     _memory_between_barriers,
-    _script_on_real_times,
 )

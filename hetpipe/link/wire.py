@@ -25,6 +25,7 @@ from hetpipe.errors import MalformedFrame, PlanError, ResourceExhausted
 from hetpipe.link.policy import MAX_RANK, MAX_TENSORS, Frame, FrameKind, LinkLimits
 from hetpipe.values.plan import DTYPE_BYTES
 from hetpipe.values.precision import LARGEST_SCALE_EXPONENT
+from hetpipe.values.quantities import bytes_text
 
 #: Size of the receive buffer that is kept posted. Large enough for every header, small enough that copying a tensor
 #: through it costs less than the round trip of a separate message.
@@ -113,7 +114,9 @@ def portable(tensors: Sequence[torch.Tensor | None], limits: LinkLimits) -> tupl
             raise PlanError(f"tensor {index} that crosses a cut has {tensor.dim()} dimensions; at most {MAX_RANK}")
         num_bytes += tensor.numel() * tensor.itemsize
     if num_bytes > limits.frame_bytes:
-        raise ResourceExhausted(f"a frame of {num_bytes} bytes exceeds the limit of {limits.frame_bytes} bytes")
+        raise ResourceExhausted(
+            f"a frame of {bytes_text(num_bytes, round_up=True)} exceeds the limit of {bytes_text(limits.frame_bytes)}"
+        )
     return tuple(None if tensor is None else _portable(tensor) for tensor in tensors)
 
 
@@ -216,7 +219,7 @@ def _decode_tensors(message: memoryview, num_tensors: int, limits: LinkLimits) -
         # An empty tensor may have other sizes that overflow its strides, so empty sizes count as 1 here.
         if min(shape, default=0) < 0 or math.prod(size or 1 for size in shape) * dtype.itemsize > limits.frame_bytes:
             raise MalformedFrame(
-                f"a frame announces a {dtype} tensor of shape {shape}; at most {limits.frame_bytes} bytes"
+                f"a frame announces a {dtype} tensor of shape {shape}; at most {bytes_text(limits.frame_bytes)}"
             )
         parsed.append((dtype, shape, bool(in_first)))
     return _place(parsed, position, len(message), limits)
@@ -238,7 +241,9 @@ def _place(
         num_bytes = tensor.num_bytes
         total += num_bytes
         if total > limits.frame_bytes:
-            raise MalformedFrame(f"a frame announces over {total} bytes; the limit is {limits.frame_bytes}")
+            raise MalformedFrame(
+                f"a frame announces over {bytes_text(total)}; the limit is {bytes_text(limits.frame_bytes)}"
+            )
         if in_first and num_bytes:
             end = start + num_bytes
             if end > length:

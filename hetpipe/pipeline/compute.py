@@ -8,6 +8,7 @@ differ in their strides, the latter is used only where necessary.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -41,6 +42,7 @@ from hetpipe.pipeline.saved_tensors import keep
 from hetpipe.pipeline.seeds import evaluation_layer_seed, layer_seed, seed_generators
 from hetpipe.pipeline.swapping import SwappedTensors
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
+from hetpipe.values.memory import LayerPolicy, runs_of
 from hetpipe.values.run import DeviceConfig, RatioSums, StageEmulation
 
 #: Start of a backward: an edge of the graph and its gradient, None for a scalar loss.
@@ -160,17 +162,25 @@ class Emulator:
         self._emulation = emulation
         self._profiled_seconds: dict[Kind, float] = {}
 
-    def cover(self, first_layer: int, last_layer: int, *, frozen: int = 0) -> None:
+    def cover(
+        self, first_layer: int, last_layer: int, *, frozen: int = 0, policies: Sequence[LayerPolicy] = ()
+    ) -> None:
         """Emulate the device's time for layers [first_layer, last_layer), where a profile states it.
 
-        The first `frozen` layers of the chain have no backward.
+        Args:
+            first_layer, last_layer: of the stage.
+            frozen: the first layers of the chain, which have no backward.
+            policies: memory policy of each layer of the stage; empty: all are kept.
         """
-        if self._emulation is not None:
-            trained = min(max(first_layer, frozen), last_layer)
-            self._profiled_seconds = {
-                Kind.FORWARD: self._emulation.forward_of(first_layer, last_layer),
-                Kind.BACKWARD: self._emulation.backward_of(trained, last_layer),
-            }
+        if self._emulation is None:
+            return
+        trained = min(max(first_layer, frozen), last_layer)
+        recomputed = [first_layer + index for run in runs_of(policies) for index in range(*run)]
+        again = math.fsum(self._emulation.forward_seconds[layer] for layer in recomputed if layer >= trained)
+        self._profiled_seconds = {
+            Kind.FORWARD: self._emulation.forward_of(first_layer, last_layer),
+            Kind.BACKWARD: self._emulation.backward_of(trained, last_layer) + again,
+        }
 
     def stretch(self, kind: Kind, started: float) -> None:
         """Sleep for the remaining emulated time of a computation that started at `started` (monotonic seconds)."""

@@ -8,7 +8,8 @@ frozen there (freezing.md), a stage is built in the same way, with or without la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from hetpipe import failpoints
 from hetpipe.decide.elastic.moving import Crossing, crossing
 from hetpipe.decide.sync.records import SegmentMember, SegmentRecord
+from hetpipe.errors import HetpipeError, ScriptFailed, Unavailable
 from hetpipe.link.policy import Frame, FrameKind, Link
 from hetpipe.observe.log import get_logger
 from hetpipe.observe.timeline import Activity
@@ -56,11 +58,20 @@ BuildStage = Callable[[tuple[int, ...], int], BuiltStage]
 class LayerMover:
     """Moves layers to and from one stage."""
 
-    def __init__(self, parts: StageParts, inbox: Inbox, waiter: Waiter, build: BuildStage | None) -> None:
+    def __init__(
+        self,
+        parts: StageParts,
+        inbox: Inbox,
+        waiter: Waiter,
+        build: BuildStage | None,
+        line_at: Callable[[Clock], str],
+    ) -> None:
+        """Move with `build`; `line_at` names the line of the script that has it built anew; empty: there is none."""
         self._parts = parts
         self._inbox = inbox
         self._waiter = waiter
         self._build = build
+        self._line_at = line_at
 
     def move(self, segment: SegmentRecord, member: SegmentMember) -> None:
         """Adopt the plan version of `member` and the frozen layers with which `segment` begins.
@@ -69,6 +80,7 @@ class LayerMover:
 
         Raises:
             LinkClosed, DeadlineExceeded: the connection to a neighbour that sends layers was lost.
+            ScriptFailed: the stage cannot be built as the script demands; without a script whatever prevents it.
         """
         parts, clock = self._parts, segment.start
         before, stage = parts.bounds, parts.identity.stage
@@ -81,13 +93,13 @@ class LayerMover:
         assert self._build is not None, "a stage of a run whose plans change knows how it is built"
         started = parts.clock.monotonic()
         failpoints.reach("repartition.record_read")
-        with parts.timeline.span(Activity.MOVE, clock=clock):
+        with parts.timeline.span(Activity.MOVE, clock=clock), self._failures_named(clock):
             states = self._exchanged(self._own_states(), after, clock)
             failpoints.reach("repartition.layers_half_moved")
             with parts.guard:
                 built = self._build(after, segment.frozen_layers)
             self._adopt(built, states, clock)
-            parts.emulator.cover(*own, frozen=segment.frozen_layers)
+            parts.emulator.cover(*own, frozen=segment.frozen_layers, policies=parts.compute.memory.policies)
         parts.bounds = after
         failpoints.reach("repartition.stage_built")
         _log.info(
@@ -99,6 +111,22 @@ class LayerMover:
             frozen=list(range(own[0], min(max(own[0], segment.frozen_layers), own[1]))),
             seconds=round(parts.clock.monotonic() - started, 3),
         )
+
+    @contextmanager
+    def _failures_named(self, clock: Clock) -> Iterator[None]:
+        """Name the line of the script that cannot be done."""
+        try:
+            yield
+        except Unavailable:
+            raise
+        except Exception as error:
+            line = self._line_at(clock)
+            if not line:
+                raise
+            what = str(error) if isinstance(error, HetpipeError) else f"{type(error).__name__}: {error}"
+            raise ScriptFailed(
+                f"{line}, but {self._parts.identity} cannot: {what}; change the line, or remove it"
+            ) from error
 
     # -- states of layers --------------------------------------------------------------------------------------------
 

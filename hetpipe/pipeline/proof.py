@@ -38,6 +38,7 @@ from hetpipe.pipeline.seeds import (
 )
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 from hetpipe.values.precision import Precision
+from hetpipe.values.quantities import bytes_text
 
 #: Samples in the proof's minibatch; some user code needs whole minibatches, and gets them.
 PROVEN_SAMPLES = 4
@@ -976,6 +977,6 @@ def _memory_failures(chain: Sequence[Layer]) -> Iterator[None]:
         num_bytes = sum(tensor.nbytes for layer in chain for tensor in layer.module.parameters())
         raise CallableError(
             f"model: the proof before training does not fit into this host's memory: it needs about five times the "
-            f"{num_bytes / 1e9:.1f} GB of the weights, and the activations of {PROVEN_SAMPLES} samples twice; inspect "
+            f"{bytes_text(num_bytes)} of the weights, and the activations of {PROVEN_SAMPLES} samples twice; inspect "
             "the job on a node with more memory, or free some there"
         ) from error

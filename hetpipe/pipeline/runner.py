@@ -8,6 +8,7 @@ It ends at the barrier that ends the run, or at the one at which its virtual wor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from hetpipe.decide.sync.division import Block
@@ -34,8 +35,21 @@ from hetpipe.weights.flat import FlatBuffer
 class StageRunner:
     """Runs one stage from its entry to the end of the run, on the calling thread."""
 
-    def __init__(self, parts: StageParts, inbox: Inbox, build: BuildStage | None = None) -> None:
-        """Run with `parts`; `build` builds the stage by another cut, None: there is only one."""
+    def __init__(
+        self,
+        parts: StageParts,
+        inbox: Inbox,
+        build: BuildStage | None = None,
+        line_at: Callable[[Clock], str] = lambda _clock: "",
+    ) -> None:
+        """Run with `parts`.
+
+        Args:
+            parts: of the stage.
+            inbox: its frames and records.
+            build: builds the stage by another cut; None: there is only one.
+            line_at: the line of the script by which it is built at a clock, for messages; empty: none.
+        """
         self._parts = parts
         self._inbox = inbox
         self._waiter = Waiter(
@@ -58,7 +72,7 @@ class StageRunner:
         )
         self._entry = Entry(parts, inbox, self._waiter)
         self._barrier_work = BarrierWork(parts, inbox, self._waiter)
-        self._mover = LayerMover(parts, inbox, self._waiter, build)
+        self._mover = LayerMover(parts, inbox, self._waiter, build, line_at)
 
     @property
     def peak_buffers(self) -> int:

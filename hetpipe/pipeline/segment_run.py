@@ -323,12 +323,12 @@ class SegmentRun:
         own = p + parts.shift
         policies = parts.compute.memory.begin_wave(own, self._gate.wave_of(p))
         if policies is not None:
+            first = parts.layers[0].index
+            parts.emulator.cover(first, first + len(policies), frozen=parts.frozen_layers, policies=policies)
             parts.history.memory(
                 vw=identity.vw, incarnation=identity.incarnation, stage=identity.stage, p=own, policies=policies
             )
-            _log.info(
-                "memory_policies", minibatch=own, policies=policies_text(policies, parts.layers[0].index) or "keep"
-            )
+            _log.info("memory_policies", minibatch=own, policies=policies_text(policies, first) or "keep")
 
     def _compute_forward(self, p: Minibatch, version: Version, values: Values) -> Values:
         """Read this stage's data of minibatch `p`, run its layers, and on the last stage the loss."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from hetpipe.report.quantities import significant
+from hetpipe.values.quantities import significant
 
 #: A logarithmic scale where the values of a positive quantity span so much.
 _LOG_FROM = 8.0

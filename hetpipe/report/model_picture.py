@@ -16,8 +16,8 @@ from markupsafe import Markup
 
 from hetpipe.decide.planner.borders import place_text
 from hetpipe.report.page import render
-from hetpipe.report.quantities import bytes_text
 from hetpipe.values.profile import AliveValue, ForbiddenCut, LayerProfile
+from hetpipe.values.quantities import bytes_text
 
 #: Pixels.
 _BOX_HEIGHT = 24

@@ -16,8 +16,8 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from hetpipe.report.quantities import bytes_text, time_text
 from hetpipe.report.text import percent, rate
+from hetpipe.values.quantities import bytes_text, time_text
 
 _PACKAGE, _FOLDER = "hetpipe.report", "templates"
 

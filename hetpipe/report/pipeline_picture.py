@@ -18,7 +18,7 @@ from markupsafe import Markup
 from hetpipe.decide.planner.costs import TICKS_PER_MS
 from hetpipe.decide.simulator.result import ActivityKind, SimulatedActivity
 from hetpipe.report.page import render
-from hetpipe.report.quantities import time_text
+from hetpipe.values.quantities import time_text
 
 #: Pixels. A row has its label, its boxes, then its pushes and pulls; the label is repeated for scrolling.
 _MARGIN = 6

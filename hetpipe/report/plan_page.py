@@ -20,8 +20,8 @@ from hetpipe.report.page import render_page, resource
 from hetpipe.report.pipeline_picture import LEGEND, PictureRow, draw_pipeline
 from hetpipe.report.plan_reasons import Reasons
 from hetpipe.report.plan_view import PlanFacts, PlanView, SpeedView, StageView, view_of
-from hetpipe.report.quantities import bytes_text, of_bytes_text, time_text
 from hetpipe.report.text import count, rate
+from hetpipe.values.quantities import bytes_text, of_bytes_text, time_text
 
 #: Limits of the picture: minibatches of each virtual worker, in whole waves, and rows.
 _SHOWN_MINIBATCHES = 32

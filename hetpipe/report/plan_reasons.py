@@ -16,11 +16,11 @@ from hetpipe.decide.planner.own_waves import rate_of_own_waves
 from hetpipe.decide.planner.round_trip import round_trip
 from hetpipe.decide.simulator.plan import SimulatedStage
 from hetpipe.report.plan_view import SAME, PlanFacts, view_of
-from hetpipe.report.quantities import bytes_text, time_text
 from hetpipe.report.text import count, rate
 from hetpipe.values.cluster import LinkSpec, node_of
 from hetpipe.values.plan_document import Alternative, PlanDocument, PlannedBorder
 from hetpipe.values.profile import AliveValue
+from hetpipe.values.quantities import bytes_text, time_text
 
 #: Relative difference up to which closed form and simulation are considered equal.
 _CLOSE = 0.02

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from hetpipe.report.plan_reasons import Reasons
 from hetpipe.report.plan_view import PipelineView, PlanView, SpeedView, StageView
-from hetpipe.report.quantities import of_bytes_text, time_text
 from hetpipe.report.text import count, percent, rate
+from hetpipe.values.quantities import of_bytes_text, time_text
 
 #: Minimum width for one line per stage; below it, a second line has the layers and the rest.
 _WIDE_COLUMNS = 104

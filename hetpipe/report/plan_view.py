@@ -16,7 +16,6 @@ from hetpipe.decide.planner.waves import MOST_MINIBATCHES
 from hetpipe.decide.simulator.documents import schedule_in, simulated_plan
 from hetpipe.decide.simulator.plan import SimulatedPlan
 from hetpipe.decide.simulator.traffic import Traffic, flows_of
-from hetpipe.report.quantities import bytes_text
 from hetpipe.report.text import count, percent, rate
 from hetpipe.values.ids import DeviceId
 from hetpipe.values.memory import policies_text
@@ -28,6 +27,7 @@ from hetpipe.values.plan_document import (
     PlannedWorker,
     Predicted,
 )
+from hetpipe.values.quantities import bytes_text
 
 ALL_REDUCE = "allreduce"
 SINGLE = "single:"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from hetpipe.report.quantities import bytes_text, of_bytes_text
 from hetpipe.report.text import count, duration, loss_first, measure, pairs, percent, rate
 from hetpipe.values.events import (
     Evaluated,
@@ -18,6 +17,7 @@ from hetpipe.values.events import (
 )
 from hetpipe.values.life_state import WORKING, LifeState
 from hetpipe.values.memory import policies_text
+from hetpipe.values.quantities import bytes_text, of_bytes_text
 
 #: States, for people.
 STATE_TEXTS: dict[JobState, str] = {

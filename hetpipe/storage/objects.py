@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.durable import replacing
 from hetpipe.observe.log import get_logger
+from hetpipe.values.quantities import bytes_text
 from hetpipe.values.storage_url import SCHEMES, checked_url, file_path
 
 if TYPE_CHECKING:
@@ -174,7 +175,9 @@ class ObjectStore:
 
         data = self._tried("read", key, work, seconds)
         if len(data) > max_bytes:
-            raise StorageError(f"{self.url}/{key} has more than {max_bytes} bytes, so it is not what belongs there")
+            raise StorageError(
+                f"{self.url}/{key} has more than {bytes_text(max_bytes)}, so it is not what belongs there"
+            )
         return data
 
     def get_file(self, key: str, path: Path, *, seconds: float = LARGE_SECONDS) -> None:

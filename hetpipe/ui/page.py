@@ -20,7 +20,6 @@ from hetpipe.report.charts import chart_scripts, chart_styles, figure_of
 from hetpipe.report.conditions import condition_lines, condition_text
 from hetpipe.report.page import render, render_page, resource
 from hetpipe.report.progress import distance_text, loss_text, slow_text
-from hetpipe.report.quantities import bytes_text
 from hetpipe.report.text import LOSS, count, duration, loss_first, measure, percent, rate
 from hetpipe.runs.status import DIED, ENDING, NO_JOB, STARTING, UNKNOWN
 from hetpipe.ui.curves import bound_of, charts_of, clock_chart, compared
@@ -28,6 +27,7 @@ from hetpipe.ui.seen import Brief, LogFile, LoggedEvent, Seen
 from hetpipe.values.decisions import FreezeDecision, MoveDecision, MoveJudgement
 from hetpipe.values.document import dotted
 from hetpipe.values.events import ConditionCleared, ConditionRaised, JobState, ProgressTable
+from hetpipe.values.quantities import bytes_text
 from hetpipe.values.sync import layer_counts
 
 #: Parts of the page of a run, in order.

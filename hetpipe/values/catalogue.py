@@ -12,7 +12,8 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from hetpipe.values.catalogue_table import GIB, TABLE, CatalogueEntry, DeviceLink
+from hetpipe.values.catalogue_table import TABLE, CatalogueEntry, DeviceLink
+from hetpipe.values.quantities import bytes_text
 from hetpipe.values.suggest import closest
 
 __all__ = ["CATALOGUE", "CatalogueEntry", "DeviceLink", "catalogue_hint", "memory_text", "type_of_device_name"]
@@ -89,6 +90,6 @@ def memory_text(memory_bytes: int) -> str:
     """Format a memory size for messages.
 
     >>> memory_text(25769803776), memory_text(24_000_000_000)
-    ('25769803776 (24 GiB)', '24000000000 (22.35 GiB)')
+    ('25769803776 (24 GiB)', '24000000000 (22.4 GiB)')
     """
-    return f"{memory_bytes} ({round(memory_bytes / GIB, 2):g} GiB)"
+    return f"{memory_bytes} ({bytes_text(memory_bytes)})"

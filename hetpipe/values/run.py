@@ -57,7 +57,7 @@ class StageEmulation:
     has; the real computation must be faster.
     """
     backward_seconds: tuple[float, ...]
-    """Duration of its backward through each of them, including the forward again where the plan recomputes."""
+    """Duration of its backward through each of them, without the forward again where they are recomputed."""
     upstream: LinkTime | None = None
     """The link to the previous stage; None: not emulated."""
     downstream: LinkTime | None = None

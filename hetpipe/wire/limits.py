@@ -28,6 +28,7 @@ from typing import Generic, TypeVar
 
 from hetpipe.errors import Busy, DeadlineExceeded
 from hetpipe.values.identity import Role
+from hetpipe.values.quantities import bytes_text
 
 KeyT = TypeVar("KeyT")
 
@@ -137,8 +138,8 @@ class Admission:
             ):
                 if limit is not None and under_way and under_way + num_bytes > limit:
                     raise Busy(
-                        f"{under_way} bytes from {whose} are in flight, and {num_bytes} more would exceed the "
-                        f"limit of {limit}; retry later"
+                        f"{bytes_text(under_way)} from {whose} are in flight, and {bytes_text(num_bytes)} more would "
+                        f"exceed the limit of {bytes_text(limit)}; retry later"
                     )
             self._bytes[peer] += num_bytes
         try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import grpc
 
 from hetpipe.errors import MalformedChunk, ProtocolViolation, ResourceExhausted
+from hetpipe.values.quantities import bytes_text
 from hetpipe.wire.call import Call, Download, ReplyT, RequestT, Streaming, Unary, Upload
 from hetpipe.wire.calls import CALLS
 from hetpipe.wire.codec import from_bytes, to_bytes
@@ -182,7 +183,8 @@ def reader(call: Call, kind: type[RequestT]) -> Callable[[bytes], RequestT]:
     def read(data: bytes) -> RequestT:
         if len(data) > call.max_request_bytes:
             raise ResourceExhausted(
-                f"the request of {call.name} has {len(data)} bytes; the limit is {call.max_request_bytes}"
+                f"the request of {call.name} has {bytes_text(len(data), round_up=True)}; the limit is "
+                f"{bytes_text(call.max_request_bytes)}"
             )
         return from_bytes(kind, data)
 

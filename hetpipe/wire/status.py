@@ -76,6 +76,7 @@ STATUS_BY_ERROR: dict[type[HetpipeError], grpc.StatusCode] = {
     errors.InjectedFault: grpc.StatusCode.UNKNOWN,
     errors.NobodyLeads: grpc.StatusCode.ABORTED,
     errors.JobFailed: grpc.StatusCode.ABORTED,
+    errors.ScriptFailed: grpc.StatusCode.ABORTED,
 }
 
 _ERROR_BY_NAME: dict[str, type[HetpipeError]] = {kind.__name__: kind for kind in STATUS_BY_ERROR}

@@ -10,7 +10,6 @@ MUTATIONS_PER_EXAMPLE = 100
 settings.register_profile(
     "fuzz",
     max_examples=1_000,
-    deadline=None,
     database=None,
     derandomize=False,
     suppress_health_check=list(HealthCheck),

@@ -47,7 +47,7 @@ def decode(decoder: Decoder, data: bytes) -> None:
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: decoder.name)
 def test_only_typed_errors_leave(decoder: Decoder) -> None:
-    @settings(max_examples=settings().max_examples if FUZZING else 1, deadline=None, database=None)
+    @settings(max_examples=settings().max_examples if FUZZING else 1, database=None)
     @given(st.integers(0, 2**64 - 1))
     def batch(seed: int) -> None:
         source = random.Random(seed)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from hetpipe.errors import JobError
-from hetpipe.job.file import Job, load_job
-from tests.job.test_job_cluster import CLUSTER, NAMED, PROFILE, write
+from hetpipe.job.file import Job
 from tests.job.test_job_policies import job, problems
 
 
@@ -190,15 +185,3 @@ def test_replicas_move_together() -> None:
         assert found.startswith(
             "elastic.script: does not move all 2 virtual workers alike at clock 4, but under allreduce"
         )
-
-
-def test_emulated_times_are_those_of_stages_that_stay(tmp_path: Path) -> None:
-    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(CLUSTER))
-    (tmp_path / "profile.json").write_text(json.dumps(PROFILE))
-    emulated = {**NAMED, "emulate": True}
-    lines = [{**line(), "stages": [1, 1]}]
-    path = write(tmp_path, workers={"stages": "auto"}, cluster=emulated, elastic={"script": lines})
-    with pytest.raises(
-        JobError, match=r"elastic\.script: cannot be combined with `cluster\.emulate`, whose stage times"
-    ):
-        load_job(path)

@@ -150,9 +150,9 @@ def test_goodbye() -> None:
         (prefix(num_tensors=1) + b"\x01\x01\x02" + bytes(8), "place 2"),
         (prefix(num_tensors=1) + b"\x01\x01\x00" + bytes(4), "overruns"),
         (prefix(num_tensors=1) + b"\x01\x01\x00" + struct.pack("<q", -1), "shape"),
-        (prefix(num_tensors=1) + b"\x01\x01\x00" + struct.pack("<q", 1 << 40), "at most 1048576"),
-        (prefix(num_tensors=1) + b"\x01\x03\x00" + struct.pack("<qqq", 0, 1 << 62, 1 << 62), "at most 1048576"),
-        (prefix(num_tensors=2) + (b"\x01\x01\x00" + struct.pack("<q", 1 << 17)) * 2, "limit is 1048576"),
+        (prefix(num_tensors=1) + b"\x01\x01\x00" + struct.pack("<q", 1 << 40), "at most 1 MiB"),
+        (prefix(num_tensors=1) + b"\x01\x03\x00" + struct.pack("<qqq", 0, 1 << 62, 1 << 62), "at most 1 MiB"),
+        (prefix(num_tensors=2) + (b"\x01\x01\x00" + struct.pack("<q", 1 << 17)) * 2, "limit is 1 MiB"),
         (prefix(num_tensors=1) + b"\x01\x01\x01" + struct.pack("<q", 100), "overruns its message"),
     ],
 )

@@ -92,6 +92,7 @@ def in_wandb(folder: Path) -> Curves:
     return curves
 
 
+@pytest.mark.exhaustive
 def test_a_run_and_its_continuation_in_all_three(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     assert logged(opening(first, *OPTIONS), loss(8, 2.0), loss(16, 1.5)) == []

@@ -60,7 +60,7 @@ def one_after_the_other(cuts: list[CutPoint], work: list[tuple[int, int]]) -> li
     return kept
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 120), st.integers(0, 10**9))
 def test_the_heap_keeps_the_cuts_that_the_plain_rule_keeps(num_cuts: int, seed: int) -> None:
     cuts, work = graph(num_cuts, seed)

@@ -104,6 +104,7 @@ def test_a_stage_process_never_has_the_whole_model_in_memory(tmp_path: Path) -> 
     assert max(peaks) < SLACK_BYTES + 2 * frozen, "the copy, and the file's own pages"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.processes
 def test_what_needs_its_weights_to_be_built_is_a_whole_model_in_one_process(tmp_path: Path) -> None:
     (config,) = configs("wide_and_computed", tmp_path)[:1]

@@ -55,7 +55,7 @@ def job_of(name: str, *, stages: int, weights: str = "wave", kind: str = "wsp", 
     )
 
 
-@pytest.mark.parametrize("name", ["gpt2", "t5"])
+@pytest.mark.parametrize("name", ["t5", pytest.param("gpt2", marks=pytest.mark.exhaustive)])
 def test_the_proof_holds(name: str) -> None:
     subject = load_subject(job_of(name, stages=2), ROOT)
     report = prove_subject(subject, ROOT, SYSTEM_CLOCK)
@@ -127,7 +127,7 @@ MIXED_MEMORY = {"head": "keep", "norms.[13]": "keep", "*": "recompute"}
 @pytest.mark.parametrize(
     ("name", "memory"),
     [
-        ("mixed", "recompute"),
+        pytest.param("mixed", "recompute", marks=pytest.mark.exhaustive),
         ("mixed", MIXED_MEMORY),
         ("gpt2", MIXED_MEMORY),
         pytest.param("gpt2", "recompute", marks=pytest.mark.exhaustive),

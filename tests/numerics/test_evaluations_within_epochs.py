@@ -42,11 +42,11 @@ CASES: list[Any] = [
     *(("none", weights, 2) for weights in ("vertical", "flush", "predict")),
     *(pytest.param("none", weights, 2, marks=pytest.mark.exhaustive) for weights in ("wave", "stash", "double_buffer")),
     *(pytest.param("wsp", weights, 2, marks=pytest.mark.exhaustive) for weights in ("vertical", "flush", "predict")),
-    ("wsp", "wave", 1),
+    pytest.param("wsp", "wave", 1, marks=pytest.mark.exhaustive),
     ("wsp", "wave", 3),
     ("none", "spectrain", 3),
     ("allreduce", "flush", 2),
-    ("allreduce", "double_buffer", 2),
+    pytest.param("allreduce", "double_buffer", 2, marks=pytest.mark.exhaustive),
 ]
 
 

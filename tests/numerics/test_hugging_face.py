@@ -29,7 +29,7 @@ def case_of(data: str, *, num_workers: int, **changes: Any) -> Case:
 
 
 @pytest.mark.parametrize("num_workers", [2, pytest.param(0, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("data", ["rows", "stream"])
+@pytest.mark.parametrize("data", ["rows", pytest.param("stream", marks=pytest.mark.exhaustive)])
 def test_rows_are_stacked_and_train_as_the_same_samples_of_any_data_set(
     data: str, num_workers: int, tmp_path: Path
 ) -> None:

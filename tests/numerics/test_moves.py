@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from hetpipe import failpoints
 from hetpipe.checkpoint.manifest import checkpoint_dir, read_manifest
 from hetpipe.decide.elastic.script import script_of
+from hetpipe.errors import ScriptFailed
 from hetpipe.server.decisions_file import read_decisions
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.sync import PlanVersion
@@ -256,3 +258,18 @@ def test_the_log_of_a_stage_tells_where_its_layers_went(tmp_path: Path) -> None:
     run(what, tmp_path)
     passes = [json.loads(line) for line in (tmp_path / "history" / "vw-0-stage-0.jsonl").read_text().splitlines()]
     assert [line["version"] for line in passes if line["event"] == "forward"] == [0, 0, 1, 1, 1, 1]
+
+
+def test_a_line_that_a_stage_cannot_do_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reach = failpoints.reach
+
+    def full(name: str) -> None:
+        if name == "repartition.layers_half_moved":
+            raise MemoryError("no room")
+        reach(name)
+
+    monkeypatch.setattr(failpoints, "reach", full)
+    with pytest.raises(
+        ScriptFailed, match=r"elastic.script\[1\]: moves layers of virtual worker 0 to \[3, 2\] at clock 2,"
+    ):
+        run(Case(workers=1, minibatches=12, wave=4, stages=[[2, 3]], moves=((1, 0, (2, 3)), (2, 0, (3, 2)))), tmp_path)

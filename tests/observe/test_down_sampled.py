@@ -132,7 +132,7 @@ def line(samples: int, loss: float | None) -> bytes:
     st.integers(0, 60),
     st.integers(0, 2000),
 )
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_where_a_file_is_cut_changes_nothing(waves: list[tuple[int, float | None]], times: int, cut: int) -> None:
     lines = [line(samples, loss) for samples, loss in waves * times]
     whole, parts = DownSampling(WaveReduction()), DownSampling(WaveReduction())

@@ -44,6 +44,14 @@ def test_a_computation_takes_its_profiled_time() -> None:
     assert clock.monotonic() == 12.5, "of the layers that it has since a move"
 
 
+def test_what_is_recomputed_takes_another_forward_where_it_is_trained() -> None:
+    clock = FakeClock(auto_advance=True)
+    emulator = profiled(clock)
+    emulator.cover(0, 3, frozen=1, policies=("recompute", "keep", "recompute-new-run"))
+    emulator.stretch(Kind.BACKWARD, 0.0)
+    assert clock.monotonic() == 2.0 + 9.0 + 7.0
+
+
 def test_a_computation_that_was_too_slow_is_not_shortened() -> None:
     clock = FakeClock(auto_advance=True)
     clock.advance(9.0)

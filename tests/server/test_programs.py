@@ -104,7 +104,7 @@ def test_a_cluster_of_programs(start: Start, tmp_path: Path) -> None:
         assert json.loads(line)["role"] == "coordinator"
 
 
-@pytest.mark.parametrize("how", ["input", "signal"])
+@pytest.mark.parametrize("how", ["input", pytest.param("signal", marks=pytest.mark.exhaustive)])
 def test_a_service_ends_with_its_parent(start: Start, how: str) -> None:
     coordinator = start("coordinator", "--exit-with-parent")
     coordinator.ready()

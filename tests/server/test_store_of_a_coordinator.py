@@ -79,6 +79,7 @@ def test_a_job_that_was_handed_in_outlives_coordinator_and_redis(server: Server,
     assert (status.state, status.run_dir) == (JobState.SUBMITTED, str(tmp_path / "run"))
 
 
+@pytest.mark.exhaustive
 def test_a_poisoned_registration_is_refused_with_a_sentence_and_a_line_in_the_log(
     server: Server, start: Start, tmp_path: Path
 ) -> None:

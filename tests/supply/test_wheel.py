@@ -40,6 +40,7 @@ def test_what_it_needs_is_what_it_asks_for(wheel: Path) -> None:
     assert of_models == {"transformers", "timm", "torchvision", "peft"}
 
 
+@pytest.mark.exhaustive
 def test_an_overlay_is_written_without_the_source(wheel: Path, tmp_path: Path) -> None:
     installed, empty = tmp_path / "installed", tmp_path / "empty"
     empty.mkdir()

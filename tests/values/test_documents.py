@@ -210,7 +210,7 @@ _RUBBISH = st.recursive(
 
 @pytest.mark.parametrize(("kind", "good"), GOOD)
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_corruptions_are_refused_or_harmless(kind: type[Document], good: dict[str, Any], data: st.DataObject) -> None:
     made = changed(good, {})
     for _ in range(data.draw(st.integers(1, 4))):
@@ -229,13 +229,13 @@ def test_corruptions_are_refused_or_harmless(kind: type[Document], good: dict[st
 
 
 @given(text=st.text(max_size=60) | st.text("[]{}:,-? &*!|>'\"#%@`\n\t0a<~", max_size=40))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_rubbish_is_refused(text: str) -> None:
     assert problems(Cluster, text)
 
 
 @given(content=st.binary(max_size=60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_rubbish_bytes_are_refused(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "rubbish"
     path.write_bytes(content)

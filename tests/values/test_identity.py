@@ -44,7 +44,7 @@ def stage(job: str = "job", vw: int = 0, index: int = 0, life: int = 0, term: in
     return StagePeer(JobId(job), VirtualWorkerIndex(vw), StageIndex(index), Incarnation(life), Term(term))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(NAMED | SHARDS | STAGES)
 def test_a_uri_means_who_wrote_it(peer: Peer) -> None:
     assert identity_from_uri(peer.uri) == peer

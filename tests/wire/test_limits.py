@@ -57,7 +57,9 @@ class TestAdmission:
     def test_bytes_of_one_peer_and_of_all(self) -> None:
         admission = Admission()
         with admission.bytes_in_flight("a", 60, TIGHT):
-            with pytest.raises(Busy, match="60 bytes from a are in flight, and 50 more would exceed the limit of 100"):
+            with pytest.raises(
+                Busy, match="60 bytes from a are in flight, and 50 bytes more would exceed the limit of 100 bytes"
+            ):
                 admission.bytes_in_flight("a", 50, TIGHT).__enter__()
             with (
                 admission.bytes_in_flight("b", 80, TIGHT),

@@ -28,7 +28,6 @@ from hetpipe.decide.simulator.documents import costs_of
 from hetpipe.errors import UserError
 from hetpipe.job.file import Job, load_job
 from hetpipe.report.plan_view import PlanFacts, view_of
-from hetpipe.report.quantities import bytes_text, time_text
 from hetpipe.report.text import columns, percent, rate, shown_path
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.shell import Shell
@@ -39,6 +38,7 @@ from hetpipe.values.fit import check_fits, read_fitting
 from hetpipe.values.ids import AgentId, DeviceId
 from hetpipe.values.policies import POLICIES, WEIGHT_POLICIES, PlacementName, WeightPolicy
 from hetpipe.values.profile import Profile
+from hetpipe.values.quantities import bytes_text, time_text
 from hetpipe.values.run import AgentInfo
 from hetpipe.values.suggest import did_you_mean
 

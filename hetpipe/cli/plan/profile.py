@@ -16,13 +16,13 @@ from hetpipe.cli.plan.profile_view import view_for
 from hetpipe.cli.plan.profiling import Profiled, ProfileOptions, profile_job
 from hetpipe.errors import UserError
 from hetpipe.job.file import load_job
-from hetpipe.report.quantities import bytes_text
 from hetpipe.report.text import columns, duration, shown_path
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.shell import Shell
 from hetpipe.server.agent.devices import discover_devices
 from hetpipe.values.document import write_document
 from hetpipe.values.profile import LayerProfile, Profile
+from hetpipe.values.quantities import bytes_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

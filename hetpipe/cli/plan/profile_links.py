@@ -12,7 +12,6 @@ from hetpipe.cli.plan.profile_view import view_for
 from hetpipe.client import new_request_id
 from hetpipe.decide.lifecycle.known_cluster import KnownLinks, LinkOrigin, cluster_of, known_links, together
 from hetpipe.errors import DeadlineExceeded, UserError
-from hetpipe.report.quantities import bytes_text
 from hetpipe.report.text import columns, duration, shown_path
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.shell import CoordinatorPort, Shell
@@ -23,6 +22,7 @@ from hetpipe.values.ids import AgentId
 from hetpipe.values.link_measurement import MeasuredLinks, TransferSpeed, still_valid
 from hetpipe.values.measurement import ProfileStep
 from hetpipe.values.members import MemberRole
+from hetpipe.values.quantities import bytes_text
 from hetpipe.values.run import AgentInfo
 from hetpipe.wire.calls import LIST_MEMBERS, MEASURE_LINKS, ListMembersRequest, MeasureLinksRequest
 

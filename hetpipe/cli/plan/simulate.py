@@ -19,7 +19,6 @@ from hetpipe.decide.simulator.result import SimulationResult
 from hetpipe.decide.simulator.simulate import simulate
 from hetpipe.decide.sync.division import mean_minibatches, shares
 from hetpipe.errors import UserError
-from hetpipe.report.quantities import bytes_text
 from hetpipe.report.text import columns, count, duration, percent, rate, shown_path
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.shell import Shell
@@ -27,6 +26,7 @@ from hetpipe.values.document import read_document
 from hetpipe.values.fit import read_fitting
 from hetpipe.values.ids import DeviceId
 from hetpipe.values.plan_document import PlanDocument
+from hetpipe.values.quantities import bytes_text
 from hetpipe.values.suggest import join_names
 
 #: Number of activities in a trace above which viewers are slow.

@@ -16,6 +16,7 @@ from hetpipe.report.text import count, shown_path
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.run_folder import RUNS, RunFolder, find_run
 from hetpipe.runs.shell import Shell
+from hetpipe.values.quantities import bytes_text
 from hetpipe.values.storage_url import is_url
 
 
@@ -74,7 +75,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
             "tensors": exported.num_tensors,
             "bytes": exported.num_bytes,
         },
-        f"wrote {out}: {count(exported.num_tensors, 'tensor')}, {exported.num_bytes} bytes, the weights of "
+        f"wrote {out}: {count(exported.num_tensors, 'tensor')}, {bytes_text(exported.num_bytes)}, the weights of "
         f"{shown} at clock {exported.clock}",
     )
     return ExitStatus.OK

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hetpipe.report.conditions import condition_lines
-from hetpipe.report.quantities import bytes_text
 from hetpipe.report.text import count, duration, measure, rate, shown_path
 from hetpipe.runs.result import StageResult, Staleness, TrainResult
 from hetpipe.runs.training import RunEnd
 from hetpipe.values.conditions import Condition
 from hetpipe.values.events import JobState
 from hetpipe.values.plan_document import PlanDocument
+from hetpipe.values.quantities import bytes_text
 
 
 def summary_lines(end: RunEnd, *, current: Path) -> list[str]:

@@ -22,6 +22,7 @@ from hetpipe.report.text import columns, count
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.shell import Shell
 from hetpipe.values.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.values.quantities import bytes_text
 
 #: Minimum versions, equal to the package's requirements.
 _NEEDED = {"torch": (2, 9), "grpcio": (1, 80), "protobuf": (6, 31)}
@@ -185,9 +186,9 @@ def _cores() -> Check:
 def _memory() -> Check:
     pages = {line.split(":")[0]: line.split()[1] for line in Path("/proc/meminfo").read_text("ascii").splitlines()}
     available = int(pages["MemAvailable"]) * 1024
-    found = f"{available / 2**30:.1f} GiB available"
+    found = f"{bytes_text(available)} available"
     if available < _FEWEST_PROCESSES * _PROCESS_BYTES:
-        each = f"each stage and shard takes about {_PROCESS_BYTES >> 20} MiB and its share of the model"
+        each = f"each stage and shard takes about {bytes_text(_PROCESS_BYTES)} and its share of the model"
         fix = f"{each}; free some memory"
         return Check("memory", Health.WARN, found, fix)
     return Check("memory", Health.OK, found)
@@ -244,4 +245,4 @@ def _folder(current: Path) -> Check:
         fix = "change to a writable folder, or name one with --run-dir"
         return Check("folder", Health.WARN, f"{current} cannot be written to: {error.strerror}", fix)
     free = shutil.disk_usage(current).free
-    return Check("folder", Health.OK, f"{current}, {free / 2**30:.1f} GiB free for runs")
+    return Check("folder", Health.OK, f"{current}, {bytes_text(free)} free for runs")

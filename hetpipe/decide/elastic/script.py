@@ -91,6 +91,34 @@ def freezes_of(decisions: Iterable[DecisionLine]) -> tuple[FreezeLine, ...]:
     return tuple(FreezeLine(at=ScriptMoment(clock=each.at.clock), do=each.do, layers=each.layers) for each in frozen)
 
 
+def next_add(job: Job, vw: VirtualWorkerIndex, after: int) -> tuple[int, AddLine] | None:
+    """The first line, and its number, with which the script adds a virtual worker at a clock above `after`."""
+    adds = ((number, line) for number, line in enumerate(job.elastic.script) if isinstance(line, AddLine))
+    return next(((number, line) for number, line in adds if line.vw == vw and line.at.clock > after), None)
+
+
+def cannot_come(number: int, line: AddLine, cause: str) -> str:
+    """Sentence: a virtual worker that the script adds is not there."""
+    return (
+        f"elastic.script[{number}]: adds virtual worker {line.vw} at clock {line.at.clock}, but it cannot come: "
+        f"{cause}; mend that, or remove the line"
+    )
+
+
+def building_line(job: Job, vw: VirtualWorkerIndex, clock: int) -> str:
+    """The newest line at or below `clock` that builds a virtual worker's stages anew, for a message; empty: none."""
+    found = ""
+    for number, line in enumerate(job.elastic.script):
+        if isinstance(line, MoveLine) and line.vw == vw and line.at.clock <= clock:
+            what = f"moves layers of virtual worker {vw} to {list(line.stages)}"
+        elif isinstance(line, FreezeLine) and line.at.clock <= clock:
+            what = f"freezes {line.layers} layers"
+        else:
+            continue
+        found = f"elastic.script[{number}]: {what} at clock {line.at.clock}"
+    return found
+
+
 def check_script(
     job: Job, plan: Plan, data: DataSpec, start: Progress, names: Sequence[str], costs: Costs | None = None
 ) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from hetpipe.decide.elastic.script import cannot_come, next_add
 from hetpipe.decide.lifecycle.configs import Assignment, agents_of, later_life, stage_commands, with_agents
 from hetpipe.decide.lifecycle.exchange import (
     AddRequested,
@@ -54,7 +55,7 @@ from hetpipe.decide.lifecycle.stage_table import (
     failure_of_report,
     ran_out_of_memory,
 )
-from hetpipe.errors import DeadlineExceeded, InvalidTransition, JobFailed, StaleIncarnation
+from hetpipe.errors import DeadlineExceeded, InvalidTransition, JobFailed, ScriptFailed, StaleIncarnation
 from hetpipe.values.barrier_reasons import BarrierReasons
 from hetpipe.values.commands import ChildExit, KeyedStageReport, StartStageCommand, StopVirtualWorkerCommand
 from hetpipe.values.events import Waiting, WorkerLeft, WorkerLost, WorkerQuarantined, WorkerRejoined, WorkerStatus
@@ -324,6 +325,10 @@ class VirtualWorkers:
         self.versions: Mapping[VirtualWorkerIndex, PlanVersion] = {}
         #: Since when no virtual worker is left and one waits for an agent.
         self._alone_since: float | None = None
+        #: The newest clock that is published, and the least that a member has reached.
+        self._published = self._reached = Clock(0)
+        #: Since when all others wait at a barrier for one that the script adds, and whose agents are away.
+        self._awaited_since: dict[VirtualWorkerIndex, float] = {}
         self._ticked = now
 
     def __iter__(self) -> Iterator[VirtualWorker]:
@@ -460,6 +465,7 @@ class VirtualWorkers:
                 for worker in self:
                     if worker.state in COMPUTING and worker.vw in clocks.local:
                         worker.on_clock(clocks.local[worker.vw])
+                self._published, self._reached = clocks.published, min(clocks.local.values(), default=clocks.published)
                 self._drop(clocks.published, now=now)
             case DrainedPersisted():
                 self._drained.on_answer(fact, now=now)
@@ -630,7 +636,9 @@ class VirtualWorkers:
             self._out.append(_fatal(failure, self._assignment.job.sync.kind))
             return
         worker.failures.append(failure)
-        if worker.is_up and root_cause(worker.failures).rank is not Rank.REPORTED:
+        cause = root_cause(worker.failures)
+        # Where the job ends at once, its processes end with it.
+        if worker.is_up and (cause.rank is not Rank.REPORTED or cause.ends_at_barrier):
             self._lose(worker, now=now)
 
     def _lose(self, worker: VirtualWorker, *, now: float) -> None:
@@ -739,7 +747,9 @@ class VirtualWorkers:
         if self._is_needless or hopeless:
             worker.take(LifeStep.GIVEN_UP, now=now)
             if not self._is_needless and worker.cause is not None:
-                self._out.append(Announce(_quarantined_event(worker, worker.cause)))
+                quarantined = _quarantined_event(worker, worker.cause)
+                self._out.append(Announce(quarantined))
+                self._cannot_come(worker, quarantined.sentence, now=now)
             self._check_left(now=now)
             return
         worker.take(LifeStep.ENDED, now=now)
@@ -758,6 +768,12 @@ class VirtualWorkers:
             worker.take(LifeStep.RETURNS, now=now)
             worker.incarnation = Incarnation(worker.incarnation + 1)
             worker.ask_at = now
+
+    def _cannot_come(self, worker: VirtualWorker, cause: str, *, now: float) -> None:
+        """Fail the script if it adds that virtual worker later."""
+        added = next_add(self._assignment.job, worker.vw, self._published)
+        if added is not None:
+            self._out.append(Failure(Rank.GONE, ScriptFailed.__name__, cannot_come(*added, cause), now))
 
     def _check_left(self, *, now: float) -> None:
         """Fail the job if no virtual worker is left to train, or to reach the barrier of a stop."""
@@ -800,7 +816,23 @@ class VirtualWorkers:
             for failure in _overdue(worker, self._stages, stall_seconds=stall, ready_seconds=ready, now=now):
                 self._fails(worker, failure, now=now)
             self._notice(worker, now=now)
+            self._check_added(worker, now=now)
         self._check_agents(now=now)
+
+    def _check_added(self, worker: VirtualWorker, *, now: float) -> None:
+        """Limit the wait of all others for one that the script adds, and whose agents are away."""
+        added = next_add(self._assignment.job, worker.vw, self._published)
+        is_awaited = added is not None and self._published == added[1].at.clock - 1 and self._reached > self._published
+        away = self._away_of(worker) if worker.state is LifeState.AWAITING and is_awaited else []
+        if not away:
+            self._awaited_since.pop(worker.vw, None)
+            return
+        waited = now - self._awaited_since.setdefault(worker.vw, now)
+        if waited >= self._survive.absence.total_seconds() and not self._is_needless:
+            cause = (
+                f"agent {_names(away)} did not return within {waited:.0f} s of all others' waiting (survive.absence)"
+            )
+            self._cannot_come(worker, cause, now=now)
 
     def _check_agents(self, *, now: float) -> None:
         """Limit the wait for agents if no virtual worker trains, unless they left on notice."""

@@ -80,6 +80,7 @@ from hetpipe.values.events import (
     WorkerStatus,
 )
 from hetpipe.values.ids import AgentId, JobId
+from hetpipe.values.life_state import COMPUTING
 from hetpipe.values.members import MemberId, MemberInfo
 from hetpipe.values.plan import ProofReport
 from hetpipe.values.run import AgentInfo, ClockSnapshot, StageConditions
@@ -127,6 +128,8 @@ class JobMachine:
         self._ask_barrier_at: float | None = None
         #: Why the job takes a barrier before agents leave; None if there is no such reason.
         self._notice: Failure | None = None
+        #: Why the job ends at the next barrier as failed; None if there is no such reason.
+        self._ending: Failure | None = None
         self._wrapping_up = False
         self._running_seconds = 0.0
 
@@ -438,7 +441,7 @@ class JobMachine:
             return
         for output in training.handle(fact, now=now):
             if isinstance(output, Failure):
-                self._add_failure(output, now=now)
+                self._add_training_failure(output, training, now=now)
             elif self.ended is None:
                 self._emit(output)
         if self._training is training:
@@ -650,6 +653,17 @@ class JobMachine:
             self._ask_barrier_at = None
             self._out.append(RequestBarrier(self._prepared.plan.term, self.shards[0]))
 
+    def _add_training_failure(self, failure: Failure, training: JobTraining, *, now: float) -> None:
+        """End the job at the next barrier, if that is enough and a virtual worker can reach it; else at once."""
+        can_reach = any(worker.state in COMPUTING for worker in training.lives)
+        if not (failure.ends_at_barrier and can_reach and self.job.has_shards):
+            self._add_failure(failure, now=now)
+        elif self.state is JobState.RUNNING:
+            self._ending = failure
+            self._step(JobStep.STOP_ASKED, now=now, remark=f"the run ends at the next barrier: {failure.sentence}")
+            self._ask_barrier_at = now
+            training.lives.close()
+
     def _add_failure(self, failure: Failure, *, now: float) -> None:
         if not self.state.is_terminal and not self._stop_now and not self._wrapping_up:
             self._failures.append(failure)
@@ -683,7 +697,10 @@ class JobMachine:
         self._out.append(Release(self.shards))
 
     def _end_well(self, clocks: ClockSnapshot | None, *, now: float) -> None:
-        """End the job: the run is complete, or was stopped."""
+        """End the job: the run is complete, was stopped, or failed beside those that reached a barrier."""
+        if self._ending is not None:
+            self._fail(self._ending, now=now)
+            return
         result = None
         if self._training is not None:
             self._training.clocks = clocks or self._training.clocks

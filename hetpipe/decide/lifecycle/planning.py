@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from typing import Protocol
 
 from hetpipe.decide.elastic.script import wave_changes
@@ -27,17 +27,26 @@ from hetpipe.decide.simulator.options import SimulationOptions
 from hetpipe.decide.simulator.prediction import Emulation, predicted, run_forecast
 from hetpipe.decide.sync.segment import planned_lengths
 from hetpipe.errors import InfeasiblePlan, PlanError
+from hetpipe.job.elastic import MemoryLine, MoveLine, ScriptLine, ScriptMoment, WavesLine
 from hetpipe.job.file import Job
 from hetpipe.values.cluster import Cluster
 from hetpipe.values.events import Submission
-from hetpipe.values.ids import DeviceId, JobId, Term, VirtualWorkerIndex
+from hetpipe.values.ids import Clock, DeviceId, JobId, Term, VirtualWorkerIndex
 from hetpipe.values.members import MemberInfo
-from hetpipe.values.memory import LayerPolicy, StageFigures, policies_of, stage_memory
-from hetpipe.values.plan import ModelReport, Plan, ProofReport, StagePlan
+from hetpipe.values.memory import (
+    LayerPolicy,
+    MemoryChange,
+    StageFigures,
+    changed_policies,
+    policies_of,
+    stage_memory,
+)
+from hetpipe.values.plan import ModelReport, Plan, ProofReport, StagePlan, VirtualWorkerPlan
 from hetpipe.values.plan_document import PlanDocument
 from hetpipe.values.profile import Profile
+from hetpipe.values.quantities import bytes_text
 from hetpipe.values.run import AgentInfo, StageEmulation
-from hetpipe.values.sync import DataSpec, Progress
+from hetpipe.values.sync import DataSpec, Progress, WaveChange
 
 
 class Planner(Protocol):
@@ -55,6 +64,35 @@ _RECOMPUTE: Mapping[str, Recompute] = {"recompute": "on", "auto": "auto"}
 
 #: The planner with the simulator's predictions.
 PLANNER: Planner = partial(choose_plan, predict=predicted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How a virtual worker computes: its stages, the memory policy of each layer of the model, and N."""
+
+    vw: VirtualWorkerIndex
+    bounds: tuple[int, ...]
+    policies: tuple[LayerPolicy, ...]
+    minibatches_per_wave: int
+
+    def layers(self, stage: int) -> tuple[int, int]:
+        """First layer of a stage, and the one after its last."""
+        return self.bounds[stage], self.bounds[stage + 1]
+
+    def after(self, line: ScriptLine, names: Sequence[str]) -> _Cut:
+        """The same behind a line of a script; `names` are those of the layers."""
+        match line:
+            case MoveLine() if line.vw == self.vw:
+                return replace(self, bounds=(0, *accumulate(line.stages)))
+            case MemoryLine() if line.vw == self.vw:
+                change = MemoryChange(line.layers, line.policy, clock=0)
+                return replace(
+                    self, policies=changed_policies(self.policies, list(enumerate(names)), [change], p=1, wave=0)
+                )
+            case WavesLine():
+                counts = WaveChange(Clock(line.at.clock), line.counts)
+                return replace(self, minibatches_per_wave=counts.of(self.vw))
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +189,7 @@ def plan_run(
     plan = assign(document, model, _offered(job, described.cluster, agents), term=term, job_id=job_id)
     played: tuple[tuple[StageEmulation, ...], ...] = ()
     if job.cluster.emulate:
-        stages = [
-            [
-                EmulatedStage(s.device, *s.layers, policies=_policies(job, described.profile, of_plan))
-                for s, of_plan in zip(vw.stages, worker.stages, strict=True)
-            ]
-            for vw, worker in zip(document.virtual_workers, plan.virtual_workers, strict=True)
-        ]
+        stages = [[EmulatedStage(s.device, *s.layers) for s in vw.stages] for vw in document.virtual_workers]
         played = _emulations(job, Costs(described.profile, described.cluster), stages, document.shards)
     planned = job.with_plan(counts, document.minibatches_per_wave, document.staleness)
     return PlannedRun(planned, plan, described, document, played, model)
@@ -276,15 +308,13 @@ def _emulations_of_cut(job: Job, described: PlanningInputs, plan: Plan) -> tuple
             f"the job has {job.num_devices} stages, but cluster.file has {len(cluster.devices)} devices to emulate; "
             "lower workers.count or workers.stages"
         )
-    stages = [
-        [
-            EmulatedStage(next(names), *_layers(stage), policies=_policies(job, described.profile, stage))
-            for stage in vw.stages
-        ]
-        for vw in plan.virtual_workers
-    ]
-    for vw, played in enumerate(stages):
-        _check_memory(job, costs, vw, played)
+    stages = [[EmulatedStage(next(names), *_layers(stage)) for stage in vw.stages] for vw in plan.virtual_workers]
+    for worker, played in zip(plan.virtual_workers, stages, strict=True):
+        kinds, devices = [cluster.devices[stage.device] for stage in played], [stage.device for stage in played]
+        cut = _Cut(
+            worker.index, worker.bounds, _policies(job, described.profile, worker), job.minibatches_of(worker.index)
+        )
+        _check_memory(job, costs, cut, kinds, devices, instead="set `memory: auto`, with which")
     nodes = [node.name for node in cluster.nodes if node.devices]
     return _emulations(job, costs, stages, [nodes[shard % len(nodes)] for shard in range(plan.num_shards)])
 
@@ -308,9 +338,10 @@ def _layers(stage: StagePlan) -> tuple[int, int]:
     return int(stage.first_layer), int(stage.last_layer)
 
 
-def _policies(job: Job, profile: Profile, stage: StagePlan) -> tuple[LayerPolicy, ...]:
-    """The memory policies of a stage's layers."""
-    return stage.memory or policies_of(job.memory, [layer.name for layer in profile.layers[slice(*_layers(stage))]])
+def _policies(job: Job, profile: Profile, worker: VirtualWorkerPlan) -> tuple[LayerPolicy, ...]:
+    """The memory policy of each layer of the model, wherever it is."""
+    given = policies_of(job.memory, [layer.name for layer in profile.layers])
+    return tuple(policy for stage in worker.stages for policy in stage.memory or given[slice(*_layers(stage))])
 
 
 def _played_kinds(job: Job, described: PlanningInputs) -> list[list[str]]:
@@ -332,7 +363,8 @@ def _with_policies(job: Job, described: PlanningInputs, plan: Plan, kinds: Seque
     for worker, types in zip(plan.virtual_workers, kinds, strict=True):
         chosen = []
         for index, (stage, kind) in enumerate(zip(worker.stages, types, strict=False)):
-            figures = _figures(job, costs, kind, _layers(stage), (index, len(worker.stages)), worker.index)
+            place, n = (index, len(worker.stages)), job.minibatches_of(worker.index)
+            figures = _figures(job, costs, kind, _layers(stage), place, n)
             found = choose_policies(figures, costs.memory_bytes[kind])
             if found is None:
                 raise _too_little(
@@ -349,33 +381,91 @@ def _figures(
     kind: str,
     layers: tuple[int, int],
     place: tuple[int, int],
-    vw: VirtualWorkerIndex,
+    minibatches_per_wave: int,
 ) -> StageFigures:
     """A stage of a job, for its memory policies."""
     options = options_of(job, slots=slots_of(job.optimizer, job.weights) or 0)
-    memory, speed = options.memory(job.minibatches_of(vw)), job.cluster.host_bytes_per_second
+    memory, speed = options.memory(minibatches_per_wave), job.cluster.host_bytes_per_second
     return costs.place(kind, place, memory, host_bytes_per_second=speed).figures(*layers)
 
 
-def _check_memory(job: Job, costs: Costs, vw: int, stages: Sequence[EmulatedStage]) -> None:
-    """Check that every stage fits in its device's memory, under the memory policies of its layers."""
-    for index, stage in enumerate(stages):
-        kind, layers = costs.cluster.devices[stage.device], (stage.first, stage.last)
-        place = (index, len(stages))
-        figures = _figures(job, costs, kind, layers, place, VirtualWorkerIndex(vw))
-        needed = stage_memory(figures, stage.policies).num_bytes
-        if needed > costs.memory_bytes[kind]:
-            there = costs.memory_bytes[kind]
-            error = _too_little(vw, index, layers, f"{stage.device}, a {kind}", (needed, there))
+def _check_memory(
+    job: Job, costs: Costs, cut: _Cut, kinds: Sequence[str], devices: Sequence[DeviceId], *, instead: str
+) -> None:
+    """Check that every stage fits in its device's memory, under the memory policies of its layers.
+
+    Args:
+        job: with its optimizer and weight policy.
+        costs: of the model.
+        cut: of one virtual worker.
+        kinds: the types of its devices.
+        devices: their names.
+        instead: what helps where other policies would fit, up to how many bytes these need.
+
+    Raises:
+        InfeasiblePlan: one does not.
+    """
+    for index, (kind, device) in enumerate(zip(kinds, devices, strict=True)):
+        layers, there = cut.layers(index), costs.memory_bytes[kind]
+        figures = _figures(job, costs, kind, layers, (index, len(kinds)), cut.minibatches_per_wave)
+        needed = stage_memory(figures, cut.policies[slice(*layers)]).num_bytes
+        if needed > there:
+            error = _too_little(cut.vw, index, layers, f"{device}, a {kind}", (needed, there))
             if (least := least_bytes(figures)) > there:
                 raise error
-            raise InfeasiblePlan(f"{error}; or set `memory: auto`, with which {least} bytes suffice")
+            raise InfeasiblePlan(f"{error}; or {instead} {bytes_text(least, round_up=True)} suffice")
+
+
+def check_script_memory(run: PlannedRun, start: Progress) -> None:
+    """Check that stages fit in their devices' memory behind each line of the script, where the costs are known.
+
+    A job that freezes layers, which need less from then on, is not checked.
+
+    Args:
+        run: planned.
+        start: where it begins; lines at or below its clock are done.
+
+    Raises:
+        InfeasiblePlan: one does not; the message names the line.
+    """
+    job, described = run.job, run.described
+    if described is None or job.freezes:
+        return
+    costs, cluster = Costs(described.profile, described.cluster), described.cluster
+    names = [layer.name for layer in described.profile.layers]
+    devices = _devices(run, cluster)
+    cuts = [
+        _Cut(worker.index, worker.bounds, _policies(job, described.profile, worker), job.minibatches_in(worker))
+        for worker in run.plan.virtual_workers
+    ]
+    for number, line in enumerate(job.elastic.script):
+        cuts, before = [cut.after(line, names) for cut in cuts], cuts
+        if isinstance(line.at, ScriptMoment) and line.at.clock <= start.clock:
+            continue
+        for cut, old, own in zip(cuts, before, devices, strict=True):
+            if cut != old:
+                try:
+                    kinds = [cluster.devices[device] for device in own]
+                    _check_memory(
+                        job, costs, cut, kinds, own, instead="give its layers other policies before, with which"
+                    )
+                except InfeasiblePlan as error:
+                    raise InfeasiblePlan(f"elastic.script[{number}]: {error}") from error
+
+
+def _devices(run: PlannedRun, cluster: Cluster) -> list[list[DeviceId]]:
+    """The devices of the cluster file, or of the agents, that the stages of each virtual worker compute on or play."""
+    if run.document is not None:
+        return [[stage.device for stage in worker.stages] for worker in run.document.virtual_workers]
+    names = iter(cluster.devices)
+    return [list(islice(names, len(worker.stages))) for worker in run.plan.virtual_workers]
 
 
 def _too_little(vw: int, stage: int, layers: tuple[int, int], device: str, sizes: tuple[int, int]) -> InfeasiblePlan:
     """A stage of layers [first, last) that needs `sizes[0]` bytes on a device with `sizes[1]`."""
     needed, there = sizes
     return InfeasiblePlan(
-        f"stage {stage} of virtual worker {vw} (layers {layers[0]} to {layers[1] - 1}) needs {needed} bytes, but "
-        f"{device}, has {there}, {needed - there} too few; give it fewer layers or lower sync.minibatches_per_wave"
+        f"stage {stage} of virtual worker {vw} (layers {layers[0]} to {layers[1] - 1}) needs {bytes_text(needed)}, "
+        f"but {device}, has {bytes_text(there)}, {bytes_text(needed - there)} too few; give it fewer "
+        "layers or lower sync.minibatches_per_wave"
     )

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from hetpipe.errors import ScriptFailed
+
 
 class Rank(IntEnum):
     """Distance of a failure from the root cause; lower is closer."""
@@ -42,6 +44,11 @@ class Failure:
     """Whether the job can continue from its newest checkpoint, and only from there."""
     is_notice: bool = False
     """Whether it is not a failure but an announced departure, and the newest checkpoint contains all progress."""
+
+    @property
+    def ends_at_barrier(self) -> bool:
+        """Whether the job ends at the next barrier, with a checkpoint, if a virtual worker can reach it."""
+        return self.error == ScriptFailed.__name__
 
 
 def decision_time(failures: Sequence[Failure], *, settle_seconds: float, echo_seconds: float) -> float:

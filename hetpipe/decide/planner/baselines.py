@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hetpipe.decide.planner.costs import Costs
 from hetpipe.values.cluster import LinkSpec, node_of
 from hetpipe.values.ids import DeviceId
+from hetpipe.values.quantities import bytes_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,9 @@ def all_reduce(costs: Costs, optimizer_slots: int) -> Baseline:
     if not holding:
         most = max(costs.memory_bytes[kind] for kind in devices.values())
         return Baseline(
-            "allreduce", None, f"no device holds the whole model: it needs {needed} bytes and the largest has {most}"
+            "allreduce",
+            None,
+            f"no device holds the whole model: it needs {bytes_text(needed)} and the largest has {bytes_text(most)}",
         )
     kinds = sorted({devices[device] for device in holding})
     layers = costs.profile.layers
@@ -85,7 +88,10 @@ def single_devices(costs: Costs, optimizer_slots: int) -> tuple[Baseline, ...]:
     for kind in sorted(set(costs.cluster.devices.values())):
         memory = costs.memory_bytes[kind]
         if memory < needed:
-            reason = f"the whole model needs {needed} bytes and {kind} has {memory}: {needed - memory} are missing"
+            reason = (
+                f"the whole model needs {bytes_text(needed)} and {kind} has {bytes_text(memory)}: "
+                f"{bytes_text(needed - memory)} are missing"
+            )
             found.append(Baseline(f"single:{kind}", None, reason))
             continue
         time_ms = sum(layer.forward_ms[kind] + layer.backward_ms[kind] for layer in costs.profile.layers)

@@ -18,6 +18,7 @@ from hetpipe.values.ids import DeviceId
 from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.plan_document import BorderAlternative, PlannedBorder
 from hetpipe.values.profile import ForbiddenCut, Profile
+from hetpipe.values.quantities import bytes_text
 
 #: Limit on the reasons in one sentence.
 _MOST_REASONS = 4
@@ -264,7 +265,7 @@ def _alternative(
     moved = _Moved(changed, costs, memory)
     shortage = moved.shortage()
     if shortage is not None:
-        return with_reason(f"{shortage[1]} would lack {shortage[0]} bytes")
+        return with_reason(f"{shortage[1]} would lack {bytes_text(shortage[0])}")
     ticks = moved.bottleneck_ticks()
     change = ticks / now - 1 if now else 0.0
     if change > _SAME:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from hetpipe.decide.planner.costs import Costs, milliseconds
 from hetpipe.values.cluster import node_of
 from hetpipe.values.ids import DeviceId
-from hetpipe.values.memory import LayerPolicy, runs_of
 from hetpipe.values.run import LinkTime, StageEmulation
 
 
@@ -19,8 +18,6 @@ class EmulatedStage:
     device: DeviceId
     first: int
     last: int
-    policies: tuple[LayerPolicy, ...] = ()
-    """Memory policy of each layer; empty: all are kept."""
 
 
 def emulations(
@@ -42,10 +39,6 @@ def emulations(
         stragglers: device → slowdown factor relative to its profile.
     """
     nodes = [node_of(stage.device) for stage in stages]
-    # The policy of a layer goes with it, wherever it is.
-    kept: tuple[LayerPolicy, ...] = ("keep",)
-    policies = [policy for stage in stages for policy in stage.policies or kept * (stage.last - stage.first)]
-    recomputed = [any(runs_of([policy])) for policy in policies]
     return tuple(
         StageEmulation(
             forward_seconds=tuple(slowdown * _seconds(forward) for forward, _ in ticks),
@@ -55,16 +48,16 @@ def emulations(
             shards=tuple(_link(costs, nodes[index], shard) for shard in shard_nodes) if with_links else (),
         )
         for index, stage in enumerate(stages)
-        for ticks in ([_ticks(costs, stage, layer, is_recomputed=again) for layer, again in enumerate(recomputed)],)
+        for ticks in ([_ticks(costs, stage, layer) for layer in range(costs.num_layers)],)
         for slowdown in ((stragglers or {}).get(stage.device, 1.0),)
     )
 
 
-def _ticks(costs: Costs, stage: EmulatedStage, layer: int, *, is_recomputed: bool) -> tuple[int, int]:
+def _ticks(costs: Costs, stage: EmulatedStage, layer: int) -> tuple[int, int]:
     """Ticks of the forward through a layer on the device of a stage, and of forward and backward."""
     kind = costs.cluster.devices[stage.device]
     forward = costs.forward[kind][layer + 1] - costs.forward[kind][layer]
-    return forward, costs.compute_ticks(kind, layer, layer + 1, recompute=is_recomputed)
+    return forward, costs.compute_ticks(kind, layer, layer + 1)
 
 
 def _seconds(ticks: int) -> float:

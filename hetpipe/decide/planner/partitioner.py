@@ -27,6 +27,7 @@ from hetpipe.values.cluster import node_of
 from hetpipe.values.ids import DeviceId
 from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.policies import LEAST_MEMORY
+from hetpipe.values.quantities import bytes_text
 from hetpipe.values.suggest import did_you_mean, join_names
 
 if TYPE_CHECKING:
@@ -393,19 +394,19 @@ def explain(partitioner: Partitioner, devices: Sequence[DeviceId], memory: Memor
         costs = partitioner.costs
         fix = f"use at most {costs.max_stages} devices per virtual worker"
         return too_few_cuts(len(devices), costs.max_stages, forbidden_cuts(costs.profile), fix=fix)
-    shortage_bytes = _shortage_bytes(partitioner, devices, memory)
-    enough = _with_more(memory, shortage_bytes)
+    missing_bytes = shortage_bytes(partitioner, devices, memory)
+    enough, missing = _with_more(memory, missing_bytes), bytes_text(missing_bytes, round_up=True)
     stages = partitioner.any_fit(devices, enough)
     assert stages is not None, "a cut with this shortage was just found"
     capacities = partitioner.costs.memory_bytes
     index, fullest = max(enumerate(stages), key=lambda item: item[1].memory_bytes - capacities[item[1].kind])
-    changes = [*_changes(partitioner, devices, memory), f"give every device {shortage_bytes} bytes more"]
+    changes = [*_changes(partitioner, devices, memory), f"give every device {missing} more"]
     tried = (
         "no cuts and no order of" if partitioner.decides_fit(devices) else "none of the most promising partitions on"
     )
     return (
-        f"{tried} {_listed(devices)} fit; at best {_named(partitioner, index, fullest)} lacks {shortage_bytes} "
-        f"bytes on {fullest.device} (type {fullest.kind}, {capacities[fullest.kind]} bytes); {join_names(changes)}"
+        f"{tried} {_listed(devices)} fit; at best {_named(partitioner, index, fullest)} lacks {missing} "
+        f"on {fullest.device} (type {fullest.kind}, {bytes_text(capacities[fullest.kind])}); {join_names(changes)}"
     )
 
 
@@ -425,7 +426,7 @@ def _with_more(memory: MemoryModel, extra_bytes: int) -> MemoryModel:
     return replace(memory, reserve_bytes=memory.reserve_bytes - extra_bytes)
 
 
-def _shortage_bytes(partitioner: Partitioner, devices: Sequence[DeviceId], memory: MemoryModel) -> int:
+def shortage_bytes(partitioner: Partitioner, devices: Sequence[DeviceId], memory: MemoryModel) -> int:
     """The least number of bytes that must be added to every device for something to fit; for chosen policies about."""
     costs, num_stages = partitioner.costs, len(devices)
     enough = max(

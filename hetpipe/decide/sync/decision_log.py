@@ -817,8 +817,11 @@ class DecisionLog:
         return self.global_clock >= clock and not self._awaited(clock)
 
     def _awaited(self, clock: int) -> list[VirtualWorkerIndex]:
-        """The virtual workers that the script lets come back at the barrier at `clock`, and that are not ready yet."""
-        if clock != self.segment.end:
+        """The virtual workers that the script lets come back at the barrier at `clock`, and that are not ready yet.
+
+        Where the run ends there, it waits for none.
+        """
+        if clock != self.segment.end or ends_run(self.segment.reasons):
             return []
         changes = [change for change in self.config.member_changes if change.clock == clock and change.joins]
         return [change.vw for change in changes if change.vw not in {*self._pending, *self.members}]

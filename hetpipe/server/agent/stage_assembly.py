@@ -19,7 +19,7 @@ from hetpipe.checkpoint.stage_part import PartWriter, RestoreTargets, restore
 from hetpipe.checkpoint.store import store_of
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
-from hetpipe.decide.elastic.script import memory_changes
+from hetpipe.decide.elastic.script import building_line, memory_changes
 from hetpipe.decide.schedule.catalogue import order_for
 from hetpipe.decide.schedule.loss_scale import LossScales
 from hetpipe.decide.schedule.versions import VersionTable
@@ -400,7 +400,7 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
         sync=sync,
         layers=code.layers,
         compute=built.compute,
-        emulator=wiring.emulator or _emulator(job, config, wiring.clock),
+        emulator=wiring.emulator or _emulator(job, config, built.compute.memory.policies, wiring.clock),
         versions=versions,
         weights=built.weights,
         has_shards=job.has_shards,
@@ -438,7 +438,7 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
         moved = replace(config, plan=config.plan.with_bounds(config.vw, bounds))
         return _built(job, moved, _stage_code(job, moved, frozen=frozen), versions, wiring.clock, frozen=frozen)
 
-    return StageRunner(parts, inbox, build), client
+    return StageRunner(parts, inbox, build, partial(building_line, job, config.vw)), client
 
 
 def _optimizer(job: Job, config: StageConfig, target: FlatBuffer, versions: VersionTable) -> StageOptimizer:
@@ -453,11 +453,11 @@ def _optimizer(job: Job, config: StageConfig, target: FlatBuffer, versions: Vers
     )
 
 
-def _emulator(job: Job, config: StageConfig, clock: TimeSource) -> Emulator:
+def _emulator(job: Job, config: StageConfig, policies: Sequence[LayerPolicy], clock: TimeSource) -> Emulator:
     seed = job.seed + 1000 * config.vw + config.stage
     emulator = Emulator(config.device, clock, seed=seed, emulation=config.emulation)
     stage = config.plan.stage(config.vw, config.stage)
-    emulator.cover(stage.first_layer, stage.last_layer)
+    emulator.cover(stage.first_layer, stage.last_layer, policies=policies)
     return emulator
 
 

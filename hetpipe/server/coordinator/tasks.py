@@ -50,7 +50,7 @@ from hetpipe.decide.lifecycle.exchange import (
     TaskFailed,
 )
 from hetpipe.decide.lifecycle.known_cluster import PlanningInputs
-from hetpipe.decide.lifecycle.planning import PLANNER, Planner, plan_run, with_forecast
+from hetpipe.decide.lifecycle.planning import PLANNER, Planner, check_script_memory, plan_run, with_forecast
 from hetpipe.decide.planner.costs import Costs
 from hetpipe.decide.sync.division import unused
 from hetpipe.decide.sync.segment import STOP
@@ -228,6 +228,7 @@ class JobTasks:
         names = [layer.name for layer in model.layers]
         costs = None if run.described is None else Costs(run.described.profile, run.described.cluster)
         check_script(run.job, run.plan, data, start, names, costs)
+        check_script_memory(run, start)
         check_patterns(run.job.memory, names)
         run = replace(run, plan=with_freeze_levels(run.plan, run.job, model.layers, start))
         freezing = freezing_of(run.job, run.plan)

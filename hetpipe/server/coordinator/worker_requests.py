@@ -49,6 +49,7 @@ class WorkerRequests:
         with self._coordinator.condition:
             host = self._host(job_id)
             worker = named(host.machine, vw)
+            check_unscripted(host.machine, worker)
             check_drain(host.machine, worker)
             _log.info("drain_asked", job=host.job_id, vw=vw)
             self._coordinator.feed_job(host, DrainRequested(vw, "out"))
@@ -66,6 +67,9 @@ class WorkerRequests:
             workers = missing(host.machine) if vw is None else [named(host.machine, vw)]
             if not workers:
                 return (self._enlarge(host),)
+            for worker in workers:
+                if worker.stays_out:
+                    check_unscripted(host.machine, worker)
             for worker in workers:
                 _log.info("add_asked", job=host.job_id, vw=worker.vw)
                 self._coordinator.feed_job(host, AddRequested(worker.vw))
@@ -141,6 +145,16 @@ def named(machine: JobMachine, vw: VirtualWorkerIndex) -> VirtualWorker:
         known = ", ".join(map(str, workers))
         raise UserError(f"job {machine.job_id} has no virtual worker {vw}; name one of these: {known}")
     return workers[vw]
+
+
+def check_unscripted(machine: JobMachine, worker: VirtualWorker) -> None:
+    """Check that an operator, and not the script of the job, decides whether a virtual worker trains.
+
+    Raises:
+        UserError: the script does.
+    """
+    if any(line.vw == worker.vw for line in machine.job.elastic.members):
+        raise UserError(f"the script of the job (elastic.script) decides when {worker} trains; change it there")
 
 
 def check_drain(machine: JobMachine, worker: VirtualWorker) -> None:

@@ -31,6 +31,7 @@ from hetpipe.server.shard.chunks import ChunkReceiver, RunMap, chunks, slice_byt
 from hetpipe.values.bounds import MAX_NAME_CHARACTERS
 from hetpipe.values.ids import Clock, Incarnation, VirtualWorkerIndex
 from hetpipe.values.plan import DTYPE_BYTES
+from hetpipe.values.quantities import bytes_text
 from hetpipe.values.requests import BuffersHeader, Requester, SliceHeader
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
 
@@ -148,7 +149,7 @@ class BufferExchange:
             attendance = self._attend(header)
             new = {name: view for name, view in buffer.views.items() if vw not in self._sent.get(name, {})}
             if new and self._held[vw] + buffer.layout.num_bytes > self.MAX_BYTES:
-                raise ResourceExhausted(f"virtual worker {vw} sends over {self.MAX_BYTES} bytes of model buffers")
+                raise ResourceExhausted(f"virtual worker {vw} sends over {bytes_text(self.MAX_BYTES)} of model buffers")
             for name, view in new.items():
                 if any(not _alike(view, other) for other in self._sent.get(name, {}).values()):
                     raise _disagreement(name)
@@ -284,7 +285,10 @@ class BufferExchange:
                 )
         total = sum(slice_bytes(piece) for piece in header.buffers)
         if total > self.MAX_BYTES:
-            raise SliceMismatch(f"{header.requester} announces {total} bytes of buffers; the limit is {self.MAX_BYTES}")
+            raise SliceMismatch(
+                f"{header.requester} announces {bytes_text(total, round_up=True)} of buffers; "
+                f"the limit is {bytes_text(self.MAX_BYTES)}"
+            )
 
 
 def _fits(piece: SliceHeader, buffer: torch.Tensor) -> bool:

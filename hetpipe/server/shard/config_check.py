@@ -25,6 +25,7 @@ from hetpipe.values.bounds import (
 from hetpipe.values.freezing import Freezing
 from hetpipe.values.ids import Incarnation, VirtualWorkerIndex
 from hetpipe.values.plan import DTYPE_BYTES, SlicePlan
+from hetpipe.values.quantities import bytes_text
 from hetpipe.values.run_document import RunDocument
 from hetpipe.values.shard_config import ShardConfig
 from hetpipe.values.storage_url import checked_url
@@ -56,8 +57,8 @@ def check_config(config: ShardConfig, *, memory_bytes: int) -> None:
     num_bytes = sum((piece.stop - piece.start) * DTYPE_BYTES[piece.parameter.dtype] for piece in config.slices)
     if num_bytes > memory_bytes:
         raise ResourceExhausted(
-            f"shard {config.shard} of job {config.job_id} holds {num_bytes} bytes of weights, its machine has "
-            f"{memory_bytes} bytes of memory; use more shards (parameter_servers.count)"
+            f"shard {config.shard} of job {config.job_id} holds {bytes_text(num_bytes)} of weights, its machine has "
+            f"{bytes_text(memory_bytes)} of memory; use more shards (parameter_servers.count)"
         )
 
 

@@ -19,6 +19,7 @@ from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.conditions import Conditions
 from hetpipe.observe.log import get_logger
 from hetpipe.values.conditions import ConditionKind
+from hetpipe.values.quantities import bytes_text
 
 _log = get_logger(__name__)
 
@@ -151,7 +152,7 @@ class DiskWatch:
         disk = use.disk
         who = f"the disk at {disk.mount} on {self._host}"
         key = id(conditions), who
-        free = f"{_size(disk.free_bytes)} of {_size(disk.total_bytes)} are free"
+        free = f"{bytes_text(disk.free_bytes)} of {bytes_text(disk.total_bytes)} are free"
         if not is_short(disk, use.needed_bytes, was_short=key in self._short):
             self._short.discard(key)
             conditions.clear(ConditionKind.DISK_NEARLY_FULL, who, f"{who} has enough space again: {free}")
@@ -160,9 +161,9 @@ class DiskWatch:
             folders = " and ".join(map(str, use.folders))
             wanted = disk.wanted_bytes(use.needed_bytes)
             sentence = (
-                f"{who} is nearly full: {free}, and {_size(wanted)} are needed: {_size(use.needed_bytes)} for the "
-                f"next two checkpoints and snapshots in {folders}, the rest for histories and logs; free disk space, "
-                "or keep fewer checkpoints (checkpoint.keep)"
+                f"{who} is nearly full: {free}, and {bytes_text(wanted)} are needed: "
+                f"{bytes_text(use.needed_bytes)} for the next two checkpoints and snapshots in {folders}, "
+                "the rest for histories and logs; free disk space, or keep fewer checkpoints (checkpoint.keep)"
             )
             conditions.raise_(ConditionKind.DISK_NEARLY_FULL, who, sentence)
         return key
@@ -174,17 +175,3 @@ class DiskWatch:
             except Exception:  # noqa: BLE001 - monitoring must not end; the error is logged
                 _log.exception("disk_watch_failed")
             self._clock.sleep(CHECK_SECONDS)
-
-
-def _size(num_bytes: int) -> str:
-    """Human-readable size.
-
-    >>> _size(1_500), _size(1_500_000), _size(3 << 30)
-    ('1.5 KiB', '1.4 MiB', '3.0 GiB')
-    """
-    size, unit = num_bytes / 1024, "KiB"
-    for larger in ("MiB", "GiB", "TiB"):
-        if size < 1024:  # noqa: PLR2004 - the next unit
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.1f} {unit}"

@@ -19,6 +19,7 @@ from hetpipe.errors import Busy
 from hetpipe.storage.wal import Extent, RecoveredLog, SnapshottedLog
 from hetpipe.values import wire
 from hetpipe.values.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex, Wave
+from hetpipe.values.quantities import bytes_text
 from hetpipe.weights.flat import FlatBuffer
 
 log = structlog.get_logger(__name__)
@@ -229,8 +230,8 @@ class PushLog:
         if not is_full:
             return
         sentence = (
-            f"the log of pushes has {self.num_bytes} bytes, its limit is {self.max_bytes}; it shrinks once slower "
-            "virtual workers have committed their waves"
+            f"the log of pushes has {bytes_text(self.num_bytes)}, its limit is {bytes_text(self.max_bytes)}; "
+            "it shrinks once slower virtual workers have committed their waves"
         )
         if not was_full:
             log.warning("write_ahead_log_full", sentence=sentence)

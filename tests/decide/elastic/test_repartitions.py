@@ -366,7 +366,7 @@ def test_trouble_with_the_plan_leaves_everything_as_it_is(run: Run, monkeypatch:
     assert run.tasks(MoveLayers) == []
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(st.lists(st.sampled_from([EVEN, SLOW, {**EVEN, (1, 0): 1.0}, {**EVEN, (1, 1): 0.01}]), min_size=30, max_size=30))
 def test_however_a_device_flickers_it_is_moved_ever_more_rarely(phases: list[Seconds]) -> None:
     with tempfile.TemporaryDirectory() as folder:

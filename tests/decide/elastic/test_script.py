@@ -10,6 +10,7 @@ import pytest
 from hetpipe.decide.elastic.enlarging import new_worker
 from hetpipe.decide.elastic.replanning import basis_of
 from hetpipe.decide.elastic.script import (
+    building_line,
     check_script,
     memory_changes,
     most_minibatches_per_wave,
@@ -207,3 +208,16 @@ def test_no_virtual_worker_is_added_to_a_job_that_follows_a_script() -> None:
     plan = plan_job(of, MODEL, AGENTS, Term(1), JOB_ID)
     with pytest.raises(UserError, match=r"follows a script of changes \(elastic\.script\), which knows only its 2 "):
         new_worker(PlannedRun(of, plan, model=MODEL), plan, [agent_info("n2", devices=2)])
+
+
+def test_a_stage_is_built_anew_by_the_newest_line() -> None:
+    freeze = {"at": {"clock": 3}, "do": "freeze", "layers": 2}
+    lines = ({"do": "move", "vw": 0, "at": {"clock": at}, "stages": cut} for at, cut in ((2, (3, 1)), (4, (2, 2))))
+    first, last = lines
+    of = Job(**{**job().model_dump(mode="json"), "elastic": {"script": (first, freeze, last)}})
+    assert [building_line(of, Vw(0), clock) for clock in (1, 2, 3, 4)] == [
+        "",
+        "elastic.script[0]: moves layers of virtual worker 0 to [3, 1] at clock 2",
+        "elastic.script[1]: freezes 2 layers at clock 3",
+        "elastic.script[2]: moves layers of virtual worker 0 to [2, 2] at clock 4",
+    ]

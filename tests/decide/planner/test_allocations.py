@@ -128,7 +128,7 @@ def test_ed_of_mixed_nodes_stays_within_them() -> None:
     assert [{node_of(device) for device in group} for group in by_type] == [{"n0"}, {"n1"}]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10**9), st.sampled_from([1.0, 10.0, 50.0]))
 def test_partitions_of_given_groups_are_the_best_for_the_job(seed: int, divisor: float) -> None:
     shape = Shape(num_layers=(2, 5), num_devices=(2, 4), num_nodes=(1, 3), zeros=False)
@@ -144,7 +144,7 @@ def test_partitions_of_given_groups_are_the_best_for_the_job(seed: int, divisor:
 class TestExplicit:
     """The user names the devices."""
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(st.integers(0, 10**9))
     def test_every_worker_has_its_best_partition_over_all_its_devices(self, seed: int) -> None:
         case = roomy(random_case(seed, Shape(num_layers=(2, 6), num_devices=(1, 4), num_nodes=(1, 3), zeros=False)))

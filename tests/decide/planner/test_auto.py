@@ -34,7 +34,7 @@ TINY = Shape(num_layers=(1, 4), num_devices=(1, 3), num_nodes=(1, 3))
 SMALL = Shape(num_layers=(3, 6), num_devices=(3, 5), num_nodes=(1, 5), zeros=False)
 #: By how much the network between nodes is slowed down.
 divisors = st.sampled_from([1.0, 10.0, 50.0])
-quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+quick = settings(max_examples=40, suppress_health_check=[HealthCheck.filter_too_much])
 seeds = st.integers(0, 10**9)
 
 
@@ -66,7 +66,7 @@ def test_no_allocation_is_better(seed: int, divisor: float, choice: dict[str, bo
 
 
 @pytest.mark.exhaustive
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seeds, divisors)
 @example(761992981, 1.0)
 def test_no_allocation_of_five_devices_is_better(seed: int, divisor: float) -> None:
@@ -119,7 +119,7 @@ def test_a_slow_device_stays_idle() -> None:
 def test_nothing_fits() -> None:
     jobs = jobs_for(chain([1.0, 1.0], {"V": 1.0}, parameters=1 << 40), cluster_of(["V", "V"], gib={"V": 1}))
 
-    with pytest.raises(InfeasiblePlan, match=r"n0/0.*lacks \d+ bytes"):
+    with pytest.raises(InfeasiblePlan, match=r"n0/0.*lacks [\d.]+ [MGT]iB"):
         auto(jobs)
 
 

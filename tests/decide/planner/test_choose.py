@@ -109,7 +109,7 @@ def test_what_is_not_possible_says_why() -> None:
 
 
 def test_a_model_that_does_not_fit() -> None:
-    with pytest.raises(InfeasiblePlan, match=r"virtual worker 2 \(n2/0.*lacks \d+ bytes on n2"):
+    with pytest.raises(InfeasiblePlan, match=r"virtual worker 2 \(n2/0.*lacks [\d.]+ [MG]iB on n2"):
         choose_plan(
             chain([3.0] * 4, parameters=1300 * MIB),
             PAPER_CLUSTER,

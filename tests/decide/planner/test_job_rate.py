@@ -27,7 +27,7 @@ def as_worker(plan: JobPlan, index: int) -> Worker:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**9), st.sampled_from([1.0, 10.0, 50.0]), st.data())
 def test_every_byte_counts_once(seed: int, divisor: float, data: st.DataObject) -> None:
     case = roomy(random_case(seed, SHAPE), network_divisor=divisor)

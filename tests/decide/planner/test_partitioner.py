@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from hetpipe.decide.planner.costs import Costs, MemoryModel, milliseconds
 from hetpipe.decide.planner.cuts import LinkIndex, LinkSet, ReachTables, Recompute
 from hetpipe.decide.planner.orders import DeviceMix, MixShape, OrderSearch
-from hetpipe.decide.planner.partitioner import Partition, Partitioner, explain
+from hetpipe.decide.planner.partitioner import Partition, Partitioner, explain, shortage_bytes
 from hetpipe.errors import InfeasiblePlan, PlanError
 from hetpipe.values.cluster import Cluster, node_of
 from hetpipe.values.ids import DeviceId
 from hetpipe.values.profile import Profile
+from hetpipe.values.quantities import bytes_text
 from tests.decide.planner.partition_cases import (
     MIB,
     Case,
@@ -99,7 +100,7 @@ def check_against_everything(case: Case) -> None:
 
 @pytest.mark.matrix
 @given(SEEDS)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_no_cut_and_no_order_is_better(seed: int) -> None:
     check_against_everything(random_case(seed, SMALL))
 
@@ -127,7 +128,7 @@ def test_a_mixed_integer_programme_finds_the_same(seed: int) -> None:
 
 
 @given(SEEDS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_beyond_max_states_the_bound_and_the_gap_hold(seed: int) -> None:
     case = random_case(seed, SMALL)
     beam = Partitioner(Costs(case.profile, case.cluster), recompute=case.recompute, max_states=0, beam_width=1)
@@ -142,7 +143,7 @@ def test_beyond_max_states_the_bound_and_the_gap_hold(seed: int) -> None:
 
 
 @given(SEEDS, st.integers(1, 8))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_types_that_are_counted_together_change_nothing(seed: int, max_codes: int) -> None:
     case = random_case(seed, SMALL)
     costs, memory = Costs(case.profile, case.cluster), memory_of(case)
@@ -162,7 +163,7 @@ def test_types_that_are_counted_together_change_nothing(seed: int, max_codes: in
 
 
 @given(SEEDS, st.randoms(use_true_random=False))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_answer_depends_on_the_set_of_devices_alone(seed: int, source: random.Random) -> None:
     case = random_case(seed, SMALL)
     partitioner, memory = partitioner_of(case), memory_of(case)
@@ -324,8 +325,8 @@ def test_a_refusal_says_what_is_missing_where() -> None:
     said = refusal(chain([1.0] * 4, parameter_bytes=8 * MIB), one, ids("a/0"), MemoryModel(), "off")
 
     assert said == (
-        f"no cuts and no order of a/0 fit; at best stage 0 with layers 0 to 3 (block0 to block3) lacks {68 * MIB} "
-        f"bytes on a/0 (type V, {64 * MIB} bytes); give every device {68 * MIB} bytes more"
+        "no cuts and no order of a/0 fit; at best stage 0 with layers 0 to 3 (block0 to block3) lacks 68 MiB "
+        "on a/0 (type V, 64 MiB); give every device 68 MiB more"
     )
 
 
@@ -335,7 +336,7 @@ def test_a_refusal_names_a_layer_that_fits_nowhere() -> None:
 
     said = refusal(profile, two, ids("a/0", "a/1"), MemoryModel(), "off")
 
-    assert f"lacks {17 * MIB} bytes" in said
+    assert "lacks 17 MiB" in said
     assert "layer 0 (block0), alone as stage 0," in said or "layer 1 (block1), alone as stage 1," in said
 
 
@@ -370,7 +371,7 @@ def test_a_refusal_offers_an_n_that_updates_divide() -> None:
 
 @pytest.mark.matrix
 @given(SEEDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_said_to_be_missing_is_exactly_enough(seed: int) -> None:
     case = random_case(seed, SMALL)
     devices, memory = list(case.cluster.devices), memory_of(case)
@@ -379,8 +380,9 @@ def test_what_is_said_to_be_missing_is_exactly_enough(seed: int) -> None:
         return
     with pytest.raises(InfeasiblePlan) as caught:
         min_max_partition(costs, devices, memory, recompute=case.recompute)
-    missing = int(str(caught.value).split("lacks ")[1].split(" ")[0])
+    missing = shortage_bytes(partitioner_of(case), devices, memory)
 
+    assert f"give every device {bytes_text(missing, round_up=True)} more" in str(caught.value)
     assert best_of_all(with_more_memory(case, missing)) is not None
     assert best_of_all(with_more_memory(case, missing - 1)) is None
 

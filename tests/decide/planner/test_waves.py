@@ -75,7 +75,7 @@ def test_an_update_of_more_minibatches_than_are_searched_has_its_n() -> None:
     assert jobs.best([[DeviceId("n0/0")]]).minibatches_per_wave == 6
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10**9))
 def test_max_m_is_the_last_n_with_a_partition(seed: int) -> None:
     case = random_case(seed, SHAPE)
@@ -89,7 +89,7 @@ def test_max_m_is_the_last_n_with_a_partition(seed: int) -> None:
     assert found == MOST_MINIBATCHES or not fits(found + 1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10**9))
 @example(502270572)  # with N = K a slower cut spares the network; with a larger N the fastest one is possible
 def test_no_other_n_is_better(seed: int) -> None:
@@ -117,5 +117,5 @@ def test_a_given_n_needs_memory() -> None:
     profile = chain([1.0], {"V": 1.0}, parameters=100 * MIB)
     jobs = jobs_for(profile, cluster_of(["V"], gib={"V": 1}), PlanOptions(minibatches_per_wave=50))
 
-    with pytest.raises(PlanError, match=r"virtual worker 0 .* lacks \d+ bytes on n0/0"):
+    with pytest.raises(PlanError, match=r"virtual worker 0 .* lacks [\d.]+ [MG]iB on n0/0"):
         jobs.best([[DeviceId("n0/0")]])

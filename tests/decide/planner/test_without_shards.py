@@ -24,7 +24,7 @@ from tests.decide.planner.partition_cases import Shape, random_case
 ALONE = PlanOptions(with_shards=False)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.integers(0, 10**9))
 def test_auto_finds_the_best_group(seed: int) -> None:
     shape = Shape(num_layers=(2, 5), num_devices=(1, 4), num_nodes=(1, 3), zeros=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest import mock
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpipe.decide.schedule import loss_scale
@@ -13,7 +13,6 @@ from hetpipe.decide.schedule.loss_scale import LossScale, LossScales
 from hetpipe.values.precision import LARGEST_SCALE_EXPONENT
 
 
-@settings(deadline=None)  # the first optimizer imports torch's compiler
 @given(st.lists(st.booleans(), max_size=40))
 def test_without_delay_it_is_torchs(verdicts: list[bool]) -> None:
     """As long as torch's stays between 1 and the largest: it has no bounds."""

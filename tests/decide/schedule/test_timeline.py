@@ -165,7 +165,7 @@ class TestEveryPipeline:
     """Whatever the policy, the sizes and the durations."""
 
     @given(pipelines())
-    @settings(deadline=None, max_examples=150)
+    @settings(max_examples=150)
     def test_dependencies_are_respected(self, pipeline: Pipeline) -> None:
         stages = [{str(box): box for box in stage.boxes} for stage in play(pipeline).stages]
         for p in range(1, pipeline.num_minibatches + 1):
@@ -173,7 +173,7 @@ class TestEveryPipeline:
             assert all(later.start >= earlier.end for earlier, later in pairwise(way))
 
     @given(pipelines())
-    @settings(deadline=None, max_examples=150)
+    @settings(max_examples=150)
     def test_a_stage_computes_everything_once_one_at_a_time(self, pipeline: Pipeline) -> None:
         for stage in play(pipeline).stages:
             for earlier, later in pairwise(stage.boxes):
@@ -186,7 +186,7 @@ class TestEveryPipeline:
 
     @given(pipelines())
     @example(TIES)
-    @settings(deadline=None, max_examples=100)
+    @settings(max_examples=100)
     def test_at_every_instant_a_stage_does_what_its_order_says(self, pipeline: Pipeline) -> None:
         timeline = play(pipeline)
         order = order_for(pipeline.weights, pipeline.schedule)
@@ -197,7 +197,7 @@ class TestEveryPipeline:
                 assert decision == begun[now] if now in begun else isinstance(decision, Wait)
 
     @given(pipelines())
-    @settings(deadline=None, max_examples=100)
+    @settings(max_examples=100)
     def test_no_weights_are_used_before_they_are_made(self, pipeline: Pipeline) -> None:
         """Per-minibatch policies in strict order use the newest of their stage: what the version table says of them."""
         for stage in play(pipeline).stages:
@@ -209,7 +209,7 @@ class TestEveryPipeline:
                     assert box.through == newest
 
     @given(pipelines())
-    @settings(deadline=None, max_examples=50)
+    @settings(max_examples=50)
     def test_versions_are_those_of_the_table(self, pipeline: Pipeline) -> None:
         for stage in play(pipeline).stages:
             table = VersionTable(
@@ -229,7 +229,7 @@ class TestEveryPipeline:
                 assert (box.through, box.steps_ahead, box.makes_update) == wanted
 
     @given(pipelines())
-    @settings(deadline=None, max_examples=50)
+    @settings(max_examples=50)
     def test_a_flush_drains_first(self, pipeline: Pipeline) -> None:
         for stage in play(pipeline).stages:
             for index, box in enumerate(stage.boxes):

@@ -76,7 +76,7 @@ TIMES = st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 20)), min_size=1, 
 
 
 @given(times=TIMES, n=st.integers(1, 8), weights=st.sampled_from(RUNNING_ON))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_never_faster_than_the_closed_form(times: list[tuple[float, float]], n: int, weights: WeightPolicy) -> None:
     """`flush` may be: its formula lets nobody compute while the slowest stage waits for those behind it."""
     n = max(n, POLICIES[weights].least_minibatches_per_wave(len(times)))
@@ -90,7 +90,7 @@ def test_never_faster_than_the_closed_form(times: list[tuple[float, float]], n: 
 
 
 @given(times=TIMES, n=st.integers(1, 6))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_gpipe_is_two_flow_shops(times: list[tuple[float, float]], n: int) -> None:
     """N equal minibatches through machines of times f take Σ f + (N − 1)·max f; then the same backwards."""
     forward, backward = [f for f, _ in times], [b for _, b in times]
@@ -173,7 +173,7 @@ def test_a_slow_link_is_the_bottleneck() -> None:
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_bytes_between_nodes(seed: int) -> None:
     """What the definition says is what crosses, once every wave is pushed, and pulled unless it need not be."""
     case = random_case(seed)

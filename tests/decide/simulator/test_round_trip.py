@@ -41,7 +41,7 @@ def bound(plan: SimulatedPlan, costs: Costs, options: SimulationOptions) -> floa
     return trip.minibatches_per_tick * 1e12 * len(plan.workers) * costs.profile.batch_size
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6))
 def test_no_simulation_is_faster_than_the_round_trip(seed: int) -> None:
     staleness = random.Random(seed).choice([0, 0, 1, 4])

@@ -888,3 +888,12 @@ class TestMembers:
         self.ready(log, 1)
         assert "join" not in log.segment.reasons
         assert list(log.members) == [VW[1]]
+
+    def test_who_stops_the_run_waits_for_nobody(self) -> None:
+        log = self.log(MemberChange(Clock(2), VW[0], joins=False), MemberChange(Clock(4), VW[0], joins=True))
+        for _ in range(2):
+            commit_all(log)
+        self.on_others(log, 4)
+        log.request_barrier("stop")
+        acknowledge(log)
+        assert (log.published, log.finished) == (4, True)

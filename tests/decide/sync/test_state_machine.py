@@ -257,7 +257,6 @@ class Machine(WellBehaved):
 _SETTINGS = settings(
     max_examples=300,
     stateful_step_count=40,
-    deadline=None,
     database=None,
     report_multiple_bugs=False,
     phases=(Phase.generate, Phase.shrink),  # to explain a failure Hypothesis traces every line of every run

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from hetpipe.decide.lifecycle.exchange import (
@@ -441,10 +445,11 @@ class TestPreemptionWhereStagesAloneHoldTheWeights:
         assert driver.machine.state is JobState.PLANNING
 
 
-def scripted(*lines: tuple[int, str, int]) -> Driver:
+def scripted(*lines: tuple[int, str, int], settings: Mapping[str, Any] | None = None) -> Driver:
     """A run whose script has lines of (clock, verb, virtual worker)."""
     script = tuple({"at": {"clock": clock}, "do": verb, "vw": vw} for clock, verb, vw in lines)
-    return Driver(Job(**{**job().model_dump(mode="json"), "elastic": {"script": script}})).to(JobState.RUNNING)
+    values = {**job().model_dump(mode="json"), "elastic": {"script": script}, **(settings or {})}
+    return Driver(Job(**values)).to(JobState.RUNNING)
 
 
 class TestScript:
@@ -475,3 +480,91 @@ class TestScript:
         driver.feed(ClocksReported(clocks(4, 4)))
         assert driver.worker(1).stays_out
         assert not driver.worker(0).stays_out
+
+    def test_one_that_is_added_and_is_not_restarted_any_more_ends_the_run_at_a_barrier(self) -> None:
+        """What has been trained is in that barrier's checkpoint."""
+        driver = scripted((4, "drop", 1), (9, "add", 1), settings={"survive": {"restarts": 2}})
+        pass_barrier(driver)
+        for life in (1, 2):
+            driver.wait(1.0)
+            driver.feed(AdmitAcknowledged(Vw(1), Incarnation(life), None))
+            driver.end_life(1, life=life)
+        driver.wait(2.0)
+
+        why = "elastic.script[1]: adds virtual worker 1 at clock 9, but it cannot come: virtual worker 1 died 2 times"
+        assert driver.states()[-1] == "stopping"
+        assert driver.events(StateChanged)[-1].remark.startswith(f"the run ends at the next barrier: {why}")
+        assert len(driver.tasks(RequestBarrier)) == 1
+        reach_stop(driver)
+        ended = driver.ended()
+        assert (ended.state, ended.error) == (JobState.FAILED, "ScriptFailed")
+        assert ended.sentence.startswith(why)
+        assert ended.sentence.endswith("; mend that, or remove the line")
+
+    def test_one_whose_agent_is_away_is_awaited_for_a_while(self) -> None:
+        driver = scripted((4, "drop", 1), (9, "add", 1), settings={"survive": {"absence": "20s"}})
+        lose_agent(driver)
+        driver.feed(ClocksReported(clocks(8, 8)))
+        driver.wait(25.0)
+        assert driver.machine.state is JobState.RUNNING, "nobody waits for it yet"
+        driver.feed(ClocksReported(replace(clocks(9, 9), published=Clock(8))))
+        driver.wait(19.0)
+        assert driver.machine.state is JobState.RUNNING
+        driver.wait(2.0)
+        assert driver.states()[-1] == "stopping"
+        reach_stop(driver)
+        assert (
+            "elastic.script[1]: adds virtual worker 1 at clock 9, but it cannot come: agent n1 did not return within "
+            "20 s of all others' waiting (survive.absence); mend that"
+        ) in driver.ended().sentence
+
+    def test_one_whose_agent_returns_is_awaited_no_more(self) -> None:
+        driver = scripted((4, "drop", 1), (9, "add", 1), settings={"survive": {"absence": "20s"}})
+        lose_agent(driver)
+        driver.feed(ClocksReported(replace(clocks(9, 9), published=Clock(8))))
+        driver.wait(15.0)
+        driver.feed(MemberRegistered(agent_member("n1", devices=2)))
+        driver.wait(60.0)
+        assert driver.machine.state is JobState.RUNNING
+        assert driver.tasks(Admit) == [admit(1, 1)]
+
+
+def test_a_line_that_a_stage_cannot_do_ends_the_run_at_a_barrier_of_the_others(driver: Driver) -> None:
+    driver.report(1, 0, StageFailed("ScriptFailed", "elastic.script[0]: moves layers, but it cannot"))
+    driver.wait(2.0)
+    assert [task.vw for task in driver.tasks(Evict)] == [1]
+    assert driver.machine.state is JobState.STOPPING
+    assert len(driver.tasks(RequestBarrier)) == 1
+    reach_stop(driver)
+    ended = driver.ended()
+    assert (ended.state, ended.error) == (JobState.FAILED, "ScriptFailed")
+    assert ended.sentence.endswith("elastic.script[0]: moves layers, but it cannot")
+
+
+def test_a_line_that_the_last_one_cannot_do_ends_the_run(driver: Driver) -> None:
+    drain(driver)
+    pass_barrier(driver)
+    driver.report(0, 0, StageFailed("ScriptFailed", "elastic.script[0]: moves layers, but it cannot"))
+    driver.wait(2.0)
+    assert driver.tasks(RequestBarrier) == []
+    assert "elastic.script[0]: moves layers, but it cannot" in driver.ended().sentence
+
+
+def lose_agent(driver: Driver) -> None:
+    """Virtual worker 1 leaves, and its agent is gone before it can come back."""
+    pass_barrier(driver, exits=False)
+    driver.feed(gone("n1"))
+    driver.feed(EvictAcknowledged(Vw(1), Incarnation(0)))
+    driver.wait(2.0)
+    assert state(driver) is LifeState.AWAITING
+
+
+def reach_stop(driver: Driver) -> None:
+    """Virtual worker 0 reaches the barrier of the stop, and the processes of all have ended."""
+    for stage in (0, 1):
+        driver.report(0, stage, StageDone(Clock(9), "stop"))
+        driver.exit(0, stage, 0)
+        driver.exit(1, stage, -9, ordered=True)
+    driver.feed(EvictAcknowledged(Vw(1), Incarnation(0)))
+    driver.wait(2.0)
+    driver.wrap_up()

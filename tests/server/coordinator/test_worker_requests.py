@@ -221,6 +221,11 @@ class TestRefusals:
         add(cluster, 1)
         assert drain(cluster, 0) == "leaving"
 
+    def test_a_script_decides_when_one_trains(self, tmp_path: Path) -> None:
+        scripted = started(tmp_path, 'elastic.script=[{"at":{"clock":1},"do":"drop","vw":1}]')
+        with pytest.raises(UserError, match=r"script of the job .* decides when virtual worker 1 trains; change it"):
+            drain(scripted, 1)
+
     def test_it_must_be_there(self, cluster: Cluster) -> None:
         for ask in (drain, add):
             with pytest.raises(UserError, match="has no virtual worker 7; name one of these: 0, 1"):

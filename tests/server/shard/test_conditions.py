@@ -177,7 +177,7 @@ class TestDisks:
         free[Path("/runs")] = 149
         assert holds(), "two checkpoints of 50 MiB, and 5 % of the disk"
         assert "the disk at /runs on " in only(job.conditions, ConditionKind.DISK_NEARLY_FULL).sentence
-        assert "149.0 MiB of 1000.0 MiB are free" in only(job.conditions, ConditionKind.DISK_NEARLY_FULL).sentence
+        assert "149 MiB of 1000 MiB are free" in only(job.conditions, ConditionKind.DISK_NEARLY_FULL).sentence
         free[Path("/runs")] = 160
         assert holds(), "one more checkpoint would have it full again"
         free[Path("/runs")] = 190

@@ -39,7 +39,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
 class TestKilledAtAnyMoment:
     @pytest.mark.matrix
     @given(st.dictionaries(st.integers(0, 113), st.integers(0, 2), max_size=6), st.sampled_from([EAGER, LAZY]))
-    @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_everything_is_as_without(
         self, undisturbed: Cluster, tmp_path_factory: pytest.TempPathFactory, crashes: Crashes, limits: PushLimits
     ) -> None:

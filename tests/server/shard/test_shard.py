@@ -41,7 +41,7 @@ def small(**options: object) -> OneShard:
 
 class TestWitness:
     @given(st.randoms(use_true_random=False), st.integers(0, 2))
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=15)
     def test_every_committed_wave_counts_once(self, random: object, staleness: int) -> None:
         witness = Witness(num_vws=3, num_waves=4, num_slices=2, copies=3)
         config = shard_config(slices_of([witness.slice_elements] * 2), stages=(1, 1, 1), staleness=staleness)

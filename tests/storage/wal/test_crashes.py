@@ -280,7 +280,7 @@ class TestPowerCut:
             assert recover(image, identity=WHOSE).records == ()
 
     @given(st.text("1!^", max_size=12))
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     def test_of_any_program(self, tmp_path_factory: pytest.TempPathFactory, program: str) -> None:
         folder = tmp_path_factory.mktemp("cut")
         (folder / "log").mkdir()

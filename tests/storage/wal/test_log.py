@@ -51,7 +51,7 @@ def read(folder: Path, since: int = 0) -> LogContents:
 
 class TestLog:
     @given(st.lists(st.tuples(st.binary(max_size=40), st.lists(st.binary(max_size=60), max_size=3)), max_size=8))
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     def test_what_was_appended_comes_back(
         self, tmp_path_factory: pytest.TempPathFactory, records: list[tuple[bytes, list[bytes]]]
     ) -> None:

@@ -27,6 +27,7 @@ from hetpipe.decide.planner.scaled_profile import scaled_profile
 from hetpipe.errors import InfeasiblePlan, PlanError
 from hetpipe.values.cluster import LinkSpec
 from hetpipe.values.policies import WeightPolicy
+from hetpipe.values.quantities import bytes_text
 
 #: The paper's own policy, the only one for which its closed forms hold.
 PLANNED_POLICY: WeightPolicy = "double_buffer"
@@ -154,8 +155,8 @@ def parallel(jobs: Jobs) -> JobPlan:
         if plan is not None:
             return plan
     raise InfeasiblePlan(
-        f"no width, depth and minibatch size with a global batch of {options.max_batch} fits {memory_bytes} bytes per "
-        "device; allow a smaller --max-batch, more devices, or --recompute auto"
+        f"no width, depth and minibatch size with a global batch of {options.max_batch} fits "
+        f"{bytes_text(memory_bytes)} per device; allow a smaller --max-batch, more devices, or --recompute auto"
     )
 
 

@@ -1,6 +1,8 @@
-"""Formatting of times and sizes. Pure; rates and counts are in `text`."""
+"""Formatting of times and sizes. Pure; rates and counts are in `report.text`."""
 
 from __future__ import annotations
+
+import math
 
 _KIB = 1024
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
@@ -35,16 +37,25 @@ def time_text(milliseconds: float) -> str:
     return f"{significant(milliseconds)} ms"
 
 
-def bytes_text(num_bytes: float) -> str:
-    """A size in binary units.
+def bytes_text(num_bytes: float, *, round_up: bool = False) -> str:
+    """A size in binary units, with three significant digits.
+
+    Args:
+        num_bytes: the size.
+        round_up: whether the text must not state less than the size, as for memory that has to be added.
 
     >>> bytes_text(0), bytes_text(1536), bytes_text(12 << 30), bytes_text(10.55 * 2**30)
     ('0 bytes', '1.5 KiB', '12 GiB', '10.6 GiB')
+    >>> bytes_text(420_491_316), bytes_text(420_491_316, round_up=True)
+    ('401 MiB', '402 MiB')
     """
     unit = 0
     while num_bytes >= _KIB and unit + 1 < len(_UNITS):
         num_bytes /= _KIB
         unit += 1
+    if round_up:
+        steps = 1 if num_bytes >= 100 else 10 if num_bytes >= 10 else 100  # noqa: PLR2004 - three digits
+        num_bytes = math.ceil(num_bytes * steps) / steps
     digits = significant(num_bytes)
     return f"{digits.rstrip('0').rstrip('.') if '.' in digits else digits} {_UNITS[unit]}"
 
