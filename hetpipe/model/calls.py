@@ -161,7 +161,7 @@ class Interception(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is Tensor.__iter__:
             func = _iterate
-        if func is torch._assert:  # noqa: SLF001 - dispatched for absent tensors, while plain ones are asked directly
+        if func is torch._assert and isinstance(args[0], Tensor):  # noqa: SLF001 - dispatched for absent tensors, while plain ones are asked directly
             return self._asserted(types, *args, **kwargs)
         tensors = tensors_of_call(args, kwargs)
         for tensor in tensors:

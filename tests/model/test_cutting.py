@@ -439,6 +439,7 @@ class Rejecting(nn.Module):
             where = torch.isnan(value).nonzero()
             raise ValueError(f"not a number at {where}")
         value = self.second(value)
+        torch._assert(value.dim() == 2, "no rows")  # type: ignore[no-untyped-call]
         assert value.abs().max().item() < LARGE, "too large"
         torch._assert((value < LARGE).all(), "too large")  # type: ignore[no-untyped-call]  # torchvision does
         if not value.isfinite().all():
