@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from hetpipe.compare.statistics import training_curve
+from hetpipe.comparison.statistics import training_curve
 from hetpipe.observe.metrics import read_metrics
 
 Points = Sequence[tuple[float, float]]

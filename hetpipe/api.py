@@ -1,34 +1,51 @@
-"""`hetpipe.train` and `hetpipe.minibatch`: the system from a Python program."""
+"""`hetpipe.train` and what one does with runs: the system from a Python program. `planning` has what precedes them."""
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hetpipe.decide.elastic.script import wave_changes
+from hetpipe.checker import Report
+from hetpipe.checkpoint.export import Exported
+from hetpipe.cli.run.export import export_run
+from hetpipe.cli.study.compare import train_all
+from hetpipe.comparison.progress import CompareLines, CompareLive
+from hetpipe.comparison.record import ComparisonFolder, TrialRecord
+from hetpipe.comparison.trainer import train_trial
+from hetpipe.comparison.trials import trials_of
+from hetpipe.comparison.view import PolicySummary, summaries_of
+from hetpipe.decide.elastic.script import member_changes, wave_changes
 from hetpipe.decide.sync.division import Block
-from hetpipe.decide.sync.segment import first_progress, planned_segments, wave_change_at
+from hetpipe.decide.sync.segment import ScriptedChanges, first_progress, planned_segments, wave_change_at
 from hetpipe.job.file import Job, load_job
 from hetpipe.model.packed import unpack
 from hetpipe.pipeline.callables import MapDataset, build_train_data, check_not_importing, epoch_order
 from hetpipe.pipeline.data import read_minibatch
 from hetpipe.pipeline.seeds import preserved_generators
+from hetpipe.planning import naming_keywords
 from hetpipe.report.view import CallbackView, LineView, SilentView, View
+from hetpipe.runs.callbacks import Callback, CallbacksView
 from hetpipe.runs.interrupts import Interrupts
-from hetpipe.runs.own_code import Program, own_code, write_cells
-from hetpipe.runs.requests import JobSource, new_run
+from hetpipe.runs.requests import JobSource, given_job, given_run
 from hetpipe.runs.result import LossRange, Staleness, Traffic, TrainResult
-from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.run import Run
+from hetpipe.runs.run_folder import RUNS
 from hetpipe.runs.shell import Shell
-from hetpipe.runs.training import RunRequest, Training
+from hetpipe.runs.training import Training
+from hetpipe.values.document import dotted
 from hetpipe.values.events import JobEvent, JobState
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
+from hetpipe.values.policies import WeightPolicy
 
-__all__ = ["LossRange", "Progress", "Staleness", "Traffic", "TrainResult", "minibatch", "train"]
+__all__ = [
+    "Callback", "Comparison", "LossRange", "Progress", "Staleness", "Traffic", "TrainResult", "check", "compare",
+    "export", "minibatch", "train",
+]  # fmt: skip
 
 #: The display of `train`: `lines` on standard error, a `live` table there (with rich), `none`, or
 #: a function that is called with every event, in the thread of `train`.
@@ -42,6 +59,7 @@ def train(
     resume: str | Path | None = None,
     coordinator: str | None = None,
     progress: Progress = "lines",
+    callbacks: Sequence[Callback] = (),
     **overrides: object,
 ) -> TrainResult:
     """Train a job to its end, like the command `hetpipe train`.
@@ -61,6 +79,7 @@ def train(
         coordinator: `HOST:PORT` of a running cluster; by default one is started on this machine for this run. If the
             cluster has TLS, the environment variable `HETPIPE_TLS` names the folder of an operator's certificates.
         progress: the display of events.
+        callbacks: called at waves, epochs, evaluations, checkpoints and other events.
         overrides: keys of the job, or those of `job` to change: `epochs=2, sync={"D": 4}`.
 
     Returns:
@@ -75,11 +94,10 @@ def train(
     """
     check_not_importing()
     shell = Shell()
-    request, cells = _request(job, overrides, resume=resume, coordinator=coordinator, shell=shell)
-    folder = RunFolder.create(_path(run_dir), name=request.job.name, clock=shell.clock)
-    if cells is not None:
-        request = replace(request, import_path=write_cells(cells, folder.path / "code", beside=shell.current))
+    request, folder = given_run(job, overrides, run_dir=run_dir, resume=resume, coordinator=coordinator, shell=shell)
     view = _view(progress, request.job.name, shell)
+    if callbacks:
+        view = CallbacksView(view, callbacks, folder)
     # Ctrl-C only: SIGTERM is left to the program.
     with Interrupts([signal.SIGINT]) as interrupts:
         try:
@@ -94,22 +112,110 @@ def train(
     raise end.exception()
 
 
-def _request(
-    job: JobSource | None,
-    overrides: Mapping[str, object],
+def check(run: str | Path | Run | None = None) -> dict[str, Report]:
+    """Verify the histories of a run, as `hetpipe check` does: staleness bound, exactly-once, sample accounting.
+
+    Args:
+        run: a run or its folder; None: the newest one in `runs/`.
+
+    Returns:
+        A report by folder; one for each rewind after which it trained. `all(report.ok for report in found.values())`.
+
+    Raises:
+        UserError: there is no such run, or a history cannot be read.
+    """
+    return _run(run).check()
+
+
+def export(
+    run: str | Path | Run | None, out: str | Path, *, to: Literal["safetensors", "hf"] = "safetensors"
+) -> Exported:
+    """Write the weights of a run's newest checkpoint, as `hetpipe export` does.
+
+    Args:
+        run: a run, or its folder or URL; None: the newest one in `runs/`.
+        out: the file or URL to write; with `hf` a folder that `from_pretrained` reads.
+        to: format; `hf` builds the job's model with the code in the current folder.
+
+    Raises:
+        UserError: there is no such run, or `out` cannot be written.
+        CheckpointError: the run has no complete checkpoint, or one of its files is corrupted.
+    """
+    name = None if run is None else str(run.path if isinstance(run, Run) else run)
+    with naming_keywords():
+        written, _ = export_run(name, str(out), is_hugging_face=to == "hf", runs_dir=RUNS, shell=Shell())
+    return written
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A job under several weight policies."""
+
+    path: Path
+    """Its folder, with the folders of the runs."""
+    policies: tuple[PolicySummary, ...]
+    """Each policy over its seeds, in the requested order."""
+    runs: tuple[TrialRecord, ...]
+    """Each run, with its curves."""
+
+
+def compare(
+    job: JobSource | None = None,
     *,
-    resume: str | Path | None,
-    coordinator: str | None,
-    shell: Shell,
-) -> tuple[RunRequest, str | None]:
-    """The request, and the source of the definitions in a notebook's cells that it needs."""
-    if job is None and resume is None and overrides:
-        job = {}
-    program = Program.current()
-    given = own_code(job if isinstance(job, Mapping) else {}, overrides, program)
-    source = given.job if isinstance(job, Mapping) else job
-    request = new_run(source, given.overrides, resume=resume, coordinator=coordinator, shell=shell)
-    return replace(request, import_path=given.import_path or request.import_path), given.cells
+    weights: Sequence[WeightPolicy] = ("wave", "stash", "double_buffer", "flush", "predict"),
+    seeds: int = 3,
+    only_for: Mapping[WeightPolicy, Mapping[str, object]] | None = None,
+    run_dir: str | Path | None = None,
+    progress: Literal["lines", "live"] = "lines",
+    **overrides: object,
+) -> Comparison:
+    """Train a job under several weight policies in sequence, as `hetpipe compare` does.
+
+    Args:
+        job: a job file, a mapping with its content, or a `Job`; may be given by keys alone (`train`).
+        weights: the policies.
+        seeds: number of seeds, counted from the job's.
+        only_for: keys of the job by policy: `{"flush": {"optimizer.lr": 0.1}}`.
+        run_dir: folder of the comparison; its finished runs are used again. Default: `runs/compare-NAME-TIME`.
+        progress: the display of runs on standard error.
+        overrides: keys of the job, or those of `job` to change, under every policy.
+
+    Raises:
+        UserError: the job or an argument is invalid, under whatever policy.
+        KeyboardInterrupt: Ctrl-C; with the same `run_dir` the comparison continues.
+    """
+    check_not_importing()
+    with given_job(job, overrides, Shell()) as (loaded, shell), naming_keywords():
+        own = tuple(
+            f"{policy}:{key}={json.dumps(value)}"
+            for policy, keys in (only_for or {}).items()
+            for key, value in dotted(keys).items()
+        )
+        trials = trials_of(loaded, _Trials(",".join(weights), seeds, own))
+        folder = ComparisonFolder.open(_path(run_dir), name=loaded.name, clock=shell.clock)
+        kind = CompareLive if progress == "live" else CompareLines
+        try:
+            with kind(sys.stderr, shell.clock) as shown:
+                train_all(trials, folder, shell, shown, train_trial)
+        finally:
+            shell.fork_server.close()
+    records = tuple(record for trial in trials if (record := folder.find(trial)))
+    policies = tuple(dict.fromkeys(trial.weights for trial in trials))
+    return Comparison(folder.path, summaries_of(policies, records), records)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trials:
+    """Implements `TrialSettings`."""
+
+    weights: str
+    seeds: int
+    own_settings: tuple[str, ...]
+    settings: tuple[str, ...] = ()
+
+
+def _run(run: str | Path | Run | None) -> Run:
+    return run if isinstance(run, Run) else Run(run)
 
 
 def minibatch(
@@ -161,11 +267,11 @@ def _block(job: Job, dataset: MapDataset, vw: int, p: int) -> tuple[Block, int]:
         per_wave=per_wave,
         checkpoint_every_waves=job.checkpoint.every_waves,
         plan_clocks=job.elastic.clocks,
-        wave_changes=changes,
+        scripted=ScriptedChanges(changes, member_changes(job)),
         plan_every_waves=job.freeze.waves,
         order_of=epoch_order(job, Path.cwd(), dataset) or (lambda _: None),
     ):
-        dealt = blocks[VirtualWorkerIndex(vw)]
+        dealt = blocks.get(VirtualWorkerIndex(vw), ())
         change = wave_change_at(changes, segment.start)
         n = n if change is None else change.of(VirtualWorkerIndex(vw))
         first = origin + 1

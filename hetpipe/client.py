@@ -1,28 +1,48 @@
-"""Clients of a coordinator: `Client` for users, `CoordinatorClient` with every call for hetpipe itself."""
+"""`hetpipe.Client` and `hetpipe.AsyncClient`: a running cluster from a Python program."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import threading
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.code_archive import pack
 from hetpipe.errors import MemberReplaced, UnknownJob, UserError
+from hetpipe.runs.requests import JobSource, given_run
+from hetpipe.runs.shell import Shell
+from hetpipe.runs.training import hand_in
 from hetpipe.server.member_session import Hooks, MemberSession
+from hetpipe.values.events import JobEvent, JobStatus, StopMode
 from hetpipe.values.ids import Clock as WaveClock
 from hetpipe.values.ids import JobId, VirtualWorkerIndex
 from hetpipe.values.members import Lease, Member, MemberId, MemberInfo, MemberRole
 from hetpipe.values.run import ClockSnapshot
-from hetpipe.wire.calls import GET_CLOCKS, LIST_MEMBERS, GetClocksRequest, ListMembersRequest
+from hetpipe.wire.calls import (
+    GET_CLOCKS,
+    GET_STATUS,
+    LIST_MEMBERS,
+    STOP_JOB,
+    GetClocksRequest,
+    GetStatusRequest,
+    ListMembersRequest,
+    StopJobRequest,
+)
 from hetpipe.wire.coordinator_client import CoordinatorClient
 from hetpipe.wire.tls import Tls, tls_from_environment
 
-__all__ = ["Client", "CoordinatorClient", "RegisteredWorker", "new_request_id"]
+__all__ = ["AsyncClient", "Client", "RegisteredWorker"]
+
+ItemT = TypeVar("ItemT")
 
 
 class RegisteredWorker:
@@ -152,6 +172,67 @@ class Client:
         """The live members in order of registration."""
         return self._calls.invoke(LIST_MEMBERS, ListMembersRequest()).members
 
+    def submit(
+        self,
+        job: JobSource | None = None,
+        *,
+        run_dir: str | Path | None = None,
+        resume: str | Path | None = None,
+        send_code: bool = False,
+        **overrides: object,
+    ) -> JobId:
+        """Submit a job, as `hetpipe submit --detach` does, and return its id without waiting for anything.
+
+        Args:
+            job: as for `hetpipe.train`; functions and classes are imported again by the cluster's agents.
+            run_dir: folder for the run, new or empty; by default `runs/NAME-TIME`. All nodes must have it under this
+                path, unless the job has `storage`.
+            resume: folder or URL of a run to continue from its newest checkpoint.
+            send_code: send the Python files of the folder along that the functions come from, for agents that accept
+                code.
+            overrides: keys of the job, or those of `job` to change.
+
+        Raises:
+            UserError: the job, something it refers to, or an argument is invalid.
+        """
+        shell = Shell(clock=self._clock)
+        request, folder = given_run(
+            job, overrides, run_dir=run_dir, resume=resume, coordinator=self._calls.address, shell=shell
+        )
+        code = pack(request.import_path) if send_code else None
+        return hand_in(replace(request, detaches=True, code=code), folder, self._calls, shell)
+
+    def stop(self, job_id: str | None = None, *, now: bool = False) -> JobStatus:
+        """Request that a job stops, and return its status then; `events` reports when it has.
+
+        It stops at the next barrier, with a checkpoint; with `now` immediately, without one. A job that has ended is
+        left alone.
+
+        Raises:
+            UnknownJob: there is no such job.
+        """
+        status = self.status(job_id)
+        if status.state is None:
+            raise UnknownJob(f"the coordinator at {self._calls.address} has no job yet: there is nothing to stop")
+        if not status.state.is_terminal:
+            mode = StopMode.NOW if now else StopMode.CHECKPOINT
+            self._calls.invoke(STOP_JOB, StopJobRequest(mode, status.job_id))
+        return self.status(status.job_id)
+
+    def status(self, job_id: str | None = None) -> JobStatus:
+        """State, clocks, progress, virtual workers and conditions of a job; `state` is None if there is no job yet."""
+        return self._calls.invoke(GET_STATUS, GetStatusRequest(_job(job_id)))
+
+    def events(self, job_id: str | None = None) -> Iterator[JobEvent]:
+        """Yield the events of a job, those that the coordinator still has first, until the last one, `JobEnded`.
+
+        Blocks in between.
+
+        Raises:
+            NobodyLeads: the coordinator is reachable, but nobody has reported about the job for minutes.
+        """
+        return (numbered.event for numbered in self._calls.watch_job(_job(job_id)))
+
     def clocks(self, job_id: str | None = None) -> ClockSnapshot:
         """All clocks of a job.
 
@@ -184,10 +265,95 @@ class Client:
         return self._calls.watch_clocks(_job(job_id))
 
 
+class AsyncClient:
+    """`Client` for asyncio: the same methods, which wait in threads while the event loop goes on.
+
+    Close it, or use it in an `async with` block. Closing it ends all calls; a cancelled task leaves its call running
+    until then.
+    """
+
+    def __init__(self, address: str, *, tls: str | Path | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+        """As `Client`."""
+        self._client = Client(address, tls=tls, clock=clock)
+
+    async def close(self) -> None:
+        """As `Client.close`."""
+        await asyncio.to_thread(self._client.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def register_worker(
+        self, name: str, *, address: str = "", on_lost: Callable[[MemberReplaced], None] | None = None
+    ) -> RegisteredWorker:
+        """As `Client.register_worker`; `on_lost` is called in another thread."""
+        return await asyncio.to_thread(self._client.register_worker, name, address=address, on_lost=on_lost)
+
+    async def members(self) -> tuple[Member, ...]:
+        """As `Client.members`."""
+        return await asyncio.to_thread(self._client.members)
+
+    async def submit(
+        self,
+        job: JobSource | None = None,
+        *,
+        run_dir: str | Path | None = None,
+        resume: str | Path | None = None,
+        send_code: bool = False,
+        **overrides: object,
+    ) -> JobId:
+        """As `Client.submit`."""
+        submit = partial(self._client.submit, job, run_dir=run_dir, resume=resume, send_code=send_code, **overrides)
+        return await asyncio.to_thread(submit)
+
+    async def stop(self, job_id: str | None = None, *, now: bool = False) -> JobStatus:
+        """As `Client.stop`."""
+        return await asyncio.to_thread(self._client.stop, job_id, now=now)
+
+    async def status(self, job_id: str | None = None) -> JobStatus:
+        """As `Client.status`."""
+        return await asyncio.to_thread(self._client.status, job_id)
+
+    def events(self, job_id: str | None = None) -> AsyncIterator[JobEvent]:
+        """As `Client.events`."""
+        return _in_thread(partial(self._client.events, job_id))
+
+    async def clocks(self, job_id: str | None = None) -> ClockSnapshot:
+        """As `Client.clocks`."""
+        return await asyncio.to_thread(self._client.clocks, job_id)
+
+    async def local_clock(self, vw: int, job_id: str | None = None) -> WaveClock:
+        """As `Client.local_clock`."""
+        return await asyncio.to_thread(self._client.local_clock, vw, job_id)
+
+    async def global_clock(self, job_id: str | None = None) -> WaveClock:
+        """As `Client.global_clock`."""
+        return await asyncio.to_thread(self._client.global_clock, job_id)
+
+    def watch_clocks(self, job_id: str | None = None) -> AsyncIterator[ClockSnapshot]:
+        """As `Client.watch_clocks`."""
+        return _in_thread(partial(self._client.watch_clocks, job_id))
+
+
+async def _in_thread(make: Callable[[], Iterator[ItemT]]) -> AsyncIterator[ItemT]:
+    """Iterate in a thread of its own: threads of the loop's pool are few, and this one blocks for minutes."""
+    loop = asyncio.get_running_loop()
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hetpipe-watch")
+    try:
+        iterator = await loop.run_in_executor(thread, make)
+        while True:
+            items = await loop.run_in_executor(thread, lambda: list(islice(iterator, 1)))
+            if not items:
+                return
+            yield items[0]
+    finally:
+        thread.shutdown(wait=False)
+
+
 def _job(job_id: str | None) -> JobId | None:
     return None if job_id is None else JobId(job_id)
-
-
-def new_request_id() -> str:
-    """A request id for `Submission`."""
-    return uuid.uuid4().hex

@@ -123,14 +123,16 @@ class DropLine(Section):
 
 
 class AddLine(Section):
-    """A virtual worker comes back."""
+    """A virtual worker joins, or comes back."""
 
     at: ScriptMoment = Field(examples=["{clock: 9}"])
     """The barrier at which it takes effect; the others wait there until it is ready."""
     do: Literal["add"] = Field(examples=["add"])
-    """`add`: a virtual worker that an earlier line dropped comes back."""
+    """`add`: a virtual worker that an earlier line dropped comes back; one that none has dropped joins only there."""
     vw: int = Field(ge=0, examples=[1])
-    """The virtual worker."""
+    """The virtual worker, one of the job's."""
+    stages: LayerCounts | None = Field(default=None, examples=["[3, 1]"])
+    """Layers of each of its stages from there on, whose number stays; as before, if omitted."""
 
 
 class FreezeLine(Section):
@@ -176,7 +178,7 @@ def _in_order(script: tuple[ScriptLine, ...]) -> tuple[ScriptLine, ...]:
             )
         if line.at.clock > clock:
             clock, moved, has_waves = line.at.clock, set(), False
-        if isinstance(line, MoveLine):
+        if isinstance(line, MoveLine) or (isinstance(line, AddLine) and line.stages):
             if line.vw in moved:
                 raise ValueError(
                     f"line {number} moves virtual worker {line.vw} a second time at clock {clock}; remove one"
@@ -203,13 +205,14 @@ def _ever_more_frozen(script: tuple[ScriptLine, ...]) -> tuple[ScriptLine, ...]:
 
 
 def _dropped_before_added(script: tuple[ScriptLine, ...]) -> tuple[ScriptLine, ...]:
-    dropped = set[int]()
+    dropped, named = set[int](), set[int]()
     for number, line in enumerate(script, start=1):
         if isinstance(line, DropLine | AddLine):
             is_added, word = isinstance(line, AddLine), line.do
-            if (line.vw in dropped) != is_added:
-                why = "is not dropped by an earlier one" if is_added else "is dropped already"
+            if line.vw in named and (line.vw in dropped) != is_added:
+                why = "trains already" if is_added else "is dropped already"
                 raise ValueError(f"line {number} is `{word}` of virtual worker {line.vw}, which {why}; remove it")
+            named.add(line.vw)
             (dropped.discard if is_added else dropped.add)(line.vw)
     return script
 
@@ -226,6 +229,11 @@ class ElasticSection(Section):
     ] = Field(default=(), examples=["[{at: {clock: 4}, do: move, vw: 0, stages: [3, 1]}]"])
     """The changes, in order of time. A job with a script makes no automatic changes: no straggler's layers are moved,
     no virtual worker continues without its missing agents, and none is added.
+    """
+
+    keep_global_batch: bool = False
+    """Where a virtual worker leaves or joins by the script, the others take over its minibatches: a wave of all virtual
+    workers has as many as before, dealt in proportion to what each has of them.
     """
 
     @property

@@ -330,7 +330,7 @@ def _script_for_the_stages(workers: WorkersSection, elastic: ElasticSection) -> 
             yield Problem((*path, "vw"), f"is {line.vw}, but the virtual workers are 0 to {workers.count - 1}")
             continue
         num_stages = len(stages[line.vw]) if isinstance(stages, tuple) else int(stages)
-        if isinstance(line, MoveLine) and len(line.stages) != num_stages:
+        if isinstance(line, MoveLine | AddLine) and line.stages and len(line.stages) != num_stages:
             yield Problem(
                 (*path, "stages"),
                 f"has {len(line.stages)} stages, but virtual worker {line.vw} has {num_stages}; a move keeps their "
@@ -390,7 +390,8 @@ def _members_of_the_script(sync: SyncSection, workers: WorkersSection, elastic: 
             ("elastic", "script"),
             f"drops a virtual worker, but under `{sync.kind}` only the stages hold the weights; use wsp, bsp or asp",
         )
-    dropped = set[int]()
+    firsts = {line.vw: line for line in reversed(elastic.members)}
+    dropped = {vw for vw, line in firsts.items() if isinstance(line, AddLine)}
     for number, line in enumerate(elastic.script):
         if isinstance(line, DropLine):
             dropped.add(line.vw)

@@ -1,7 +1,7 @@
 """The public history of a run (`wsp.md` §7): the actions of each process, for independent verification.
 
 Every event name and its fields are defined once, as a method of `HistoryWriter`; processes call these, the checker of
-`hetpipe.check` reads the lines. An event is written before anything that depends on it is sent, so a line that lacks
+`hetpipe.checker` reads the lines. An event is written before anything that depends on it is sent, so a line that lacks
 was not done.
 """
 

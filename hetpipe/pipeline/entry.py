@@ -32,6 +32,8 @@ class Entry:
         self._inbox = inbox
         self._waiter = waiter
         self._made_weights = False
+        #: The newest published clock that was seen while waiting.
+        self._seen: Clock | None = None
 
     def wait(self) -> SegmentRecord:
         """Wait until the virtual worker is a member; returns its first segment, or the end of the run.
@@ -106,6 +108,10 @@ class Entry:
             segment = log.segment
             if segment is not None and (log.is_over or self._parts.identity.in_segment(segment) is not None):
                 return segment
+            if log.published != self._seen:
+                # The run goes on: one that a script adds later waits for as long as that takes.
+                self._seen = log.published
+                self._waiter.proceed()
             self._waiter.sleep(_awaited(log), for_clock=True, at_most_seconds=CALL_SECONDS)
             return None
 

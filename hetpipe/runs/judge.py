@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hetpipe.check import check_run, history_files
+from hetpipe.checker import check_run, history_files
 from hetpipe.errors import UserError
 from hetpipe.values.rewinds import run_folders
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,6 +16,7 @@ from hetpipe.errors import JobError, UserError
 from hetpipe.job.file import Job, Overrides, load_job
 from hetpipe.loggers.kinds import missing
 from hetpipe.report.text import shown_path
+from hetpipe.runs.own_code import Program, own_code, write_cells
 from hetpipe.runs.resume import check_not_finished, check_resumed
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.shell import Shell
@@ -55,6 +57,52 @@ def new_run(
     job = load_job(source, overrides)
     _check_loggers(job, coordinator)
     return RunRequest(job=job, import_path=shell.current, coordinator=coordinator)
+
+
+def given_run(
+    job: JobSource | None,
+    overrides: Mapping[str, object],
+    *,
+    run_dir: str | Path | None,
+    resume: str | Path | None,
+    coordinator: str | None,
+    shell: Shell,
+) -> tuple[RunRequest, RunFolder]:
+    """The request and the new folder of a run whose job may contain Python objects; see `own_code`.
+
+    Raises:
+        JobError: with every mistake of the job.
+        UserError: as `new_run`, or the folder cannot be used.
+        CheckpointError: the run to resume has no complete checkpoint.
+    """
+    if job is None and resume is None and overrides:
+        job = {}
+    given = own_code(job if isinstance(job, Mapping) else {}, overrides, Program.current())
+    source = given.job if isinstance(job, Mapping) else job
+    request = new_run(source, given.overrides, resume=resume, coordinator=coordinator, shell=shell)
+    request = replace(request, import_path=given.import_path or request.import_path)
+    folder = RunFolder.create(None if run_dir is None else Path(run_dir), name=request.job.name, clock=shell.clock)
+    if given.cells is not None:
+        request = replace(request, import_path=write_cells(given.cells, folder.path / "code", beside=shell.current))
+    return request, folder
+
+
+@contextmanager
+def given_job(job: JobSource | None, overrides: Mapping[str, object], shell: Shell) -> Iterator[tuple[Job, Shell]]:
+    """A job that may contain Python objects, and an environment whose current folder is the one to import them from.
+
+    Raises:
+        JobError: with every mistake.
+        UserError: its functions come from several folders.
+    """
+    given = own_code(job if isinstance(job, Mapping) else {}, overrides, Program.current())
+    source = given.job if job is None or isinstance(job, Mapping) else job
+    loaded = load_job(source, given.overrides)
+    with TemporaryDirectory(prefix="hetpipe-cells-") as folder:
+        path = given.import_path or shell.current
+        if given.cells is not None:
+            path = write_cells(given.cells, Path(folder), beside=shell.current)
+        yield loaded, replace(shell, current=path)
 
 
 def _check_loggers(job: Job, coordinator: str | None) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hetpipe.check import Report, check_run
+from hetpipe.checker import Report, check_run
 from hetpipe.checkpoint.export import TrainedState, read_trained_state
 from hetpipe.errors import UserError
 from hetpipe.job.file import Job

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from hetpipe.checkpoint.locations import has_checkpoint_at
-from hetpipe.client import new_request_id
 from hetpipe.decide.lifecycle.inspections import is_to_measure
 from hetpipe.decide.lifecycle.known_cluster import BETWEEN_NODES, WITHIN_NODE
 from hetpipe.decide.lifecycle.planning import num_devices_wanted
@@ -35,7 +34,7 @@ from hetpipe.runs.local_inspection import inspect_locally
 from hetpipe.runs.outcome import ExitStatus, error_of, sentences_of, status_of
 from hetpipe.runs.result import TrainResult
 from hetpipe.runs.run_folder import RunFolder, RunRecord, RunResult
-from hetpipe.runs.shell import Shell
+from hetpipe.runs.shell import CoordinatorPort, Shell
 from hetpipe.runs.supervisor import GRACE_SECONDS, ServiceRestart, Services, Supervisor
 from hetpipe.server.agent.devices import DeviceOffer, discover_devices
 from hetpipe.values.conditions import Condition, consequence
@@ -45,6 +44,8 @@ from hetpipe.values.plan import ModelReport
 from hetpipe.values.plan_document import PlanDocument
 from hetpipe.values.rewinds import discard_model_file
 from hetpipe.values.wire import plain
+from hetpipe.wire.calls import SUBMIT_JOB, SubmitJobRequest
+from hetpipe.wire.coordinator_client import new_request_id
 
 #: `GRACE_SECONDS` after a second interrupt.
 _HASTY_GRACE_SECONDS = 0.5
@@ -466,6 +467,24 @@ def submission_of(request: RunRequest, folder: RunFolder) -> Submission:
         restore=request.restore,
         code=request.code,
     )
+
+
+def hand_in(request: RunRequest, folder: RunFolder, client: CoordinatorPort, shell: Shell) -> JobId:
+    """Submit a job to a cluster without following it, once: repeated with the same folder, it is the same job.
+
+    Raises:
+        HetpipeError: the coordinator did not accept it, or is unreachable.
+    """
+    submission = folder.read_submission()
+    if submission is None:
+        submission = submission_of(request, folder)
+        folder.write_submission(submission)
+    if not folder.has_job:
+        folder.write_job(request.job)  # before the coordinator may replace it by its plan
+    job_id = client.invoke(SUBMIT_JOB, SubmitJobRequest(submission)).job_id
+    folder.write_record(replace(record_of(request, folder, shell), job_id=job_id, pids={}))
+    folder.point_latest()  # no follower does so once it trains
+    return job_id
 
 
 def resume_command(run_dir: Path, current: Path, coordinator: str | None) -> str:

@@ -6,7 +6,7 @@ names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated, Literal
@@ -177,7 +177,21 @@ class MemberChange:
     """The barrier; ≥ 1."""
     vw: VirtualWorkerIndex
     joins: bool
-    """Whether it comes back; else it leaves."""
+    """Whether it joins; else it leaves."""
+
+
+def is_absent(changes: Iterable[MemberChange], vw: int, clock: int) -> bool:
+    """Whether a virtual worker takes no part in the segment that a barrier at `clock` begins, by decided changes.
+
+    One whose first change is that it joins is not there before.
+
+    >>> changes = [MemberChange(Clock(4), VirtualWorkerIndex(1), joins=True)]
+    >>> [is_absent(changes, vw, clock) for vw, clock in ((0, 0), (1, 0), (1, 4))]
+    [False, True, False]
+    """
+    own = [change for change in changes if change.vw == vw]
+    done = [change for change in own if change.clock <= clock]
+    return not done[-1].joins if done else bool(own) and own[0].joins
 
 
 @dataclass(frozen=True, slots=True)

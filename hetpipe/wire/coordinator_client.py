@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Generator, Iterator
 from contextlib import closing
 
@@ -119,3 +120,8 @@ class CoordinatorClient:
         if known is None:
             raise UnknownJob(f"the coordinator at {self.address} has no job yet; submit one first")
         return known
+
+
+def new_request_id() -> str:
+    """A request id for `Submission`."""
+    return uuid.uuid4().hex

@@ -25,11 +25,11 @@ import redis
 from hetpipe.certs.authority import PROCESS_DAYS
 from hetpipe.certs.files import CA_FILE, process_folder
 from hetpipe.certs.folders import init_authority, issue_certificate
-from hetpipe.client import CoordinatorClient
 from hetpipe.errors import HetpipeError
 from hetpipe.storage.redis_acl import acl_lines
 from hetpipe.values.identity import NamedPeer, Role
 from hetpipe.wire.calls import LIST_MEMBERS, ListMembersRequest
+from hetpipe.wire.coordinator_client import CoordinatorClient
 from hetpipe.wire.tls import TLS_VARIABLE, Tls
 from tests.chaos.disks import Disk
 from tests.chaos.keeper import Keeper, Kept, Spec, dying_with_parent

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hetpipe.check import check_run
+from hetpipe.checker import check_run
 from hetpipe.clock import SYSTEM_CLOCK
 from tests.chaos import soak_job
 from tests.chaos.cells import Cell, Deed, Provocation, all_cells

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hetpipe.check import check_run
+from hetpipe.checker import check_run
 from hetpipe.checkpoint.manifest import newest_checkpoint
 from hetpipe.errors import CheckpointError, HetpipeError
 from hetpipe.runs.judge import histories_of

@@ -11,9 +11,8 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from hetpipe.check import Kind, check_run
+from hetpipe.checker import Kind, check_run
 from hetpipe.checkpoint.manifest import newest_checkpoint
-from hetpipe.client import new_request_id
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import CheckpointError, HetpipeError, Unavailable
 from hetpipe.job.file import Job
@@ -23,6 +22,7 @@ from hetpipe.values.events import JobState, JobStatus, StopMode, Submission
 from hetpipe.values.ids import JobId
 from hetpipe.values.rewinds import run_folders
 from hetpipe.wire.calls import GET_STATUS, STOP_JOB, SUBMIT_JOB, GetStatusRequest, StopJobRequest, SubmitJobRequest
+from hetpipe.wire.coordinator_client import new_request_id
 from tests.chaos import witness_job
 from tests.chaos.cluster import ROOT, Cluster
 from tests.chaos.keeper import state_of

@@ -26,9 +26,9 @@ from hetpipe.server import SERVICES
 from hetpipe.values.events import JobEnded, JobState, JobStatus
 from hetpipe.values.ids import Clock, JobId, ShardIndex, VirtualWorkerIndex
 from hetpipe.values.run import ClockSnapshot
-from tests.check.corruptions import corrupted_lines
-from tests.check.scenario import Scenario, write_run
-from tests.check.simulator import as_lines, simulate
+from tests.checker.corruptions import corrupted_lines
+from tests.checker.scenario import Scenario, write_run
+from tests.checker.simulator import as_lines, simulate
 from tests.checkpoints import write_checkpoint
 from tests.cli.fakes import RESULT, FakeCoordinator, running_status, shell_with, small_job, snapshot
 from tests.support.forked import run_forked

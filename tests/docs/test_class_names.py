@@ -11,7 +11,7 @@ from tests.docs.pages import ROOT
 _PACKAGES = ("checkpoint", "link", "pipeline", "server/shard", "storage", "weights")
 
 #: Judges the rest, and shares nothing with it, on purpose.
-_INDEPENDENT = "check"
+_INDEPENDENT = "checker"
 
 _PUBLIC_CLASS = re.compile(r"^class ([A-Za-z]\w*)", re.MULTILINE)
 

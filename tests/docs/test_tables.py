@@ -9,10 +9,10 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from hetpipe.check.report import ReportJson
-from hetpipe.compare.record import TrialRecord, TrialState
-from hetpipe.compare.statistics import MOST_POINTS
-from hetpipe.compare.view import PolicySummary, comparison_json
+from hetpipe.checker.report import ReportJson
+from hetpipe.comparison.record import TrialRecord, TrialState
+from hetpipe.comparison.statistics import MOST_POINTS
+from hetpipe.comparison.view import PolicySummary, comparison_json
 from hetpipe.decide.elastic import virtual_workers
 from hetpipe.decide.lifecycle import leadership
 from hetpipe.decide.lifecycle.lifecycle import TABLE

@@ -15,7 +15,7 @@ from examples.bert import data as bert
 from examples.gpt2 import data as gpt2
 from examples.resnet import data as resnet
 from examples.t5 import data as t5
-from hetpipe.check import check_run
+from hetpipe.checker import check_run
 from hetpipe.decide.lifecycle.evaluations import whole
 from hetpipe.job.file import Job, load_job
 from hetpipe.values.run import StageEvaluation, StageProgress

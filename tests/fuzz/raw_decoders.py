@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import grpc
 import torch
 
-from hetpipe.check.reading import read_history
+from hetpipe.checker.reading import read_history
 from hetpipe.errors import HetpipeError
 from hetpipe.link import wire as link_wire
 from hetpipe.link.credit import Window

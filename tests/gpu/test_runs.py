@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hetpipe.check import check_run
+from hetpipe.checker import check_run
 from tests.numerics.compare import trained
 from tests.polling import wait_until
 from tests.processes.harness import ROOT, Outcome, Train, kill, pids_of, write_job

@@ -127,9 +127,19 @@ def test_virtual_workers_are_dropped_and_added() -> None:
     ("lines", "changes", "wrong"),
     [
         (
-            (member("add"),),
+            (member("add"), member("add")),
             {},
-            "elastic.script: line 1 is `add` of virtual worker 1, which is not dropped by ",
+            "elastic.script: line 2 is `add` of virtual worker 1, which trains already; remove it",
+        ),
+        (
+            (member("drop", 0, 2), member("add")),
+            {},
+            "elastic.script[0].vw: is the last virtual worker that trains; keep one",
+        ),
+        (
+            ({**member("add"), "stages": (2, 1, 1)},),
+            {},
+            "elastic.script[0].stages: has 3 stages, but virtual worker 1 has 2; a move keeps their number",
         ),
         (
             (member("drop"), member("drop")),

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from hetpipe.check import check_run
+from hetpipe.checker import check_run
 from hetpipe.checkpoint.export import export_weights
 from hetpipe.job.file import Job
 from hetpipe.pipeline.callables import build_model

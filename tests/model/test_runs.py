@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hetpipe.check import check_run
+from hetpipe.checker import check_run
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import CallableError
 from hetpipe.job.file import Job

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hetpipe.check import check_run
+from hetpipe.checker import check_run
 from hetpipe.checkpoint.format import CheckpointReader
 from hetpipe.checkpoint.manifest import newest_checkpoint
 from hetpipe.decide.elastic.script import most_minibatches_per_wave
@@ -81,6 +81,8 @@ class Case:
     freeze: dict[str, Any] = field(default_factory=dict)
     freezes: tuple[tuple[int, int], ...] = ()
     """(clock, frozen layers with parameters from there on), by the script."""
+    elastic: dict[str, Any] = field(default_factory=dict)
+    """Further keys of `elastic`, and a script in place of that of the others."""
     policies: tuple[tuple[dict[str, int], int, tuple[int | str, ...], str], ...] = ()
     """(moment, worker, layers, their memory policy from there on)."""
 
@@ -131,7 +133,7 @@ class Case:
             patience={"last_checkpoint": "1s"},
             schedule=self.schedule,
             parameter_servers=servers,
-            elastic={"script": self._script},
+            elastic={"script": self._script, **self.elastic},
             checkpoint={"every_waves": self.every_waves, "keep": 3},
         )
 
@@ -153,7 +155,9 @@ class Case:
     @property
     def _membership(self) -> dict[int, tuple[int, ...]]:
         """Clock → workers from there on."""
-        present, found = set(range(self.workers)), {}
+        first = {vw: verb for _, verb, vw in reversed(self.members)}
+        present = {vw for vw in range(self.workers) if first.get(vw) != "add"}
+        found = {0: tuple(sorted(present))} if len(present) < self.workers else {}
         for at, verb, vw in self.members:
             (present.discard if verb == "drop" else present.add)(vw)
             found[at] = tuple(sorted(present))

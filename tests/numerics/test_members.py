@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hetpipe.check import check_run
+from hetpipe.checker import check_run
 from hetpipe.values.policies import WEIGHT_POLICIES
 from tests.models import NUM_WITNESSES
 from tests.numerics.compare import ADAMW, MOMENTUM, Case, assert_same_bits, run, trained
@@ -95,3 +96,54 @@ def test_members_that_the_script_does_not_have_are_reported(tmp_path: Path) -> N
         changed["elastic"]["script"][line][key] = value
         (tmp_path / "job.json").write_text(json.dumps(changed))
         assert set(check_run(tmp_path).kinds()) == {"membership"}
+
+
+@pytest.mark.parametrize(
+    ("what", "waves"),
+    [
+        # N of those that stay grows, by whole updates and the rest to the lower one; a line of the script decides anew.
+        (
+            Case(
+                workers=3,
+                stages=1,
+                wave=4,
+                minibatches=40,
+                accumulate=2,
+                optimizer=dict(MOMENTUM),
+                members=((1, "drop", 1), (2, "drop", 0), (3, "add", 1), (5, "add", 0)),
+                resized=((4, (2, 4, 6)),),
+            ),
+            {1: (6, 4, 6), 2: (4, 4, 12), 3: (4, 6, 6), 4: (2, 4, 6), 5: (2, 4, 4)},
+        ),
+        (
+            Case(workers=2, stages=2, wave=3, minibatches=24, weights="stash", members=((2, "drop", 0), (4, "add", 0))),
+            {2: (3, 6), 4: (3, 3)},
+        ),
+    ],
+    ids=["three", "stash"],
+)
+def test_the_others_take_over_the_minibatches(what: Case, waves: Any, tmp_path: Path) -> None:
+    what = replace(what, elastic={"keep_global_batch": True})
+    run(what, tmp_path)
+    assert check_run(tmp_path).ok
+    assert_same_bits(trained(tmp_path), run_reference(what.reference(waves=waves)))
+
+
+def test_one_that_the_script_adds_first_joins_only_there_and_with_another_cut(tmp_path: Path) -> None:
+    script = ({"at": {"clock": 3}, "do": "add", "vw": 0, "stages": (3, 2)},)
+    what = Case(
+        workers=2,
+        stages=[[1, 4], [2, 3]],
+        minibatches=12,
+        optimizer=dict(ADAMW),
+        members=((3, "add", 0),),
+        moves=((3, 0, (3, 2)),),
+        elastic={"script": script},
+    )
+    run(what, tmp_path)
+    assert changes(tmp_path) == [(3, "join", 0)]
+    assert_same_bits(trained(tmp_path), run_reference(what.reference()))
+    job = json.loads((tmp_path / "job.json").read_text())
+    job["elastic"]["script"] = [{**script[0], "vw": 1}]
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    assert set(check_run(tmp_path).kinds()) == {"membership"}

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from hetpipe.check import check_run
-from hetpipe.check.events import Skip
-from hetpipe.check.reading import read_history
+from hetpipe.checker import check_run
+from hetpipe.checker.events import Skip
+from hetpipe.checker.reading import read_history
 from hetpipe.checkpoint.manifest import checkpoint_dir, read_manifest
 from hetpipe.errors import NonFiniteUpdate
 from hetpipe.pipeline import updates

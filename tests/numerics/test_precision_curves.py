@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from hetpipe.check import check_run
+from hetpipe.checker import check_run
 from hetpipe.job.file import Job, load_job
 from hetpipe.link.policy import Frame, FrameKind
 from hetpipe.link.wire import encode

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hetpipe.api import _block
-from hetpipe.check import check_run
+from hetpipe.checker import check_run
 from hetpipe.checkpoint.manifest import checkpoint_dir, read_manifest
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.policies import POLICIES, WEIGHT_POLICIES

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hetpipe.check.reading import history_files, read_history
+from hetpipe.checker.reading import history_files, read_history
 from hetpipe.observe import line_file, segments
 from hetpipe.observe.history import History
 from hetpipe.observe.segments import compress_before, read_lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -12,8 +13,16 @@ import torch
 from torch import nn
 
 from hetpipe.checkpoint.stage_part import PartWriter
-from hetpipe.decide.sync.records import BarrierRecord, EvictRecord, Record, SegmentMember, SegmentRecord, TermRecord
-from hetpipe.errors import CheckpointNotWritten, ProtocolViolation, StaleIncarnation
+from hetpipe.decide.sync.records import (
+    BarrierRecord,
+    EvictRecord,
+    PublishRecord,
+    Record,
+    SegmentMember,
+    SegmentRecord,
+    TermRecord,
+)
+from hetpipe.errors import CheckpointNotWritten, DeadlineExceeded, ProtocolViolation, StaleIncarnation
 from hetpipe.observe.timeline import NullTimeline
 from hetpipe.pipeline import entry
 from hetpipe.pipeline.chain import chain_of
@@ -66,12 +75,13 @@ class Stage:
             last_checkpoint_seconds=10.0,
             part_writer=PartWriter(lambda clock: Path(f"clock-{clock}"), JobId("job"), "part"),
         )
+        self.time = FakeClock()
         waiter = Waiter(
             "a stage",
             self.inbox.condition,
             report=lambda _: None,
             timeline=cast("NullTimeline", self),
-            clock=FakeClock(),
+            clock=self.time,
             stall_seconds=1.0,
         )
         self.entry = Entry(cast("StageParts", parts), self.inbox, waiter)
@@ -112,6 +122,23 @@ def test_it_waits_for_the_segment_that_names_its_own_life() -> None:
     assert not stage.pushed
     assert stage.layers[0].module.get_parameter("weight").is_meta
     assert stage.waits[0].startswith("the barrier at clock 4 (join), to join there, that is for virtual workers 0, 1")
+
+
+def test_it_waits_as_long_as_the_run_goes_on() -> None:
+    """One that a script adds later: every second another clock is published, and then none."""
+
+    def passes(*records: Record) -> bool:
+        stage.time.advance(0.8)
+        return stage.hear(*records)
+
+    stage = Stage(
+        lambda: passes(segment(0, (0, 0), reasons=()), BarrierRecord(2, Clock(9), "plan", 0)),
+        *(partial(passes, PublishRecord(2 + clock, Clock(clock), ())) for clock in range(1, 6)),
+        *(passes for _ in range(4)),
+    )
+    with pytest.raises(DeadlineExceeded, match="a stage waited 2 s for the barrier at clock 9"):
+        stage.entry.wait()
+    assert stage.time.monotonic() >= 6 * 0.8
 
 
 def test_it_makes_the_first_weights_once_when_asked() -> None:

@@ -28,8 +28,8 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from hetpipe.check.events import Commit, Publish, Used
-from hetpipe.check.reading import read_history
+from hetpipe.checker.events import Commit, Publish, Used
+from hetpipe.checker.reading import read_history
 from hetpipe.checkpoint.export import export_weights
 from hetpipe.errors import HetpipeError
 from tests.pipeline.witness import DIGIT_BITS, FaultKind, sample_counts

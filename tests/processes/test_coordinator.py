@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hetpipe.check import check_run
+from hetpipe.checker import check_run
 from hetpipe.checkpoint.manifest import newest_checkpoint
 from hetpipe.decide.lifecycle.adoption import ADOPTED
 from tests import models

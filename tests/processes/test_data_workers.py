@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hetpipe.check import check_run
+from hetpipe.checker import check_run
 from tests.polling import wait_until
 from tests.processes.harness import Train, is_alive, kill, pids_of, write_job
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hetpipe.check import check_run
+from hetpipe.checker import check_run
 from hetpipe.checkpoint.format import CheckpointReader
 from hetpipe.checkpoint.manifest import newest_checkpoint
 from tests import models

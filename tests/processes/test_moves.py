@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hetpipe.check import check_run
+from hetpipe.checker import check_run
 from hetpipe.decide.elastic.script import script_of
 from hetpipe.server.decisions_file import read_decisions
 from hetpipe.values.decisions import MoveDecision

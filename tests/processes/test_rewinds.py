@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hetpipe.check import check_run
+from hetpipe.checker import check_run
 from hetpipe.checkpoint.manifest import newest_checkpoint
 from tests.numerics.compare import ADAMW, MOMENTUM, Case
 from tests.polling import wait_until

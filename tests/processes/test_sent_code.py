@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hetpipe.check import check_run
+from hetpipe.checker import check_run
 from hetpipe.cli.run.job_connection import is_over
 from hetpipe.values.events import JobState
 from hetpipe.wire.calls import GET_STATUS, GetStatusRequest

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hetpipe.check import check_run
+from hetpipe.checker import check_run
 from hetpipe.checkpoint.export import export_weights
 from hetpipe.checkpoint.manifest import newest_checkpoint, read_manifest
 from hetpipe.errors import StateLost

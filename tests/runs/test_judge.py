@@ -8,9 +8,9 @@ import pytest
 
 from hetpipe.runs import judge
 from hetpipe.runs.judge import count_violations
-from tests.check.corruptions import corrupted_lines
-from tests.check.scenario import Scenario, write_run
-from tests.check.simulator import as_lines, simulate
+from tests.checker.corruptions import corrupted_lines
+from tests.checker.scenario import Scenario, write_run
+from tests.checker.simulator import as_lines, simulate
 
 
 def counted(run_dir: Path) -> tuple[int | None, list[str]]:

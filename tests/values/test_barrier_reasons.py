@@ -37,5 +37,5 @@ def test_nobody_else_takes_the_text_apart() -> None:
         for path in Path(ROOT, "hetpipe").rglob("*.py")
         if joined.search(path.read_text(encoding="utf-8"))
     }
-    allowed = {"hetpipe/values/barrier_reasons.py", "hetpipe/check/reading.py", "hetpipe/cli/start/doctor.py"}
+    allowed = {"hetpipe/values/barrier_reasons.py", "hetpipe/checker/reading.py", "hetpipe/cli/start/doctor.py"}
     assert found <= allowed

@@ -1,10 +1,10 @@
-"""`hetpipe check`: the verdict of the history checker, the package `hetpipe.check`."""
+"""`hetpipe check`: the verdict of the history checker, the package `hetpipe.checker`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetpipe.check import check_run
+from hetpipe.checker import check_run
 from hetpipe.cli.options import Json, RunDir, RunsDir
 from hetpipe.runs.judge import histories_of
 from hetpipe.runs.outcome import ExitStatus, Output

@@ -7,15 +7,16 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, get_args
 
 import typer
 
 from hetpipe.cli.options import Json
 from hetpipe.cli.plan.link_profiling import LinkProfileOptions, cached_links
 from hetpipe.cli.plan.profile_links import links_sentences
-from hetpipe.cli.plan.profile_view import view_for
+from hetpipe.cli.plan.profile_view import ProfileView, view_for
 from hetpipe.cli.plan.profiling import ProfileOptions, profile_job
 from hetpipe.cli.plan.simulate import staleness_of
 from hetpipe.decide.lifecycle.known_cluster import KnownLinks, cluster_of, known_links, stated_links
@@ -36,11 +37,15 @@ from hetpipe.values.cluster import Cluster
 from hetpipe.values.document import read_document, to_plain, write_document
 from hetpipe.values.fit import check_fits, read_fitting
 from hetpipe.values.ids import AgentId, DeviceId
+from hetpipe.values.plan_document import PlanDocument
 from hetpipe.values.policies import POLICIES, WEIGHT_POLICIES, PlacementName, WeightPolicy
 from hetpipe.values.profile import Profile
 from hetpipe.values.quantities import bytes_text, time_text
 from hetpipe.values.run import AgentInfo
 from hetpipe.values.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 ALLOCATIONS: Mapping[str, AllocationName] = {name: name for name in get_args(AllocationName)}
 PLACEMENTS: Mapping[str, PlacementName] = {name: name for name in get_args(PlacementName)}
@@ -134,34 +139,55 @@ def run(request: Options, output: Output, shell: Shell) -> ExitStatus:
     check_request(request, as_json=output.machine is not None)
     job = None if request.job is None else load_job(request.job)
     planning = planner_request_of(request, job)
-    known = _given(request) if job is None else _for_job(request, job, output, shell)
-    profile, cluster = known.profile, known.cluster
+    known = known_of(_inputs_of(request, job), shell, partial(view_for, output, shell))
     options = planning.options
     if request.reserve_bytes is None:
         options = replace(options, reserve_bytes=known.reserve_bytes)
     if request.fit:
-        return _fit(profile, cluster, options, output)
-    # slow to import
-    from hetpipe.decide.planner.choose import choose_plan
-    from hetpipe.decide.simulator.prediction import predicted
-
-    document = choose_plan(profile, cluster, options, predict=predicted)
-    facts = PlanFacts(document, costs_of(document, profile, cluster), options)
-    document = known.links.noted_in(document, cluster)
+        return _fit(known.profile, known.cluster, options, output)
+    planned = plan_for(known, options)
+    document = planned.document
     remarks = [*planning.remarks, *_links_remarks(known.links, shell)]
     if request.out is not None:
         _write("--out", request.out, lambda path: write_document(document, path))
         remarks.append(f"the plan is in {shown_path(request.out.absolute(), shell.current)}")
     if request.html is not None:
-        text = _page(facts)
+        text = page_text(planned.facts)
         _write("--html", request.html, lambda path: path.write_text(text, encoding="utf-8"))
         remarks.append(f"the page is in {shown_path(request.html.absolute(), shell.current)}")
     if output.machine is None:
-        _show(facts, request, output)
+        # rich is slow to import, and --json does not need it
+        from rich.console import Console
+
+        show_facts(planned.facts, Console(file=output.people, highlight=False), why="full" if request.why else "brief")
     output.say(*remarks)
     if output.machine is not None:
         output.answer(to_plain(document))
     return ExitStatus.OK
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan, and what explains it."""
+
+    document: PlanDocument
+    """With the origin of the links' speeds."""
+    facts: PlanFacts
+
+
+def plan_for(known: Known, options: PlanOptions) -> Planned:
+    """The fastest plan that fits.
+
+    Raises:
+        UserError: there is none.
+    """
+    # slow to import
+    from hetpipe.decide.planner.choose import choose_plan
+    from hetpipe.decide.simulator.prediction import predicted
+
+    document = choose_plan(known.profile, known.cluster, options, predict=predicted)
+    facts = PlanFacts(document, costs_of(document, known.profile, known.cluster), options)
+    return Planned(known.links.noted_in(document, known.cluster), facts)
 
 
 def _fit(profile: Profile, cluster: Cluster, options: PlanOptions, output: Output) -> ExitStatus:
@@ -192,8 +218,33 @@ def _links_remarks(links: KnownLinks, shell: Shell) -> tuple[str, ...]:
     return () if links.sources == ("stated",) else links_sentences(links, shell.clock.wall())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInputs:
+    """What is given to plan with: a job, or a profile and a cluster, or all of them."""
+
+    job: Job | None = None
+    profile: Profile | None = None
+    cluster: Cluster | None = None
+    cluster_name: str = "cluster"
+    """Origin of the cluster, for messages."""
+
+
+def _inputs_of(request: Options, job: Job | None) -> PlanInputs:
+    """Read the files."""
+    name = "cluster" if request.cluster is None else str(request.cluster)
+    if request.profile is not None and request.cluster is not None:
+        profile, cluster = read_fitting(request.profile, request.cluster)
+        return PlanInputs(job=job, profile=profile, cluster=cluster, cluster_name=name)
+    return PlanInputs(
+        job=job,
+        profile=None if request.profile is None else read_document(Profile, request.profile),
+        cluster=None if request.cluster is None else read_document(Cluster, request.cluster),
+        cluster_name=name,
+    )
+
+
 @dataclass(frozen=True, slots=True)
-class _Known:
+class Known:
     """The inputs of planning."""
 
     profile: Profile
@@ -204,43 +255,60 @@ class _Known:
     """Memory of the framework on every device; 0 if nothing was measured."""
 
 
-def _given(request: Options) -> _Known:
-    assert request.profile is not None
-    assert request.cluster is not None
-    profile, cluster = read_fitting(request.profile, request.cluster)
-    return _Known(profile, cluster, _stated(cluster))
+def known_of(inputs: PlanInputs, shell: Shell, view: Callable[[], ProfileView]) -> Known:
+    """The profile and the cluster to plan with.
+
+    Given ones take precedence over those of the job, and these over this machine and a measurement.
+
+    Args:
+        inputs: a job, or a profile and a cluster.
+        shell: the command's environment.
+        view: makes the display of a measurement.
+
+    Raises:
+        UserError: they do not fit each other, or the job.
+        HetpipeError: the measurement failed.
+    """
+    if inputs.cluster is not None:
+        cluster, links = inputs.cluster, _stated(inputs.cluster)
+    else:
+        cluster, links = _cluster_of(_required(inputs.job), shell)
+    if inputs.profile is not None:
+        known = Known(inputs.profile, cluster, links)
+    else:
+        known = _with_profile(_required(inputs.job), cluster, links, shell, view)
+    check_fits(known.profile, cluster, cluster_name=inputs.cluster_name)
+    if inputs.job is not None:
+        _check_measured_for(inputs.job, known.profile)
+    return known
+
+
+def _required(job: Job | None) -> Job:
+    assert job is not None, "a job, or a profile and a cluster"
+    return job
 
 
 def _stated(cluster: Cluster) -> KnownLinks:
     return stated_links(cluster.links, [node.name for node in cluster.nodes])
 
 
-def _for_job(request: Options, job: Job, output: Output, shell: Shell) -> _Known:
-    """Files given as options take precedence over those of the job, and these over this machine and a measurement."""
-    if request.profile is not None and request.cluster is not None:
-        known = _given(request)
-    else:
-        cluster, links = _cluster(request, job, shell)
-        known = _with_profile(request, job, (cluster, links), output, shell)
-        check_fits(known.profile, cluster, cluster_name="cluster" if request.cluster is None else str(request.cluster))
-    if known.profile.batch_size != job.batch_size:
+def _check_measured_for(job: Job, profile: Profile) -> None:
+    if profile.batch_size != job.batch_size:
         raise UserError(
-            f"the profile has minibatches of {known.profile.batch_size} samples, the job has {job.batch_size}; "
-            f"profile again, or set batch_size: {known.profile.batch_size}"
+            f"the profile has minibatches of {profile.batch_size} samples, the job has {job.batch_size}; "
+            f"profile again, or set batch_size: {profile.batch_size}"
         )
-    if known.profile.precision != job.precision:
+    if profile.precision != job.precision:
         raise UserError(
-            f"the profile was measured in {known.profile.precision}, the job computes in {job.precision}; profile "
-            f"again, or set precision: {known.profile.precision}"
+            f"the profile was measured in {profile.precision}, the job computes in {job.precision}; profile "
+            f"again, or set precision: {profile.precision}"
         )
-    return known
 
 
-def _cluster(request: Options, job: Job, shell: Shell) -> tuple[Cluster, KnownLinks]:
-    """The cluster, and the source of its links."""
-    named = job.cluster.file if request.cluster is None else read_document(Cluster, request.cluster)
-    if named is not None:
-        return named, _stated(named)
+def _cluster_of(job: Job, shell: Shell) -> tuple[Cluster, KnownLinks]:
+    """The job's cluster, or else this machine, and the source of its links."""
+    if job.cluster.file is not None:
+        return job.cluster.file, _stated(job.cluster.file)
     # Like a run.
     node = socket.gethostname()
     devices = discover_devices(node)
@@ -250,17 +318,14 @@ def _cluster(request: Options, job: Job, shell: Shell) -> tuple[Cluster, KnownLi
 
 
 def _with_profile(
-    request: Options, job: Job, among: tuple[Cluster, KnownLinks], output: Output, shell: Shell
-) -> _Known:
-    cluster, links = among
-    if request.profile is not None:
-        return _Known(read_document(Profile, request.profile), cluster, links)
+    job: Job, cluster: Cluster, links: KnownLinks, shell: Shell, view: Callable[[], ProfileView]
+) -> Known:
     if job.cluster.profile is not None:
-        return _Known(job.cluster.profile, cluster, links)
+        return Known(job.cluster.profile, cluster, links)
     types = tuple(dict.fromkeys(cluster.devices.values()))
-    with view_for(output, shell) as view:
-        profiled = profile_job(job, ProfileOptions(types=types), shell, view.show)
-    return _Known(profiled.profile, cluster, links, profiled.reserve_bytes)
+    with view() as shown:
+        profiled = profile_job(job, ProfileOptions(types=types), shell, shown.show)
+    return Known(profiled.profile, cluster, links, profiled.reserve_bytes)
 
 
 def _write(option: str, path: Path, write: Callable[[Path], object]) -> None:
@@ -272,22 +337,20 @@ def _write(option: str, path: Path, write: Callable[[Path], object]) -> None:
         ) from error
 
 
-def _page(facts: PlanFacts) -> str:
+def page_text(facts: PlanFacts) -> str:
+    """A plan as an HTML page."""
     from hetpipe.report.plan_page import page_of, picture_of
     from hetpipe.report.plan_reasons import reasons_of
 
     return page_of(view_of(facts), reasons_of(facts), picture_of(facts))
 
 
-def _show(facts: PlanFacts, request: Options, output: Output) -> None:
-    # rich is slow to import, and --json does not need it
-    from rich.console import Console
-
+def show_facts(facts: PlanFacts, console: Console, *, why: Literal["brief", "full"]) -> None:
+    """Print a plan as text."""
     from hetpipe.report.plan_reasons import reasons_of
     from hetpipe.report.plan_screen import show_plan
 
-    console = Console(file=output.people, highlight=False)
-    show_plan(view_of(facts), reasons_of(facts), console, why="full" if request.why else "brief")
+    show_plan(view_of(facts), reasons_of(facts), console, why=why)
 
 
 # -- the request to the planner ---------------------------------------------------------------------------------------

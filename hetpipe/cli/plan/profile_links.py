@@ -9,7 +9,6 @@ from pathlib import Path
 
 from hetpipe.cli.plan.link_profiling import LinkProfileOptions, ProfiledLinks, profile_links
 from hetpipe.cli.plan.profile_view import view_for
-from hetpipe.client import new_request_id
 from hetpipe.decide.lifecycle.known_cluster import KnownLinks, LinkOrigin, cluster_of, known_links, together
 from hetpipe.errors import DeadlineExceeded, UserError
 from hetpipe.report.text import columns, duration, shown_path
@@ -25,6 +24,7 @@ from hetpipe.values.members import MemberRole
 from hetpipe.values.quantities import bytes_text
 from hetpipe.values.run import AgentInfo
 from hetpipe.wire.calls import LIST_MEMBERS, MEASURE_LINKS, ListMembersRequest, MeasureLinksRequest
+from hetpipe.wire.coordinator_client import new_request_id
 
 #: Polling interval for the agents' progress, in seconds.
 _POLL_SECONDS = 0.5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -79,9 +79,17 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     """
     document = read_document(PlanDocument, options.plan)
     profile, cluster = read_fitting(options.profile, options.cluster)
+    how = simulation_options(
+        document,
+        staleness=document.staleness if options.staleness is None else staleness_of(options.staleness),
+        minibatches=options.minibatches,
+        jitter_cv=options.jitter_cv,
+        seed=options.seed,
+        stragglers=dict(map(straggler_of, options.stragglers)),
+        contention=not options.no_contention,
+    )
     costs = costs_of(document, profile, cluster)
     plan = simulated_plan(document, costs)
-    how = simulation_options(options, document)
     result = simulate(plan, costs, how, with_activities=options.trace is not None)
     remarks: list[str] = []
     if costs.profile.batch_size != profile.batch_size:
@@ -99,25 +107,29 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     return ExitStatus.OK
 
 
-def simulation_options(options: Options, document: PlanDocument) -> SimulationOptions:
-    """Convert the command's options to the simulator's.
-
-    Raises:
-        UserError: an option is malformed.
-    """
-    staleness = document.staleness if options.staleness is None else staleness_of(options.staleness)
+def simulation_options(
+    document: PlanDocument,
+    *,
+    staleness: int | None,
+    minibatches: int | None = None,
+    jitter_cv: float = 0.0,
+    seed: int = 0,
+    stragglers: Mapping[DeviceId, float],
+    contention: bool = True,
+) -> SimulationOptions:
+    """The simulation of a plan as it would be trained; `minibatches`, None: enough for a steady state."""
     steady = mean_minibatches(steady_waves(staleness), document.waves)
     return SimulationOptions(
         staleness=staleness,
         pull=document.pull,
-        minibatches=steady if options.minibatches is None else options.minibatches,
+        minibatches=steady if minibatches is None else minibatches,
         weights=weight_policy(document.weights),
         schedule=schedule_in(document),
-        jitter_cv=options.jitter_cv,
-        seed=options.seed,
-        stragglers=dict(map(straggler_of, options.stragglers)),
+        jitter_cv=jitter_cv,
+        seed=seed,
+        stragglers=stragglers,
         staggered=True,
-        contention=not options.no_contention,
+        contention=contention,
     )
 
 

@@ -56,17 +56,13 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
         raise UserError(
             "export takes the folder of one run and the file to write: hetpipe export RUN_DIR OUT.safetensors"
         )
-    if runs and is_url(runs[0]):
-        folder, place, shown = None, runs[0], runs[0]
-    else:
-        folder = find_run(Path(runs[0]) if runs else None, runs_dir=options.runs_dir)
-        place, shown = folder.place, shown_path(folder.path, shell.current)
-    if options.to is Format.SAFETENSORS:
-        exported = export_weights(place, out)
-    elif folder is None or is_url(out):
-        raise UserError("--to hf reads the folder of a run and writes a folder, not a URL; export safetensors instead")
-    else:
-        exported = _hugging_face(folder, Path(out), shell)
+    exported, shown = export_run(
+        runs[0] if runs else None,
+        out,
+        is_hugging_face=options.to is Format.HUGGING_FACE,
+        runs_dir=options.runs_dir,
+        shell=shell,
+    )
     output.answer(
         {
             "path": out if is_url(out) else str(Path(out).absolute()),
@@ -79,6 +75,34 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
         f"{shown} at clock {exported.clock}",
     )
     return ExitStatus.OK
+
+
+def export_run(
+    run: str | None, out: str, *, is_hugging_face: bool, runs_dir: Path, shell: Shell
+) -> tuple[Exported, str]:
+    """Write the weights of a run; returns what was written, and the name of the run for messages.
+
+    Args:
+        run: folder or URL of the run; None: the newest one in `runs_dir`.
+        out: file or URL; with `is_hugging_face`, a folder that `from_pretrained` reads.
+        is_hugging_face: build the job's model with the code in the shell's current folder, and save it.
+        runs_dir: searched for the newest run.
+        shell: the command's environment.
+
+    Raises:
+        UserError: there is no such run, or `out` cannot be written.
+        CheckpointError: the run has no complete checkpoint, or one of its files is corrupted.
+    """
+    if run is not None and is_url(run):
+        folder, place, shown = None, run, run
+    else:
+        folder = find_run(None if run is None else Path(run), runs_dir=runs_dir)
+        place, shown = folder.place, shown_path(folder.path, shell.current)
+    if not is_hugging_face:
+        return export_weights(place, out), shown
+    if folder is None or is_url(out):
+        raise UserError("--to hf reads the folder of a run and writes a folder, not a URL; export safetensors instead")
+    return _hugging_face(folder, Path(out), shell), shown
 
 
 def _hugging_face(folder: RunFolder, out: Path, shell: Shell) -> Exported:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from contextlib import closing
 
 from hetpipe.cli.run.summary import safety_lines, summary_lines
 from hetpipe.observe.log import configure_logging, get_logger
 from hetpipe.report.text import shown_path
 from hetpipe.report.view import LineView, View
+from hetpipe.runs import training
 from hetpipe.runs.interrupts import Interrupts
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.shell import Shell
-from hetpipe.runs.training import RunEnd, RunRequest, Training, record_of, submission_of
-from hetpipe.wire.calls import SUBMIT_JOB, SubmitJobRequest
+from hetpipe.runs.training import RunEnd, RunRequest, Training
 
 _log = get_logger(__name__)
 
@@ -36,19 +36,8 @@ def follow(request: RunRequest, folder: RunFolder, output: Output, shell: Shell)
 def hand_in(request: RunRequest, folder: RunFolder, output: Output, shell: Shell) -> None:
     """Submit `request`, with `folder` for its run, and print the job id."""
     assert request.coordinator is not None
-    submission = folder.read_submission()
-    if submission is None:
-        submission = submission_of(request, folder)
-        folder.write_submission(submission)
-    if not folder.has_job:
-        folder.write_job(request.job)  # before the coordinator may replace it by its plan
-    client = shell.connect(request.coordinator)
-    try:
-        job_id = client.invoke(SUBMIT_JOB, SubmitJobRequest(submission)).job_id
-    finally:
-        client.close()
-    folder.write_record(replace(record_of(request, folder, shell), job_id=job_id, pids={}))
-    folder.point_latest()  # no follower does so once it trains
+    with closing(shell.connect(request.coordinator)) as client:
+        job_id = training.hand_in(request, folder, client, shell)
     where = shown_path(folder.path, shell.current)
     output.answer(
         {"run_dir": str(folder.path), "job_id": job_id},

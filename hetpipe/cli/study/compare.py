@@ -14,11 +14,11 @@ from typing import Annotated, Protocol
 import typer
 
 from hetpipe.cli.options import JobFile, Json, Settings
-from hetpipe.compare.progress import CompareLines, CompareLive, CompareProgress
-from hetpipe.compare.record import ComparisonFolder, TrialRecord, TrialState
-from hetpipe.compare.trainer import train_trial
-from hetpipe.compare.trials import Trial, trials_of
-from hetpipe.compare.view import comparison_json, summaries_of, view_of
+from hetpipe.comparison.progress import CompareLines, CompareLive, CompareProgress
+from hetpipe.comparison.record import ComparisonFolder, TrialRecord, TrialState
+from hetpipe.comparison.trainer import train_trial
+from hetpipe.comparison.trials import Trial, trials_of
+from hetpipe.comparison.view import comparison_json, summaries_of, view_of
 from hetpipe.errors import UserError
 from hetpipe.report.text import shown_path
 from hetpipe.report.view import View
@@ -78,7 +78,7 @@ def run(options: Options, output: Output, shell: Shell, train: Trainer = train_t
     interrupted = False
     with _progress_for(output, shell) as progress:
         try:
-            _train_all(trials, folder, shell, progress, train)
+            train_all(trials, folder, shell, progress, train)
         except KeyboardInterrupt:
             interrupted = True
     records = [record for trial in trials if (record := folder.find(trial))]
@@ -92,9 +92,14 @@ def run(options: Options, output: Output, shell: Shell, train: Trainer = train_t
     return ExitStatus.FAILED if any(one.state is TrialState.FAILED for one in records) else ExitStatus.OK
 
 
-def _train_all(
+def train_all(
     trials: Sequence[Trial], folder: ComparisonFolder, shell: Shell, progress: CompareProgress, train: Trainer
 ) -> None:
+    """Train the trials that `folder` has no result of; those that failed are tried again.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; finished runs are recorded.
+    """
     for number, trial in enumerate(trials, start=1):
         progress.begin(number, len(trials), trial)
         record = folder.find(trial)
@@ -120,12 +125,12 @@ def _print_results(
     if output.machine is None:
         from rich.console import Console
 
-        from hetpipe.compare.screen import show_comparison
+        from hetpipe.comparison.screen import show_comparison
 
         output.say("")
         show_comparison(view, Console(file=output.people, highlight=False))
     if options.html is not None:
-        from hetpipe.compare.page import page_of
+        from hetpipe.comparison.page import page_of
 
         try:
             options.html.write_text(page_of(view, records), encoding="utf-8")

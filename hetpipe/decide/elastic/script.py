@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from hetpipe.decide.planner.borders import check_borders
 from hetpipe.decide.planner.costs import Costs
-from hetpipe.decide.sync.segment import planned_lengths
+from hetpipe.decide.sync.segment import ScriptedChanges, planned_lengths, wave_change_at
 from hetpipe.errors import PlanError
 from hetpipe.job.elastic import (
     AddLine,
@@ -28,7 +28,7 @@ from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.memory import MemoryChange, concerns
 from hetpipe.values.plan import Plan, VirtualWorkerPlan
 from hetpipe.values.policies import POLICIES
-from hetpipe.values.sync import DataSpec, MemberChange, PlanChange, Progress, WaveChange, WaveNumbers
+from hetpipe.values.sync import DataSpec, MemberChange, PlanChange, Progress, WaveChange, WaveNumbers, is_absent
 
 
 def plan_changes(job: Job) -> tuple[PlanChange, ...]:
@@ -37,14 +37,18 @@ def plan_changes(job: Job) -> tuple[PlanChange, ...]:
     Policies of layers are the stages' own affair (`memory_changes`): of these lines there are only the barriers.
     """
     return tuple(
-        PlanChange(
-            Clock(line.at.clock),
-            VirtualWorkerIndex(line.vw),
-            (0, *accumulate(line.stages)) if isinstance(line, MoveLine) else (),
-        )
+        PlanChange(Clock(line.at.clock), VirtualWorkerIndex(line.vw), (0, *accumulate(_new_cut(line))))
+        if _new_cut(line)
+        else PlanChange(Clock(line.at.clock), VirtualWorkerIndex(line.vw), ())
         for line in job.elastic.script
-        if isinstance(line, MoveLine | MemoryLine) and isinstance(line.at, ScriptMoment)
+        if isinstance(line.at, ScriptMoment)
+        and (isinstance(line, MemoryLine) or (isinstance(line, MoveLine | AddLine) and _new_cut(line)))
     )
+
+
+def _new_cut(line: ScriptLine) -> tuple[int, ...]:
+    """Layers of each stage behind a line that cuts a virtual worker; empty: it does not."""
+    return line.stages or () if isinstance(line, MoveLine | AddLine) else ()
 
 
 def member_changes(job: Job) -> tuple[MemberChange, ...]:
@@ -56,8 +60,48 @@ def member_changes(job: Job) -> tuple[MemberChange, ...]:
 
 
 def wave_changes(job: Job) -> tuple[WaveChange, ...]:
-    """The changes of N that the script of a job decides, in order."""
-    return tuple(WaveChange(Clock(line.at.clock), line.counts) for line in job.elastic.waves)
+    """The changes of N that the script of a job decides, in order of their clocks, at most one for each.
+
+    Raises:
+        JobError: `keep_global_batch` requires N, which is not planned yet.
+    """
+    given = {line.at.clock: line.counts for line in job.elastic.waves}
+    if not job.elastic.keep_global_batch or not job.elastic.members:
+        return tuple(WaveChange(Clock(clock), counts) for clock, counts in given.items())
+    workers = [VirtualWorkerIndex(vw) for vw in range(job.num_workers)]
+    own = [job.minibatches_of(vw) for vw in workers]
+    lines, found = member_changes(job), list[WaveChange]()
+    unit = 1 if POLICIES[job.weights].one_update_per_wave else job.gradients.accumulate
+    total = _total(own, lines, 0)
+    for clock in sorted({0, *given, *(line.clock for line in lines)}):
+        if clock in given:
+            change = WaveChange(Clock(clock), given[clock])
+            own = [change.of(vw) for vw in workers]
+            total = _total(own, lines, clock)
+        present = [vw for vw in workers if not is_absent(lines, vw, clock)]
+        shares = dict(zip(present, dealt_in_proportion(total, [own[vw] for vw in present], unit=unit), strict=True))
+        if clock:
+            found.append(WaveChange(Clock(clock), tuple(shares.get(vw, own[vw]) for vw in workers)))
+    return tuple(found)
+
+
+def _total(own: Sequence[int], lines: Sequence[MemberChange], clock: int) -> int:
+    """Minibatches of a wave of all members."""
+    return sum(n for vw, n in enumerate(own) if not is_absent(lines, vw, clock))
+
+
+def dealt_in_proportion(total: int, weights: Sequence[int], *, unit: int = 1) -> list[int]:
+    """Whole multiples of `unit` with a sum, in proportion to `weights`; by largest remainder, the first of equals.
+
+    >>> dealt_in_proportion(12, [4, 4]), dealt_in_proportion(16, [4, 4, 4]), dealt_in_proportion(12, [4, 2], unit=2)
+    ([6, 6], [6, 5, 5], [8, 4])
+    """
+    units, whole = total // unit, sum(weights)
+    found = [units * weight // whole for weight in weights]
+    by_rest = sorted(range(len(weights)), key=lambda index: (-(units * weights[index] % whole), index))
+    for index in by_rest[: units - sum(found)]:
+        found[index] += 1
+    return [unit * each for each in found]
 
 
 def memory_changes(job: Job, vw: VirtualWorkerIndex) -> tuple[MemoryChange, ...]:
@@ -109,8 +153,8 @@ def building_line(job: Job, vw: VirtualWorkerIndex, clock: int) -> str:
     """The newest line at or below `clock` that builds a virtual worker's stages anew, for a message; empty: none."""
     found = ""
     for number, line in enumerate(job.elastic.script):
-        if isinstance(line, MoveLine) and line.vw == vw and line.at.clock <= clock:
-            what = f"moves layers of virtual worker {vw} to {list(line.stages)}"
+        if isinstance(line, MoveLine | AddLine) and _new_cut(line) and line.vw == vw and line.at.clock <= clock:
+            what = f"moves layers of virtual worker {vw} to {list(_new_cut(line))}"
         elif isinstance(line, FreezeLine) and line.at.clock <= clock:
             what = f"freezes {line.layers} layers"
         else:
@@ -139,13 +183,14 @@ def check_script(
         return
     run = _ScriptedRun(job, plan, start, names, costs, _end(job, plan, data, start))
     reached: dict[int, int] = defaultdict(int)
-    dropped = set[int]()
+    dropped = {vw for vw in range(len(plan.virtual_workers)) if is_absent(member_changes(job), vw, 0)}
     for number, line in enumerate(job.elastic.script):
         wrong = next(run.mistakes(line), None) or next(run.disorder(line, reached), None)
         if isinstance(line, DropLine | AddLine):
             (dropped.discard if isinstance(line, AddLine) else dropped.add)(line.vw)
             if len(dropped) == len(plan.virtual_workers):
                 wrong = f"drops virtual worker {line.vw}, the last one that trains; keep one"
+            wrong = wrong or next(run.mistakes_of_shares(line), None)
         if wrong is not None:
             raise PlanError(f"elastic.script[{number}]: {wrong}")
 
@@ -172,9 +217,9 @@ class _ScriptedRun:
         elif line.vw >= len(workers):
             yield f"names virtual worker {line.vw}, but the run has {len(workers)}; use 0 to {len(workers) - 1}"
             return
-        elif isinstance(line, MoveLine):
-            yield from cut_mistakes(line.stages, workers[line.vw])
-            yield from self._forbidden(line)
+        elif isinstance(line, MoveLine | AddLine) and _new_cut(line):
+            yield from cut_mistakes(_new_cut(line), workers[line.vw])
+            yield from self._forbidden(line.vw, _new_cut(line))
         elif isinstance(line, MemoryLine):
             for layer in line.layers:
                 if not any(concerns(layer, index, name) for index, name in enumerate(self.names)):
@@ -197,13 +242,28 @@ class _ScriptedRun:
             yield f"takes effect in wave {wave}, after one in wave {reached[line.vw]}; give the lines in order of time"
         reached[line.vw] = wave
 
-    def _forbidden(self, line: MoveLine) -> Iterator[str]:
+    def _forbidden(self, vw: int, stages: Sequence[int]) -> Iterator[str]:
         """Why the model cannot be cut there."""
         if self.costs is not None:
             try:
-                check_borders(list(accumulate(line.stages))[:-1], self.costs, line.vw)
+                check_borders(list(accumulate(stages))[:-1], self.costs, vw)
             except PlanError as error:
                 yield str(error)
+
+    def mistakes_of_shares(self, line: DropLine | AddLine) -> Iterator[str]:
+        """Why the minibatches of a wave cannot be dealt to those that train from a line on; see `keep_global_batch`."""
+        changes, lines = wave_changes(self.job), member_changes(self.job)
+        change = wave_change_at(changes, line.at.clock)
+        if not self.job.elastic.keep_global_batch or change is None:
+            return
+        for worker in self.plan.virtual_workers:
+            least = POLICIES[self.job.weights].least_minibatches_per_wave(len(worker.stages))
+            n = change.of(worker.index)
+            if n < least and not is_absent(lines, worker.index, line.at.clock):
+                yield (
+                    f"leaves {n} minibatches per wave to virtual worker {worker.index}, but it needs {least} or more; "
+                    "use a larger sync.minibatches_per_wave, or remove `keep_global_batch`"
+                )
 
     def _mistakes_of_waves(self, line: WavesLine) -> Iterator[str]:
         workers = self.plan.virtual_workers
@@ -274,7 +334,7 @@ def cut_mistakes(layers: Sequence[int], worker: VirtualWorkerPlan) -> Iterator[s
 
 
 def _end(job: Job, plan: Plan, data: DataSpec, start: Progress) -> int:
-    """The clock at which the run ends if all of its virtual workers are there all the time; later, if not."""
+    """The clock at which the run ends if its virtual workers are there whenever the script says; later, if not."""
     known = [start.waves.get(worker.index) for worker in plan.virtual_workers]
     waves = [
         job.minibatches_in(worker) if numbers is None else numbers.minibatches_per_wave
@@ -283,9 +343,10 @@ def _end(job: Job, plan: Plan, data: DataSpec, start: Progress) -> int:
     lengths = planned_lengths(
         start,
         data,
-        members=len(waves),
-        minibatches_in_wave=sum(waves),
-        wave_changes=[change for change in wave_changes(job) if change.clock > start.clock],
+        per_wave=waves,
+        scripted=ScriptedChanges(
+            [change for change in wave_changes(job) if change.clock > start.clock], member_changes(job)
+        ),
         checkpoint_every_waves=job.checkpoint.every_waves,
         plan_clocks=job.elastic.clocks,
         plan_every_waves=job.freeze.waves,

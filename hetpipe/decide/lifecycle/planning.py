@@ -8,7 +8,7 @@ from functools import partial
 from itertools import accumulate, chain, islice
 from typing import Protocol
 
-from hetpipe.decide.elastic.script import wave_changes
+from hetpipe.decide.elastic.script import member_changes, wave_changes
 from hetpipe.decide.lifecycle.configs import Assignment
 from hetpipe.decide.lifecycle.inspections import Inspected
 from hetpipe.decide.lifecycle.known_cluster import PlanningInputs, describe
@@ -25,9 +25,9 @@ from hetpipe.decide.planner.ranking import Predict
 from hetpipe.decide.simulator.documents import costs_of, schedule_in, simulated_plan, weight_policy
 from hetpipe.decide.simulator.options import SimulationOptions
 from hetpipe.decide.simulator.prediction import Emulation, predicted, run_forecast
-from hetpipe.decide.sync.segment import planned_lengths
+from hetpipe.decide.sync.segment import ScriptedChanges, planned_lengths
 from hetpipe.errors import InfeasiblePlan, PlanError
-from hetpipe.job.elastic import MemoryLine, MoveLine, ScriptLine, ScriptMoment, WavesLine
+from hetpipe.job.elastic import AddLine, MemoryLine, MoveLine, ScriptLine, ScriptMoment, WavesLine
 from hetpipe.job.file import Job
 from hetpipe.values.cluster import Cluster
 from hetpipe.values.events import Submission
@@ -82,7 +82,7 @@ class _Cut:
     def after(self, line: ScriptLine, names: Sequence[str]) -> _Cut:
         """The same behind a line of a script; `names` are those of the layers."""
         match line:
-            case MoveLine() if line.vw == self.vw:
+            case MoveLine() | AddLine() if line.vw == self.vw and line.stages:
                 return replace(self, bounds=(0, *accumulate(line.stages)))
             case MemoryLine() if line.vw == self.vw:
                 change = MemoryChange(line.layers, line.policy, clock=0)
@@ -207,11 +207,12 @@ def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocum
     segments = planned_lengths(
         start,
         data,
-        members=len(document.virtual_workers),
-        minibatches_in_wave=sum(document.waves),
+        per_wave=document.waves,
         checkpoint_every_waves=job.checkpoint.every_waves,
         plan_clocks=job.elastic.clocks,
-        wave_changes=[change for change in wave_changes(job) if change.clock > start.clock],
+        scripted=ScriptedChanges(
+            [change for change in wave_changes(job) if change.clock > start.clock], member_changes(job)
+        ),
         plan_every_waves=job.freeze.waves,
     )
     first = next(segments, None)

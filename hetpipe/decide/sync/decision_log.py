@@ -70,6 +70,7 @@ from hetpipe.values.sync import (
     SyncSpec,
     WaveChange,
     WaveNumbers,
+    is_absent,
 )
 
 #: Start position of a reader without state: the newest segment record.
@@ -112,8 +113,7 @@ class LogConfig:
 
     def is_dropped(self, vw: VirtualWorkerIndex, clock: int) -> bool:
         """Whether a virtual worker takes no part in the segment that a barrier at `clock` begins."""
-        changes = [change for change in self.member_changes if change.vw == vw and change.clock <= clock]
-        return bool(changes) and not changes[-1].joins
+        return is_absent(self.member_changes, vw, clock)
 
 
 @dataclass(slots=True)

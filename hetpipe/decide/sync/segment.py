@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from hetpipe.decide.sync.division import Block, deal, empty_bitmap, in_order, shuffled, unused, with_used
 from hetpipe.values.barrier_reasons import BarrierReasons
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
-from hetpipe.values.sync import DataSpec, Progress, WaveChange
+from hetpipe.values.sync import DataSpec, MemberChange, Progress, WaveChange, is_absent
 
 CHECKPOINT = "checkpoint"
 EPOCH = "epoch"
@@ -179,31 +179,38 @@ class SegmentLength:
     """The clock of the second one."""
 
 
+@dataclass(frozen=True, slots=True)
+class ScriptedChanges:
+    """What a script decides about the division of data, in order of clocks."""
+
+    waves: Sequence[WaveChange] = ()
+    members: Sequence[MemberChange] = ()
+
+
 def planned_lengths(
     progress: Progress,
     data: DataSpec,
     *,
-    members: int,
-    minibatches_in_wave: int,
+    per_wave: Sequence[int],
     checkpoint_every_waves: int | None,
     plan_clocks: Collection[int] = (),
-    wave_changes: Sequence[WaveChange] = (),
+    scripted: ScriptedChanges = ScriptedChanges(),
     plan_every_waves: int | None = None,
 ) -> Iterator[SegmentLength]:
-    """The lengths of `planned_segments`, without dealing any sample; arguments as of `plan_segment`.
+    """The lengths of `planned_segments`, without dealing any sample; arguments as of that.
 
-    `minibatches_in_wave` is that at `progress`, which `wave_changes` change from their clocks on.
+    `per_wave` are the N_v of all virtual workers, also of those that `scripted` keeps out.
 
     >>> data = DataSpec(num_samples=20, batch_size=2, seed=0, epochs=1, total_minibatches=None)
     >>> [(length.minibatches, length.samples) for length in planned_lengths(
-    ...     first_progress(data), data, members=2, minibatches_in_wave=4, checkpoint_every_waves=2)]
+    ...     first_progress(data), data, per_wave=[2, 2], checkpoint_every_waves=2)]
     [(4, 16), (1, 4)]
     """
-    first = minibatches_in_wave
     while not is_finished(progress, data):
-        change = wave_change_at(wave_changes, progress.clock)
-        minibatches_in_wave = (
-            first if change is None else sum(change.of(VirtualWorkerIndex(vw)) for vw in range(members))
+        change = wave_change_at(scripted.waves, progress.clock)
+        present = [vw for vw in range(len(per_wave)) if not is_absent(scripted.members, vw, progress.clock)]
+        minibatches_in_wave = sum(
+            per_wave[vw] if change is None else change.of(VirtualWorkerIndex(vw)) for vw in present
         )
         segment = plan_segment(
             progress,
@@ -219,7 +226,7 @@ def planned_lengths(
         # Blocks are dealt wave by wave, so those of the segment's waves come first.
         computed = min(dealt, (segment.end - segment.start) * minibatches_in_wave)
         samples = min(computed * data.batch_size, unread)
-        yield SegmentLength(-(-computed // members), samples, segment.end)
+        yield SegmentLength(-(-computed // len(present)), samples, segment.end)
         is_over = samples == unread
         num_used = 0 if is_over else data.num_samples - unread + samples
         progress = Progress(
@@ -243,7 +250,7 @@ def planned_segments(
     per_wave: Mapping[VirtualWorkerIndex, int],
     checkpoint_every_waves: int | None,
     plan_clocks: Collection[int] = (),
-    wave_changes: Sequence[WaveChange] = (),
+    scripted: ScriptedChanges = ScriptedChanges(),
     plan_every_waves: int | None = None,
     order_of: Callable[[int], Sequence[int] | None] = lambda _: None,
 ) -> Iterator[tuple[Segment, dict[VirtualWorkerIndex, tuple[Block, ...]]]]:
@@ -252,28 +259,29 @@ def planned_segments(
     Args:
         progress: at the start of the first one.
         data: what is dealt.
-        per_wave: member → N_v at `progress`, in index order.
+        per_wave: virtual worker → N_v at `progress`, in index order.
         checkpoint_every_waves: waves between two checkpoints.
         plan_clocks: clocks at which plans change.
-        wave_changes: of N_v.
+        scripted: changes of N_v and of members; who has none is a member all the time.
         plan_every_waves: waves between two clocks at which they may change.
         order_of: epoch → `order` of `divide`.
     """
     while not is_finished(progress, data):
-        change = wave_change_at(wave_changes, progress.clock)
+        change = wave_change_at(scripted.waves, progress.clock)
         if change is not None:
             per_wave = {vw: change.of(vw) for vw in per_wave}
+        members = {vw: n for vw, n in per_wave.items() if not is_absent(scripted.members, vw, progress.clock)}
         segment = plan_segment(
             progress,
             data,
-            minibatches_in_wave=sum(per_wave.values()),
+            minibatches_in_wave=sum(members.values()),
             checkpoint_every_waves=checkpoint_every_waves,
             plan_clocks=plan_clocks,
             plan_every_waves=plan_every_waves,
         )
         waves = segment.end - segment.start
-        division = divide(progress, data, tuple(per_wave), per_wave, order=order_of(progress.epoch))
-        blocks = {vw: dealt[: waves * per_wave[vw]] for vw, dealt in division.items()}
+        division = divide(progress, data, tuple(members), members, order=order_of(progress.epoch))
+        blocks = {vw: dealt[: waves * members[vw]] for vw, dealt in division.items()}
         yield segment, blocks
         computed = [block for dealt in blocks.values() for block in dealt]
         progress = advance(

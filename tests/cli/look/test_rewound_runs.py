@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from hetpipe.cli.app import app
 from hetpipe.runs.judge import count_violations
-from tests.check.corruptions import corrupted_lines
-from tests.check.scenario import Scenario, write_run
-from tests.check.simulator import as_lines, simulate
+from tests.checker.corruptions import corrupted_lines
+from tests.checker.scenario import Scenario, write_run
+from tests.checker.simulator import as_lines, simulate
 
 
 def rewound(run_dir: Path) -> Path:

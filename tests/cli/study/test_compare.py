@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from hetpipe.cli.study.compare import Options, run
-from hetpipe.compare.record import TrialRecord, TrialState
-from hetpipe.compare.trials import Trial
+from hetpipe.comparison.record import TrialRecord, TrialState
+from hetpipe.comparison.trials import Trial
 from hetpipe.errors import CallableError, JobError, UserError
 from hetpipe.report.view import View
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.shell import Shell
 from tests.cli.fakes import FakeCoordinator, shell_with
-from tests.compare.comparisons import diverged, record, write_job
+from tests.comparison.comparisons import diverged, record, write_job
 
 
 @dataclass

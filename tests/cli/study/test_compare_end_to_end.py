@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_end_to_end import hetpipe, last_line
-from tests.compare.comparisons import write_job
+from tests.comparison.comparisons import write_job
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 

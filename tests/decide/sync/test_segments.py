@@ -264,9 +264,7 @@ class TestWholeRuns:
         epochs, total = (1 + bound % 3, None) if in_epochs else (None, bound * len(waves))
         data = spec(num_samples, batch_size, epochs=epochs, total=total)
         segments = planned_segments(first_progress(data), data, per_wave=by_member(waves), checkpoint_every_waves=every)
-        found = planned_lengths(
-            first_progress(data), data, members=len(waves), minibatches_in_wave=sum(waves), checkpoint_every_waves=every
-        )
+        found = planned_lengths(first_progress(data), data, per_wave=waves, checkpoint_every_waves=every)
 
         assert [(length.minibatches, length.samples) for length in found] == [
             (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import subprocess
 import sys
 import threading
@@ -13,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hetpipe.client import Client, new_request_id
+from hetpipe.client import AsyncClient, Client
 from hetpipe.errors import (
     JobError,
     MemberReplaced,
@@ -24,6 +26,7 @@ from hetpipe.errors import (
     UnknownMember,
     UserError,
 )
+from hetpipe.runs.run_folder import RunFolder
 from hetpipe.server.coordinator.servicer import CoordinatorServicer
 from hetpipe.server.member_session import Hooks, MemberSession
 from hetpipe.values.commands import AgentReport, ChildExit, InspectCommand, KeyedStageReport, StopJobCommand
@@ -72,7 +75,7 @@ from hetpipe.wire.calls import (
     SubmitJobRequest,
     WatchCommandsRequest,
 )
-from hetpipe.wire.coordinator_client import CoordinatorClient
+from hetpipe.wire.coordinator_client import CoordinatorClient, new_request_id
 from hetpipe.wire.server import Server, ServerConfig
 from tests.server.coordinator.builders import JOB_ID, agent_member, clocks, job, submission
 from tests.server.coordinator.fakes import Cluster
@@ -421,6 +424,68 @@ class TestClient:
             with pytest.raises(UserError, match=r"virtual worker 7 is not one of \[0, 1\]"):
                 client.local_clock(7)
             assert next(client.watch_clocks()) == clocks(4, 2)
+
+    def test_a_job_is_submitted_followed_and_stopped(self, network: Network, tmp_path: Path) -> None:
+        with Client(network.address) as client:
+            assert client.status().state is None
+            with pytest.raises(UnknownJob, match="has no job yet: there is nothing to stop"):
+                client.stop()
+            with pytest.raises(JobError, match="epochs"):
+                client.submit(job(), run_dir=tmp_path / "other", epochs=0)
+            job_id = client.submit(job(), run_dir=tmp_path / "mine", epochs=3)
+            status = client.status(job_id)
+            assert (status.name, status.run_dir) == ("digits", str(tmp_path / "mine"))
+            submission = RunFolder(tmp_path / "mine").read_submission()
+            assert submission is not None
+            assert json.loads(submission.job_json)["epochs"] == 3
+            assert RunFolder(tmp_path / "mine").read_record().job_id == job_id
+            assert client.stop(now=True).state is JobState.STOPPING
+
+    def test_events_are_those_of_the_job(self, network: Network) -> None:
+        job_id = network.submit()
+        network.cluster.train()
+        network.cluster.finish(job_id)
+        with Client(network.address) as client:
+            assert list(client.events()) == [event.event for event in network.client.watch_job(job_id)]
+            assert client.stop().state is JobState.FINISHED
+
+    def test_a_running_job_stops_at_a_barrier(self, network: Network) -> None:
+        job_id = network.submit()
+        network.cluster.train()
+        with Client(network.address) as client:
+            assert client.stop(job_id).state is JobState.STOPPING
+
+    def test_the_same_without_blocking_an_event_loop(self, network: Network) -> None:
+        async def use() -> list[JobEvent]:
+            async with AsyncClient(network.address) as client:
+                job_id = await client.submit(job(), run_dir=network.cluster.run_dir)
+                assert (await client.status(job_id)).name == "digits"
+                assert [member.info.id for member in await client.members()][:2] == ["n0", "n1"]
+                events = client.events(job_id)
+                first = await anext(events)
+                await asyncio.to_thread(network.cluster.train)
+                await asyncio.to_thread(network.cluster.finish, job_id)
+                assert (await client.stop()).state is JobState.FINISHED
+                return [first, *[event async for event in events]]
+
+        *_, last = asyncio.run(use())
+        assert isinstance(last, JobEnded)
+
+    def test_clocks_in_an_event_loop(self, network: Network) -> None:
+        job_id = network.submit()
+        network.cluster.train()
+        network.cluster.beat("ps0", clocks={job_id: clocks(4, 2)})
+
+        async def use() -> None:
+            async with AsyncClient(network.address) as client:
+                assert await client.clocks(job_id) == clocks(4, 2)
+                assert (await client.local_clock(0), await client.global_clock()) == (4, 2)
+                async for snapshot in client.watch_clocks(job_id):
+                    assert snapshot == clocks(4, 2)
+                    break
+                (await client.register_worker("mine")).close()
+
+        asyncio.run(use())
 
     def test_an_address_must_be_one(self) -> None:
         with pytest.raises(UserError, match="HOST:PORT"):

@@ -1,0 +1,1 @@
+"""Tests of `hetpipe.checker`, with a simulator that writes the histories they judge."""
